@@ -1,0 +1,1 @@
+"""Configuration: flat user arguments in, one frozen object out."""

@@ -1,0 +1,146 @@
+"""Every exception quire raises on purpose.
+
+    QuireError
+    |-- RequestError            the caller's fault (4xx): one request is refused, nothing else changes
+    |   |-- InvalidParameter    a field has a wrong type or value
+    |   |-- UnsupportedFeature  known, but not built yet or not possible here
+    |   |-- PromptTooLong       the prompt does not fit the model's context
+    |   `-- UnknownRequest      an id that is not (or no longer) known
+    |-- ConfigError             the operator's fault: refuses to start
+    |   |-- ModelNotFound       no such directory or repository
+    |   |-- CheckpointError     weights that are missing, damaged or do not fit the config
+    |   |-- TokenizerError      tokenizer files that are missing or damaged
+    |   `-- MissingDependency   an optional package is not installed
+    `-- EngineError             ours (5xx)
+        |-- EngineDeadError     the engine stopped and cannot serve
+        `-- RequestFailed       one request failed while running; the others go on
+
+A message has three parts: what happened, the numbers, what to do. Errors cross process boundaries as
+their class name and constructor keywords (`as_wire` / `from_wire`), so attributes equal the keywords.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class QuireError(Exception):
+    """Raised by quire on purpose. RequestError: the caller's fault. EngineError: ours."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def as_wire(self) -> tuple[str, dict[str, Any]]:
+        """(class name, constructor keywords): what another process needs to raise it again."""
+        return type(self).__name__, {"message": self.message, **self.fields}
+
+
+class RequestError(QuireError):
+    """The caller's fault: this request is refused, no other is touched."""
+
+    status = 400
+    code = "invalid_value"
+
+
+class InvalidParameter(RequestError):
+    """A field has a wrong type or value. `parameter` names it."""
+
+    def __init__(self, message: str, *, parameter: str) -> None:
+        super().__init__(message, parameter=parameter)
+        self.parameter = parameter
+
+
+class UnsupportedFeature(RequestError):
+    """A field asks for something that this build or this model cannot do. `parameter` names it."""
+
+    code = "unsupported_parameter"
+
+    def __init__(self, message: str, *, parameter: str) -> None:
+        super().__init__(message, parameter=parameter)
+        self.parameter = parameter
+
+
+class PromptTooLong(RequestError):
+    """The prompt (plus at least one token of output) does not fit the context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, num_tokens: int, limit: int) -> None:
+        super().__init__(message, num_tokens=num_tokens, limit=limit)
+        self.num_tokens, self.limit = num_tokens, limit
+
+    @classmethod
+    def of(cls, num_tokens: int, limit: int) -> PromptTooLong:
+        """The error for a prompt of `num_tokens` where the model takes `limit`, one of them kept for the answer."""
+        return cls(
+            f"This model's maximum context length is {limit} tokens, one of which is needed for the answer; the prompt "
+            f"has {num_tokens}. Shorten the prompt to {limit - 1} tokens or fewer, or start with a larger max_model_len "
+            "if the model allows it.",
+            num_tokens=num_tokens,
+            limit=limit,
+        )
+
+
+class UnknownRequest(RequestError):
+    """An id that is not, or no longer, known."""
+
+    status = 404
+    code = "not_found"
+
+
+class ConfigError(QuireError):
+    """The engine cannot start as configured."""
+
+    status = 500
+    code = "invalid_configuration"
+
+
+class ModelNotFound(ConfigError):
+    """No such directory or repository."""
+
+
+class CheckpointError(ConfigError):
+    """Weights that are missing, damaged or do not fit the config."""
+
+
+class TokenizerError(ConfigError):
+    """Tokenizer files that are missing or damaged."""
+
+
+class MissingDependency(ConfigError):
+    """An optional package is not installed; the message names the extra."""
+
+
+class EngineError(QuireError):
+    """Our fault."""
+
+
+class EngineDeadError(EngineError):
+    """The engine stopped and cannot serve."""
+
+    status = 503
+    code = "engine_unavailable"
+
+
+class RequestFailed(EngineError):
+    """One request failed while running; the others go on."""
+
+
+def _tree(root: type[QuireError]) -> dict[str, type[QuireError]]:
+    classes = {root.__name__: root}
+    for child in root.__subclasses__():
+        classes.update(_tree(child))
+    return classes
+
+
+def from_wire(name: str, fields: dict[str, Any]) -> QuireError:
+    """The exception that `as_wire` described; an unknown name becomes an EngineError that says so."""
+    cls = _tree(QuireError).get(name)
+    if cls is None:
+        return EngineError(f"{name}: {fields.get('message', '')}")
+    return cls(**fields)

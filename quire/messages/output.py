@@ -1,0 +1,62 @@
+"""Core -> client: what is new after a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from quire.messages.stats import RequestStats, StepStats
+
+
+class FinishReason(StrEnum):
+    """Why a branch ended."""
+
+    STOP = "stop"
+    """End of sequence, a stop token or a stop string."""
+    LENGTH = "length"
+    """max_tokens or the context limit."""
+    ABORT = "abort"
+    """The client asked."""
+    ERROR = "error"
+    """The request failed while running."""
+
+
+@dataclass(slots=True)
+class PositionLogprobs:
+    """Candidates at one position, best first after the chosen one.
+
+    `token_ids[0]` is the token that stands there; the others are the most likely ones in order. `rank` is the chosen
+    token's rank, 1 being the most likely.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+@dataclass(slots=True)
+class EngineCoreOutput:
+    """What is new for one branch of one request."""
+
+    request_id: str
+    branch: int
+    new_token_ids: list[int]
+    new_logprobs: list[PositionLogprobs] | None = None
+    """One per new token, when asked for."""
+    new_prompt_logprobs: list[PositionLogprobs] | None = None
+    """For prompt positions that were computed in this step, in order; only on branch 0."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    """For FinishReason.ERROR: what happened, in one sentence."""
+    stats: RequestStats | None = None
+    """With the last output of a branch."""
+
+
+@dataclass(slots=True)
+class EngineCoreOutputs:
+    """Everything one step has to say."""
+
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    stats: StepStats | None = None

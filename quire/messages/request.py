@@ -1,0 +1,35 @@
+"""Client -> core: what to run and what to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCoreRequest:
+    """A validated request: everything the core needs to run it, and to run it again.
+
+    Filled by `InputProcessor`. `sampling_params` has no None left that means "default": `max_tokens` and `seed` are set.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    seed: int
+    max_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end the output unless `ignore_eos`; the first is reported without a stop reason."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """`bad_words` as token sequences, with and without a leading space."""
+    cache_salt: str | None = None
+    arrived_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequest:
+    """Stop a request, or only one of its branches (a stop string was found in its text)."""
+
+    request_id: str
+    branch: int | None = None

@@ -1,0 +1,74 @@
+"""Core <-> worker: the whole instruction for a step, and its result.
+
+Columns instead of objects: entry i of every `seq_*` list belongs to the same sequence. Plain lists and numbers only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.messages.output import PositionLogprobs
+from quire.messages.request import EngineCoreRequest
+
+
+@dataclass(slots=True)
+class NewSequenceData:
+    """A sequence the worker does not know (any more): first time scheduled, forked, or resumed after preemption."""
+
+    seq_id: int
+    branch: int
+    token_ids: list[int]
+    """Prompt and output so far."""
+    num_prompt_tokens: int
+    request: EngineCoreRequest
+    block_ids: list[int]
+    num_branches: int
+    """Tokens to draw when the prompt is complete: n for a group that has not forked, else 1."""
+
+
+@dataclass(slots=True)
+class SchedulerOutputs:
+    """The whole instruction for a step. The worker drops finished rows, applies the copies, then runs the model."""
+
+    new_sequences: list[NewSequenceData] = field(default_factory=list)
+    """Sequences to add before the step; each is also scheduled below."""
+    seq_ids: list[int] = field(default_factory=list)
+    """The scheduled sequences, in order."""
+    num_computed_tokens: list[int] = field(default_factory=list)
+    """Per scheduled sequence: tokens whose KV exists before this step."""
+    num_scheduled_tokens: list[int] = field(default_factory=list)
+    """Per scheduled sequence: tokens to compute in this step."""
+    samples: list[bool] = field(default_factory=list)
+    """Per scheduled sequence: whether this step reaches its last known token, so that a new one is drawn."""
+    new_block_ids: dict[int, list[int]] = field(default_factory=dict)
+    """seq_id -> blocks appended to its table since the worker last heard (new sequences carry theirs)."""
+    replaced_blocks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """seq_id -> (index in its table, new block): copy on write."""
+    blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
+    """(source, destination) pairs, applied in order before the model runs."""
+    blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, device block) pairs; empty while preemption recomputes."""
+    blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
+    """(device block, host block) pairs; empty while preemption recomputes."""
+    removed_seq_ids: list[int] = field(default_factory=list)
+    """Finished, aborted or preempted since the last step: forget them."""
+    preempted_seq_ids: list[int] = field(default_factory=list)
+    """Those of `removed_seq_ids` that will come back."""
+    num_batched_tokens: int = 0
+    """Sum of `num_scheduled_tokens`."""
+    num_lookahead_slots: int = 0
+    """Slots reserved per sequence for draft tokens; 0 without speculative decoding."""
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """The result of a step, in the order of `SchedulerOutputs.seq_ids`."""
+
+    token_ids: list[list[int]] = field(default_factory=list)
+    """Per scheduled sequence: the tokens drawn. Empty where nothing was sampled; one per branch at a fork."""
+    logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    """seq_id -> one entry per drawn token, for sequences that asked."""
+    prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    """seq_id -> one entry per prompt token scored in this step: positions num_computed+1 up to the end of the chunk."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """seq_id -> what went wrong for that sequence alone (its logits were not finite)."""

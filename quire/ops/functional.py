@@ -1,0 +1,215 @@
+"""The ops that layers call: their contracts. Implementations: `ops.reference` (the executable specification), `ops.cpu`.
+
+Shape letters: T tokens in this step, R requests (sequences), H query heads, K key/value heads, D head size, E hidden
+size, N and M output and input features of a linear layer, B blocks, S slots (tokens) per block, V vocabulary.
+
+Conventions that hold for every op:
+- Activations are contiguous and of the model's dtype (float32, bfloat16, float16); sums run in float32 and are rounded
+  once, on the way out.
+- Norm weights, biases and rotary tables are float32 whatever the model's dtype, so that nothing is lost by folding.
+- **Row invariance.** The result for one row (token, sequence) does not depend on how many rows stand beside it, on which,
+  on how its context was split into chunks, or on the number of threads. Bit for bit.
+- Nothing is validated here: callers guarantee shapes. Inputs are never modified unless "Mutates" says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from quire.ops.table import op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, dtype
+
+    from quire.attention.context import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearWeight:
+    """A weight in the layout its implementation streams; only the ops that made it know that layout."""
+
+    out_features: int
+    in_features: int
+    format: str
+    """dense, or the name of a quantised format."""
+    tensors: dict[str, Tensor] = field(repr=False)
+    """Implementation-defined storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeAndCacheSpec:
+    """What is fixed about one attention layer's way from the QKV projection to query and cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rotary_dim: int
+    """Leading elements of each head that are rotated; 0 rotates nothing."""
+    interleaved: bool = False
+    """Pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)."""
+    norm_eps: float = 1e-6
+    """For the optional per-head norms."""
+
+
+def pack_linear(parts: Sequence[Tensor], *, dtype: dtype) -> LinearWeight:
+    """Concatenate weights [N_i, M] along N, convert to dtype, and lay them out for streaming.
+
+    The parts may be views of a memory-mapped file; they are read once and not kept.
+    """
+    return cast(LinearWeight, op("pack_linear")(parts, dtype=dtype))
+
+
+def linear(
+    x: Tensor,
+    weight: LinearWeight,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    out_dtype: dtype | None = None,
+) -> Tensor:
+    """activation(x @ weight.T + bias) + residual.
+
+    Shapes: x [T, M], bias [N] float32, residual [T, N] -> [T, N] in out_dtype (default: x's dtype).
+    activation: None, "silu", "gelu", "gelu_tanh" or "relu".
+    """
+    return cast(
+        "Tensor",
+        op("linear")(x, weight, bias, activation=activation, residual=residual, out_dtype=out_dtype),
+    )
+
+
+def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:
+    """activation(gate) * up, where gate and up are the first and second half of x @ weight.T + bias.
+
+    Shapes: x [T, M], weight [2F, M], bias [2F] float32 -> [T, F] in x's dtype. activation as in `linear`, not None.
+    """
+    return cast("Tensor", op("gated_linear")(x, weight, bias, activation=activation))
+
+
+def embedding(token_ids: Tensor, table: Tensor) -> Tensor:
+    """Rows of a table. Shapes: token_ids [T] int64, table [V, E] -> [T, E]."""
+    return cast("Tensor", op("embedding")(token_ids, table))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight + residual. Shapes: x [T, E], weight [E] float32, residual [T, E] -> [T, E]."""
+    return cast("Tensor", op("rms_norm")(x, weight, eps, residual=residual))
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias. Shapes: x [T, E], weight and bias [E] float32 -> [T, E]."""
+    return cast("Tensor", op("layer_norm")(x, weight, bias, eps))
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    spec: RopeAndCacheSpec,
+) -> Tensor:
+    """Split QKV, normalise heads (RMS, optional), rotate query and key, write key and value to the cache; give the query.
+
+    Shapes: qkv [T, (H + 2K) * D], positions [T] int64, cos_sin [max_position, rotary_dim] float32 (cosines of the
+    rotary_dim/2 frequencies, then their sines), q_norm and k_norm [D] float32, slot_mapping [T] int64 (block * S + slot)
+    -> query [T, H, D]. Without cos_sin nothing is rotated.
+    Mutates: kv_cache, at the slots named.
+    """
+    return cast("Tensor", op("rope_and_cache")(qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec))
+
+
+def allocate_kv_cache(*, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: dtype) -> Tensor:
+    """Uninitialised keys and values of one layer in the implementation's layout; dimension 1 is the block.
+
+    The reference layout is [2, B, K, S, D]: one head's page is contiguous. Memory is committed when it is first written.
+    """
+    return cast(
+        "Tensor",
+        op("allocate_kv_cache")(
+            num_blocks=num_blocks, block_size=block_size, num_kv_heads=num_kv_heads, head_size=head_size, dtype=dtype
+        ),
+    )
+
+
+def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks within each layer's cache, pair by pair in order. Mutates: kv_caches."""
+    op("copy_blocks")(kv_caches, pairs)
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Causal attention of this step's tokens over their sequences' cached keys and values, prefill and decode alike.
+
+    Token t of sequence r at context position p sees positions max(0, p - sliding_window + 1) .. p. Scores are
+    query . key * scale, then soft_cap * tanh(score / soft_cap) when given. Query head h reads kv head h // (H / K).
+
+    Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D] in query's dtype.
+    """
+    return cast(
+        "Tensor",
+        op("paged_attention")(query, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap),
+    )
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """The most likely token of each row, the lowest id on a tie. Shapes: logits [R, V] float32 -> [R] int64."""
+    return cast("Tensor", op("argmax")(logits))
+
+
+def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """float32 log-softmax of each row: that of the chosen token, its rank, and the k best.
+
+    Ties are broken by the lower token id, in the list and in the rank, so the best 5 are always a prefix of the best 20.
+    Shapes: logits [R, V] float32, chosen [R] int64 -> chosen logprobs [R], ranks [R] int64 (1 = best), top ids [R, k]
+    int64, top logprobs [R, k].
+    """
+    return cast("tuple[Tensor, Tensor, Tensor, Tensor]", op("top_logprobs")(logits, chosen, k))
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    in_prompt: Tensor,
+    output_counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Repetition, then frequency and presence penalties, at the (row, token) pairs that occurred.
+
+    logit > 0 is divided by the repetition penalty, otherwise multiplied (if the token stands in prompt or output); then
+    frequency * count and presence * (count > 0) are subtracted, count being its occurrences in the output.
+    Shapes: logits [R, V] float32, the pairs rows and token_ids [P] int64 without repeats, in_prompt [P] bool,
+    output_counts [P] int64, the penalties [R] float32.
+    Mutates: logits.
+    """
+    op("apply_penalties")(logits, rows, token_ids, in_prompt, output_counts, repetition, presence, frequency)
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """Draw tokens by inversion: temperature, then top-k, then top-p, then min-p, then one uniform number per draw.
+
+    Candidates are ordered by probability (ties by token id); the token drawn is the first whose cumulative
+    probability, renormalised over those kept, exceeds the uniform. One uniform decides, so a draw is a pure function of
+    the row and the number.
+    Shapes: logits [R, V] float32, temperature, top_p, min_p [R] float32, top_k [R] int64 (0 keeps all),
+    uniforms [R, n] float64 in [0, 1) -> [R, n] int64.
+    """
+    return cast("Tensor", op("sample")(logits, temperature, top_k, top_p, min_p, uniforms))

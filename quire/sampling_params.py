@@ -1,0 +1,323 @@
+"""`SamplingParams`: how the tokens of one request are chosen, validated once and completely.
+
+Fields, defaults and ranges follow the vLLM surface so that existing code runs unchanged. What quire cannot do yet is
+refused here by name; nothing is accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Any
+
+from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.utils.lazy import nearest
+
+MAX_N = 16_384
+MAX_BAD_WORDS = 128
+GREEDY_BELOW = 1e-5
+MIN_TEMPERATURE = 0.01
+
+
+class RequestOutputKind(IntEnum):
+    """What each `RequestOutput` of a streamed request carries."""
+
+    CUMULATIVE = 0
+    """All text and tokens so far."""
+    DELTA = 1
+    """Only what is new."""
+    FINAL_ONLY = 2
+    """Nothing until the request is finished, then everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen.
+
+    Raises: InvalidParameter (a RequestError) naming the field, the value and the allowed range; UnsupportedFeature for
+    fields that no part of quire can honour yet.
+    """
+
+    n: int = 1
+    """Number of completions per prompt; the prompt is computed once."""
+    temperature: float = 1.0
+    """0 is greedy; values between 0 and 0.01 are raised to 0.01 with a warning."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches top_p, in (0, 1]."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 and -1 keep all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the most likely one."""
+    presence_penalty: float = 0.0
+    """Subtracted once from tokens that occurred in the output, in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the output, in [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides (or multiplies, when negative) logits of tokens in prompt or output; above 0."""
+    seed: int | None = None
+    """Makes the samples reproducible; None draws one and reports it, -1 means None."""
+    stop: str | list[str] | None = None
+    """Strings that end the output."""
+    stop_token_ids: list[int] | None = None
+    """Token ids that end the output."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string at the end of the text."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token."""
+    max_tokens: int | None = 16
+    """Upper limit of the output; None means as many as the context holds."""
+    min_tokens: int = 0
+    """No end-of-sequence or stop token, and no stop string, before this many output tokens."""
+    logprobs: int | None = None
+    """Number of most likely tokens to report per output position; -1 reports the whole vocabulary."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's positions; such a request does not read the prefix cache."""
+    detokenize: bool = True
+    """Produce text; without it only token ids are returned."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = True
+    """Put a space between special tokens that stand side by side in the text."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What each streamed output carries."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids, each clamped to [-100, 100]."""
+    allowed_token_ids: list[int] | None = None
+    """Only these token ids may be produced."""
+    bad_words: list[str] | None = None
+    """Words that are never produced."""
+    skip_reading_prefix_cache: bool | None = None
+    """Compute the whole prompt even if it is cached; defaults to True when prompt_logprobs is set."""
+    extra_args: Mapping[str, Any] | None = None
+    """Reserved for plug-ins; refused while there are none."""
+    structured_outputs: object | None = None
+    """Constrained decoding; refused until it is built."""
+    warnings: tuple[str, ...] = field(default=(), init=False, compare=False)
+    """What was adjusted; copied to the output."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_ranges(self)
+        _check_together(self)
+        _normalise(self)
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Build from keywords, leaving out those that are None.
+
+        Raises: InvalidParameter for an unknown keyword, with the nearest known one.
+        """
+        return cls(**{name: value for name, value in checked_names(given).items() if value is not None})
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields replaced, validated again."""
+        return replace(self, **checked_names(changes))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether cached blocks may stand in for computing the prompt."""
+        return not self.skip_reading_prefix_cache
+
+
+FIELD_NAMES = tuple(f.name for f in fields(SamplingParams) if f.init)
+
+
+def checked_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` unchanged, or InvalidParameter for the first name that SamplingParams does not have."""
+    for name in given:
+        if name not in FIELD_NAMES:
+            raise InvalidParameter(
+                f"SamplingParams has no parameter {name!r}{nearest(name, list(FIELD_NAMES))}", parameter=name
+            )
+    return dict(given)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_int(value) or isinstance(value, float)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_str(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and all(check(item) for item in value)
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, Mapping) and all(_is_int(k) and _is_number(v) for k, v in value.items())
+
+
+_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("n", "top_k", "min_tokens"), (_is_int, "an integer")),
+    **dict.fromkeys(("seed", "max_tokens"), (lambda v: v is None or _is_int(v), "an integer or None")),
+    **dict.fromkeys(
+        ("logprobs", "prompt_logprobs"), (lambda v: v is None or _is_int(v) or v is True, "an integer or None")
+    ),
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        (lambda v: _is_number(v) and math.isfinite(v), "a finite number"),  # type: ignore[arg-type]
+    ),
+    **dict.fromkeys(
+        (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+        ),
+        (_is_bool, "True or False"),
+    ),
+    "skip_reading_prefix_cache": (lambda v: v is None or _is_bool(v), "True, False or None"),
+    "stop": (lambda v: v is None or _is_str(v) or _list_of(_is_str)(v), "a string, a list of strings or None"),
+    "stop_token_ids": (lambda v: v is None or _list_of(_is_int)(v), "a list of integers or None"),
+    "allowed_token_ids": (lambda v: v is None or _list_of(_is_int)(v), "a list of integers or None"),
+    "bad_words": (lambda v: v is None or _list_of(_is_str)(v), "a list of strings or None"),
+    "logit_bias": (lambda v: v is None or _is_bias(v), "a mapping from token ids to numbers or None"),
+    "output_kind": (lambda v: isinstance(v, RequestOutputKind), "a RequestOutputKind"),
+}
+
+
+def _check_types(params: SamplingParams) -> None:
+    for name, (check, expected) in _TYPES.items():
+        value = getattr(params, name)  # noqa: B009
+        if not check(value):
+            raise InvalidParameter(
+                f"{name} must be {expected}, got {_shown(value)} ({type(value).__name__})", parameter=name
+            )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    low: float
+    high: float
+    open_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.open_low else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"greater than {self.low:g}" if self.open_low else f"at least {self.low:g}"
+        return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+
+
+_RANGES = {
+    "n": _Range(1, MAX_N),
+    "temperature": _Range(0, 2),
+    "top_p": _Range(0, 1, open_low=True),
+    "top_k": _Range(-1, 2**31 - 1),
+    "min_p": _Range(0, 1),
+    "presence_penalty": _Range(-2, 2),
+    "frequency_penalty": _Range(-2, 2),
+    "repetition_penalty": _Range(0, math.inf, open_low=True),
+    "seed": _Range(-(2**63), 2**63 - 1),
+    "max_tokens": _Range(1, 2**31 - 1),
+    "min_tokens": _Range(0, 2**31 - 1),
+    "logprobs": _Range(-1, 2**31 - 1),
+    "prompt_logprobs": _Range(-1, 2**31 - 1),
+}
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    for name, allowed in _RANGES.items():
+        value = getattr(params, name)  # noqa: B009
+        if value is not None and value not in allowed:
+            raise InvalidParameter(f"{name} must be {allowed}, got {value}", parameter=name)
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token_id in getattr(params, name) or ():  # noqa: B009
+            if not 0 <= token_id < 2**31:
+                raise InvalidParameter(f"{name} holds {token_id}, which is no token id", parameter=name)
+
+
+def _check_together(params: SamplingParams) -> None:
+    for token_id, bias in (params.logit_bias or {}).items():
+        if not math.isfinite(bias):
+            raise InvalidParameter(
+                f"logit_bias of token {token_id} is {bias}; it must be finite", parameter="logit_bias"
+            )
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidParameter(
+            f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({params.max_tokens})", parameter="min_tokens"
+        )
+    if any(not text for text in params.stop_strings):
+        raise InvalidParameter("stop must not contain an empty string: it would end every output", parameter="stop")
+    if params.stop_strings and not params.detokenize:
+        raise InvalidParameter("stop needs detokenize=True: without text no string can be found", parameter="stop")
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise InvalidParameter(
+            "allowed_token_ids must not be empty: no token could be chosen", parameter="allowed_token_ids"
+        )
+    if any(not word.strip() for word in params.bad_words or ()):
+        raise InvalidParameter("bad_words must not contain an empty or blank string", parameter="bad_words")
+    if len(params.bad_words or ()) > MAX_BAD_WORDS:
+        raise InvalidParameter(
+            f"bad_words holds {len(params.bad_words or ())} words, the limit is {MAX_BAD_WORDS}", parameter="bad_words"
+        )
+    if params.structured_outputs is not None:
+        raise UnsupportedFeature(
+            "structured_outputs is not supported yet; leave it out and check the text yourself",
+            parameter="structured_outputs",
+        )
+    if params.extra_args:
+        raise UnsupportedFeature(
+            f"extra_args is not supported: nothing would read {', '.join(map(repr, params.extra_args))}",
+            parameter="extra_args",
+        )
+
+
+def _normalise(params: SamplingParams) -> None:
+    """Bring equal meanings to one form, so that later code has one case to handle."""
+    warnings = []
+    changes: dict[str, object] = {}
+    if params.is_greedy:
+        changes.update(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    elif params.temperature < MIN_TEMPERATURE:
+        warnings.append(f"temperature {params.temperature:g} raised to {MIN_TEMPERATURE}; use 0 for greedy decoding")
+        changes["temperature"] = MIN_TEMPERATURE
+    if params.top_k == -1:
+        changes["top_k"] = 0
+    if params.seed == -1:
+        changes["seed"] = None
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is True:  # noqa: B009
+            changes[name] = 1
+    if params.stop_token_ids:
+        changes["stop_token_ids"] = list(dict.fromkeys(params.stop_token_ids))
+    if params.logit_bias:
+        clamped = {token: max(-100.0, min(100.0, float(bias))) for token, bias in params.logit_bias.items()}
+        if clamped != dict(params.logit_bias):
+            warnings.append("logit_bias values outside [-100, 100] were clamped")
+        changes["logit_bias"] = clamped
+    if params.skip_reading_prefix_cache is None:
+        changes["skip_reading_prefix_cache"] = params.prompt_logprobs is not None
+    changes["warnings"] = tuple(warnings)
+    for name, value in changes.items():
+        object.__setattr__(params, name, value)
