@@ -1,0 +1,1 @@
+"""The control plane: who runs, in which blocks. Knows no tensors."""

@@ -1,0 +1,1 @@
+"""Parallel groups and what they exchange."""

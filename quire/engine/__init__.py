@@ -1,0 +1,1 @@
+"""Engines: from prompt to text around one EngineCore."""

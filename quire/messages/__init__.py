@@ -1,0 +1,1 @@
+"""Everything that crosses between front, core and worker: plain data, no torch."""

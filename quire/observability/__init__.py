@@ -1,0 +1,1 @@
+"""Numbers for people: console lines and metrics."""

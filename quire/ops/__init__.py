@@ -1,0 +1,1 @@
+"""Ops: contracts in `functional`, implementations behind one table."""

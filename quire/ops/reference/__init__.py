@@ -1,0 +1,1 @@
+"""The ops in plain torch: the executable specification."""
