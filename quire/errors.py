@@ -79,8 +79,8 @@ class PromptTooLong(RequestError):
         """The error for a prompt of `num_tokens` where the model takes `limit`, one of them kept for the answer."""
         return cls(
             f"This model's maximum context length is {limit} tokens, one of which is needed for the answer; the prompt "
-            f"has {num_tokens}. Shorten the prompt to {limit - 1} tokens or fewer, or start with a larger max_model_len "
-            "if the model allows it.",
+            f"has {num_tokens}. Shorten the prompt to {limit - 1} tokens or fewer, or start with a larger "
+            "max_model_len if the model allows it.",
             num_tokens=num_tokens,
             limit=limit,
         )

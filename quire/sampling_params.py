@@ -202,7 +202,7 @@ _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
 
 def _check_types(params: SamplingParams) -> None:
     for name, (check, expected) in _TYPES.items():
-        value = getattr(params, name)  # noqa: B009
+        value = getattr(params, name)
         if not check(value):
             raise InvalidParameter(
                 f"{name} must be {expected}, got {_shown(value)} ({type(value).__name__})", parameter=name
@@ -248,11 +248,11 @@ _RANGES = {
 
 def _check_ranges(params: SamplingParams) -> None:
     for name, allowed in _RANGES.items():
-        value = getattr(params, name)  # noqa: B009
+        value = getattr(params, name)
         if value is not None and value not in allowed:
             raise InvalidParameter(f"{name} must be {allowed}, got {value}", parameter=name)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-        for token_id in getattr(params, name) or ():  # noqa: B009
+        for token_id in getattr(params, name) or ():
             if not 0 <= token_id < 2**31:
                 raise InvalidParameter(f"{name} holds {token_id}, which is no token id", parameter=name)
 
@@ -307,7 +307,7 @@ def _normalise(params: SamplingParams) -> None:
     if params.seed == -1:
         changes["seed"] = None
     for name in ("logprobs", "prompt_logprobs"):
-        if getattr(params, name) is True:  # noqa: B009
+        if getattr(params, name) is True:
             changes[name] = 1
     if params.stop_token_ids:
         changes["stop_token_ids"] = list(dict.fromkeys(params.stop_token_ids))

@@ -11,7 +11,7 @@ from quire.sampling_params import SamplingParams
 class EngineCoreRequest:
     """A validated request: everything the core needs to run it, and to run it again.
 
-    Filled by `InputProcessor`. `sampling_params` has no None left that means "default": `max_tokens` and `seed` are set.
+    Filled by `InputProcessor`. No None is left that means "default": `max_tokens` and `seed` are set.
     """
 
     request_id: str

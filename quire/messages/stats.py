@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RequestStats:
-    """When what happened to a request. Times are `time.monotonic()` seconds of the core's clock, 0 until they happen."""
+    """When what happened to a request. Times are seconds of the core's monotonic clock, 0 until they happen."""
 
     arrived_at: float = 0.0
     scheduled_at: float = 0.0

@@ -1,4 +1,4 @@
-"""The ops that layers call: their contracts. Implementations: `ops.reference` (the executable specification), `ops.cpu`.
+"""The ops that layers call: their contracts. `ops.reference` is the executable specification, `ops.cpu` the fast one.
 
 Shape letters: T tokens in this step, R requests (sequences), H query heads, K key/value heads, D head size, E hidden
 size, N and M output and input features of a linear layer, B blocks, S slots (tokens) per block, V vocabulary.
@@ -7,8 +7,8 @@ Conventions that hold for every op:
 - Activations are contiguous and of the model's dtype (float32, bfloat16, float16); sums run in float32 and are rounded
   once, on the way out.
 - Norm weights, biases and rotary tables are float32 whatever the model's dtype, so that nothing is lost by folding.
-- **Row invariance.** The result for one row (token, sequence) does not depend on how many rows stand beside it, on which,
-  on how its context was split into chunks, or on the number of threads. Bit for bit.
+- **Row invariance.** The result for one row (token, sequence) does not depend on how many rows stand beside it, on
+  which, on how its context was split into chunks, or on the number of threads. Bit for bit.
 - Nothing is validated here: callers guarantee shapes. Inputs are never modified unless "Mutates" says so.
 """
 
@@ -96,7 +96,10 @@ def embedding(token_ids: Tensor, table: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight + residual. Shapes: x [T, E], weight [E] float32, residual [T, E] -> [T, E]."""
+    """x / sqrt(mean(x^2) + eps) * weight + residual.
+
+    Shapes: x [T, E], weight [E] float32, residual [T, E] -> [T, E].
+    """
     return cast("Tensor", op("rms_norm")(x, weight, eps, residual=residual))
 
 
@@ -115,11 +118,11 @@ def rope_and_cache(
     slot_mapping: Tensor,
     spec: RopeAndCacheSpec,
 ) -> Tensor:
-    """Split QKV, normalise heads (RMS, optional), rotate query and key, write key and value to the cache; give the query.
+    """The query of each token, after splitting QKV, normalising heads (RMS, optional), rotating, and writing the cache.
 
     Shapes: qkv [T, (H + 2K) * D], positions [T] int64, cos_sin [max_position, rotary_dim] float32 (cosines of the
-    rotary_dim/2 frequencies, then their sines), q_norm and k_norm [D] float32, slot_mapping [T] int64 (block * S + slot)
-    -> query [T, H, D]. Without cos_sin nothing is rotated.
+    rotary_dim/2 frequencies, then their sines), q_norm and k_norm [D] float32, slot_mapping [T] int64 (block * S +
+    slot) -> query [T, H, D]. Without cos_sin nothing is rotated.
     Mutates: kv_cache, at the slots named.
     """
     return cast("Tensor", op("rope_and_cache")(qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec))
@@ -128,7 +131,7 @@ def rope_and_cache(
 def allocate_kv_cache(*, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: dtype) -> Tensor:
     """Uninitialised keys and values of one layer in the implementation's layout; dimension 1 is the block.
 
-    The reference layout is [2, B, K, S, D]: one head's page is contiguous. Memory is committed when it is first written.
+    The reference layout is [2, B, K, S, D]: one head's page is contiguous. Memory is committed when first written.
     """
     return cast(
         "Tensor",
@@ -173,7 +176,7 @@ def argmax(logits: Tensor) -> Tensor:
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """float32 log-softmax of each row: that of the chosen token, its rank, and the k best.
 
-    Ties are broken by the lower token id, in the list and in the rank, so the best 5 are always a prefix of the best 20.
+    Ties are broken by the lower token id, in list and rank, so the best 5 are always a prefix of the best 20.
     Shapes: logits [R, V] float32, chosen [R] int64 -> chosen logprobs [R], ranks [R] int64 (1 = best), top ids [R, k]
     int64, top logprobs [R, k].
     """
