@@ -1,0 +1,119 @@
+"""Free KV blocks, their reference counts, and the index from content hash to block.
+
+Knows no requests: `block_manager` maps sequences to blocks. A block is always in one of three states: referenced
+(`ref_count > 0`), cached (unreferenced, but its content is in the index and can be found again) or empty. The last two
+are free: they wait in one list, least recently used first, empty ones before all others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Block:
+    """One block of KV memory."""
+
+    block_id: int
+    ref_count: int = 0
+    content: tuple[bytes, bytes, tuple[int, ...]] | None = None
+    """(hash, parent's hash, tokens) while the block is in the index."""
+
+
+class BlockPool:
+    """A fixed number of blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = [Block(i) for i in range(num_blocks)]
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._index: dict[bytes, int] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return len(self.blocks)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated: empty or cached."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks whose content can be found by hash, referenced or not."""
+        return len(self._index)
+
+    def allocate(self) -> int:
+        """Take the least recently used free block and forget its content; the caller holds one reference.
+
+        Raises: IndexError when none is free (callers ask `num_free` first).
+        """
+        if not self._free:
+            raise IndexError("no free block")
+        block_id, _ = self._free.popitem(last=False)
+        block = self.blocks[block_id]
+        self._forget(block)
+        block.ref_count = 1
+        return block_id
+
+    def is_free(self, block_id: int) -> bool:
+        """Whether nobody references the block."""
+        return self.blocks[block_id].ref_count == 0
+
+    def share(self, block_id: int) -> None:
+        """Take one more reference; a cached block leaves the free list."""
+        block = self.blocks[block_id]
+        if block.ref_count == 0:
+            del self._free[block_id]
+        block.ref_count += 1
+
+    def release(self, block_id: int) -> None:
+        """Give one reference back; at zero the block becomes free, the most recently used of all if it is cached."""
+        block = self.blocks[block_id]
+        assert block.ref_count > 0, f"block {block_id} released more often than shared"
+        block.ref_count -= 1
+        if block.ref_count == 0:
+            self._free[block_id] = None
+            if block.content is None:
+                self._free.move_to_end(block_id, last=False)
+
+    def find(self, content_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]) -> int | None:
+        """The block with this content. Tokens and parent are compared too: a colliding hash is a miss."""
+        block_id = self._index.get(content_hash)
+        if block_id is None or self.blocks[block_id].content != (content_hash, parent_hash, token_ids):
+            return None
+        return block_id
+
+    def remember(self, block_id: int, content_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]) -> None:
+        """Put a full block into the index, unless a block with this hash is there already."""
+        block = self.blocks[block_id]
+        assert block.ref_count > 0, f"block {block_id} is free and cannot be indexed"
+        if content_hash not in self._index and block.content is None:
+            self._index[content_hash] = block_id
+            block.content = (content_hash, parent_hash, token_ids)
+
+    def forget_all(self) -> None:
+        """Empty the index: nothing cached can be found any more."""
+        for block_id in list(self._index.values()):
+            self._forget(self.blocks[block_id])
+
+    def check(self, holders: dict[int, int] | None = None) -> None:
+        """Verify every invariant; with `holders` (block -> references its users hold) the counts as well.
+
+        Raises: AssertionError.
+        """
+        for block in self.blocks:
+            assert block.ref_count >= 0, block
+            assert (block.ref_count == 0) == (block.block_id in self._free), block
+            if block.content is not None:
+                assert self._index.get(block.content[0]) == block.block_id, block
+            if holders is not None:
+                assert block.ref_count == holders.get(block.block_id, 0), (block, holders.get(block.block_id, 0))
+        assert all(self.blocks[i].content is not None for i in self._index.values())
+        assert len(set(self._index.values())) == len(self._index)
+
+    def _forget(self, block: Block) -> None:
+        if block.content is not None:
+            del self._index[block.content[0]]
+            block.content = None

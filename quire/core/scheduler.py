@@ -1,0 +1,345 @@
+"""Who runs: admits, schedules, preempts, and learns from the results.
+
+One token budget per step and no phases. Running sequences come first, in order of arrival; those that need a single
+token are guaranteed it before anybody's long prompt takes the rest of the budget. Waiting ones are admitted first come,
+first served, when the whole of what they have fits. If memory runs out, the last to arrive gives its blocks back and is
+recomputed later; the first always makes progress, so every request ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.core.block_manager import BlockManager
+from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from quire.core.stop import finish_of
+from quire.messages.output import EngineCoreOutput, FinishReason, PositionLogprobs
+from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.stats import StepStats
+from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What a step may still take on."""
+
+    num_tokens: int
+    num_single: int
+    """Running sequences that need one token and have not been given it yet: theirs is set aside."""
+
+    def for_many(self) -> int:
+        """Tokens available to a sequence that wants more than one."""
+        return self.num_tokens - self.num_single
+
+
+class Scheduler:
+    """Owns the life of every request in the core."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_chunk_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """Limits in sequences and tokens; `max_chunk_tokens` bounds what one sequence gets in one step."""
+        self.blocks = blocks
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.max_chunk_tokens = max_chunk_tokens
+        self.clock = clock
+        self.groups: dict[str, SequenceGroup] = {}
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._num_slots = 0
+        """Places taken by running sequences; one that will fork counts all its branches from the start."""
+        self._removed: list[int] = []
+        self._preempted: list[int] = []
+        self._next_seq_id = 0
+        self._scheduled: dict[int, Sequence] = {}
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request. Its id must be new (the engine sees to it)."""
+        assert request.request_id not in self.groups, request.request_id
+        group = SequenceGroup(request)
+        seq = Sequence(self._new_seq_id(), group, 0, list(request.prompt_token_ids))
+        seq.num_to_fork = request.sampling_params.n
+        group.sequences[0] = seq
+        self.groups[request.request_id] = group
+        self.waiting.append(seq)
+
+    def abort(self, abort: AbortRequest) -> bool:
+        """Drop a request, or one branch of it; False when it is not (or no longer) here."""
+        group = self.groups.get(abort.request_id)
+        if group is None:
+            return False
+        branches = list(group.sequences) if abort.branch is None else [abort.branch]
+        found = [group.sequences[b] for b in branches if b in group.sequences]
+        for seq in found:
+            self._finish(seq)
+        return bool(found)
+
+    def has_work(self) -> bool:
+        """Whether any request is not finished."""
+        return bool(self.groups)
+
+    # -- deciding ---------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutputs:
+        """Decide one step."""
+        plan = SchedulerOutputs()
+        self._scheduled = {}
+        budget = StepBudget(
+            self.max_num_batched_tokens,
+            sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in self.running),
+        )
+        num_preemptions = self.num_preemptions
+        self._schedule_running(plan, budget)
+        if self.num_preemptions == num_preemptions:
+            self._schedule_waiting(plan, budget)
+        plan.num_batched_tokens = self.max_num_batched_tokens - budget.num_tokens
+        plan.removed_seq_ids, self._removed = self._removed, []
+        plan.preempted_seq_ids, self._preempted = self._preempted, []
+        return plan
+
+    def _schedule_running(self, plan: SchedulerOutputs, budget: StepBudget) -> None:
+        index = 0
+        while index < len(self.running) and budget.num_tokens > 0:
+            seq = self.running[index]
+            num_tokens = self._share_of(seq, budget)
+            if num_tokens <= 0:
+                index += 1
+                continue
+            while not self.blocks.can_append(seq, num_tokens) and self.running[-1] is not seq:
+                self._preempt(self.running[-1], budget)
+            if not self.blocks.can_append(seq, num_tokens):
+                self._preempt(seq, budget)
+                break
+            self._schedule(seq, num_tokens, plan, budget)
+            index += 1
+
+    def _schedule_waiting(self, plan: SchedulerOutputs, budget: StepBudget) -> None:
+        while self.waiting and budget.for_many() > 0:
+            seq = self.waiting[0]
+            matched = self.blocks.match_prefix(seq)
+            if self._num_slots + seq.num_to_fork > self.max_num_seqs or not self.blocks.can_allocate(seq, matched):
+                break
+            self.waiting.popleft()
+            self.blocks.allocate_prefix(seq, matched)
+            self._admit(seq)
+            self._schedule(seq, self._share_of(seq, budget), plan, budget)
+
+    def _share_of(self, seq: Sequence, budget: StepBudget) -> int:
+        wanted = len(seq.token_ids) - seq.num_computed_tokens
+        if wanted == 1 and seq.num_blocks_sent >= 0:
+            return 1
+        return min(wanted, self.max_chunk_tokens, budget.num_tokens if wanted == 1 else budget.for_many())
+
+    def _admit(self, seq: Sequence) -> None:
+        group = seq.group
+        seq.status = SequenceStatus.RUNNING
+        self.running.append(seq)
+        self._num_slots += seq.num_to_fork
+        if group.num_cached_tokens < 0:
+            group.num_cached_tokens = seq.num_computed_tokens
+            group.stats.scheduled_at = self.clock()
+
+    def _schedule(self, seq: Sequence, num_tokens: int, plan: SchedulerOutputs, budget: StepBudget) -> None:
+        wanted = len(seq.token_ids) - seq.num_computed_tokens
+        copy = self.blocks.append(seq, num_tokens)
+        if copy is not None:
+            plan.blocks_to_copy.append(copy)
+        if seq.num_blocks_sent < 0:
+            plan.new_sequences.append(self._describe(seq))
+        else:
+            if copy is not None:
+                plan.replaced_blocks[seq.seq_id] = (seq.num_blocks_sent - 1, copy[1])
+            if len(seq.block_ids) > seq.num_blocks_sent:
+                plan.new_block_ids[seq.seq_id] = seq.block_ids[seq.num_blocks_sent :]
+        seq.num_blocks_sent = len(seq.block_ids)
+        plan.seq_ids.append(seq.seq_id)
+        plan.num_computed_tokens.append(seq.num_computed_tokens)
+        plan.num_scheduled_tokens.append(num_tokens)
+        plan.samples.append(num_tokens == wanted)
+        self._scheduled[seq.seq_id] = seq
+        budget.num_tokens -= num_tokens
+        if wanted == 1:
+            budget.num_single = max(0, budget.num_single - 1)
+
+    def _describe(self, seq: Sequence) -> NewSequenceData:
+        return NewSequenceData(
+            seq_id=seq.seq_id,
+            branch=seq.branch,
+            token_ids=list(seq.token_ids),
+            num_prompt_tokens=seq.group.num_prompt_tokens,
+            request=seq.group.request,
+            block_ids=list(seq.block_ids),
+            num_branches=seq.num_to_fork,
+        )
+
+    def _preempt(self, seq: Sequence, budget: StepBudget) -> None:
+        """Take the blocks of the last running sequence; it waits at the head of the queue and is recomputed."""
+        assert self.running[-1] is seq, seq
+        if len(seq.token_ids) - seq.num_computed_tokens == 1:
+            budget.num_single = max(0, budget.num_single - 1)
+        self.running.pop()
+        self._num_slots -= seq.num_to_fork
+        if seq.num_blocks_sent >= 0:
+            self._removed.append(seq.seq_id)
+            self._preempted.append(seq.seq_id)
+            seq.num_blocks_sent = -1
+        self.blocks.free(seq)
+        seq.status = SequenceStatus.WAITING
+        seq.group.stats.num_preemptions += 1
+        self.waiting.appendleft(seq)
+        self.num_preemptions += 1
+
+    # -- learning ---------------------------------------------------------------------------------------------
+
+    def update(self, plan: SchedulerOutputs, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        """Take in the result of a step: append tokens, index full blocks, fork, stop, free. Gives what is new."""
+        outputs: list[EngineCoreOutput] = []
+        now = self.clock()
+        for seq_id, num_tokens, drawn in zip(plan.seq_ids, plan.num_scheduled_tokens, result.token_ids, strict=True):
+            seq = self._scheduled.pop(seq_id)
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # aborted while the step ran
+            if seq_id in result.errors:
+                outputs += self._fail(seq, result.errors[seq_id])
+                continue
+            seq.num_computed_tokens += num_tokens
+            self.blocks.remember_full_blocks(seq)
+            prompt_logprobs = self._unreported(seq, num_tokens, result) if result.prompt_logprobs else None
+            if drawn:
+                logprobs = result.logprobs.get(seq_id) if result.logprobs else None
+                outputs += self._append_tokens(seq, drawn, logprobs, prompt_logprobs, now)
+            elif prompt_logprobs:
+                outputs.append(self._output(seq, [], prompt_logprobs=prompt_logprobs))
+        return outputs
+
+    def _unreported(self, seq: Sequence, num_tokens: int, result: ModelRunnerOutput) -> list[PositionLogprobs] | None:
+        """The prompt logprobs of this step without those that an earlier, preempted pass has reported."""
+        entries = result.prompt_logprobs.get(seq.seq_id)
+        if not entries:
+            return None
+        group, first = seq.group, seq.num_computed_tokens - num_tokens
+        entries = entries[max(0, group.num_prompt_logprobs - first) :]
+        group.num_prompt_logprobs += len(entries)
+        return entries or None
+
+    def _append_tokens(
+        self,
+        seq: Sequence,
+        drawn: list[int],
+        logprobs: list[PositionLogprobs] | None,
+        prompt_logprobs: list[PositionLogprobs] | None,
+        now: float,
+    ) -> list[EngineCoreOutput]:
+        """One token for each branch: the sequence forks when several were drawn from its row."""
+        assert len(drawn) == seq.num_to_fork, (seq, drawn)
+        branches = [seq, *(self._fork(seq, branch) for branch in range(1, len(drawn)))]
+        self._num_slots -= seq.num_to_fork - 1
+        seq.num_to_fork = 1
+        outputs = []
+        stats = seq.group.stats
+        stats.first_token_at = stats.first_token_at or now
+        stats.last_token_at = now
+        for i, (branch, token_id) in enumerate(zip(branches, drawn, strict=True)):
+            branch.token_ids.append(token_id)
+            stats.num_generation_tokens += 1
+            output = self._output(branch, [token_id], prompt_logprobs=prompt_logprobs if i == 0 else None)
+            if logprobs is not None:
+                output.new_logprobs = [logprobs[i]]
+            finish = finish_of(branch, self.max_model_len)
+            if finish is not None:
+                output.finish_reason, output.stop_reason = finish
+                output.stats = stats
+                self._finish(branch)
+            outputs.append(output)
+        return outputs
+
+    def _fork(self, parent: Sequence, branch: int) -> Sequence:
+        """A child beside its parent among the running; the worker hears of it when it is scheduled."""
+        child = parent.fork(self._new_seq_id(), branch)
+        self.blocks.share_blocks(parent, child)
+        parent.group.sequences[branch] = child
+        self.running.insert(self.running.index(parent) + branch, child)
+        self._num_slots += 1
+        return child
+
+    def _fail(self, seq: Sequence, error: str) -> list[EngineCoreOutput]:
+        outputs = []
+        for branch in range(seq.branch, seq.branch + seq.num_to_fork):
+            output = self._output(seq, [])
+            output.branch, output.finish_reason, output.error = branch, FinishReason.ERROR, error
+            output.stats = seq.group.stats
+            outputs.append(output)
+        self._finish(seq)
+        return outputs
+
+    def _finish(self, seq: Sequence) -> None:
+        """Release everything a sequence holds; the group goes with its last branch."""
+        if seq.status is SequenceStatus.RUNNING:
+            self.running.remove(seq)
+            self._num_slots -= seq.num_to_fork
+        else:
+            self.waiting.remove(seq)
+        if seq.num_blocks_sent >= 0:
+            self._removed.append(seq.seq_id)
+        self.blocks.free(seq)
+        seq.status = SequenceStatus.FINISHED
+        group = seq.group
+        del group.sequences[seq.branch]
+        if not group.sequences:
+            del self.groups[group.request_id]
+
+    def _output(
+        self, seq: Sequence, token_ids: list[int], *, prompt_logprobs: list[PositionLogprobs] | None = None
+    ) -> EngineCoreOutput:
+        return EngineCoreOutput(
+            request_id=seq.group.request_id,
+            branch=seq.branch,
+            new_token_ids=token_ids,
+            new_prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=max(seq.group.num_cached_tokens, 0),
+        )
+
+    def stats(self, plan: SchedulerOutputs) -> StepStats:
+        """How full the engine is after a step."""
+        return StepStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_batched_tokens=plan.num_batched_tokens,
+            num_preempted=len(plan.preempted_seq_ids),
+            num_total_blocks=self.blocks.pool.num_blocks,
+            num_free_blocks=self.blocks.pool.num_free,
+            prefix_cache_queries=self.blocks.num_queried_tokens,
+            prefix_cache_hits=self.blocks.num_hit_tokens,
+        )
+
+    def check(self) -> None:
+        """Verify every invariant of scheduler and pool.
+
+        Raises: AssertionError.
+        """
+        holders: dict[int, int] = {}
+        live = [seq for group in self.groups.values() for seq in group.sequences.values()]
+        for seq in live:
+            for block_id in seq.block_ids:
+                holders[block_id] = holders.get(block_id, 0) + 1
+        self.blocks.pool.check(holders)
+        assert sorted(id(s) for s in live) == sorted(id(s) for s in [*self.running, *self.waiting])
+        assert self._num_slots == sum(seq.num_to_fork for seq in self.running) <= self.max_num_seqs
+        assert all(not seq.block_ids and not seq.num_computed_tokens for seq in self.waiting)
+        assert all(seq.num_computed_tokens < seq.num_tokens for seq in self.running)
+
+    def _new_seq_id(self) -> int:
+        self._next_seq_id += 1
+        return self._next_seq_id - 1

@@ -1,0 +1,111 @@
+"""A request in the core: `SequenceGroup`, and its branches: `Sequence`.
+
+There is no prefill or decode here: a sequence has `num_tokens` and `num_computed_tokens`, and every step closes some of
+the difference. The prompt of a group is computed once, by its first sequence, which then forks into `n`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from quire.messages.request import EngineCoreRequest
+from quire.messages.stats import RequestStats
+from quire.utils.hashing import root_hash
+
+
+class SequenceStatus(IntEnum):
+    """Where a sequence stands."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Sequence:
+    """One branch: its tokens, how far they are computed, and the blocks that hold their keys and values."""
+
+    __slots__ = (
+        "block_hashes",
+        "block_ids",
+        "branch",
+        "group",
+        "last_block_shared",
+        "num_blocks_sent",
+        "num_computed_tokens",
+        "num_hashed_blocks",
+        "num_to_fork",
+        "seq_id",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(self, seq_id: int, group: SequenceGroup, branch: int, token_ids: list[int]) -> None:
+        self.seq_id = seq_id
+        self.group = group
+        self.branch = branch
+        self.token_ids = token_ids
+        """Prompt and output."""
+        self.status = SequenceStatus.WAITING
+        self.num_computed_tokens = 0
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        """Hashes of the leading full blocks, as far as they were needed; kept over preemption."""
+        self.num_hashed_blocks = 0
+        """Leading blocks of `block_ids` that are in the prefix index (or duplicates of such)."""
+        self.last_block_shared = False
+        """A fork may share the partly filled last block: copy it before writing."""
+        self.num_to_fork = 1
+        """Branches to draw when the prompt is complete."""
+        self.num_blocks_sent = -1
+        """Blocks of the table that the worker knows; -1 while it does not know the sequence."""
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.group.request_id}/{self.branch}, {self.num_computed_tokens} of {self.num_tokens})"
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens."""
+        return len(self.token_ids) - self.group.num_prompt_tokens
+
+    def fork(self, seq_id: int, branch: int) -> Sequence:
+        """A new branch with the same tokens and state; the caller shares the blocks."""
+        child = Sequence(seq_id, self.group, branch, list(self.token_ids))
+        child.status = self.status
+        child.num_computed_tokens = self.num_computed_tokens
+        child.block_ids = list(self.block_ids)
+        child.block_hashes = list(self.block_hashes)
+        child.num_hashed_blocks = self.num_hashed_blocks
+        return child
+
+
+class SequenceGroup:
+    """One request and its live branches."""
+
+    __slots__ = (
+        "num_cached_tokens",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "request",
+        "request_id",
+        "root_hash",
+        "sequences",
+        "stats",
+    )
+
+    def __init__(self, request: EngineCoreRequest) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.sequences: dict[int, Sequence] = {}
+        """Live branches by branch number."""
+        self.stats = RequestStats(arrived_at=request.arrived_at)
+        self.root_hash = root_hash(request.cache_salt)
+        self.num_cached_tokens = -1
+        """Prompt tokens found in the prefix cache when first scheduled; -1 before."""
+        self.num_prompt_logprobs = 0
+        """Prompt positions already reported: a recomputed prompt does not report them again."""
