@@ -207,12 +207,18 @@ def apply_penalties(
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
 ) -> Tensor:
-    """Draw tokens by inversion: temperature, then top-k, then top-p, then min-p, then one uniform number per draw.
+    """Draw tokens: temperature, then min-p, then top-k, then top-p, then one uniform number per draw.
 
-    Candidates are ordered by probability (ties by token id); the token drawn is the first whose cumulative
-    probability, renormalised over those kept, exceeds the uniform. One uniform decides, so a draw is a pure function of
-    the row and the number.
-    Shapes: logits [R, V] float32, temperature, top_p, min_p [R] float32, top_k [R] int64 (0 keeps all),
-    uniforms [R, n] float64 in [0, 1) -> [R, n] int64.
+    Defined in integers, so that every implementation draws the same token:
+    1. weight = round(2**40 * exp((logit - largest logit of the row) / temperature)), in float64, half to even.
+    2. min-p keeps weights of at least min_p * 2**40, top-k the first k in order of weight (ties by lower token id).
+    3. top-p keeps, in that order, the shortest run of what is left whose sum reaches ceil(top_p * total), the product
+       in float64 and total being the sum of what is left; a top_p of 1 keeps all.
+    4. The token drawn is the first, in order of token id, at which the running sum of the kept weights exceeds
+       floor(uniform * sum), the product in float64 and its floor at most sum - 1.
+    So a draw is a pure function of the row and the number, and nothing needs sorting unless something truncates.
+    Shapes: logits [R, V] float32 (V <= 2**22; -inf excludes a token, at least one of each row is finite, none is NaN or
+    +inf), temperature > 0, top_p, min_p [R] float32, top_k [R] int64 (0 keeps all), uniforms [R, n] float64 in [0, 1)
+    -> [R, n] int64.
     """
     return cast("Tensor", op("sample")(logits, temperature, top_k, top_p, min_p, uniforms))

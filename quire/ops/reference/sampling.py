@@ -1,0 +1,156 @@
+"""From logits to tokens: argmax, log-probabilities, penalties and draws, in plain torch.
+
+Everything that decides something is an integer: order-preserving keys for "the k best, ties by lower id", integer
+weights for draws. Sums of integers do not depend on their order, so rows cannot see each other and any implementation
+can be compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ID_BITS = 22
+"""Low bits of a key that hold the token id; a vocabulary has at most 2**22 tokens."""
+WEIGHT_ONE = 1 << 40
+"""Weight of the most likely token."""
+CHUNK_ELEMENTS = 1 << 18
+"""Logits worked on at a time, so that temporaries stay in cache and small (2 MiB each) at any batch size."""
+NARROW = 1024
+"""Candidates looked at before a whole row is sorted: at V = 150k that costs 0.1 ms a row instead of 0.8 ms."""
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """See `functional.argmax`; torch returns the first of equal maxima."""
+    return torch.argmax(logits, dim=-1)
+
+
+def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `functional.top_logprobs`. Order and ranks are those of the logits, before log-softmax rounds them."""
+    num_rows = logits.shape[0]
+    chosen_logprobs, ranks = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+    top_ids, top = torch.empty(num_rows, k, dtype=torch.int64), torch.empty(num_rows, k)
+    for part in _chunks(logits):
+        logprobs, keys = torch.log_softmax(logits[part], dim=-1), _with_ids(_ordinals(logits[part]))
+        column = chosen[part].unsqueeze(-1)
+        chosen_logprobs[part] = logprobs.gather(-1, column).squeeze(-1)
+        ranks[part] = (keys >= keys.gather(-1, column)).sum(dim=-1)
+        top_ids[part] = _ids_of(_largest(keys, k))
+        top[part] = logprobs.gather(-1, top_ids[part])
+    return chosen_logprobs, ranks, top_ids, top
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    in_prompt: Tensor,
+    output_counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """See `functional.apply_penalties`."""
+    values = logits[rows, token_ids]
+    seen = in_prompt | (output_counts > 0)
+    factor = torch.where(seen, repetition[rows], 1.0)
+    values = torch.where(values > 0, values / factor, values * factor)
+    values = values - frequency[rows] * output_counts
+    values = values - presence[rows] * (output_counts > 0)
+    logits[rows, token_ids] = values
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """See `functional.sample`."""
+    drawn = torch.empty(uniforms.shape, dtype=torch.int64)
+    for part in _chunks(logits):
+        weights = _weights(logits[part], temperature[part])
+        weights *= weights >= (min_p[part].double() * WEIGHT_ONE).unsqueeze(-1)
+        _truncate(weights, top_k[part], top_p[part].double())
+        drawn[part] = _invert(weights, uniforms[part])
+    return drawn
+
+
+def _chunks(logits: Tensor) -> list[slice]:
+    num_rows, vocab_size = logits.shape
+    step = max(1, CHUNK_ELEMENTS // vocab_size)
+    return [slice(start, start + step) for start in range(0, num_rows, step)]
+
+
+def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+    """round(2**40 * exp((logit - largest) / temperature)), [R, V] int64."""
+    exponents = logits.double()
+    exponents -= exponents.amax(dim=-1, keepdim=True)
+    exponents /= temperature.double().unsqueeze(-1)
+    return exponents.exp_().mul_(WEIGHT_ONE).round_().long()
+
+
+def _truncate(weights: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """Set to 0 the weights that top-k, then top-p drop."""
+    rows = torch.nonzero(((top_k > 0) & (top_k < weights.shape[-1])) | (top_p < 1)).squeeze(-1)
+    if rows.numel():
+        keys = _with_ids(weights[rows])
+        last = _last_kept(keys, top_k[rows], top_p[rows], weights[rows].sum(dim=-1))
+        weights[rows] *= keys >= last.unsqueeze(-1)
+
+
+def _last_kept(keys: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor) -> Tensor:
+    """The smallest key that stays, for each row [R]; first among the `NARROW` largest, then in whole rows."""
+    vocab_size = keys.shape[-1]
+    last = torch.empty_like(total)
+    pending = torch.arange(keys.shape[0])
+    for width in (min(NARROW, vocab_size), vocab_size):
+        best = _largest(keys[pending], width)
+        reached = (best >> ID_BITS).cumsum(dim=-1)
+        limit = top_k[pending].clamp(max=vocab_size)
+        at_limit = reached.gather(-1, (limit.clamp(1, width) - 1).unsqueeze(-1)).squeeze(-1)
+        kept_total = torch.where(limit > 0, at_limit, total[pending])
+        num_before = (reached < _share(top_p[pending], kept_total).unsqueeze(-1)).sum(dim=-1)
+        done = (limit <= width) & (num_before < width)
+        last[pending[done]] = best[done].gather(-1, num_before[done].unsqueeze(-1)).squeeze(-1)
+        pending = pending[~done]
+        if not pending.numel():
+            break
+    return last
+
+
+def _share(top_p: Tensor, total: Tensor) -> Tensor:
+    """The sum of weights that top-p asks for, [R] int64."""
+    return torch.minimum((top_p * total.double()).ceil().long(), total)
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token whose running sum exceeds uniform * total, for each uniform: [R, V], [R, n] -> [R, n]."""
+    reached = weights.cumsum(dim=-1)
+    total = reached[:, -1:]
+    targets = torch.minimum((uniforms * total.double()).long(), total - 1)
+    return torch.searchsorted(reached, targets, right=True)
+
+
+def _ordinals(logits: Tensor) -> Tensor:
+    """Integers in the order of the logits (-0.0 equal to 0.0), [R, V] int64."""
+    bits = (logits + 0.0).view(torch.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+
+
+def _with_ids(values: Tensor) -> Tensor:
+    """Keys without ties: larger value first, then lower token id. [R, V] int64, values below 2**41 in magnitude."""
+    return (values << ID_BITS) | torch.arange((1 << ID_BITS) - 1, (1 << ID_BITS) - 1 - values.shape[-1], -1)
+
+
+def _ids_of(keys: Tensor) -> Tensor:
+    return (1 << ID_BITS) - 1 - (keys & ((1 << ID_BITS) - 1))
+
+
+def _largest(keys: Tensor, count: int) -> Tensor:
+    """The largest `count` keys of each row, descending.
+
+    numpy, because its vectorised sort and partition take a tenth of the time of torch's: 0.5 ms for [32, 4096].
+    """
+    found = keys.numpy()
+    if count < found.shape[-1]:
+        found = np.partition(found, -count, axis=-1)[:, -count:] if count else found[:, :0]
+    return torch.from_numpy(np.sort(found, axis=-1)).flip(-1)
