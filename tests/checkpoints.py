@@ -1,0 +1,144 @@
+"""Tiny random checkpoints, made by transformers: what the models, the loader and the engine are tested against.
+
+Each is a complete model directory: config.json, model.safetensors (or shards), generation_config.json and a byte-level
+tokenizer with a chat template. The same arguments always give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB_SIZE = 320
+"""Of the models; the tokenizer knows fewer ids, as with real checkpoints."""
+EOS_TOKEN = "<|endoftext|>"
+SPECIAL_TOKENS = (EOS_TOKEN, "<|im_start|>", "<|im_end|>")
+MERGES = ("\u0120 t", "h e", "\u0120t he", "i n", "e r", "o n", "a n", "\u0120 a", "r e", "\u0120 s", "\u00c3 \u00a9")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": None,
+}
+_GPT2 = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 256,
+    "initializer_range": 0.15,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+_OPT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "init_std": 0.15,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+    "pad_token_id": 1,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _COMMON,
+    "mistral": {**_COMMON, "sliding_window": 24},
+    "qwen2": {**_COMMON, "tie_word_embeddings": True},
+    "qwen3": {**_COMMON, "head_dim": 32, "tie_word_embeddings": True},
+    "phi3": _COMMON,
+    "gemma2": {**_COMMON, "head_dim": 24, "sliding_window": 24, "query_pre_attn_scalar": 20},
+    "opt": _OPT,
+    "gpt2": _GPT2,
+}
+"""family -> the configuration that `make_checkpoint` starts from."""
+
+
+def make_checkpoint(
+    family: str,
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """Write a random model of a family (a key of FAMILIES) into a directory, with a tokenizer, and return the directory.
+
+    overrides change the transformers configuration. A small `max_shard_size` ("40KB") gives a sharded checkpoint.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = random_model(family, seed=seed, **overrides).to(dtype)
+        model.save_pretrained(directory, max_shard_size=max_shard_size)
+    write_tokenizer(directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 258]}))
+    return directory
+
+
+def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
+    """The transformers model of a family with random weights, biases and norms included."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms start at one and biases at zero, which would hide mistakes
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level tokenizer: ids 0-255 are bytes (in the alphabet's order), then SPECIAL_TOKENS, then MERGES."""
+    (directory / "tokenizer.json").write_text(_tokenizer_json())
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": EOS_TOKEN,
+                "bos_token": None,
+                "chat_template": CHAT_TEMPLATE,
+                "model_max_length": 256,
+                "clean_up_tokenization_spaces": False,
+            }
+        )
+    )
+
+
+@cache
+def _tokenizer_json() -> str:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    pairs = [tuple(merge.split(" ")) for merge in MERGES]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL_TOKENS, *("".join(pair) for pair in pairs)]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return tokenizer.to_str()
