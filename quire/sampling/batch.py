@@ -1,0 +1,49 @@
+"""`SamplingBatch`: the parameters of a set of rows as tensors.
+
+Built once when the set of rows changes and used for every step until it changes again: only the rows' tokens grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from quire.sampling.processors import processors_for
+from quire.sampling.row import SamplingRow
+
+__all__ = ["SamplingBatch", "SamplingRow"]
+
+
+class SamplingBatch:
+    """The rows sampled together, with what does not change from step to step."""
+
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+        self.rows = list(rows)
+        params = [row.request.sampling_params for row in self.rows]
+        random = [index for index, p in enumerate(params) if not p.is_greedy]
+        self.all_greedy = not random
+        """Every row takes its most likely token."""
+        self.all_random = len(random) == len(self.rows)
+        """Every row draws."""
+        self.greedy_rows = torch.tensor([i for i, p in enumerate(params) if p.is_greedy], dtype=torch.int64)
+        self.random_rows = torch.tensor(random, dtype=torch.int64)
+        self.temperature = torch.tensor([params[i].temperature for i in random], dtype=torch.float32)
+        """Of the random rows, as are the next six."""
+        self.top_k = torch.tensor([params[i].top_k for i in random], dtype=torch.int64)
+        self.top_p = torch.tensor([params[i].top_p for i in random], dtype=torch.float32)
+        self.min_p = torch.tensor([params[i].min_p for i in random], dtype=torch.float32)
+        self.seeds = np.array([self.rows[i].request.seed for i in random], np.int64)
+        self.branches = np.array([self.rows[i].branch for i in random], np.int64)
+        self.processors = processors_for(self.rows, vocab_size)
+        """What changes logits, in order."""
+        self.needs_penalties = any(row.needs_penalties for row in self.rows)
+        self.logprobs_rows = [index for index, p in enumerate(params) if p.logprobs is not None]
+        """Rows that report log-probabilities."""
+        self.logprobs_counts = [
+            vocab_size if p.logprobs == -1 else p.logprobs for p in params if p.logprobs is not None
+        ]
+        """How many candidates each of these rows reports."""
+        self.max_logprobs = max(self.logprobs_counts, default=None)
+        """The most candidates a row reports, or None when no row reports any."""

@@ -1,0 +1,53 @@
+"""Log-probabilities of chosen tokens and of the best candidates beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.messages.output import PositionLogprobs
+from quire.ops import functional as F
+
+
+def prompt_logprobs(logits: Tensor, chosen_ids: Sequence[int], k: int) -> list[PositionLogprobs]:
+    """How likely the model found each token of a prompt. Row i holds the logits from which `chosen_ids[i]` follows.
+
+    Shapes: logits [P, V] float32; k candidates for each position, -1 for the whole vocabulary.
+    """
+    return position_logprobs(logits, chosen_ids, [k] * len(chosen_ids))
+
+
+def position_logprobs(logits: Tensor, chosen_ids: Sequence[int], ks: Sequence[int]) -> list[PositionLogprobs]:
+    """The chosen token and then the k best in order, the chosen one not repeated, so 5 are a prefix of 20.
+
+    Shapes: logits [P, V] float32, unprocessed; for each row its chosen token and its k (-1: the whole vocabulary).
+    """
+    vocab_size = logits.shape[-1]
+    widths = [vocab_size if k == -1 else min(k, vocab_size) for k in ks]
+    whole = [index for index, width in enumerate(widths) if width == vocab_size]
+    some = [index for index, width in enumerate(widths) if width < vocab_size]
+    positions: dict[int, PositionLogprobs] = {}
+    for indices in (whole, some):
+        if indices:
+            rows = logits if len(indices) == len(widths) else logits[torch.tensor(indices)]
+            chosen = [chosen_ids[index] for index in indices]
+            found = _positions(rows, chosen, [widths[index] for index in indices])
+            positions.update(zip(indices, found, strict=True))
+    return [positions[index] for index in range(len(widths))]
+
+
+def _positions(logits: Tensor, chosen_ids: list[int], widths: list[int]) -> list[PositionLogprobs]:
+    columns = F.top_logprobs(logits, torch.tensor(chosen_ids), max(widths))
+    rows = zip(chosen_ids, widths, *(column.tolist() for column in columns), strict=True)
+    return [_position(*row) for row in rows]
+
+
+def _position(
+    chosen: int, width: int, chosen_logprob: float, rank: int, top_ids: list[int], top: list[float]
+) -> PositionLogprobs:
+    ids, logprobs = top_ids[:width], top[:width]
+    if rank <= width:
+        del ids[rank - 1], logprobs[rank - 1]
+    return PositionLogprobs(token_ids=[chosen, *ids], logprobs=[chosen_logprob, *logprobs], rank=rank)

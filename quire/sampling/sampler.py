@@ -1,0 +1,143 @@
+"""`Sampler`: from the logits of a step to its tokens.
+
+The order of things is vLLM's: log-probabilities come from the model's own logits; then allowed_token_ids, bad_words,
+min_tokens, logit_bias, the penalties (repetition, frequency, presence), temperature, min_p, top_k, top_p, and the draw.
+A greedy row takes the most likely token after the penalties. No row's result depends on another row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.messages.output import PositionLogprobs
+from quire.ops import functional as F
+from quire.sampling.batch import SamplingBatch, SamplingRow
+from quire.sampling.logprobs import position_logprobs
+from quire.sampling.processors import parameters_in_effect
+from quire.sampling.random import uniforms
+
+
+@dataclass(slots=True)
+class SampledTokens:
+    """What was drawn, by row of the batch."""
+
+    token_ids: list[list[int]]
+    """The tokens of each row; none where it failed."""
+    logprobs: list[list[PositionLogprobs] | None]
+    """One entry for each drawn token where the request asked, else None."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Row -> why it failed, in one sentence for the user."""
+
+
+class Sampler:
+    """Chooses tokens for the rows of a batch."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def sample(self, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> SampledTokens:
+        """Draw `num_draws[i]` tokens for row i: 1, or n where a request forks into n branches.
+
+        Draw j of a row belongs to branch `row.branch + j` and position `len(row.token_ids)`; its random number depends
+        on nothing but these and the seed. A row without a usable distribution fails alone.
+        Shapes: logits [R, V] float32; columns beyond the vocabulary, which pad the head, are not looked at.
+        Mutates: logits.
+        """
+        logits = logits[:, : self.vocab_size]
+        errors = _fail(logits, batch.rows, _not_finite)  # 1. what the model itself got wrong
+        reported = _reported(logits, batch)  # 2. the logits to report, before they change
+        for processor in batch.processors:  # 3. what the requests change
+            processor.apply(logits)
+        if batch.processors:
+            errors |= _fail(logits, batch.rows, _nothing_left)
+        token_ids = _choose(logits, batch, num_draws)  # 4. choose
+        for index in errors:
+            token_ids[index] = []
+        return SampledTokens(token_ids, _logprobs(reported, token_ids, batch), errors)  # 5. report
+
+
+def _fail(logits: Tensor, rows: Sequence[SamplingRow], explain: Callable[[SamplingRow, float], str]) -> dict[int, str]:
+    """Errors of rows whose largest logit is NaN or infinite; their logits are set to 0 so that others can go on."""
+    largest = logits.amax(dim=-1)
+    if bool(largest.isfinite().all()):
+        return {}
+    failed = (~largest.isfinite()).nonzero().squeeze(-1)
+    logits[failed] = 0.0
+    return {index: explain(rows[index], float(largest[index])) for index in failed.tolist()}
+
+
+def _not_finite(row: SamplingRow, largest: float) -> str:
+    return (
+        f"the model's logits for token {len(row.token_ids)} are not finite (the largest is {largest}); "
+        "its weights may be damaged or overflow in this dtype: try dtype=float32"
+    )
+
+
+def _nothing_left(row: SamplingRow, largest: float) -> str:
+    names = ", ".join(parameters_in_effect(row.request))
+    if largest == -math.inf:
+        return (
+            f"no token can be chosen as output token {row.num_output_tokens}: {names} together exclude every token "
+            "of the vocabulary; loosen one of them"
+        )
+    return (
+        f"the logits for output token {row.num_output_tokens} overflow (the largest is {largest}) under {names}; "
+        "use values closer to their defaults"
+    )
+
+
+def _choose(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
+    if batch.all_greedy:
+        return [[token] * count for token, count in zip(F.argmax(logits).tolist(), num_draws, strict=True)]
+    if batch.all_random:
+        drawn = _draw(logits, batch, num_draws)
+        return [tokens[:count] for tokens, count in zip(drawn, num_draws, strict=True)]
+    chosen: list[list[int]] = [[] for _ in batch.rows]
+    greedy, random = batch.greedy_rows.tolist(), batch.random_rows.tolist()
+    for index, token in zip(greedy, F.argmax(logits[batch.greedy_rows]).tolist(), strict=True):
+        chosen[index] = [token] * num_draws[index]
+    counts = [num_draws[index] for index in random]
+    for index, tokens in zip(random, _draw(logits[batch.random_rows], batch, counts), strict=True):
+        chosen[index] = tokens[: num_draws[index]]
+    return chosen
+
+
+def _draw(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
+    """As many draws for every random row as any of them needs."""
+    positions = [len(batch.rows[index].token_ids) for index in batch.random_rows.tolist()]
+    branches = batch.branches[:, None] + np.arange(max(num_draws))
+    numbers = uniforms(batch.seeds[:, None], branches, np.array(positions)[:, None])
+    drawn = F.sample(logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, torch.from_numpy(numbers))
+    tokens: list[list[int]] = drawn.tolist()
+    return tokens
+
+
+def _reported(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """The logits of the rows that report log-probabilities, safe from later changes."""
+    if batch.processors or len(batch.logprobs_rows) < len(batch.rows):
+        return logits[torch.tensor(batch.logprobs_rows, dtype=torch.int64)]
+    return logits
+
+
+def _logprobs(
+    reported: Tensor, token_ids: Sequence[Sequence[int]], batch: SamplingBatch
+) -> list[list[PositionLogprobs] | None]:
+    found: list[list[PositionLogprobs] | None] = [None] * len(batch.rows)
+    counts = [len(token_ids[index]) for index in batch.logprobs_rows]
+    if not any(counts):
+        return found
+    chosen = [token for index in batch.logprobs_rows for token in token_ids[index]]
+    ks = [k for k, count in zip(batch.logprobs_counts, counts, strict=True) for _ in range(count)]
+    if any(count != 1 for count in counts):
+        reported = reported.repeat_interleave(torch.tensor(counts), dim=0)
+    positions = iter(position_logprobs(reported, chosen, ks))
+    for index, count in zip(batch.logprobs_rows, counts, strict=True):
+        found[index] = list(islice(positions, count))
+    return found
