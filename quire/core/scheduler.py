@@ -159,10 +159,9 @@ class Scheduler:
         if seq.num_blocks_sent < 0:
             plan.new_sequences.append(self._describe(seq))
         else:
-            if copy is not None:
-                plan.replaced_blocks[seq.seq_id] = (seq.num_blocks_sent - 1, copy[1])
-            if len(seq.block_ids) > seq.num_blocks_sent:
-                plan.new_block_ids[seq.seq_id] = seq.block_ids[seq.num_blocks_sent :]
+            first = seq.num_blocks_sent - (copy is not None)
+            if len(seq.block_ids) > first:
+                plan.new_block_ids[seq.seq_id] = (first, seq.block_ids[first:])
         seq.num_blocks_sent = len(seq.block_ids)
         plan.seq_ids.append(seq.seq_id)
         plan.num_computed_tokens.append(seq.num_computed_tokens)

@@ -28,7 +28,10 @@ class NewSequenceData:
 
 @dataclass(slots=True)
 class SchedulerOutputs:
-    """The whole instruction for a step. The worker drops finished rows, applies the copies, then runs the model."""
+    """The whole instruction for a step. The worker drops finished rows, applies the copies, then runs the model.
+
+    Applying an instruction twice is the same as applying it once, so a step that failed can be run again in parts.
+    """
 
     new_sequences: list[NewSequenceData] = field(default_factory=list)
     """Sequences to add before the step; each is also scheduled below."""
@@ -40,10 +43,8 @@ class SchedulerOutputs:
     """Per scheduled sequence: tokens to compute in this step."""
     samples: list[bool] = field(default_factory=list)
     """Per scheduled sequence: whether this step reaches its last known token, so that a new one is drawn."""
-    new_block_ids: dict[int, list[int]] = field(default_factory=dict)
-    """seq_id -> blocks appended to its table since the worker last heard (new sequences carry theirs)."""
-    replaced_blocks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """seq_id -> (index in its table, new block): copy on write."""
+    new_block_ids: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    """seq_id -> (index, blocks): what its table holds from that index on. New sequences carry their whole table."""
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
     """(source, destination) pairs, applied in order before the model runs."""
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)

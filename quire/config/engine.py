@@ -1,0 +1,184 @@
+"""`QuireConfig`: the frozen sum of the parts, the only config object passed around.
+
+Every value here is final: no "auto", no None that means "default". `choices` says of each automatic value why it is
+what it is. Parts that describe features quire does not have yet exist with the one value that is true today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.config.arch import ModelArch
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An automatic decision and its reason."""
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Facts a platform measured. Sizes in bytes."""
+
+    name: str
+    """Shown to people."""
+    device_type: str
+    num_cores: int
+    """Cores this process may use: affinity and cgroup quota taken into account."""
+    total_memory: int
+    """Of the device, or of the control group if that is less."""
+    available_memory: int
+    block_size: int
+    """Preferred tokens per KV block."""
+    ops: str
+    """Best op implementation this machine can run."""
+    ops_reason: str
+    isa: tuple[str, ...] = ()
+    """Instruction sets of interest, as the processor reports them."""
+    default_memory_fraction: float = 0.5
+    """Share of the memory an engine takes unless told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What is run."""
+
+    model: str
+    """As the user named it."""
+    path: Path
+    tokenizer_path: Path
+    arch: ModelArch
+    dtype: str
+    max_model_len: int
+    """Prompt and output tokens of one sequence."""
+    max_logprobs: int
+    seed: int
+    skip_tokenizer_init: bool
+    chat_template: str | None
+    generation_defaults: Mapping[str, Any]
+    """SamplingParams fields that the model sets for requests which leave the choice to it."""
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The KV cache."""
+
+    block_size: int
+    """Tokens per block."""
+    num_blocks: int
+    enable_prefix_caching: bool
+    dtype: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit."""
+        return self.block_size * self.num_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What one step may hold."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_chunk_tokens: int
+    """Tokens of one sequence in one step."""
+    policy: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How the model is spread."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    executor: str = "inproc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """Where it runs."""
+
+    device_type: str
+    ops: str
+    num_threads: int
+    capabilities: Capabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """How weights are read."""
+
+    load_format: str
+    show_progress: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAConfig:
+    """Adapters: none yet."""
+
+    enabled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Draft tokens: none yet."""
+
+    num_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingConfig:
+    """Structured output: no backend yet."""
+
+    backend: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservabilityConfig:
+    """What is counted."""
+
+    log_stats: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantConfig:
+    """Weight format: as in the checkpoint."""
+
+    method: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilationConfig:
+    """Graph capture: none on CPU, where every call is direct."""
+
+    enforce_eager: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuireConfig:
+    """Everything an engine is built from."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig
+    scheduler_config: SchedulerConfig
+    device_config: DeviceConfig
+    load_config: LoadConfig
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    lora_config: LoRAConfig = field(default_factory=LoRAConfig)
+    speculative_config: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    decoding_config: DecodingConfig = field(default_factory=DecodingConfig)
+    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    quant_config: QuantConfig = field(default_factory=QuantConfig)
+    compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
+    memory_plan: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by purpose."""
+    choices: Mapping[str, Choice] = field(default_factory=dict)

@@ -1,0 +1,87 @@
+"""How many bytes an engine will use, from the configuration alone, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.arch import ModelArch
+from quire.config.engine import Capabilities
+from quire.errors import ConfigError
+from quire.messages.kv import DTYPE_BYTES
+from quire.utils.math import cdiv
+
+PROCESS_BYTES = 300 << 20
+"""The interpreter, torch and its libraries, as measured after import."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes by purpose."""
+
+    weights: int
+    workspace: int
+    process: int
+    kv_cache: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.workspace + self.process + self.kv_cache
+
+    def as_dict(self) -> dict[str, int]:
+        """By name, in the order in which people read it."""
+        return {
+            "weights": self.weights,
+            "kv_cache": self.kv_cache,
+            "workspace": self.workspace,
+            "process": self.process,
+        }
+
+
+def workspace_bytes(arch: ModelArch, dtype: str, *, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """Activations of the widest layer for a full step, and float32 logits with one working copy."""
+    widest = 2 * arch.intermediate_size + 4 * arch.hidden_size + arch.num_heads * arch.head_size * 3
+    return max_num_batched_tokens * widest * DTYPE_BYTES[dtype] + 2 * max_num_seqs * arch.vocab_size * 4
+
+
+def bytes_per_block(arch: ModelArch, block_size: int, dtype: str) -> int:
+    """Bytes of one block over all layers."""
+    return sum(spec.bytes_per_block for spec in arch.kv_cache_specs(block_size, dtype))
+
+
+def plan_kv_bytes(
+    capabilities: Capabilities, *, fraction: float, weights: int, workspace: int, most_useful: int
+) -> int:
+    """Bytes left for the KV cache: the allowed share of memory less everything else, and never more than can be used.
+
+    Raises: ConfigError when nothing is left.
+    """
+    allowed = min(int(capabilities.total_memory * fraction), capabilities.available_memory)
+    left = allowed - weights - workspace - PROCESS_BYTES
+    if left <= 0:
+        raise ConfigError(
+            f"no memory is left for the KV cache: {gib(allowed)} may be used ({fraction:.0%} of "
+            f"{gib(capabilities.total_memory)}, {gib(capabilities.available_memory)} free now), but weights take "
+            f"{gib(weights)}, workspace {gib(workspace)} and the process {gib(PROCESS_BYTES)}. Raise "
+            "gpu_memory_utilization, lower max_num_batched_tokens, or use a smaller model or dtype."
+        )
+    return min(left, most_useful)
+
+
+def check_longest_fits(num_blocks: int, block_size: int, max_model_len: int, block_bytes: int) -> None:
+    """A single sequence of the longest length must fit, or it could never finish.
+
+    Raises: ConfigError with the numbers and both remedies.
+    """
+    needed = cdiv(max_model_len, block_size)
+    if num_blocks < needed:
+        raise ConfigError(
+            f"the KV cache holds {num_blocks * block_size} tokens ({num_blocks} blocks of {block_size}), less than one "
+            f"sequence of max_model_len={max_model_len}. Lower max_model_len to {num_blocks * block_size}, or give the "
+            f"cache {gib(needed * block_bytes)} (kv_cache_memory_bytes={needed * block_bytes})."
+        )
+
+
+def gib(num_bytes: int) -> str:
+    """For people."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.1f} MiB"

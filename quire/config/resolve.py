@@ -1,0 +1,269 @@
+"""`resolve(args, arch, capabilities)`: the only place where an "auto" becomes a value, with its reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.config.arch import ModelArch
+from quire.config.args import EngineArgs
+from quire.config.engine import (
+    CacheConfig,
+    Capabilities,
+    Choice,
+    DeviceConfig,
+    LoadConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    QuireConfig,
+    SchedulerConfig,
+)
+from quire.config.memory_plan import (
+    PROCESS_BYTES,
+    MemoryPlan,
+    bytes_per_block,
+    check_longest_fits,
+    gib,
+    plan_kv_bytes,
+    workspace_bytes,
+)
+from quire.errors import ConfigError, InvalidParameter
+from quire.messages.kv import DTYPE_BYTES
+from quire.sampling_params import SamplingParams
+from quire.utils.math import cdiv
+
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What of generation_config.json changes sampling; `max_new_tokens` is taken as max_tokens."""
+
+
+@dataclass(slots=True)
+class _Choices:
+    """Collects each automatic value and its reason."""
+
+    made: dict[str, Choice] = field(default_factory=dict)
+
+    def pick(self, name: str, given: Any, default: Any, reason: str) -> Any:
+        """The given value, or the default with its reason."""
+        choice = Choice(given, "given") if given is not None else Choice(default, reason)
+        self.made[name] = choice
+        return choice.value
+
+
+def resolve(
+    args: EngineArgs,
+    arch: ModelArch,
+    capabilities: Capabilities,
+    *,
+    path: Path,
+    tokenizer_path: Path,
+) -> QuireConfig:
+    """The frozen configuration. Pure but for reading the model's small JSON files.
+
+    Raises: ConfigError naming options, numbers and remedies.
+    """
+    choices = _Choices()
+    dtype = _resolve_dtype(args, arch, choices)
+    scheduler = _resolve_scheduler(args, choices)
+    block_size = choices.pick(
+        "block_size", args.block_size, capabilities.block_size, f"preferred on {capabilities.name}"
+    )
+    generation = _read_generation_config(args, path)
+    max_model_len = _resolve_max_model_len(args, arch, choices)
+    cache, max_model_len, plan = _resolve_memory(
+        args,
+        arch,
+        capabilities,
+        choices,
+        dtype=dtype,
+        scheduler=scheduler,
+        block_size=block_size,
+        max_model_len=max_model_len,
+    )
+    chunk = args.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+    return QuireConfig(
+        model_config=ModelConfig(
+            model=args.model or "quire-tiny",
+            path=path,
+            tokenizer_path=tokenizer_path,
+            arch=arch,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_logprobs=arch.vocab_size if args.max_logprobs == -1 else args.max_logprobs,
+            seed=args.seed,
+            skip_tokenizer_init=args.skip_tokenizer_init,
+            chat_template=args.chat_template,
+            generation_defaults=_generation_defaults(args, generation, choices),
+            eos_token_ids=_eos_token_ids(arch, generation),
+        ),
+        cache_config=cache,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_chunk_tokens=min(chunk, scheduler.max_num_batched_tokens),
+        ),
+        device_config=DeviceConfig(
+            device_type=capabilities.device_type,
+            ops=choices.pick(
+                "ops", None if args.ops == "auto" else args.ops, capabilities.ops, capabilities.ops_reason
+            ),
+            num_threads=choices.pick("num_threads", args.num_threads, capabilities.num_cores, "one per usable core"),
+            capabilities=capabilities,
+        ),
+        load_config=LoadConfig(load_format=args.load_format, show_progress=args.use_tqdm_on_load),
+        observability_config=ObservabilityConfig(log_stats=not args.disable_log_stats),
+        memory_plan=plan.as_dict(),
+        choices=choices.made,
+    )
+
+
+def _resolve_dtype(args: EngineArgs, arch: ModelArch, choices: _Choices) -> str:
+    given = None if args.dtype == "auto" else DTYPE_ALIASES.get(args.dtype, args.dtype)
+    dtype: str = choices.pick("dtype", given, arch.dtype, "as the checkpoint says")
+    if dtype not in DTYPE_BYTES:
+        raise ConfigError(
+            f"the checkpoint's dtype {dtype!r} is not supported; pass dtype= one of {', '.join(DTYPE_BYTES)}"
+        )
+    return dtype
+
+
+def _resolve_scheduler(args: EngineArgs, choices: _Choices) -> SchedulerConfig:
+    max_num_seqs = choices.pick("max_num_seqs", args.max_num_seqs, DEFAULT_MAX_NUM_SEQS, "default on CPU")
+    if args.max_num_seqs is None and args.max_num_batched_tokens is not None:
+        max_num_seqs = min(max_num_seqs, args.max_num_batched_tokens)
+        choices.made["max_num_seqs"] = Choice(max_num_seqs, "default on CPU, at most max_num_batched_tokens")
+    tokens = choices.pick(
+        "max_num_batched_tokens",
+        args.max_num_batched_tokens,
+        max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs),
+        "default on CPU, at least max_num_seqs",
+    )
+    if tokens < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({tokens}) is less than max_num_seqs ({max_num_seqs}): a step could not give "
+            f"every sequence its token. Raise max_num_batched_tokens to {max_num_seqs} or lower max_num_seqs to {tokens}."
+        )
+    return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens, max_chunk_tokens=tokens)
+
+
+def _resolve_max_model_len(args: EngineArgs, arch: ModelArch, choices: _Choices) -> int:
+    limit = arch.max_position_embeddings
+    if args.max_model_len is not None and args.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len={args.max_model_len} exceeds the {limit} positions the model was made for "
+            "(max_position_embeddings in config.json). Lower it; if the model really supports more, say so with "
+            f'hf_overrides={{"max_position_embeddings": {args.max_model_len}}}.'
+        )
+    length: int = choices.pick("max_model_len", args.max_model_len, limit, "max_position_embeddings of the model")
+    return length
+
+
+def _resolve_memory(
+    args: EngineArgs,
+    arch: ModelArch,
+    capabilities: Capabilities,
+    choices: _Choices,
+    *,
+    dtype: str,
+    scheduler: SchedulerConfig,
+    block_size: int,
+    max_model_len: int,
+) -> tuple[CacheConfig, int, MemoryPlan]:
+    """Blocks of the KV cache, and the context length if memory had to shorten it."""
+    weights = arch.num_parameters() * DTYPE_BYTES[dtype]
+    workspace = workspace_bytes(
+        arch, dtype, max_num_seqs=scheduler.max_num_seqs, max_num_batched_tokens=scheduler.max_num_batched_tokens
+    )
+    block_bytes = bytes_per_block(arch, block_size, dtype)
+    if args.num_gpu_blocks_override is not None:
+        num_blocks, reason = args.num_gpu_blocks_override, "given"
+    elif args.kv_cache_memory_bytes is not None:
+        num_blocks, reason = args.kv_cache_memory_bytes // block_bytes, "kv_cache_memory_bytes"
+    else:
+        fraction = args.gpu_memory_utilization or capabilities.default_memory_fraction
+        most_useful = scheduler.max_num_seqs * cdiv(max_model_len, block_size) * block_bytes
+        kv_bytes = plan_kv_bytes(
+            capabilities, fraction=fraction, weights=weights, workspace=workspace, most_useful=most_useful
+        )
+        num_blocks = kv_bytes // block_bytes
+        reason = (
+            "max_num_seqs full sequences" if kv_bytes == most_useful else f"{fraction:.0%} of memory, less the rest"
+        )
+    choices.made["num_blocks"] = Choice(num_blocks, f"{reason}: {gib(num_blocks * block_bytes)}")
+    if args.max_model_len is None and 0 < num_blocks * block_size < max_model_len:
+        max_model_len = num_blocks * block_size
+        choices.made["max_model_len"] = Choice(max_model_len, "all that the KV cache holds")
+    check_longest_fits(num_blocks, block_size, max_model_len, block_bytes)
+    cache = CacheConfig(
+        block_size=block_size,
+        num_blocks=num_blocks,
+        enable_prefix_caching=args.enable_prefix_caching,
+        dtype=dtype,
+    )
+    plan = MemoryPlan(weights=weights, workspace=workspace, process=PROCESS_BYTES, kv_cache=num_blocks * block_bytes)
+    return cache, max_model_len, plan
+
+
+def _read_generation_config(args: EngineArgs, path: Path) -> Mapping[str, Any]:
+    """generation_config.json; its end-of-sequence ids count even where its sampling values are ignored."""
+    given = args.generation_config
+    file = (path if given in ("auto", "vllm", "none") else Path(given)) / "generation_config.json"
+    if not file.exists():
+        if given not in ("auto", "vllm", "none"):
+            raise ConfigError(
+                f"generation_config={given!r}: no file {file}. Give a directory that has one, or auto, vllm or none."
+            )
+        return {}
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error}. Mend or remove it, or pass generation_config='none'."
+        ) from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} must hold a JSON object, not {type(values).__name__}")
+    return values
+
+
+def _generation_defaults(args: EngineArgs, generation: Mapping[str, Any], choices: _Choices) -> dict[str, Any]:
+    """SamplingParams fields set by the model; checked once, here."""
+    ignored = args.generation_config in ("vllm", "none")
+    values = {**({} if ignored else generation), **args.override_generation_config}
+    defaults = {key: values[key] for key in GENERATION_KEYS if values.get(key) is not None}
+    if values.get("max_new_tokens") is not None:
+        defaults["max_tokens"] = values["max_new_tokens"]
+    unknown = set(args.override_generation_config) - {*GENERATION_KEYS, "max_new_tokens", "eos_token_id"}
+    if unknown:
+        raise ConfigError(
+            f"override_generation_config: {', '.join(sorted(unknown))} would have no effect; known are "
+            f"{', '.join(GENERATION_KEYS)} and max_new_tokens"
+        )
+    try:
+        SamplingParams(**defaults)
+    except InvalidParameter as error:
+        raise ConfigError(
+            f"generation_config.json or override_generation_config: {error} Correct it, "
+            "or pass generation_config='none'."
+        ) from None
+    source = "override_generation_config" if ignored else "generation_config.json"
+    if defaults:
+        choices.made["default sampling"] = Choice(defaults, source)
+    return defaults
+
+
+def _eos_token_ids(arch: ModelArch, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """The config's ids first, then those that generation_config.json adds."""
+    extra = generation.get("eos_token_id")
+    more = extra if isinstance(extra, list) else [] if extra is None else [extra]
+    for token_id in more:
+        if not isinstance(token_id, int) or not 0 <= token_id < arch.vocab_size:
+            raise ConfigError(
+                f"generation_config.json: eos_token_id {token_id!r} is not a token id below {arch.vocab_size}; "
+                "correct the file"
+            )
+    return tuple(dict.fromkeys([*arch.eos_token_ids, *more]))

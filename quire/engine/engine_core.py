@@ -1,0 +1,58 @@
+"""`EngineCore`: the hub. A step is: decide, compute, learn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from quire.config.engine import QuireConfig
+from quire.core.block_manager import BlockManager
+from quire.core.scheduler import Scheduler
+from quire.engine.quarantine import execute_guarded
+from quire.executor.base import Executor
+from quire.messages.output import EngineCoreOutputs
+from quire.messages.request import AbortRequest, EngineCoreRequest
+
+
+class EngineCore:
+    """Scheduler, blocks and executor of one engine. Knows no text."""
+
+    def __init__(self, config: QuireConfig, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+        cache, limits = config.cache_config, config.scheduler_config
+        self.executor = executor
+        self.log_stats = config.observability_config.log_stats
+        self.scheduler = Scheduler(
+            BlockManager(cache.num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=config.model_config.max_model_len,
+            max_chunk_tokens=limits.max_chunk_tokens,
+            clock=clock,
+        )
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a validated request."""
+        self.scheduler.add(request)
+
+    def abort(self, abort: AbortRequest) -> bool:
+        """Drop a request or one of its branches, at once; False when it is not here."""
+        return self.scheduler.abort(abort)
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work()
+
+    def step(self) -> EngineCoreOutputs:
+        """Run one step and say what is new."""
+        plan = self.scheduler.schedule()  # 1. decide
+        result = execute_guarded(self.executor, plan)  # 2. compute
+        outputs = self.scheduler.update(plan, result)  # 3. learn
+        return EngineCoreOutputs(outputs=outputs, stats=self.scheduler.stats(plan) if self.log_stats else None)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests keep what they use."""
+        self.scheduler.blocks.pool.forget_all()
+
+    def close(self) -> None:
+        """Let the executor go."""
+        self.executor.close()

@@ -1,0 +1,60 @@
+"""A step that raises is run again in halves until the guilty request stands alone; only that one fails.
+
+Steps are repeatable (see `SchedulerOutputs`) and rows do not influence each other, so the others get exactly the tokens
+they would have got.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.executor.base import Executor
+from quire.log import get_logger
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+
+log = get_logger(__name__)
+
+
+def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOutput:
+    """The result of a step; a request that makes it raise is reported in `errors`, alone."""
+    try:
+        return executor.execute(plan)
+    except Exception as error:
+        if not plan.seq_ids:
+            raise
+        log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
+        return _bisect(executor, plan, error)
+
+
+def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:
+    if len(plan.seq_ids) == 1:
+        reason = f"the step failed for this request alone: {type(error).__name__}"
+        return ModelRunnerOutput(token_ids=[[]], errors={plan.seq_ids[0]: reason})
+    middle = len(plan.seq_ids) // 2
+    result = ModelRunnerOutput()
+    for part in (_part(plan, 0, middle), _part(plan, middle, len(plan.seq_ids))):
+        try:
+            done = executor.execute(part)
+        except Exception as part_error:
+            done = _bisect(executor, part, part_error)
+        result.token_ids += done.token_ids
+        result.logprobs |= done.logprobs
+        result.prompt_logprobs |= done.prompt_logprobs
+        result.errors |= done.errors
+    return result
+
+
+def _part(plan: SchedulerOutputs, low: int, high: int) -> SchedulerOutputs:
+    """The instruction for some of the sequences. Copies are left to both parts: they are harmless twice."""
+    seq_ids = plan.seq_ids[low:high]
+    here = set(seq_ids)
+    return replace(
+        plan,
+        new_sequences=[new for new in plan.new_sequences if new.seq_id in here],
+        seq_ids=seq_ids,
+        num_computed_tokens=plan.num_computed_tokens[low:high],
+        num_scheduled_tokens=plan.num_scheduled_tokens[low:high],
+        samples=plan.samples[low:high],
+        new_block_ids={seq_id: change for seq_id, change in plan.new_block_ids.items() if seq_id in here},
+        num_batched_tokens=sum(plan.num_scheduled_tokens[low:high]),
+    )

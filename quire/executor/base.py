@@ -1,0 +1,32 @@
+"""`Executor`: how a step reaches the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from quire.config.engine import QuireConfig
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.observability.ledger import Ledger
+from quire.utils.lazy import LazyTable
+
+Progress = Callable[[int, int], None]
+
+
+class Executor(Protocol):
+    """Runs steps, wherever the workers are."""
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        """Run one step on all workers. An exception means that no token was drawn and the step may be run again."""
+
+    def close(self) -> None:
+        """Let the workers go; harmless when called again."""
+
+
+EXECUTORS = LazyTable("executor", {"inproc": "quire.executor.inproc:InprocExecutor"})
+
+
+def create_executor(config: QuireConfig, ledger: Ledger, progress: Progress | None = None) -> Executor:
+    """The executor that the configuration names, its model loaded."""
+    cls = cast(Callable[..., Executor], EXECUTORS.load(config.parallel_config.executor))
+    return cls(config, ledger, progress)

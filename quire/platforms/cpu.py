@@ -1,0 +1,91 @@
+"""What a CPU offers this process: cores, memory, instruction sets. Reads the system's own files; imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from pathlib import Path
+
+from quire import envs
+from quire.config.engine import Capabilities
+
+BLOCK_SIZE = 32
+"""Matrix tiles on CPU are 32 tokens deep."""
+ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: its affinity, capped by the control group's quota."""
+    affinity = len(os.sched_getaffinity(0))
+    quota, _, period = _first_line("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        affinity = min(affinity, max(1, math.floor(int(quota) / int(period))))
+    return max(1, affinity)
+
+
+def memory() -> tuple[int, int]:
+    """(total, available) bytes, within the control group's limit."""
+    fields = {}
+    for line in _read("/proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        fields[name] = int(rest.split()[0]) * 1024
+    total = fields.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = fields.get("MemAvailable", total)
+    limit, used = _first_line("/sys/fs/cgroup/memory.max"), _first_line("/sys/fs/cgroup/memory.current")
+    if limit.isdigit() and int(limit) < total:
+        total = int(limit)
+        available = min(available, total - (int(used) if used.isdigit() else 0))
+    return total, max(0, available)
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Those of interest among the flags the processor reports."""
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith(("flags", "Features")):
+            flags = set(line.split())
+            return tuple(flag for flag in ISA_FLAGS if flag in flags)
+    return ()
+
+
+def best_ops() -> tuple[str, str]:
+    """(name, reason) of the best op implementation that runs here."""
+    wanted = envs.get("QUIRE_OPS")
+    if wanted != "auto":
+        return wanted, "set by QUIRE_OPS"
+    try:
+        library = importlib.import_module("quire.ops.cpu.library")
+    except ModuleNotFoundError:
+        return "reference", "the native kernels are not installed; steps run several times slower"
+    problem: str | None = library.unavailable_reason()
+    if problem is not None:
+        return "reference", f"{problem}; steps run several times slower"
+    return "cpu", f"native kernels, {library.isa()}"
+
+
+def capabilities() -> Capabilities:
+    """Everything `resolve` needs to know about this machine."""
+    total, available = memory()
+    ops, reason = best_ops()
+    return Capabilities(
+        name="cpu",
+        device_type="cpu",
+        num_cores=usable_cores(),
+        total_memory=total,
+        available_memory=available,
+        block_size=BLOCK_SIZE,
+        ops=ops,
+        ops_reason=reason,
+        isa=instruction_sets(),
+    )
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _first_line(path: str) -> str:
+    return _read(path).partition("\n")[0].strip()

@@ -1,0 +1,53 @@
+"""`Worker`: one device, its model and its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.config.engine import QuireConfig
+from quire.loader.load import load_model
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.observability.ledger import Ledger
+from quire.ops import table
+from quire.worker.cache_engine import CacheEngine
+from quire.worker.model_runner import ModelRunner
+
+
+class Worker:
+    """Loads the model, allocates the cache, runs steps."""
+
+    def __init__(self, config: QuireConfig, ledger: Ledger, progress: Callable[[int, int], None] | None = None) -> None:
+        """`progress` hears (bytes read, bytes in all) while the weights load.
+
+        Raises: CheckpointError and other ConfigErrors.
+        """
+        model_config, cache_config = config.model_config, config.cache_config
+        with ledger.stage("ops"):
+            table.use(config.device_config.ops, num_threads=config.device_config.num_threads)
+        with ledger.stage("weights"):
+            self.model = load_model(
+                model_config.path,
+                model_config.arch,
+                dtype=getattr(torch, model_config.dtype),
+                max_model_len=model_config.max_model_len,
+                load_format=config.load_config.load_format,
+                seed=model_config.seed,
+                progress=progress,
+            )
+        with ledger.stage("kv cache"):
+            specs = model_config.arch.kv_cache_specs(cache_config.block_size, cache_config.dtype)
+            self.cache = CacheEngine(specs, cache_config.num_blocks)
+        self.runner = ModelRunner(
+            self.model,
+            self.cache,
+            vocab_size=model_config.arch.vocab_size,
+            block_size=cache_config.block_size,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_model_len=model_config.max_model_len,
+        )
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        """Run one step."""
+        return self.runner.execute(plan)
