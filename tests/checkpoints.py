@@ -82,7 +82,7 @@ def make_checkpoint(
     max_shard_size: str = "5GB",
     **overrides: Any,
 ) -> Path:
-    """Write a random model of a family (a key of FAMILIES) into a directory, with a tokenizer, and return the directory.
+    """Write a random model of a family (a key of FAMILIES) and a tokenizer into a directory, and return the directory.
 
     overrides change the transformers configuration. A small `max_shard_size` ("40KB") gives a sharded checkpoint.
     """
