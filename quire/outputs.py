@@ -59,3 +59,17 @@ class RequestOutput:
     metrics: RequestStats | None = None
     warnings: list[str] = field(default_factory=list)
     """What was adjusted or left out, in words."""
+
+    def merged(self, later: RequestOutput) -> RequestOutput:
+        """Two deltas as one: texts, tokens and logprobs of each completion joined, everything else from the later."""
+        earlier = {completion.index: completion for completion in self.outputs}
+        for completion in later.outputs:
+            before = earlier.get(completion.index)
+            if before is not None:
+                completion.text = before.text + completion.text
+                completion.token_ids = before.token_ids + completion.token_ids
+                if completion.logprobs is not None and before.logprobs is not None:
+                    completion.logprobs = before.logprobs + completion.logprobs
+            earlier[completion.index] = completion
+        later.outputs = [earlier[index] for index in sorted(earlier)]
+        return later

@@ -1,0 +1,209 @@
+"""From what a user hands in to a validated `EngineCoreRequest`: the one validator for every way in.
+
+Everything that depends on the model is checked here, once, before the core hears of the request.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from quire.config.engine import QuireConfig
+from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
+from quire.inputs import PromptType
+from quire.messages.request import EngineCoreRequest
+from quire.sampling_params import SamplingParams, checked_names
+from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.lazy import nearest
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+MAX_CACHE_SALT = 128
+CHARS_PER_TOKEN = 64
+"""A text with more characters than this per token of context is refused before it is tokenised."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedRequest:
+    """What the core runs, and what only the front needs."""
+
+    core: EngineCoreRequest
+    prompt: str | None
+    warnings: tuple[str, ...]
+
+
+class InputProcessor:
+    """Validates, tokenises, fills in defaults."""
+
+    def __init__(self, config: QuireConfig, tokenizer: Tokenizer | None, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.clock = clock
+        self._ordinals = itertools.count()
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What a request without sampling parameters gets: the model's own defaults."""
+        return SamplingParams(**self.config.model_config.generation_defaults)
+
+    def process(self, request_id: str, prompt: PromptType, params: SamplingParams | None = None) -> ProcessedRequest:
+        """Check and complete one request.
+
+        Raises: RequestErrors naming the field, the numbers and the remedy.
+        """
+        params = self.default_params if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidParameter(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
+            )
+        text, token_ids, salt = self._parse(prompt)
+        if token_ids is None:
+            token_ids = self._encode(text or "")
+        self._check_prompt(token_ids)
+        self._check_params(params)
+        max_tokens, warnings = self._max_tokens(params, len(token_ids))
+        core = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=params,
+            seed=params.seed if params.seed is not None else self._draw_seed(),
+            max_tokens=max_tokens,
+            eos_token_ids=self.config.model_config.eos_token_ids,
+            bad_words_token_ids=self._bad_words(params),
+            cache_salt=salt,
+            arrived_at=self.clock(),
+        )
+        return ProcessedRequest(core, text, (*params.warnings, *warnings))
+
+    def _parse(self, prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
+        """(text, token ids, cache salt) of any kind of prompt."""
+        if isinstance(prompt, str):
+            return prompt, None, None
+        if isinstance(prompt, (list, tuple)):
+            return None, _token_list(prompt), None
+        if not isinstance(prompt, Mapping):
+            raise InvalidParameter(
+                f"a prompt must be text, a list of token ids, or a mapping with {' or '.join(PROMPT_KEYS[:2])}; "
+                f"got {type(prompt).__name__}",
+                parameter="prompt",
+            )
+        for key in prompt:
+            if key not in PROMPT_KEYS:
+                raise UnsupportedFeature(
+                    f"a prompt has no key {key!r}{nearest(str(key), list(PROMPT_KEYS))} Known: {', '.join(PROMPT_KEYS)}",
+                    parameter=str(key),
+                )
+        text, ids, salt = (prompt.get(key) for key in PROMPT_KEYS)
+        if text is None and ids is None:
+            raise InvalidParameter("a prompt needs the key prompt or prompt_token_ids", parameter="prompt")
+        if text is not None and not isinstance(text, str):
+            raise InvalidParameter(f"prompt must be text, got {type(text).__name__}", parameter="prompt")
+        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT):
+            raise InvalidParameter(
+                f"cache_salt must be a string of 1 to {MAX_CACHE_SALT} characters", parameter="cache_salt"
+            )
+        return text, None if ids is None else _token_list(ids), salt
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise UnsupportedFeature(
+                "this engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids", parameter="prompt"
+            )
+        limit = self.config.model_config.max_model_len
+        if len(text) > limit * CHARS_PER_TOKEN:
+            raise PromptTooLong(
+                f"This model's maximum context length is {limit} tokens; the prompt has {len(text)} characters, more "
+                f"than {CHARS_PER_TOKEN} per token. Shorten the prompt.",
+                num_tokens=len(text) // CHARS_PER_TOKEN,
+                limit=limit,
+            )
+        return self.tokenizer.encode(text)
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        model = self.config.model_config
+        if not token_ids:
+            raise InvalidParameter(
+                "the prompt is empty: this model needs at least one token to start from", parameter="prompt"
+            )
+        if len(token_ids) >= model.max_model_len:
+            raise PromptTooLong.of(len(token_ids), model.max_model_len)
+        self._check_ids("prompt_token_ids", token_ids)
+
+    def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        vocab_size = self.config.model_config.arch.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidParameter(
+                    f"{name} holds {token_id}; this model's token ids are 0 to {vocab_size - 1}", parameter=name
+                )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        model, limits = self.config.model_config, self.config.scheduler_config
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self._check_ids(name, getattr(params, name) or ())
+        if params.n > limits.max_num_seqs:
+            raise InvalidParameter(
+                f"n={params.n} exceeds the {limits.max_num_seqs} sequences the engine runs at once; lower n or raise "
+                "max_num_seqs",
+                parameter="n",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name)
+            count = model.arch.vocab_size if asked == -1 else asked
+            if count is not None and count > model.max_logprobs:
+                raise InvalidParameter(
+                    f"{name}={asked} asks for {count} candidates per position, the limit is {model.max_logprobs}; "
+                    "lower it or start with a larger max_logprobs (-1: no limit)",
+                    parameter=name,
+                )
+        for name, wants_text in (("stop", bool(params.stop_strings)), ("bad_words", bool(params.bad_words))):
+            if wants_text and self.tokenizer is None:
+                raise UnsupportedFeature(
+                    f"{name} needs a tokenizer, and this engine runs with skip_tokenizer_init=True; use token ids",
+                    parameter=name,
+                )
+
+    def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> tuple[int, list[str]]:
+        """How long the output may get, and a warning where the context cuts what was asked for."""
+        room = self.config.model_config.max_model_len - num_prompt_tokens
+        if params.min_tokens > room:
+            raise InvalidParameter(
+                f"min_tokens={params.min_tokens} cannot be reached: the context leaves room for {room} tokens after a "
+                f"prompt of {num_prompt_tokens}",
+                parameter="min_tokens",
+            )
+        if params.max_tokens is None:
+            return room, []
+        if params.max_tokens > room:
+            return room, [f"max_tokens {params.max_tokens} lowered to {room}, all that the context leaves"]
+        return params.max_tokens, []
+
+    def _draw_seed(self) -> int:
+        """A seed for a request without one: a function of the engine's seed and of how many were drawn before."""
+        text = f"{self.config.model_config.seed}/{next(self._ordinals)}".encode()
+        return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is tokenised at the start of a text and after a space."""
+        if not params.bad_words or self.tokenizer is None:
+            return ()
+        sequences = []
+        for word in params.bad_words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+                if ids and ids not in sequences:
+                    sequences.append(ids)
+        return tuple(sequences)
+
+
+def _token_list(value: object) -> list[int]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(t, int) and not isinstance(t, bool) for t in value):
+        raise InvalidParameter("prompt_token_ids must be a list of integers", parameter="prompt_token_ids")
+    return list(value)
+
+
+def as_params(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams | None:
+    """Accept a mapping of fields for `SamplingParams`."""
+    return SamplingParams(**checked_names(given)) if isinstance(given, Mapping) else given

@@ -1,0 +1,101 @@
+"""`LLMEngine`: add requests, step, abort; synchronous and in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from quire.config.args import EngineArgs
+from quire.engine.input_processor import as_params
+from quire.engine.startup import EngineParts, start
+from quire.errors import InvalidParameter
+from quire.inputs import PromptType
+from quire.messages.request import AbortRequest
+from quire.messages.stats import StepStats
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+class LLMEngine:
+    """One engine, driven by calls to `step`."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.tokenizer: Tokenizer | None = parts.tokenizer
+        self.last_stats: StepStats | None = None
+        """How full the engine was after the last step; None when statistics are off."""
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> LLMEngine:
+        """Load the model and make ready.
+
+        Raises: ConfigError and its kin.
+        """
+        return cls(start(args))
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What a request without sampling parameters gets."""
+        return self.parts.input_processor.default_params
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+    ) -> None:
+        """Validate and queue a request.
+
+        Raises: RequestError; nothing has happened then.
+        """
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidParameter("request_id must be a non-empty string", parameter="request_id")
+        if request_id in self.parts.output_processor:
+            raise InvalidParameter(f"request_id {request_id!r} is in use; ids must be unique", parameter="request_id")
+        request = self.parts.input_processor.process(request_id, prompt, as_params(params))
+        self.parts.output_processor.add(request)
+        self.parts.core.add(request.core)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; the outputs of requests that have something new."""
+        news = self.parts.core.step()
+        self.last_stats = news.stats
+        outputs, aborts = self.parts.output_processor.process(news.outputs)
+        for abort in aborts:
+            self.parts.core.abort(abort)
+        return outputs
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+        """Stop requests at once; their last outputs. Unknown ids are left alone: they may just have finished."""
+        outputs = []
+        for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+            self.parts.core.abort(AbortRequest(request_id=request_id))
+            output = self.parts.output_processor.abort(request_id)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.parts.core.has_work()
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that are queued or running."""
+        return len(self.parts.output_processor)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes."""
+        self.parts.core.reset_prefix_cache()
+        return True
+
+    def close(self) -> None:
+        """Release model and cache; harmless when called again."""
+        self.parts.core.close()
+
+    def __enter__(self) -> LLMEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,215 @@
+"""From the core's tokens to what a user sees: text, stop strings, logprobs, finish reasons.
+
+One path for streaming and not: the text of a finished request is the concatenation of what was streamed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.engine.input_processor import ProcessedRequest
+from quire.messages.output import EngineCoreOutput, FinishReason, PositionLogprobs
+from quire.messages.request import AbortRequest
+from quire.messages.stats import RequestStats
+from quire.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from quire.sampling_params import RequestOutputKind
+from quire.tokenizer.detokenizer import Detokenizer
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Branch:
+    """One completion as it grows."""
+
+    detokenizer: Detokenizer | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_tokens_sent: int = 0
+    new_text: str = ""
+
+
+@dataclass(slots=True)
+class _State:
+    """One request as it runs."""
+
+    request: ProcessedRequest
+    branches: list[_Branch]
+    num_unfinished: int
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    num_cached_tokens: int = 0
+    stats: RequestStats | None = None
+    error: str | None = None
+
+
+class OutputProcessor:
+    """The text side of every running request."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self._states: dict[str, _State] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._states
+
+    def add(self, request: ProcessedRequest) -> None:
+        """Start to follow a request."""
+        params = request.core.sampling_params
+        self._states[request.core.request_id] = _State(
+            request=request,
+            branches=[self._new_branch(request) for _ in range(params.n)],
+            num_unfinished=params.n,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Stop following a request; its last output, or None when it is not (or no longer) known."""
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return None
+        for branch in state.branches:
+            if branch.finish_reason is None:
+                self._finish(state, branch, FinishReason.ABORT, None)
+        return self._render(state, range(len(state.branches)))
+
+    def process(self, outputs: list[EngineCoreOutput]) -> tuple[list[RequestOutput], list[AbortRequest]]:
+        """Take in a step's news: what to hand out, and what the core should stop because its text is complete."""
+        touched: dict[str, list[int]] = {}
+        aborts: list[AbortRequest] = []
+        for output in outputs:
+            state = self._states.get(output.request_id)
+            if state is None or state.branches[output.branch].finish_reason is not None:
+                continue
+            if self._take(state, output) and output.finish_reason is None:
+                aborts.append(AbortRequest(request_id=output.request_id, branch=output.branch))
+            touched.setdefault(output.request_id, []).append(output.branch)
+        return [out for request_id, branches in touched.items() for out in self._hand_out(request_id, branches)], aborts
+
+    def _hand_out(self, request_id: str, branches: list[int]) -> list[RequestOutput]:
+        state = self._states[request_id]
+        if state.num_unfinished == 0:
+            del self._states[request_id]
+        elif state.request.core.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
+            return []
+        return [self._render(state, branches)]
+
+    def _new_branch(self, request: ProcessedRequest) -> _Branch:
+        params = request.core.sampling_params
+        detokenizer = None
+        if params.detokenize and self.tokenizer is not None:
+            detokenizer = Detokenizer(
+                self.tokenizer,
+                request.core.prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+                stop=params.stop_strings,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+            )
+        wants = params.logprobs is not None
+        return _Branch(detokenizer, logprobs=[] if wants else None, cumulative_logprob=0.0 if wants else None)
+
+    def _take(self, state: _State, output: EngineCoreOutput) -> bool:
+        """Add one branch's news; True when a stop string ended it."""
+        branch = state.branches[output.branch]
+        state.num_cached_tokens = output.num_cached_tokens
+        state.stats = output.stats or state.stats
+        state.error = output.error or state.error
+        if output.new_prompt_logprobs and state.prompt_logprobs is not None:
+            state.prompt_logprobs += [self._candidates(entry) for entry in output.new_prompt_logprobs]
+        branch.token_ids += output.new_token_ids
+        if branch.logprobs is not None and branch.cumulative_logprob is not None:
+            for entry in output.new_logprobs or ():
+                branch.logprobs.append(self._candidates(entry))
+                branch.cumulative_logprob += entry.logprobs[0]
+        self._detokenize(state, branch, output)
+        stopped = branch.detokenizer is not None and branch.detokenizer.stop_reason is not None
+        if stopped or output.finish_reason is not None:
+            self._finish(state, branch, output.finish_reason, output.stop_reason)
+        return stopped
+
+    def _detokenize(self, state: _State, branch: _Branch, output: EngineCoreOutput) -> None:
+        if branch.detokenizer is None:
+            return
+        token_ids = output.new_token_ids
+        include = state.request.core.sampling_params.include_stop_str_in_output
+        if output.finish_reason is FinishReason.STOP and not include:
+            token_ids = token_ids[:-1]  # the end-of-sequence or stop token itself is no text
+        branch.new_text += branch.detokenizer.append(token_ids)
+
+    def _finish(
+        self, state: _State, branch: _Branch, reason: FinishReason | None, stop_reason: int | str | None
+    ) -> None:
+        """Close a branch: flush its text; a stop string found in it wins over the core's reason."""
+        state.num_unfinished -= 1
+        detokenizer = branch.detokenizer
+        if detokenizer is not None:
+            branch.new_text += detokenizer.finish()
+            if detokenizer.stop_reason is not None:
+                reason, stop_reason = FinishReason.STOP, detokenizer.stop_reason
+                self._cut(branch, detokenizer.num_tokens_used)
+        assert reason is not None
+        branch.finish_reason, branch.stop_reason = reason.value, stop_reason
+
+    def _cut(self, branch: _Branch, num_tokens: int) -> None:
+        """Drop tokens that came after the one which completed the stop string."""
+        del branch.token_ids[num_tokens:]
+        if branch.logprobs is not None:
+            del branch.logprobs[num_tokens:]
+            branch.cumulative_logprob = sum(next(iter(entry.values())).logprob for entry in branch.logprobs)
+
+    def _candidates(self, entry: PositionLogprobs) -> TokenLogprobs:
+        """Candidates of one position by token id: the chosen token with its rank, then the best in order."""
+        chosen = entry.token_ids[0]
+        result = {chosen: Logprob(entry.logprobs[0], entry.rank, self._text_of(chosen))}
+        rank = 0
+        for token_id, logprob in zip(entry.token_ids[1:], entry.logprobs[1:], strict=True):
+            rank += 1
+            if rank == entry.rank:
+                rank += 1  # the chosen token stands there
+            result[token_id] = Logprob(logprob, rank, self._text_of(token_id))
+        return result
+
+    def _text_of(self, token_id: int) -> str | None:
+        return None if self.tokenizer is None else self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def _render(self, state: _State, touched: list[int] | range) -> RequestOutput:
+        core = state.request.core
+        delta = core.sampling_params.output_kind is RequestOutputKind.DELTA
+        shown = sorted(touched) if delta else range(len(state.branches))
+        warnings = [*state.request.warnings, *([state.error] if state.error else [])]
+        return RequestOutput(
+            request_id=core.request_id,
+            prompt=state.request.prompt,
+            prompt_token_ids=core.prompt_token_ids,
+            outputs=[self._completion(state.branches[index], index, delta=delta) for index in shown],
+            finished=all(branch.finish_reason is not None for branch in state.branches),
+            prompt_logprobs=state.prompt_logprobs,
+            num_cached_tokens=state.num_cached_tokens,
+            seed=core.seed,
+            metrics=state.stats,
+            warnings=warnings,
+        )
+
+    def _completion(self, branch: _Branch, index: int, *, delta: bool) -> CompletionOutput:
+        first = branch.num_tokens_sent if delta else 0
+        branch.num_tokens_sent = len(branch.token_ids)
+        if delta:
+            text = branch.new_text
+        else:
+            text = branch.detokenizer.text if branch.detokenizer is not None else ""
+        branch.new_text = ""
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=branch.token_ids[first:],
+            cumulative_logprob=branch.cumulative_logprob,
+            logprobs=None if branch.logprobs is None else branch.logprobs[first:],
+            finish_reason=branch.finish_reason,
+            stop_reason=branch.stop_reason,
+        )

@@ -1,0 +1,138 @@
+"""From `EngineArgs` to the parts of a running engine, with a ledger of where the time went."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import quire
+from quire import envs
+from quire.config.arch import ModelArch
+from quire.config.args import EngineArgs
+from quire.config.engine import QuireConfig
+from quire.config.memory_plan import gib
+from quire.config.resolve import resolve
+from quire.engine.engine_core import EngineCore
+from quire.engine.input_processor import InputProcessor
+from quire.engine.output_processor import OutputProcessor
+from quire.errors import CheckpointError, ConfigError
+from quire.executor.base import create_executor
+from quire.loader.hub import resolve_model
+from quire.log import get_logger
+from quire.observability.ledger import Ledger
+from quire.observability.progress import load_progress
+from quire.platforms.current import current_capabilities
+from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+log = get_logger(__name__)
+
+EMBEDDED_MODEL = Path(quire.__file__).parent / "tiny"
+
+
+@dataclass(slots=True)
+class EngineParts:
+    """What an engine is made of."""
+
+    config: QuireConfig
+    tokenizer: Tokenizer | None
+    input_processor: InputProcessor
+    output_processor: OutputProcessor
+    core: EngineCore
+    ledger: Ledger
+
+
+def create_config(args: EngineArgs) -> QuireConfig:
+    """Find the model and decide everything about the engine; loads no weights and imports no torch.
+
+    Raises: ConfigError.
+    """
+    path = EMBEDDED_MODEL if args.model is None else resolve_model(args.model, args.revision)
+    tokenizer_path = path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision)
+    raw = {**_read_config(path), **args.hf_overrides}
+    arch = ModelArch.from_config(raw, source=str(path / "config.json"))
+    return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
+
+
+def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic) -> EngineParts:
+    """Everything, loaded and ready.
+
+    Raises: ConfigError and its kin, before weights are read where possible.
+    """
+    ledger = Ledger()
+    for warning in envs.unknown():
+        log.warning("%s", warning)
+    with ThreadPoolExecutor(1) as background:
+        torch_import = background.submit(importlib.import_module, "torch")  # overlaps with the small files
+        with ledger.stage("config"):
+            config = create_config(args)
+        with ledger.stage("tokenizer"):
+            tokenizer = None if args.skip_tokenizer_init else load_tokenizer(config.model_config.tokenizer_path)
+            _check_tokenizer(config, tokenizer)
+        with ledger.stage("imports"):
+            torch_import.result()
+            importlib.import_module("quire.worker.worker")
+    with load_progress(config.load_config.show_progress) as progress:
+        executor = create_executor(config, ledger, progress)
+    core = EngineCore(config, executor, clock)
+    _report(config, ledger)
+    return EngineParts(
+        config=config,
+        tokenizer=tokenizer,
+        input_processor=InputProcessor(config, tokenizer, clock),
+        output_processor=OutputProcessor(tokenizer),
+        core=core,
+        ledger=ledger,
+    )
+
+
+def _read_config(path: Path) -> dict[str, object]:
+    file = path / "config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} has no config.json, so it is no model directory. Give a directory with config.json, "
+            "tokenizer.json and *.safetensors."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}. Download the file again.") from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file} must hold a JSON object, not {type(raw).__name__}. Download the file again.")
+    return raw
+
+
+def _check_tokenizer(config: QuireConfig, tokenizer: Tokenizer | None) -> None:
+    """Ids the tokenizer can produce must have a row in the embedding, or the first use of one would fail."""
+    vocab_size = config.model_config.arch.vocab_size
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {config.model_config.tokenizer_path} has ids up to {tokenizer.vocab_size - 1}, but the "
+            f"model's vocabulary has {vocab_size} entries; it belongs to another model"
+        )
+
+
+def _report(config: QuireConfig, ledger: Ledger) -> None:
+    model, cache, device = config.model_config, config.cache_config, config.device_config
+    log.info(
+        "model %s %s max_model_len=%d on %s with %s ops, %d threads",
+        model.model,
+        model.dtype,
+        model.max_model_len,
+        device.device_type,
+        device.ops,
+        device.num_threads,
+    )
+    log.info(
+        "memory plan %s; kv cache %d tokens in %d blocks",
+        ", ".join(f"{name} {gib(size)}" for name, size in config.memory_plan.items()),
+        cache.num_tokens,
+        cache.num_blocks,
+    )
+    if device.ops == "reference":
+        log.warning("ops: %s", device.capabilities.ops_reason)
+    log.info("ready in %s", ledger.line())

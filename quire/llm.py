@@ -1,0 +1,186 @@
+"""`LLM`: offline generation, all prompts at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.config.args import EngineArgs
+from quire.engine.input_processor import as_params
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import InvalidParameter, RequestFailed, UnsupportedFeature
+from quire.inputs import ChatMessage, PromptType
+from quire.observability.progress import generate_progress
+from quire.outputs import RequestOutput
+from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.tokenizer.chat import ChatTemplate, encode_chat, load_chat_template
+from quire.tokenizer.tokenizer import Tokenizer
+
+ParamsLike = SamplingParams | Mapping[str, Any]
+
+
+class LLM:
+    """A model, ready to generate.
+
+    `model` is a directory or a hub id; without one the embedded model is used. Every option of `EngineArgs` is a
+    keyword; unknown ones are errors.
+
+    Raises: ConfigError and its kin, naming the option or file, what is wrong and the remedy.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self.engine = LLMEngine.from_engine_args(EngineArgs.from_options({"model": model, **options}))
+        self._ids = itertools.count()
+        self._templates: dict[str | None, ChatTemplate] = {}
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> LLM:
+        """Build from arguments that were parsed elsewhere."""
+        llm = cls.__new__(cls)
+        llm.engine = LLMEngine.from_engine_args(args)
+        llm._ids, llm._templates = itertools.count(), {}
+        return llm
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: ParamsLike | Sequence[ParamsLike] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts; the outputs come in the order of the prompts.
+
+        One set of sampling parameters serves all prompts, or give one for each; None takes the model's defaults.
+        Nothing runs unless every prompt and every parameter is valid.
+
+        Raises: RequestError naming prompt, field and remedy.
+        """
+        items = _as_prompts(prompts)
+        return self._run(items, _for_each(sampling_params, len(items)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        sampling_params: ParamsLike | Sequence[ParamsLike] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them.
+
+        Raises: RequestError, also when the model has no chat template.
+        """
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise InvalidParameter("messages must be a non-empty list of messages", parameter="messages")
+        conversations = messages if isinstance(messages[0], (list, tuple)) else [messages]
+        template = self._template(chat_template)
+        prompts: list[PromptType] = []
+        for conversation in conversations:
+            text = template.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            prompts.append({"prompt": text, "prompt_token_ids": encode_chat(self.get_tokenizer(), text)})
+        return self._run(prompts, _for_each(sampling_params, len(prompts)), use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises: UnsupportedFeature when the engine runs without one.
+        """
+        if self.engine.tokenizer is None:
+            raise UnsupportedFeature("this engine runs with skip_tokenizer_init=True", parameter="skip_tokenizer_init")
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own defaults, from generation_config.json."""
+        return self.engine.default_params
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes."""
+        return self.engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Release model and cache; harmless when called again."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _template(self, given: str | None) -> ChatTemplate:
+        if given not in self._templates:
+            source = given or self.engine.config.model_config.chat_template
+            self._templates[given] = load_chat_template(self.get_tokenizer(), source)
+        return self._templates[given]
+
+    def _run(
+        self, prompts: Sequence[PromptType], params: Sequence[SamplingParams | None], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """Queue everything, step until all is finished; on any exception nothing stays behind."""
+        request_ids: list[str] = []
+        try:
+            for index, (prompt, given) in enumerate(zip(prompts, params, strict=True)):
+                final = (given or self.engine.default_params).clone(output_kind=RequestOutputKind.FINAL_ONLY)
+                request_id = str(next(self._ids))
+                try:
+                    self.engine.add_request(request_id, prompt, final)
+                except (InvalidParameter, UnsupportedFeature) as error:
+                    if len(prompts) > 1:
+                        error.args = (f"prompt {index}: {error.args[0]}",)
+                    raise
+                request_ids.append(request_id)
+            done = self._drain(len(prompts), use_tqdm)
+        except BaseException:
+            self.engine.abort_request(request_ids)
+            raise
+        outputs = [done[request_id] for request_id in request_ids]
+        for index, output in enumerate(outputs):
+            if any(completion.finish_reason == "error" for completion in output.outputs):
+                raise RequestFailed(f"prompt {index} failed: {' '.join(output.warnings)}")
+        return outputs
+
+    def _drain(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        num_prompt_tokens = num_output_tokens = 0
+        with generate_progress(use_tqdm, num_requests) as progress:
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    done[output.request_id] = output
+                    num_prompt_tokens += len(output.prompt_token_ids)
+                    num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+                    progress(len(done), num_prompt_tokens, num_output_tokens)
+        return done
+
+
+def _as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
+    """One prompt or many: text, a mapping and a list of integers are one."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, (list, tuple)):
+        raise InvalidParameter(
+            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", parameter="prompts"
+        )
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [list(prompts)]
+    return list(prompts)
+
+
+def _for_each(given: ParamsLike | Sequence[ParamsLike] | None, count: int) -> list[SamplingParams | None]:
+    if isinstance(given, (list, tuple)):
+        if len(given) != count:
+            raise InvalidParameter(
+                f"{len(given)} sampling_params for {count} prompts; give one for all or one for each",
+                parameter="sampling_params",
+            )
+        return [as_params(one) for one in given]
+    return [as_params(given)] * count
