@@ -42,6 +42,7 @@ class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
+    @torch.inference_mode()
     def sample(self, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> SampledTokens:
         """Draw `num_draws[i]` tokens for row i: 1, or n where a request forks into n branches.
 

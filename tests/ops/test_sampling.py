@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -140,6 +140,27 @@ def test_sample_reads_only_its_row(impl: str) -> None:
             impl, "sample", logits[row : row + 1].clone(), *parameters(cases[row : row + 1]), numbers[row : row + 1]
         )
         assert torch.equal(alone[0], together[row])
+
+
+@pytest.fixture
+def restored_thread_count() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("restored_thread_count")
+@pytest.mark.parametrize("impl", implementations_of("sample"))
+def test_results_do_not_depend_on_the_number_of_threads(impl: str) -> None:
+    logits = torch.randn(8, 30_011, generator=torch.Generator().manual_seed(8)) * 4
+    numbers = torch.rand(8, 50, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    chosen = torch.arange(8)
+    results = []
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        drawn = run(impl, "sample", logits, *parameters(CASES), numbers)
+        results.append((drawn, *run(impl, "top_logprobs", logits, chosen, 20), run(impl, "argmax", logits)))
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("impl", implementations_of("sample"))

@@ -196,5 +196,12 @@ def test_the_batch_says_what_it_needs() -> None:
     assert SamplingBatch([make_row(logprobs=3), make_row(logprobs=0)], VOCAB_SIZE).max_logprobs == 3
 
 
+def test_logits_of_a_model_in_inference_mode_can_be_changed() -> None:
+    with torch.inference_mode():
+        logits = random_logits(1) + 0.0
+    batch = SamplingBatch([make_row(temperature=0.0, allowed_token_ids=[5])], VOCAB_SIZE)
+    assert Sampler(VOCAB_SIZE).sample(logits, batch, [1]).token_ids == [[5]]
+
+
 def test_an_empty_batch_gives_nothing() -> None:
     assert sample([], torch.empty(0, VOCAB_SIZE)) == SampledTokens([], [], {})

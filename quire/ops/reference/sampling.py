@@ -13,6 +13,7 @@ from torch import Tensor
 
 ID_BITS = 22
 """Low bits of a key that hold the token id; a vocabulary has at most 2**22 tokens."""
+LAST_ID = (1 << ID_BITS) - 1
 WEIGHT_ONE = 1 << 40
 """Weight of the most likely token."""
 CHUNK_ELEMENTS = 1 << 18
@@ -68,7 +69,8 @@ def sample(
     drawn = torch.empty(uniforms.shape, dtype=torch.int64)
     for part in _chunks(logits):
         weights = _weights(logits[part], temperature[part])
-        weights *= weights >= (min_p[part].double() * WEIGHT_ONE).unsqueeze(-1)
+        if bool((min_p[part] > 0).any()):
+            weights.masked_fill_(weights < (min_p[part].double() * WEIGHT_ONE).unsqueeze(-1), 0)
         _truncate(weights, top_k[part], top_p[part].double())
         drawn[part] = _invert(weights, uniforms[part])
     return drawn
@@ -90,18 +92,18 @@ def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
 
 def _truncate(weights: Tensor, top_k: Tensor, top_p: Tensor) -> None:
     """Set to 0 the weights that top-k, then top-p drop."""
-    rows = torch.nonzero(((top_k > 0) & (top_k < weights.shape[-1])) | (top_p < 1)).squeeze(-1)
-    if rows.numel():
-        keys = _with_ids(weights[rows])
-        last = _last_kept(keys, top_k[rows], top_p[rows], weights[rows].sum(dim=-1))
-        weights[rows] *= keys >= last.unsqueeze(-1)
+    truncated = (top_k > 0) | (top_p < 1)
+    if bool(truncated.any()):
+        keys = _with_ids(weights)
+        smallest = _smallest_kept(keys, top_k, top_p, weights.sum(dim=-1), truncated)
+        weights.masked_fill_(keys < smallest.unsqueeze(-1), 0)
 
 
-def _last_kept(keys: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor) -> Tensor:
-    """The smallest key that stays, for each row [R]; first among the `NARROW` largest, then in whole rows."""
+def _smallest_kept(keys: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor, truncated: Tensor) -> Tensor:
+    """The smallest key that stays in each row [R]; sought among the `NARROW` largest, then in the whole row."""
     vocab_size = keys.shape[-1]
-    last = torch.empty_like(total)
-    pending = torch.arange(keys.shape[0])
+    smallest = torch.zeros_like(total)
+    pending = truncated.nonzero().squeeze(-1)
     for width in (min(NARROW, vocab_size), vocab_size):
         best = _largest(keys[pending], width)
         reached = (best >> ID_BITS).cumsum(dim=-1)
@@ -109,12 +111,12 @@ def _last_kept(keys: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor) -> Ten
         at_limit = reached.gather(-1, (limit.clamp(1, width) - 1).unsqueeze(-1)).squeeze(-1)
         kept_total = torch.where(limit > 0, at_limit, total[pending])
         num_before = (reached < _share(top_p[pending], kept_total).unsqueeze(-1)).sum(dim=-1)
-        done = (limit <= width) & (num_before < width)
-        last[pending[done]] = best[done].gather(-1, num_before[done].unsqueeze(-1)).squeeze(-1)
-        pending = pending[~done]
+        found = (limit <= width) & (num_before < width)
+        smallest[pending[found]] = best[found].gather(-1, num_before[found].unsqueeze(-1)).squeeze(-1)
+        pending = pending[~found]
         if not pending.numel():
             break
-    return last
+    return smallest
 
 
 def _share(top_p: Tensor, total: Tensor) -> Tensor:
@@ -138,11 +140,13 @@ def _ordinals(logits: Tensor) -> Tensor:
 
 def _with_ids(values: Tensor) -> Tensor:
     """Keys without ties: larger value first, then lower token id. [R, V] int64, values below 2**41 in magnitude."""
-    return (values << ID_BITS) | torch.arange((1 << ID_BITS) - 1, (1 << ID_BITS) - 1 - values.shape[-1], -1)
+    keys = values << ID_BITS
+    keys |= torch.arange(LAST_ID, LAST_ID - values.shape[-1], -1)
+    return keys
 
 
 def _ids_of(keys: Tensor) -> Tensor:
-    return (1 << ID_BITS) - 1 - (keys & ((1 << ID_BITS) - 1))
+    return LAST_ID - (keys & LAST_ID)
 
 
 def _largest(keys: Tensor, count: int) -> Tensor:
