@@ -92,7 +92,8 @@ class InputProcessor:
         for key in prompt:
             if key not in PROMPT_KEYS:
                 raise UnsupportedFeature(
-                    f"a prompt has no key {key!r}{nearest(str(key), list(PROMPT_KEYS))} Known: {', '.join(PROMPT_KEYS)}",
+                    f"a prompt has no key {key!r}{nearest(str(key), list(PROMPT_KEYS))}; "
+                    f"known are {', '.join(PROMPT_KEYS)}",
                     parameter=str(key),
                 )
         text, ids, salt = (prompt.get(key) for key in PROMPT_KEYS)

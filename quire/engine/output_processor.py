@@ -199,10 +199,8 @@ class OutputProcessor:
     def _completion(self, branch: _Branch, index: int, *, delta: bool) -> CompletionOutput:
         first = branch.num_tokens_sent if delta else 0
         branch.num_tokens_sent = len(branch.token_ids)
-        if delta:
-            text = branch.new_text
-        else:
-            text = branch.detokenizer.text if branch.detokenizer is not None else ""
+        everything = "" if branch.detokenizer is None else branch.detokenizer.text
+        text = branch.new_text if delta else everything
         branch.new_text = ""
         return CompletionOutput(
             index=index,

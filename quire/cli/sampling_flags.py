@@ -1,0 +1,40 @@
+"""The sampling flags that `run`, `chat` and `bench` share."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.config.args import whole_number
+from quire.sampling_params import RequestOutputKind, SamplingParams
+
+NUMBERS = {
+    "temperature": "randomness; 0 always takes the most likely token",
+    "top_p": "keep the most likely tokens up to this probability",
+    "min_p": "drop tokens less likely than this share of the most likely one",
+    "presence_penalty": "push away tokens that occurred",
+    "frequency_penalty": "push away tokens by how often they occurred",
+    "repetition_penalty": "divide the logits of tokens that occurred",
+}
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags for single fields of SamplingParams; those not given are left to the model's defaults."""
+    group = parser.add_argument_group("sampling (defaults: the model's generation_config.json)")
+    for name, help_text in NUMBERS.items():
+        group.add_argument("--" + name.replace("_", "-"), type=float, metavar="X", help=help_text)
+    group.add_argument("--top-k", type=int, metavar="K", help="keep the K most likely tokens")
+    group.add_argument("--max-tokens", type=whole_number, metavar="N", help="stop after N tokens")
+    group.add_argument("--sampling-seed", type=int, metavar="SEED", help="make the sample reproducible")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text (repeatable)")
+
+
+def sampling_params(args: argparse.Namespace, base: SamplingParams, default_max_tokens: int | None) -> SamplingParams:
+    """`base` with the flags that were given, streaming deltas.
+
+    Raises: InvalidParameter.
+    """
+    given = {name: value for name in (*NUMBERS, "top_k", "stop") if (value := vars(args)[name]) is not None}
+    if args.sampling_seed is not None:
+        given["seed"] = args.sampling_seed
+    given["max_tokens"] = args.max_tokens if args.max_tokens is not None else default_max_tokens
+    return base.clone(output_kind=RequestOutputKind.DELTA, **given)

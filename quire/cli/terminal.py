@@ -1,0 +1,67 @@
+"""Streaming an answer to the terminal, with what it cost."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+from quire.engine.llm_engine import LLMEngine
+from quire.inputs import PromptType
+from quire.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Answer:
+    """One streamed answer. Times in seconds."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+    def line(self) -> str:
+        """For people."""
+        rest = self.total_s - self.first_token_s
+        rate = f", {(self.num_output_tokens - 1) / rest:.0f} tok/s" if self.num_output_tokens > 1 and rest > 0 else ""
+        return (
+            f"{self.num_prompt_tokens} prompt tokens, {self.num_output_tokens} output tokens "
+            f"({self.finish_reason}); first token after {self.first_token_s * 1000:.0f} ms{rate}"
+        )
+
+
+def quiet_logs(verbose: bool) -> None:
+    """Keep the start-up log out of the way unless it is asked for; must run before the engine is imported."""
+    if not verbose:
+        os.environ.setdefault("QUIRE_LOG_LEVEL", "WARNING")
+
+
+def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams) -> Answer:
+    """Run one request and print its text as it comes; Ctrl-C ends the answer, not the program.
+
+    Raises: RequestError.
+    """
+    answer = Answer()
+    started_at = time.perf_counter()
+    engine.add_request(request_id, prompt, params)
+    try:
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                completion = output.outputs[0]
+                answer.first_token_s = answer.first_token_s or time.perf_counter() - started_at
+                answer.text += completion.text
+                answer.num_prompt_tokens = len(output.prompt_token_ids)
+                answer.num_output_tokens += len(completion.token_ids)
+                answer.finish_reason = completion.finish_reason
+                sys.stdout.write(completion.text)
+                sys.stdout.flush()
+                if output.finished and completion.finish_reason == "error":
+                    print(f"\nquire: {' '.join(output.warnings)}", file=sys.stderr)
+    except KeyboardInterrupt:
+        engine.abort_request(request_id)
+        answer.finish_reason = "abort"
+    answer.total_s = time.perf_counter() - started_at
+    return answer

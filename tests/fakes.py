@@ -1,0 +1,142 @@
+"""Stand-ins at the seams: an executor that checks memory instead of running a model, and small configurations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from quire.core.block_manager import BlockManager
+from quire.core.scheduler import Scheduler
+from quire.engine.quarantine import execute_guarded
+from quire.messages.output import EngineCoreOutput
+from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
+from quire.sampling_params import SamplingParams
+
+VOCAB_SIZE = 50
+
+
+def next_token(token_ids: list[int], branch: int) -> int:
+    """What the fake model says after these tokens: a function of all of them and of the branch, nothing else."""
+    digest = blake2b(repr((token_ids, branch)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % VOCAB_SIZE
+
+
+def expected_tokens(prompt: list[int], branch: int, num_tokens: int) -> list[int]:
+    """What a branch must produce, whatever else runs."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids, branch))
+    return token_ids[len(prompt) :]
+
+
+class MemoryExecutor:
+    """Keeps a token in every slot of every block, and checks that each sequence finds its own past there."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.sequences: dict[int, NewSequenceData] = {}
+        self.fail_on: Callable[[str], bool] = lambda request_id: False
+        self.num_steps = 0
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        self.num_steps += 1
+        self._apply(plan)
+        if any(self.fail_on(self.sequences[i].request.request_id) for i in plan.seq_ids):
+            raise RuntimeError("poison")
+        result = ModelRunnerOutput()
+        for seq_id, computed, count, samples in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.samples, strict=True
+        ):
+            seq = self.sequences[seq_id]
+            for position in range(computed, computed + count):
+                self.slots[self._slot(seq, position)] = seq.token_ids[position]
+            found = [self.slots[self._slot(seq, position)] for position in range(computed + count)]
+            assert found == seq.token_ids[: computed + count], f"{seq.request.request_id}/{seq.branch} lost its past"
+            assert samples == (computed + count == len(seq.token_ids))
+            result.token_ids.append(self._draw(seq) if samples else [])
+        return result
+
+    def close(self) -> None:
+        self.sequences.clear()
+
+    def _apply(self, plan: SchedulerOutputs) -> None:
+        for seq_id in plan.removed_seq_ids:
+            self.sequences.pop(seq_id, None)
+        for new in plan.new_sequences:
+            self.sequences[new.seq_id] = new
+        for seq_id, (first, block_ids) in plan.new_block_ids.items():
+            self.sequences[seq_id].block_ids[first : first + len(block_ids)] = block_ids
+        for source, destination in plan.blocks_to_copy:
+            size = self.block_size
+            self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
+
+    def _draw(self, seq: NewSequenceData) -> list[int]:
+        drawn = [next_token(seq.token_ids, seq.branch + i) for i in range(seq.num_branches)]
+        seq.token_ids.append(drawn[0])
+        seq.num_branches = 1
+        return drawn
+
+    def _slot(self, seq: NewSequenceData, position: int) -> int:
+        return seq.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+
+class FakeCore:
+    """A real scheduler and block manager over a `MemoryExecutor`; checks every invariant after each step."""
+
+    def __init__(self, *, num_blocks: int = 16, block_size: int = 4, **limits: Any) -> None:
+        self.blocks = BlockManager(
+            num_blocks, block_size, enable_prefix_caching=limits.pop("enable_prefix_caching", True)
+        )
+        defaults = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+            "max_model_len": num_blocks * block_size,
+            "max_chunk_tokens": 32,
+        }
+        ticks = itertools.count()
+        self.scheduler = Scheduler(self.blocks, **{**defaults, **limits}, clock=lambda: float(next(ticks)))
+        self.executor = MemoryExecutor(num_blocks, block_size)
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.finished: dict[tuple[str, int], EngineCoreOutput] = {}
+        self.last_plan = SchedulerOutputs()
+
+    def submit(self, request_id: str, prompt: list[int], *, max_tokens: int = 4, **fields: Any) -> None:
+        params = SamplingParams(max_tokens=max_tokens, **{"temperature": 1.0, **fields.pop("params", {})})
+        self.scheduler.add(
+            EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                seed=0,
+                max_tokens=max_tokens,
+                **fields,
+            )
+        )
+
+    def abort(self, request_id: str, branch: int | None = None) -> bool:
+        return self.scheduler.abort(AbortRequest(request_id=request_id, branch=branch))
+
+    def step(self) -> list[EngineCoreOutput]:
+        self.last_plan = plan = self.scheduler.schedule()
+        outputs = self.scheduler.update(plan, execute_guarded(self.executor, plan))
+        for output in outputs:
+            key = (output.request_id, output.branch)
+            assert key not in self.finished, f"{key} speaks after its end"
+            self.tokens.setdefault(key, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                self.finished[key] = output
+        self.scheduler.check()
+        return outputs
+
+    def run(self, max_steps: int = 10_000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_work():
+                break
+            self.step()
+        assert not self.scheduler.has_work(), "requests did not finish"
+        pool = self.blocks.pool
+        assert pool.num_free == pool.num_blocks, "blocks leaked"
