@@ -1,0 +1,76 @@
+"""What the control plane costs a step: scheduler, block manager and update over an executor that does nothing.
+
+    python benchmarks/control_plane.py [--num-seqs 256] [--steps 300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import time
+
+from quire.core.block_manager import BlockManager
+from quire.core.scheduler import Scheduler
+from quire.messages.request import EngineCoreRequest
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.sampling_params import SamplingParams
+
+
+def run(num_seqs: int, num_steps: int, prompt_len: int) -> list[float]:
+    """Milliseconds of schedule + update for each step in which all sequences decode."""
+    block_size = 32
+    blocks = num_seqs * -(-(prompt_len + num_steps + 2) // block_size)
+    scheduler = Scheduler(
+        BlockManager(blocks, block_size, enable_prefix_caching=True),
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=max(2048, num_seqs),
+        max_model_len=10**6,
+        max_chunk_tokens=2048,
+        clock=time.monotonic,
+    )
+    params = SamplingParams(max_tokens=num_steps + 100, ignore_eos=True)
+    rng = random.Random(0)
+    for i in range(num_seqs):
+        prompt = [rng.randrange(150_000) for _ in range(prompt_len)]
+        scheduler.add(
+            EngineCoreRequest(
+                request_id=str(i), prompt_token_ids=prompt, sampling_params=params, seed=0, max_tokens=num_steps + 100
+            )
+        )
+    tokens = itertools.count()
+    times: list[float] = []
+    while len(times) < num_steps:
+        start = time.perf_counter()
+        plan = scheduler.schedule()
+        middle = time.perf_counter()
+        result = null_result(plan, tokens)
+        again = time.perf_counter()
+        scheduler.update(plan, result)
+        if len(plan.seq_ids) == plan.num_batched_tokens == num_seqs:
+            times.append(1000 * (time.perf_counter() - again + middle - start))
+    return times
+
+
+def null_result(plan: SchedulerOutputs, tokens: itertools.count[int]) -> ModelRunnerOutput:
+    """One made-up token for each sequence that samples."""
+    return ModelRunnerOutput(token_ids=[[next(tokens) % 150_000] if samples else [] for samples in plan.samples])
+
+
+def main() -> None:
+    """Print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-seqs", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--prompt-len", type=int, default=128)
+    args = parser.parse_args()
+    times = run(args.num_seqs, args.steps, args.prompt_len)
+    print(
+        f"{args.num_seqs} sequences: schedule + update median {statistics.median(times):.3f} ms, "
+        f"p90 {statistics.quantiles(times, n=10)[-1]:.3f} ms a step"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""`quire bench latency|throughput`: how fast this model is here. Random token prompts, results as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.config.args import add_flags, from_namespace, whole_number
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this subcommand."""
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    latency = kinds.add_parser("latency", help="time of one batch from start to end")
+    latency.add_argument("--batch-size", type=whole_number, default=8, metavar="N", help="sequences (default: 8)")
+    latency.add_argument(
+        "--num-iters-warmup", type=whole_number, default=2, metavar="N", help="not counted (default: 2)"
+    )
+    latency.add_argument("--num-iters", type=whole_number, default=5, metavar="N", help="counted (default: 5)")
+    latency.set_defaults(run=run_latency)
+    throughput = kinds.add_parser("throughput", help="tokens per second over many requests at once")
+    throughput.add_argument("--num-prompts", type=whole_number, default=64, metavar="N", help="requests (default: 64)")
+    throughput.set_defaults(run=run_throughput)
+    for child in (latency, throughput):
+        child.add_argument(
+            "--input-len", type=whole_number, default=32, metavar="N", help="prompt tokens (default: 32)"
+        )
+        child.add_argument(
+            "--output-len", type=whole_number, default=128, metavar="N", help="output tokens (default: 128)"
+        )
+        child.add_argument("--output-json", metavar="FILE", help="write the figures to a file")
+        add_flags(child)
+
+
+def run_latency(args: argparse.Namespace) -> int:
+    """Time whole batches, one after the other.
+
+    Raises: QuireError.
+    """
+    _check_positive(args, "batch_size", "num_iters", "input_len", "output_len")
+    with _llm(args) as llm:
+        for _ in range(args.num_iters_warmup):
+            _run_once(llm, args, args.batch_size)
+        seconds = [_run_once(llm, args, args.batch_size) for _ in range(args.num_iters)]
+    percentiles = {str(p): _percentile(seconds, p) for p in PERCENTILES}
+    result = {
+        "avg_latency": statistics.fmean(seconds),
+        "latencies": seconds,
+        "percentiles": percentiles,
+        "output_tokens_per_second": args.batch_size * args.output_len / percentiles["50"],
+    }
+    print(f"average {result['avg_latency']:.3f} s for {args.batch_size} x ({args.input_len}, {args.output_len})")
+    for name, value in percentiles.items():
+        print(f"  p{name:<3} {value:.3f} s")
+    print(f"  {result['output_tokens_per_second']:.1f} output tok/s at the median")
+    return _write(args, result)
+
+
+def run_throughput(args: argparse.Namespace) -> int:
+    """Time many requests handed in together.
+
+    Raises: QuireError.
+    """
+    _check_positive(args, "num_prompts", "input_len", "output_len")
+    with _llm(args) as llm:
+        _run_once(llm, args, min(args.num_prompts, 8))
+        seconds = _run_once(llm, args, args.num_prompts)
+    num_output = args.num_prompts * args.output_len
+    num_total = num_output + args.num_prompts * args.input_len
+    result = {
+        "elapsed_time": seconds,
+        "num_requests": args.num_prompts,
+        "total_num_tokens": num_total,
+        "requests_per_second": args.num_prompts / seconds,
+        "tokens_per_second": num_total / seconds,
+        "output_tokens_per_second": num_output / seconds,
+    }
+    print(
+        f"{args.num_prompts} x ({args.input_len}, {args.output_len}) in {seconds:.2f} s: "
+        f"{result['requests_per_second']:.2f} requests/s, {result['tokens_per_second']:.1f} tok/s, "
+        f"{result['output_tokens_per_second']:.1f} output tok/s"
+    )
+    return _write(args, result)
+
+
+def _llm(args: argparse.Namespace) -> LLM:
+    from quire.llm import LLM
+
+    llm = LLM.from_engine_args(from_namespace(args))
+    limit = llm.engine.config.model_config.max_model_len
+    if args.input_len + args.output_len > limit:
+        llm.close()
+        raise ConfigError(
+            f"--input-len {args.input_len} and --output-len {args.output_len} exceed the context of {limit} tokens; "
+            "lower them"
+        )
+    return llm
+
+
+def _run_once(llm: LLM, args: argparse.Namespace, num_prompts: int) -> float:
+    """Seconds for a set of fresh random prompts; nothing is found in the prefix cache."""
+    from quire.sampling_params import SamplingParams
+
+    llm.reset_prefix_cache()
+    vocab_size = llm.engine.config.model_config.arch.vocab_size
+    prompts: list[Any] = [
+        {"prompt_token_ids": [random.randrange(vocab_size) for _ in range(args.input_len)]} for _ in range(num_prompts)
+    ]
+    params = SamplingParams(temperature=0.0, max_tokens=args.output_len, ignore_eos=True, detokenize=False)
+    started_at = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - started_at
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def _check_positive(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if vars(args)[name] < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {vars(args)[name]}")
+
+
+def _write(args: argparse.Namespace, result: dict[str, Any]) -> int:
+    if args.output_json:
+        Path(args.output_json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0

@@ -1,0 +1,72 @@
+"""`quire env`: what this machine offers, what quire makes of it, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from importlib import metadata
+
+from quire import __version__, envs
+from quire.config.args import add_flags, from_namespace
+from quire.config.memory_plan import gib
+
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "jinja2", "msgspec", "huggingface_hub", "transformers")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this subcommand."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; the engine flags decide for which model and options the choices are shown.
+
+    Raises: ConfigError.
+    """
+    from quire.engine.startup import create_config
+    from quire.platforms.current import current_capabilities
+
+    here = current_capabilities()
+    config = create_config(from_namespace(args))
+    report = {
+        "quire": __version__,
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "machine": {
+            "cores": here.num_cores,
+            "instruction sets": ", ".join(here.isa) or "none of interest",
+            "memory": f"{gib(here.total_memory)}, {gib(here.available_memory)} available",
+            "ops": f"{here.ops} ({here.ops_reason})",
+        },
+        "choices": {name: f"{choice.value} ({choice.reason})" for name, choice in config.choices.items()},
+        "memory plan": {name: gib(size) for name, size in config.memory_plan.items()},
+        "environment": {name: f"{envs.get(name)}: {variable.help}" for name, variable in envs.VARIABLES.items()},
+    }
+    if args.json:
+        print(json.dumps(report, indent=2))
+    else:
+        for name, value in report.items():
+            _print(name, value)
+    for warning in envs.unknown():
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0
+
+
+def _print(name: str, value: object) -> None:
+    if isinstance(value, dict):
+        print(f"{name}:")
+        for key, entry in value.items():
+            print(f"  {key:<24} {entry}")
+    else:
+        print(f"{name}: {value}")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
