@@ -1,0 +1,227 @@
+// Linear layers: packing, choice of kernel, and how the work is cut into pieces.
+#include "kernels.h"
+#include "threads.h"
+
+#include <atomic>
+#include <cstring>
+
+namespace qr {
+namespace {
+
+bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
+
+// K as stored: whole tiles for bf16.
+int64_t padded_depth(int32_t dtype, int64_t k) { return dtype == QR_BFLOAT16 ? round_up(k, kDepth) : k; }
+
+int64_t panel_bytes(int32_t dtype, int64_t k) { return padded_depth(dtype, k) * kPanel * bytes_of(dtype); }
+
+// ---- conversion of single elements, for packing only ----
+
+float widen(uint16_t bits) {
+  uint32_t word = uint32_t(bits) << 16;
+  float value;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+
+float widen_half(uint16_t bits) {
+  const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = (bits >> 10) & 31, mantissa = bits & 0x3ff;
+  uint32_t word;
+  if (exponent == 31) {
+    word = sign | 0x7f800000u | (mantissa << 13);
+  } else if (exponent != 0) {
+    word = sign | ((exponent + 112) << 23) | (mantissa << 13);
+  } else {
+    float value = float(mantissa) * 5.9604644775390625e-8f;  // 2^-24
+    return sign != 0 ? -value : value;
+  }
+  float value;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+
+uint16_t narrow(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+uint16_t narrow_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint16_t sign = uint16_t((bits >> 16) & 0x8000);
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return uint16_t(sign | 0x7e00);
+  if (bits >= 0x477ff000u) return uint16_t(sign | 0x7c00);  // 65520 and above round to infinity
+  if (bits < 0x38800000u) {                                 // subnormal: let the adder round
+    float value;
+    std::memcpy(&value, &bits, 4);
+    value += 0.5f;
+    std::memcpy(&bits, &value, 4);
+    return uint16_t(sign | (bits - 0x3f000000u));
+  }
+  bits += 0xfff + ((bits >> 13) & 1);
+  return uint16_t(sign | ((bits - 0x38000000u) >> 13));
+}
+
+float read_float(const void* row, int32_t dtype, int64_t i) {
+  if (dtype == QR_FLOAT32) return static_cast<const float*>(row)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(row)[i];
+  return dtype == QR_BFLOAT16 ? widen(bits) : widen_half(bits);
+}
+
+uint16_t read_16bit(const void* row, int32_t from, int32_t to, int64_t i) {
+  if (from == to) return static_cast<const uint16_t*>(row)[i];
+  const float value = read_float(row, from, i);
+  return to == QR_BFLOAT16 ? narrow(value) : narrow_half(value);
+}
+
+// One row of a weight into its column of a panel.
+void pack_row(char* panel, int32_t dtype, int64_t column, int64_t k, const void* row, int32_t src_dtype) {
+  if (dtype == QR_BFLOAT16) {
+    auto* out = reinterpret_cast<uint16_t*>(panel + (column / 16) * 1024 + (column % 16) * 4);
+    if (src_dtype == QR_BFLOAT16) {
+      const auto* in = static_cast<const char*>(row);
+      for (int64_t i = 0; i + 1 < k; i += 2) std::memcpy(out + (i / 32) * 1024 + (i % 32) / 2 * 32, in + i * 2, 4);
+      if (k % 2 != 0) std::memcpy(out + ((k - 1) / 32) * 1024 + ((k - 1) % 32) / 2 * 32, in + (k - 1) * 2, 2);
+      return;
+    }
+    for (int64_t i = 0; i < k; ++i)
+      out[(i / 32) * 1024 + (i % 32) / 2 * 32 + i % 2] = read_16bit(row, src_dtype, dtype, i);
+  } else if (dtype == QR_FLOAT16) {
+    auto* out = reinterpret_cast<uint16_t*>(panel) + column;
+    for (int64_t i = 0; i < k; ++i) out[i * kPanel] = read_16bit(row, src_dtype, dtype, i);
+  } else {
+    auto* out = reinterpret_cast<float*>(panel) + column;
+    for (int64_t i = 0; i < k; ++i) out[i * kPanel] = read_float(row, src_dtype, i);
+  }
+}
+
+const Gemm* choose(int32_t weight_dtype, int32_t x_dtype) {
+  const Kernels* table = kernels();
+  switch (weight_dtype) {
+    case QR_FLOAT32:
+      return &table->gemm_fp32;
+    case QR_FLOAT16:
+      return &table->gemm_fp16;
+    default:
+      return x_dtype == QR_BFLOAT16 ? &table->gemm_bf16 : &table->gemm_bf16_float;
+  }
+}
+
+// A piece streams about this much weight: 10-20 us, long against handing it out and short against a time slice.
+constexpr int64_t kPieceBytes = 256 * 1024;
+// Rows of one piece of a large product: their part of x and of the sums stays in L2.
+constexpr int64_t kPieceRows = 256;
+
+int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
+  // 1. Bring x into the kernel's form: on this thread when small, on the pool when large.
+  const int64_t prepared_bytes = gemm.prepared_bytes(args.rows, args.k, x_dtype);
+  if (prepared_bytes != 0) {
+    void* prepared = scratch(1, prepared_bytes);
+    if (prepared == nullptr) return QR_ENOMEM;
+    const void* x = args.x;
+    parallel_for(divide_up(args.rows, 32), [&](int64_t index) {
+      const int64_t begin = index * 32, end = begin + 32 < args.rows ? begin + 32 : args.rows;
+      gemm.prepare(prepared, x, x_dtype, args.rows, args.k, begin, end);
+    });
+    args.x = prepared;
+  }
+  // 2. Cut: blocks of rows, and groups of panels that share one.
+  const int64_t panels = divide_up(args.n, kPanel);
+  const int64_t weight = args.panel_bytes * (args.up_panels != 0 ? 2 : 1);
+  const int64_t row_blocks = divide_up(args.rows, kPieceRows);
+  int64_t group = kPieceBytes / weight;
+  const int64_t fair = panels * row_blocks / (4 * num_threads());  // at least four pieces for each thread
+  if (group > fair) group = fair;
+  if (group < 1) group = 1;
+  const int64_t groups = divide_up(panels, group);
+  parallel_for(groups * row_blocks, [&](int64_t index) {
+    const int64_t row_begin = index % row_blocks * kPieceRows;
+    const int64_t row_end = row_begin + kPieceRows < args.rows ? row_begin + kPieceRows : args.rows;
+    const int64_t panel_begin = index / row_blocks * group;
+    const int64_t panel_end = panel_begin + group < panels ? panel_begin + group : panels;
+    gemm.run(args, row_begin, row_end, panel_begin, panel_end);
+  });
+  return QR_OK;
+}
+
+}  // namespace
+}  // namespace qr
+
+using namespace qr;
+
+extern "C" {
+
+int64_t qr_packed_bytes(int32_t dtype, int64_t out_features, int64_t in_features) {
+  if (!is_dtype(dtype) || out_features <= 0 || in_features <= 0) return QR_EINVAL;
+  return divide_up(out_features, kPanel) * panel_bytes(dtype, in_features);
+}
+
+int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_t in_features, const void* src,
+                       int32_t src_dtype, int64_t num_rows, int64_t src_stride, int64_t row_offset) {
+  if (!is_dtype(dtype) || !is_dtype(src_dtype) || row_offset < 0 || num_rows < 0 ||
+      row_offset + num_rows > out_features)
+    return QR_EINVAL;
+  const int64_t bytes = panel_bytes(dtype, in_features);
+  const int64_t first = row_offset / kPanel, last = divide_up(row_offset + num_rows, kPanel);
+  parallel_for(last - first, [&](int64_t index) {
+    const int64_t panel = first + index;
+    int64_t begin = panel * kPanel, end = begin + kPanel;
+    if (begin < row_offset) begin = row_offset;
+    if (end > row_offset + num_rows) end = row_offset + num_rows;
+    for (int64_t row = begin; row < end; ++row)
+      pack_row(static_cast<char*>(packed) + panel * bytes, dtype, row - panel * kPanel, in_features,
+               static_cast<const char*>(src) + (row - row_offset) * src_stride * bytes_of(src_dtype), src_dtype);
+  });
+  return QR_OK;
+}
+
+int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
+                  int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
+                  const void* residual) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 ||
+      activation < QR_NONE || activation > QR_RELU)
+    return QR_EINVAL;
+  GemmArgs args{x,    packed,     rows,     n,       k,   panel_bytes(weight_dtype, k), 0,
+                bias, activation, residual, x_dtype, out, out_dtype};
+  return run(*choose(weight_dtype, x_dtype), args, x_dtype);
+}
+
+int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
+                        int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (!is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || f <= 0 || k <= 0 || activation < QR_NONE ||
+      activation > QR_RELU)
+    return QR_EINVAL;
+  if (f % kPanel != 0) {  // the up half starts inside a panel: two steps
+    auto* both = static_cast<float*>(scratch(2, rows * 2 * f * 4));
+    if (both == nullptr) return QR_ENOMEM;
+    const int32_t status = qr_linear(both, QR_FLOAT32, x, x_dtype, packed, weight_dtype, rows, 2 * f, k, bias, QR_NONE,
+                                     nullptr);
+    for (int64_t row = 0; status == QR_OK && row < rows; ++row)
+      kernels()->gate(static_cast<char*>(out) + row * f * bytes_of(x_dtype), x_dtype, both + row * 2 * f,
+                      both + row * 2 * f + f, f, activation);
+    return status;
+  }
+  GemmArgs args{x,    packed,     rows,    f,       k,   panel_bytes(weight_dtype, k), f / kPanel,
+                bias, activation, nullptr, x_dtype, out, x_dtype};
+  return run(*choose(weight_dtype, x_dtype), args, x_dtype);
+}
+
+int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum) {
+  const Kernels* table = kernels();
+  if (table == nullptr) return QR_ESTATE;
+  if (bytes < 0 || bytes % 256 != 0) return QR_EINVAL;
+  std::atomic<uint64_t> total{0};
+  parallel_for(divide_up(bytes, kPieceBytes), [&](int64_t index) {
+    const int64_t begin = index * kPieceBytes;
+    const int64_t size = bytes - begin < kPieceBytes ? bytes - begin : kPieceBytes;
+    total.fetch_add(table->read_sum(static_cast<const char*>(data) + begin, size));
+  });
+  *sum = total.load();
+  return QR_OK;
+}
+}

@@ -1,0 +1,66 @@
+// The table of kernels that each instruction set fills: what runs on one thread, on one piece of work.
+//
+// The op files (gemm.cpp, attention.cpp, ...) are compiled for plain x86-64, split the work and call through
+// `kernels()`; the isa_*.cpp files compile the templates of kernels/ with their own flags.
+#pragma once
+
+#include <cstdint>
+
+#include "quire_cpu.h"
+
+namespace qr {
+
+// Columns (output features) of one packed panel of a weight; every instruction set uses the same layout.
+constexpr int64_t kPanel = 32;
+// Weights are padded with zeros to a multiple of this along K when they are 16 bits wide (the depth of an AMX tile).
+constexpr int64_t kDepth = 32;
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+inline int64_t bytes_of(int32_t dtype) { return dtype == QR_FLOAT32 ? 4 : 2; }
+
+struct GemmArgs {
+  const void* x;  // [rows, k], as the kernel's `prepare` left it
+  const void* packed;
+  int64_t rows, n, k;  // n: columns of the output (f of a gated layer)
+  int64_t panel_bytes;
+  int64_t up_panels;  // gated: panels between a gate panel and its up panel; 0: not gated
+  const float* bias;
+  int32_t activation;
+  const void* residual;
+  int32_t residual_dtype;
+  void* out;
+  int32_t out_dtype;
+};
+
+// One way to multiply: a (weight dtype, activation dtype) pair on one instruction set.
+struct Gemm {
+  // Bytes of the prepared form of `rows` rows of length k; 0: x is used as it is.
+  int64_t (*prepared_bytes)(int64_t rows, int64_t k, int32_t x_dtype);
+  // Prepare rows [begin, end) of x.
+  void (*prepare)(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end);
+  // Rows [row_begin, row_end) (row_begin a multiple of 32) of panels [panel_begin, panel_end).
+  void (*run)(const GemmArgs& args, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end);
+};
+
+struct Kernels {
+  const char* name;
+  Gemm gemm_bf16;        // bf16 weights, bf16 activations
+  Gemm gemm_bf16_float;  // bf16 weights, float activations (any other dtype)
+  Gemm gemm_fp32;
+  Gemm gemm_fp16;
+  // out[i] = activation(gate[i]) * up[i], where a gated layer's halves do not fall on panels.
+  void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, int32_t activation);
+  uint64_t (*read_sum)(const void* data, int64_t bytes);
+};
+
+// Filled by the isa_*.cpp files.
+void fill_avx2(Kernels& kernels);
+void fill_avx512(Kernels& kernels);
+void fill_avx512_bf16(Kernels& kernels);
+void fill_amx(Kernels& kernels);
+
+// The table in use; null before qr_init.
+const Kernels* kernels();
+
+}  // namespace qr

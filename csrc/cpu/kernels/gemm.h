@@ -1,0 +1,291 @@
+// Matrix products over packed panels of 32 output features: the parts every instruction set shares, and the float ones.
+//
+// A panel holds its 32 columns for all of K, in the order in which they are read, so that a small batch streams the
+// weight exactly once at the speed of memory:
+//   float32, float16   [K][32]
+//   bfloat16           [K/32][2 tiles][16 pairs of k][16 columns][2]: AMX tiles, which every other set reads as well
+//
+// Row invariance: each output element is one chain of products in order of k, whatever the number of rows. Blocking
+// along K spills the float32 accumulator and continues with it, which changes no bit.
+#pragma once
+
+#include "../kernels.h"
+#include "../threads.h"
+#include "simd.h"
+
+namespace qr {
+namespace {
+
+// ---- activations ----
+
+// erfc by exp(-x^2) * t * P(t), t = 1 / (1 + 0.3275911 x); coefficients fitted over [0, 6], relative error 6e-8.
+QR_INLINE vf erfc_positive(vf x) {
+  vf t = div(set1(1.0f), fma(set1(0.3275911f), x, set1(1.0f)));
+  vf p = set1(-0.143813977f);
+  p = fma(p, t, set1(0.50782746f));
+  p = fma(p, t, set1(-0.424973449f));
+  p = fma(p, t, set1(0.470618609f));
+  p = fma(p, t, set1(0.0163871678f));
+  p = fma(p, t, set1(0.2085511f));
+  p = fma(p, t, set1(0.180326552f));
+  p = fma(p, t, set1(0.185076484f));
+  return mul(mul(p, t), exp(sub(zero(), mul(x, x))));
+}
+
+QR_INLINE vf activate(vf x, int32_t activation) {
+  switch (activation) {
+    case QR_SILU:
+      return mul(x, sigmoid(x));
+    case QR_GELU: {
+      // x * Phi(x); Phi(-|x|) = erfc(|x| / sqrt 2) / 2 keeps its relative accuracy in the tail
+      vf tail = mul(set1(0.5f), erfc_positive(mul(abs(x), set1(0.70710678118654752f))));
+      return mul(x, where_less(x, zero(), tail, sub(set1(1.0f), tail)));
+    }
+    case QR_GELU_TANH: {
+      // 0.5 * (1 + tanh u) = sigmoid(2u)
+      vf u = mul(mul(set1(0.79788456080286536f), x), fma(mul(set1(0.044715f), x), x, set1(1.0f)));
+      return mul(x, sigmoid(add(u, u)));
+    }
+    case QR_RELU:
+      return max(zero(), x);
+    default:
+      return x;
+  }
+}
+
+// ---- epilogue: the float32 sums of one panel become output ----
+
+template <class Out>
+void finish_rows(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel, const float* sums,
+                 const float* up_sums) {
+  const int64_t column = panel * kPanel;
+  const int64_t columns = g.n - column < kPanel ? g.n - column : kPanel;
+  const float* bias = g.bias == nullptr ? nullptr : g.bias + column;
+  const float* up_bias = g.bias == nullptr ? nullptr : g.bias + g.n + column;
+  for (int64_t row = row_begin; row < row_end; ++row, sums += kPanel, up_sums += kPanel) {
+    const int64_t at = row * g.n + column;
+    Out* out = static_cast<Out*>(g.out) + at;
+    each_vector(columns, [&](int64_t i, int n) __attribute__((always_inline)) {
+      vf value = load(sums + i);
+      if (bias != nullptr) value = add(value, load_some(bias + i, n));
+      value = activate(value, g.activation);
+      if (g.up_panels != 0) {
+        vf up = load(up_sums + i);
+        if (bias != nullptr) up = add(up, load_some(up_bias + i, n));
+        value = mul(value, up);
+      }
+      if (g.residual != nullptr) {
+        vf residual;
+        if (g.residual_dtype == QR_FLOAT32)
+          residual = load_some(static_cast<const float*>(g.residual) + at + i, n);
+        else if (g.residual_dtype == QR_BFLOAT16)
+          residual = load_some(static_cast<const Bf16*>(g.residual) + at + i, n);
+        else
+          residual = load_some(static_cast<const Fp16*>(g.residual) + at + i, n);
+        value = add(value, residual);
+      }
+      store_some(out + i, value, n);
+    });
+  }
+}
+
+void finish(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel, const float* sums,
+            const float* up_sums) {
+  if (g.out_dtype == QR_FLOAT32)
+    finish_rows<float>(g, row_begin, row_end, panel, sums, up_sums);
+  else if (g.out_dtype == QR_BFLOAT16)
+    finish_rows<Bf16>(g, row_begin, row_end, panel, sums, up_sums);
+  else
+    finish_rows<Fp16>(g, row_begin, row_end, panel, sums, up_sums);
+}
+
+template <class Out>
+void gate_to(Out* out, const float* gate, const float* up, int64_t n, int32_t activation) {
+  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    store_some(out + i, mul(activate(load_some(gate + i, count), activation), load_some(up + i, count)), count);
+  });
+}
+
+void gate(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, int32_t activation) {
+  if (out_dtype == QR_FLOAT32)
+    gate_to(static_cast<float*>(out), gate, up, n, activation);
+  else if (out_dtype == QR_BFLOAT16)
+    gate_to(static_cast<Bf16*>(out), gate, up, n, activation);
+  else
+    gate_to(static_cast<Fp16*>(out), gate, up, n, activation);
+}
+
+// ---- the loop over panels ----
+
+// Micro::multiply fills sums[rows][32] for one panel; `next` is what will be read after it, for prefetching.
+template <class Micro>
+void run_gemm(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  const int64_t rows = round_up(row_end - row_begin, 32);
+  auto* sums = static_cast<float*>(scratch(0, 2 * rows * kPanel * 4));
+  float* up_sums = sums + rows * kPanel;
+  if (sums == nullptr) return;
+  const Micro micro(g);
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const char* weight = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
+    const char* next = panel + 1 < panel_end ? weight + g.panel_bytes : weight;
+    if (g.up_panels != 0) {
+      const char* up = weight + g.up_panels * g.panel_bytes;
+      micro.multiply(g, row_begin, row_end, weight, up, sums);
+      micro.multiply(g, row_begin, row_end, up, next, up_sums);
+    } else {
+      micro.multiply(g, row_begin, row_end, weight, next, sums);
+    }
+    finish(g, row_begin, row_end, panel, sums, up_sums);
+  }
+}
+
+QR_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// ---- float32 activations: x as it is, or converted ----
+
+int64_t float_rows_bytes(int64_t rows, int64_t k, int32_t x_dtype) {
+  return x_dtype == QR_FLOAT32 ? 0 : rows * k * 4;
+}
+
+template <class T>
+void widen(float* out, const T* x, int64_t n) {
+  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    store_some(out + i, load_some(x + i, count), count);
+  });
+}
+
+void float_rows(void* prepared, const void* x, int32_t x_dtype, int64_t /*rows*/, int64_t k, int64_t begin,
+                int64_t end) {
+  float* out = static_cast<float*>(prepared) + begin * k;
+  if (x_dtype == QR_BFLOAT16)
+    widen(out, static_cast<const Bf16*>(x) + begin * k, (end - begin) * k);
+  else
+    widen(out, static_cast<const Fp16*>(x) + begin * k, (end - begin) * k);
+}
+
+constexpr int kVectors = int(kPanel) / W;          // vectors in a row of a panel
+constexpr int kRowBlock = W == 16 ? 12 : 3;        // rows whose accumulators fit the register file
+constexpr int64_t kPrefetchBytes = 4096;           // 2-8 KiB ahead measure alike
+
+// Panels [K][32] of T.
+template <class T>
+struct FloatPanel {
+  template <int R>
+  QR_INLINE void block(const float* x, int64_t k, const char* panel, float* sums) {
+    vf acc[R][kVectors];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
+    const T* w = reinterpret_cast<const T*>(panel);
+    for (int64_t i = 0; i < k; ++i, w += kPanel) {
+      for (size_t line = 0; line < sizeof(T) * kPanel; line += 64)
+        prefetch(reinterpret_cast<const char*>(w) + kPrefetchBytes + line);
+      for (int v = 0; v < kVectors; ++v) {
+        vf weight = load(w + v * W);
+        for (int r = 0; r < R; ++r) acc[r][v] = fma(weight, set1(x[r * k + i]), acc[r][v]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
+  }
+};
+
+QR_INLINE vf low_half(const char* p) {
+#if defined(__AVX512F__)
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+#else
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+#endif
+}
+QR_INLINE vf high_half(const char* p) {
+#if defined(__AVX512F__)
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000))));
+#else
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                                              _mm256_set1_epi32(int(0xffff0000))));
+#endif
+}
+
+// Panels of bfloat16 tiles: a bf16 is the upper half of a float, so even k are shifted up and odd k masked.
+struct PairedPanel {
+  template <int R>
+  QR_INLINE void block(const float* x, int64_t k, const char* panel, float* sums) {
+    vf acc[R][kVectors];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
+    for (int64_t i = 0; i + 1 < k; i += 2) {
+      const char* pair = panel + (i / 32) * 2048 + (i % 32) / 2 * 64;
+      prefetch(pair + kPrefetchBytes);
+      prefetch(pair + 1024 + kPrefetchBytes);
+      for (int v = 0; v < kVectors; ++v) {
+        const char* at = pair + (v * W / 16) * 1024 + (v * W % 16) * 4;
+        vf even = low_half(at), odd = high_half(at);
+        for (int r = 0; r < R; ++r) {
+          acc[r][v] = fma(even, set1(x[r * k + i]), acc[r][v]);
+          acc[r][v] = fma(odd, set1(x[r * k + i + 1]), acc[r][v]);
+        }
+      }
+    }
+    if (k % 2 != 0) {
+      const int64_t i = k - 1;
+      const char* pair = panel + (i / 32) * 2048 + (i % 32) / 2 * 64;
+      for (int v = 0; v < kVectors; ++v) {
+        vf even = low_half(pair + (v * W / 16) * 1024 + (v * W % 16) * 4);
+        for (int r = 0; r < R; ++r) acc[r][v] = fma(even, set1(x[r * k + i]), acc[r][v]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
+  }
+};
+
+template <class Panel, int R>
+struct RowTail {
+  QR_INLINE void run(int64_t rows, const float* x, int64_t k, const char* panel, float* sums) {
+    if (rows == R)
+      Panel::template block<R>(x, k, panel, sums);
+    else
+      RowTail<Panel, R - 1>::run(rows, x, k, panel, sums);
+  }
+};
+template <class Panel>
+struct RowTail<Panel, 0> {
+  QR_INLINE void run(int64_t, const float*, int64_t, const char*, float*) {}
+};
+
+template <class Panel>
+struct FloatMicro {
+  explicit FloatMicro(const GemmArgs&) {}
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char*,
+                float* sums) const {
+    const float* x = static_cast<const float*>(g.x);
+    int64_t row = row_begin;
+    for (; row + kRowBlock <= row_end; row += kRowBlock)
+      Panel::template block<kRowBlock>(x + row * g.k, g.k, panel, sums + (row - row_begin) * kPanel);
+    RowTail<Panel, kRowBlock - 1>::run(row_end - row, x + row * g.k, g.k, panel, sums + (row - row_begin) * kPanel);
+  }
+};
+
+template <class Panel>
+Gemm float_gemm() {
+  return Gemm{float_rows_bytes, float_rows, run_gemm<FloatMicro<Panel>>};
+}
+
+// Sum of 64-bit words: reads as the kernels do.
+uint64_t read_sum(const void* data, int64_t bytes) {
+  const auto* p = static_cast<const char*>(data);
+  __m256i acc[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+  for (int64_t i = 0; i < bytes; i += 256) {
+    for (int64_t line = 0; line < 256; line += 64) prefetch(p + i + kPrefetchBytes + line);
+    for (int j = 0; j < 8; ++j) {
+      __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + j * 32));
+      acc[j & 3] = _mm256_add_epi64(acc[j & 3], word);
+    }
+  }
+  __m256i all = _mm256_add_epi64(_mm256_add_epi64(acc[0], acc[1]), _mm256_add_epi64(acc[2], acc[3]));
+  alignas(32) uint64_t lanes[4];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), all);
+  return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
+
+}  // namespace
+}  // namespace qr

@@ -1,0 +1,240 @@
+// One vector of floats, as wide as the instruction set of the including translation unit.
+//
+// Everything here is static: nothing compiled with wide instructions may become a symbol that another unit shares.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "quire_cpu.h"
+
+#define QR_INLINE static inline __attribute__((always_inline))
+
+namespace qr {
+namespace {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct Fp16 {
+  uint16_t bits;
+};
+
+QR_INLINE float to_float(float x) { return x; }
+QR_INLINE float to_float(Bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+QR_INLINE float to_float(Fp16 x) { return _cvtsh_ss(x.bits); }
+
+// Round to nearest even; a NaN stays one.
+QR_INLINE uint16_t bf16_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+template <class T>
+T from_float(float x);
+template <>
+inline __attribute__((always_inline)) float from_float<float>(float x) {
+  return x;
+}
+template <>
+inline __attribute__((always_inline)) Bf16 from_float<Bf16>(float x) {
+  return Bf16{bf16_bits(x)};
+}
+template <>
+inline __attribute__((always_inline)) Fp16 from_float<Fp16>(float x) {
+  return Fp16{uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))};
+}
+
+#if defined(__AVX512F__)
+
+constexpr int W = 16;  // floats in a vector
+using vf = __m512;
+
+QR_INLINE __mmask16 first(int n) { return __mmask16((1u << n) - 1); }  // n <= 16
+QR_INLINE vf zero() { return _mm512_setzero_ps(); }
+QR_INLINE vf set1(float x) { return _mm512_set1_ps(x); }
+QR_INLINE vf load(const float* p) { return _mm512_loadu_ps(p); }
+QR_INLINE vf load(const Bf16* p) {
+  __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+QR_INLINE vf load(const Fp16* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+QR_INLINE vf load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+QR_INLINE vf load(const Bf16* p, int n) {
+  __m256i raw = _mm256_maskz_loadu_epi16(first(n), p);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+QR_INLINE vf load(const Fp16* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
+QR_INLINE __m256i bf16_of(vf v) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
+#else
+  __m512i bits = _mm512_castps_si512(v);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+#endif
+}
+QR_INLINE __m256i fp16_of(vf v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+QR_INLINE void store(float* p, vf v) { _mm512_storeu_ps(p, v); }
+QR_INLINE void store(Bf16* p, vf v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bf16_of(v)); }
+QR_INLINE void store(Fp16* p, vf v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), fp16_of(v)); }
+QR_INLINE void store(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
+QR_INLINE void store(Bf16* p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), bf16_of(v)); }
+QR_INLINE void store(Fp16* p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), fp16_of(v)); }
+QR_INLINE vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
+QR_INLINE vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+QR_INLINE vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+QR_INLINE vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
+QR_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+QR_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }  // b when either is NaN
+QR_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
+QR_INLINE vf round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+QR_INLINE vf abs(vf a) { return _mm512_abs_ps(a); }
+// value where a < b, otherwise fallback
+QR_INLINE vf where_less(vf a, vf b, vf value, vf fallback) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), fallback, value);
+}
+QR_INLINE vf times_power_of_two(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+// Sums in one fixed tree.
+QR_INLINE float sum(vf v) {
+  __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+QR_INLINE float largest(vf v) { return _mm512_reduce_max_ps(v); }
+
+#else
+
+constexpr int W = 8;
+using vf = __m256;
+
+QR_INLINE __m256i first(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+QR_INLINE vf zero() { return _mm256_setzero_ps(); }
+QR_INLINE vf set1(float x) { return _mm256_set1_ps(x); }
+QR_INLINE vf widen_bf16(__m128i raw) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+}
+QR_INLINE __m128i load_16bit(const void* p, int n) {
+  alignas(16) uint16_t buffer[8] = {};
+  std::memcpy(buffer, p, size_t(n) * 2);
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(buffer));
+}
+QR_INLINE void store_16bit(void* p, __m128i v, int n) {
+  alignas(16) uint16_t buffer[8];
+  _mm_store_si128(reinterpret_cast<__m128i*>(buffer), v);
+  std::memcpy(p, buffer, size_t(n) * 2);
+}
+QR_INLINE vf load(const float* p) { return _mm256_loadu_ps(p); }
+QR_INLINE vf load(const Bf16* p) { return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+QR_INLINE vf load(const Fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+QR_INLINE vf load(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+QR_INLINE vf load(const Bf16* p, int n) { return widen_bf16(load_16bit(p, n)); }
+QR_INLINE vf load(const Fp16* p, int n) { return _mm256_cvtph_ps(load_16bit(p, n)); }
+QR_INLINE __m128i bf16_of(vf v) {
+  __m256i bits = _mm256_castps_si256(v);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  rounded = _mm256_blendv_epi8(rounded, _mm256_or_si256(bits, _mm256_set1_epi32(0x400000)), nan);
+  rounded = _mm256_srli_epi32(rounded, 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+}
+QR_INLINE __m128i fp16_of(vf v) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+QR_INLINE void store(float* p, vf v) { _mm256_storeu_ps(p, v); }
+QR_INLINE void store(Bf16* p, vf v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bf16_of(v)); }
+QR_INLINE void store(Fp16* p, vf v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), fp16_of(v)); }
+QR_INLINE void store(float* p, vf v, int n) { _mm256_maskstore_ps(p, first(n), v); }
+QR_INLINE void store(Bf16* p, vf v, int n) { store_16bit(p, bf16_of(v), n); }
+QR_INLINE void store(Fp16* p, vf v, int n) { store_16bit(p, fp16_of(v), n); }
+QR_INLINE vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+QR_INLINE vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+QR_INLINE vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+QR_INLINE vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+QR_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+QR_INLINE vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
+QR_INLINE vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
+QR_INLINE vf round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+QR_INLINE vf abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+QR_INLINE vf where_less(vf a, vf b, vf value, vf fallback) {
+  return _mm256_blendv_ps(fallback, value, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+// n in [-126, 127]: the callers clamp.
+QR_INLINE vf times_power_of_two(vf a, vf n) {
+  __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(exponent));
+}
+QR_INLINE float sum(vf v) {
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+QR_INLINE float largest(vf v) {
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+
+#endif
+
+// Call body(index, count) for 0, W, 2W, ... below n; count is W but for the last.
+template <class Body>
+QR_INLINE void each_vector(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) body(i, W);
+  if (i < n) body(i, int(n - i));
+}
+template <class T>
+QR_INLINE vf load_some(const T* p, int n) {
+  return n == W ? load(p) : load(p, n);
+}
+template <class T>
+QR_INLINE void store_some(T* p, vf v, int n) {
+  if (n == W)
+    store(p, v);
+  else
+    store(p, v, n);
+}
+
+// e^x within 1 ulp or so: 2^n * e^r with |r| <= ln(2)/2 and a polynomial of degree 6. 0 below -87.3 (e^-inf too), NaN
+// stays NaN.
+QR_INLINE vf exp(vf x) {
+  const vf low = set1(-87.336544f), high = set1(88.3762626647949f);
+  vf clamped = max(low, min(high, x));
+  vf n = round(mul(clamped, set1(1.44269504088896341f)));
+  vf r = fma(n, set1(-0.693145751953125f), clamped);
+  r = fma(n, set1(-1.42860682030941723e-6f), r);
+  vf p = set1(1.0f / 720);
+  p = fma(p, r, set1(1.0f / 120));
+  p = fma(p, r, set1(1.0f / 24));
+  p = fma(p, r, set1(1.0f / 6));
+  p = fma(p, r, set1(0.5f));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  return where_less(x, low, zero(), times_power_of_two(p, n));
+}
+
+QR_INLINE vf sigmoid(vf x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
+// tanh x = 1 - 2 / (e^2x + 1), good to an absolute error of one ulp of 1, which is what its users add to 1 or scale.
+QR_INLINE vf tanh(vf x) {
+  vf e = exp(add(x, x));
+  return sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
+}
+
+}  // namespace
+}  // namespace qr

@@ -1,0 +1,233 @@
+#include "threads.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdlib>
+#include <new>
+
+#include "quire_cpu.h"
+
+namespace qr {
+namespace {
+
+// How long a thread spins before it sleeps. A worker covers the host's work between two ops of a step (some 20-60 us in
+// Python); the caller covers stragglers of a piece (10-20 us). Waking a sleeper costs about 50 us on a virtual machine.
+constexpr int64_t kWorkerSpinNs = 100'000;
+constexpr int64_t kCallerSpinNs = 30'000;
+
+int64_t now_ns() {
+  timespec ts;
+  clock_gettime(CLOCK_MONOTONIC, &ts);
+  return int64_t(ts.tv_sec) * 1'000'000'000 + ts.tv_nsec;
+}
+
+void pause_cpu() { __builtin_ia32_pause(); }
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Spin until done() or the time is up; tells which.
+template <class Done>
+bool spin(int64_t limit_ns, const Done& done) {
+  int64_t deadline = 0;
+  for (int turn = 0;; ++turn) {
+    if (done()) return true;
+    pause_cpu();
+    if ((turn & 15) == 15) {
+      int64_t now = now_ns();
+      if (deadline == 0) deadline = now + limit_ns;
+      if (now >= deadline) return false;
+    }
+  }
+}
+
+struct Pool {
+  explicit Pool(int32_t count) : size(count) {
+    for (int32_t i = 1; i < count; ++i) {
+      if (pthread_create(&workers[num_workers], nullptr, &Pool::enter, this) != 0) break;  // fewer threads, same results
+      ++num_workers;
+    }
+  }
+
+  static constexpr int32_t kMaxThreads = 512;
+
+  // The job. `ticket` packs (epoch << 32 | next piece) so that a late worker cannot take a piece of a later job with
+  // the arguments of an earlier one: its compare-and-swap fails on the epoch.
+  alignas(64) std::atomic<uint64_t> ticket{0};
+  alignas(64) std::atomic<uint32_t> epoch{0};  // futex word of sleeping workers
+  std::atomic<uint32_t> sleepers{0};
+  std::atomic<bool> stopping{false};
+  alignas(64) std::atomic<uint32_t> done{0};  // futex word of the caller
+  std::atomic<bool> caller_sleeps{false};
+  alignas(64) PieceFn piece = nullptr;
+  void* context = nullptr;
+  std::atomic<uint32_t> num_pieces{0};
+
+  std::atomic<bool> busy{false};
+  int32_t size;
+  int32_t num_workers = 0;
+  pthread_t workers[kMaxThreads];
+
+  // Take and run pieces of job `mine` until none is left.
+  void work(uint32_t mine) {
+    uint64_t seen = ticket.load(std::memory_order_acquire);
+    for (;;) {
+      if (uint32_t(seen >> 32) != mine) return;
+      uint32_t limit = num_pieces.load(std::memory_order_acquire);
+      uint32_t index = uint32_t(seen);
+      if (index >= limit) return;
+      if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      piece(context, index);  // the job cannot end, nor its fields change, before this piece is counted
+      if (done.fetch_add(1) + 1 == limit && caller_sleeps.load()) futex_wake_all(done);
+      seen = ticket.load(std::memory_order_acquire);
+    }
+  }
+
+  void run(int64_t count, PieceFn fn, void* argument) {
+    uint32_t mine = epoch.load(std::memory_order_relaxed) + 1;
+    // Close the counter before the fields change: a worker that still holds the last job's ticket must not pass.
+    ticket.store((uint64_t(mine) << 32) | UINT32_MAX);
+    piece = fn;
+    context = argument;
+    num_pieces.store(uint32_t(count), std::memory_order_release);
+    done.store(0);
+    ticket.store(uint64_t(mine) << 32, std::memory_order_release);
+    epoch.store(mine);
+    if (sleepers.load() != 0) futex_wake_all(epoch);
+    work(mine);
+    const uint32_t all = uint32_t(count);
+    if (spin(kCallerSpinNs, [&] { return done.load(std::memory_order_acquire) == all; })) return;
+    // Sleep rather than spin: the core goes to whoever holds the last piece, if it was waiting for one.
+    caller_sleeps.store(true);
+    for (uint32_t seen = done.load(); seen != all; seen = done.load()) futex_wait(done, seen);
+    caller_sleeps.store(false);
+  }
+
+  void loop() {
+    uint32_t seen = 0;
+    for (;;) {
+      auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
+      if (!spin(kWorkerSpinNs, changed)) {
+        sleepers.fetch_add(1);
+        while (epoch.load() == seen) futex_wait(epoch, seen);
+        sleepers.fetch_sub(1);
+      }
+      if (stopping.load()) return;
+      seen = epoch.load(std::memory_order_acquire);
+      work(seen);
+    }
+  }
+
+  static void* enter(void* self) {
+    static_cast<Pool*>(self)->loop();
+    return nullptr;
+  }
+
+  void stop() {
+    stopping.store(true);
+    epoch.fetch_add(1);
+    futex_wake_all(epoch);
+    for (int32_t i = 0; i < num_workers; ++i) pthread_join(workers[i], nullptr);
+  }
+};
+
+std::atomic<Pool*> the_pool{nullptr};
+std::atomic<int32_t> wanted_threads{1};
+pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
+
+// After fork the child has no workers and perhaps locks held for ever: forget the pool, the next job makes another.
+void forget_in_child() {
+  the_pool.store(nullptr);
+  changing = PTHREAD_MUTEX_INITIALIZER;
+}
+
+Pool* pool() {
+  Pool* current = the_pool.load(std::memory_order_acquire);
+  if (current != nullptr) return current;
+  pthread_mutex_lock(&changing);
+  current = the_pool.load();
+  if (current == nullptr) {
+    static bool once = (pthread_atfork(nullptr, nullptr, forget_in_child), true);
+    (void)once;
+    current = new (std::nothrow) Pool(wanted_threads.load());
+    the_pool.store(current);
+  }
+  pthread_mutex_unlock(&changing);
+  return current;
+}
+
+void stop_pool() {
+  pthread_mutex_lock(&changing);
+  Pool* old = the_pool.exchange(nullptr);
+  pthread_mutex_unlock(&changing);
+  if (old != nullptr) {
+    old->stop();
+    delete old;
+  }
+}
+
+struct Scratch {
+  void* memory[4] = {};
+  int64_t bytes[4] = {};
+  ~Scratch() {
+    for (int slot = 0; slot < 4; ++slot) std::free(memory[slot]);
+  }
+};
+thread_local Scratch tls;
+
+}  // namespace
+
+void parallel(int64_t num_pieces, PieceFn piece, void* context) {
+  if (num_pieces > 1 && num_pieces < INT_MAX && wanted_threads.load(std::memory_order_relaxed) > 1) {
+    Pool* current = pool();
+    if (current != nullptr && !current->busy.exchange(true, std::memory_order_acquire)) {
+      current->run(num_pieces, piece, context);
+      current->busy.store(false, std::memory_order_release);
+      return;
+    }
+  }
+  for (int64_t index = 0; index < num_pieces; ++index) piece(context, index);
+}
+
+void set_num_threads(int32_t count) {
+  if (count < 1) count = 1;
+  if (count > Pool::kMaxThreads) count = Pool::kMaxThreads;
+  if (count == wanted_threads.load()) return;
+  stop_pool();
+  wanted_threads.store(count);
+}
+
+int32_t num_threads() { return wanted_threads.load(std::memory_order_relaxed); }
+
+void* scratch(int slot, int64_t bytes) {
+  if (tls.bytes[slot] < bytes) {
+    std::free(tls.memory[slot]);
+    // Large ones in huge pages: activations of a long prefill are read many times over.
+    int64_t alignment = bytes >= (int64_t(1) << 21) ? int64_t(1) << 21 : 64;
+    int64_t rounded = (bytes + bytes / 4 + alignment - 1) / alignment * alignment;
+    tls.memory[slot] = std::aligned_alloc(size_t(alignment), size_t(rounded));
+    tls.bytes[slot] = tls.memory[slot] == nullptr ? 0 : rounded;
+    if (tls.memory[slot] != nullptr && alignment > 64) madvise(tls.memory[slot], size_t(rounded), MADV_HUGEPAGE);
+  }
+  return tls.memory[slot];
+}
+
+}  // namespace qr
+
+extern "C" int32_t qr_parallel(int64_t num_pieces, void (*piece)(void*, int64_t), void* context) {
+  if (num_pieces < 0 || piece == nullptr) return QR_EINVAL;
+  qr::parallel(num_pieces, piece, context);
+  return QR_OK;
+}

@@ -1,0 +1,33 @@
+// One fork-join pool for every kernel.
+//
+// Work is handed out in small pieces by an atomic counter and the caller works too, so a thread that is not scheduled
+// (a neighbour took its core) holds up at most the piece it has in hand. Workers spin briefly between jobs, because
+// the ops of one step follow each other within microseconds, then sleep on a futex: an idle engine uses no CPU.
+#pragma once
+
+#include <cstdint>
+
+namespace qr {
+
+using PieceFn = void (*)(void* context, int64_t index);
+
+// Run piece(context, 0..num_pieces-1), in any order, on the pool; returns when all are done. Nested or concurrent
+// calls run on the calling thread alone.
+void parallel(int64_t num_pieces, PieceFn piece, void* context);
+
+template <class Body>
+void parallel_for(int64_t num_pieces, const Body& body) {
+  parallel(
+      num_pieces, [](void* context, int64_t index) { (*static_cast<const Body*>(context))(index); },
+      const_cast<Body*>(&body));
+}
+
+// Threads of the pool, the caller included. Stops the old workers; new ones start with the next job.
+void set_num_threads(int32_t count);
+int32_t num_threads();
+
+// 64-byte aligned memory of the calling thread, at least `bytes` long, kept until the thread ends. Slots (0..3) live
+// side by side; asking a slot again may move it. Null when memory is short.
+void* scratch(int slot, int64_t bytes);
+
+}  // namespace qr

@@ -1,0 +1,81 @@
+/* The C ABI of quire's CPU kernels.
+ *
+ * Every function returns QR_OK or a negative QR_E* status unless its comment says otherwise; nothing throws. Sizes are
+ * in elements unless called bytes. The caller owns all memory named here; outputs must not alias inputs unless a
+ * comment allows it. Call qr_init once before any kernel. Kernels may be called from any thread; while one thread uses
+ * the pool, calls from others run on their own thread alone.
+ *
+ * Row invariance: within one instruction set, the result for one row does not depend on the number of rows, the row's
+ * position, the number of threads, or chunking. Bit for bit.
+ */
+#ifndef QUIRE_CPU_H
+#define QUIRE_CPU_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define QR_API __attribute__((visibility("default")))
+#define QR_ABI_VERSION 1
+
+enum {
+  QR_OK = 0,
+  QR_EINVAL = -1,       /* an argument is out of range */
+  QR_ENOMEM = -2,       /* scratch memory could not be allocated */
+  QR_EUNSUPPORTED = -3, /* this combination of dtypes or this instruction set is not available */
+  QR_ESTATE = -4        /* qr_init was not called */
+};
+
+typedef enum { QR_FLOAT32 = 0, QR_BFLOAT16 = 1, QR_FLOAT16 = 2 } qr_dtype;
+typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4 } qr_activation;
+typedef enum { QR_AVX2 = 1, QR_AVX512 = 2, QR_AVX512_BF16 = 3, QR_AMX = 4 } qr_isa;
+
+/* ---- start-up ---- */
+
+/* QR_ABI_VERSION of the library. */
+QR_API int32_t qr_abi_version(void);
+
+/* The best qr_isa that this machine and its operating system run, 0 if none. Each is CPUID and XGETBV first; AMX is
+ * also executed once in a child process, since kernels and hypervisors exist that advertise it and then fault. */
+QR_API int32_t qr_best_isa(void);
+
+/* Choose the instruction set (0: the best; QR_EUNSUPPORTED above the best) and the number of threads, this one
+ * included. May be called again; not while a kernel runs. */
+QR_API int32_t qr_init(int32_t isa, int32_t num_threads);
+
+/* The qr_isa in use and the number of threads, 0 before qr_init. */
+QR_API int32_t qr_isa_in_use(void);
+QR_API int32_t qr_num_threads(void);
+
+/* Run num_pieces calls of piece(context, index) on the pool and return when all are done. For tests. */
+QR_API int32_t qr_parallel(int64_t num_pieces, void (*piece)(void* context, int64_t index), void* context);
+
+/* Sum of `bytes` bytes (a multiple of 256) read as fast as the pool can: the yardstick of benchmarks. */
+QR_API int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum);
+
+/* ---- linear layers (gemm.cpp) ---- */
+
+/* Bytes of a packed weight [out_features, in_features], or a negative status. */
+QR_API int64_t qr_packed_bytes(int32_t dtype, int64_t out_features, int64_t in_features);
+
+/* Lay rows [row_offset, row_offset + num_rows) of a weight out for streaming, converting src_dtype to dtype. `packed`
+ * is 64-byte aligned and was zero before the first part (padding stays zero). src_stride: elements between rows. */
+QR_API int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_t in_features, const void* src,
+                              int32_t src_dtype, int64_t num_rows, int64_t src_stride, int64_t row_offset);
+
+/* out[rows, n] = activation(x[rows, k] . weight[n, k] + bias[n]) + residual[rows, n]. bias (float32) and residual (of
+ * x_dtype) may be null. */
+QR_API int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
+                         int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias,
+                         int32_t activation, const void* residual);
+
+/* out[rows, f] = activation(gate) * up with [gate, up] = x[rows, k] . weight[2 f, k] + bias[2 f]; out is of x_dtype. */
+QR_API int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
+                               int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,129 @@
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "check.h"
+#include "quire_cpu.h"
+
+namespace {
+
+double activate(double x, int32_t activation) {
+  switch (activation) {
+    case QR_SILU:
+      return x / (1 + std::exp(-x));
+    case QR_GELU:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case QR_GELU_TANH:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case QR_RELU:
+      return x > 0 ? x : 0;
+    default:
+      return x;
+  }
+}
+
+struct Layer {
+  int64_t n, k;
+  int32_t dtype;
+  std::vector<float> weight;
+  char* packed;
+
+  Layer(int64_t n, int64_t k, int32_t dtype) : n(n), k(k), dtype(dtype) {
+    std::vector<char> raw = encode(random_floats(n * k, 1.0f / std::sqrt(float(k))), dtype);
+    weight = decode(raw, dtype);
+    packed = aligned_zeros(qr_packed_bytes(dtype, n, k));
+    // in two parts that meet inside a panel
+    const int64_t first = n / 3;
+    const int64_t size = dtype == QR_FLOAT32 ? 4 : 2;
+    CHECK(qr_pack_linear(packed, dtype, n, k, raw.data(), dtype, first, k, 0) == QR_OK);
+    CHECK(qr_pack_linear(packed, dtype, n, k, raw.data() + first * k * size, dtype, n - first, k, first) == QR_OK);
+  }
+  ~Layer() { std::free(packed); }
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+};
+
+double tolerance(int32_t dtype, double value) {
+  return 2e-5 + std::fabs(value) * (dtype == QR_FLOAT32 ? 2e-6 : dtype == QR_BFLOAT16 ? 1.0 / 250 : 1.0 / 2000);
+}
+
+void check_linear(int64_t rows, int64_t n, int64_t k, int32_t x_dtype, int32_t w_dtype, int32_t out_dtype,
+                  int32_t activation, bool with_bias, bool with_residual) {
+  Layer layer(n, k, w_dtype);
+  std::vector<char> x = encode(random_floats(rows * k), x_dtype), residual = encode(random_floats(rows * n), x_dtype);
+  std::vector<float> bias = random_floats(n), xs = decode(x, x_dtype), rs = decode(residual, x_dtype);
+  std::vector<char> out(size_t(rows * n) * (out_dtype == QR_FLOAT32 ? 4 : 2));
+  CHECK(qr_linear(out.data(), out_dtype, x.data(), x_dtype, layer.packed, w_dtype, rows, n, k,
+                  with_bias ? bias.data() : nullptr, activation, with_residual ? residual.data() : nullptr) == QR_OK);
+  std::vector<float> got = decode(out, out_dtype);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < n; ++c) {
+      double sum = 0;
+      for (int64_t i = 0; i < k; ++i) sum += double(xs[size_t(r * k + i)]) * layer.weight[size_t(c * k + i)];
+      if (with_bias) sum += bias[size_t(c)];
+      double want = activate(sum, activation) + (with_residual ? rs[size_t(r * n + c)] : 0);
+      CHECK(std::fabs(got[size_t(r * n + c)] - want) <= tolerance(out_dtype, want),
+            "rows %ld n %ld k %ld x %d w %d out %d act %d: [%ld, %ld] %g, not %g", long(rows), long(n), long(k),
+            x_dtype, w_dtype, out_dtype, activation, long(r), long(c), got[size_t(r * n + c)], want);
+    }
+}
+
+}  // namespace
+
+TEST(linear_matches_naive_loops) {
+  for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16}) {
+    for (int64_t rows : {1, 2, 15, 16, 17, 33, 70})
+      for (auto [n, k] : {std::pair<int64_t, int64_t>{32, 32}, {96, 64}, {100, 72}, {7, 45}, {64, 1100}})
+        check_linear(rows, n, k, dtype, dtype, dtype, QR_NONE, rows % 2 == 0, rows % 3 == 0);
+    for (int32_t activation : {QR_SILU, QR_GELU, QR_GELU_TANH, QR_RELU})
+      check_linear(3, 50, 64, dtype, dtype, QR_FLOAT32, activation, true, true);
+  }
+  check_linear(300, 40, 530, QR_BFLOAT16, QR_BFLOAT16, QR_BFLOAT16, QR_NONE, true, true);
+  check_linear(5, 40, 70, QR_FLOAT32, QR_BFLOAT16, QR_FLOAT32, QR_NONE, true, true);
+}
+
+TEST(gated_linear_is_gate_times_up) {
+  for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
+    for (auto [rows, f] : {std::pair<int64_t, int64_t>{1, 96}, {16, 64}, {40, 96}, {3, 20}}) {
+      const int64_t k = 80;
+      Layer layer(2 * f, k, dtype);
+      std::vector<char> x = encode(random_floats(rows * k), dtype);
+      std::vector<float> bias = random_floats(2 * f), both(size_t(rows * 2 * f));
+      std::vector<char> out(size_t(rows * f) * (dtype == QR_FLOAT32 ? 4 : 2));
+      CHECK(qr_linear(both.data(), QR_FLOAT32, x.data(), dtype, layer.packed, dtype, rows, 2 * f, k, bias.data(),
+                      QR_NONE, nullptr) == QR_OK);
+      CHECK(qr_gated_linear(out.data(), x.data(), dtype, layer.packed, dtype, rows, f, k, bias.data(), QR_SILU) ==
+            QR_OK);
+      std::vector<float> got = decode(out, dtype);
+      for (int64_t i = 0; i < rows * f; ++i) {
+        const size_t gate = size_t(i / f * 2 * f + i % f);
+        double want = activate(both[gate], QR_SILU) * both[gate + size_t(f)];
+        CHECK(std::fabs(got[size_t(i)] - want) <= tolerance(dtype, want), "%g, not %g", got[size_t(i)], want);
+      }
+    }
+}
+
+TEST(a_row_has_the_same_bits_in_every_batch) {
+  const int64_t n = 200, k = 1200, most = 600;
+  for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16}) {
+    Layer layer(n, k, dtype);
+    const size_t size = dtype == QR_FLOAT32 ? 4 : 2;
+    std::vector<char> x = encode(random_floats(most * k), dtype);
+    std::vector<float> all(size_t(most * n)), some(size_t(most * n));
+    auto run = [&](std::vector<float>& out, int64_t first, int64_t rows) {
+      CHECK(qr_linear(out.data(), QR_FLOAT32, x.data() + size_t(first * k) * size, dtype, layer.packed, dtype, rows, n,
+                      k, nullptr, QR_NONE, nullptr) == QR_OK);
+    };
+    run(all, 0, most);
+    for (int32_t threads : {1, 2, 5}) {
+      qr_init(qr_isa_in_use(), threads);
+      for (int64_t rows : {1, 2, 3, 5, 11, 12, 13, 15, 16, 17, 25, 31, 32, 33, 47, 48, 49, 64, 100, 257, 300})
+        for (int64_t first : {0L, 1L, 13L, 260L}) {
+          run(some, first, rows);
+          CHECK(std::memcmp(some.data(), all.data() + first * n, size_t(rows * n) * 4) == 0,
+                "dtype %d threads %d rows %ld from %ld", dtype, threads, long(rows), long(first));
+        }
+    }
+    qr_init(qr_isa_in_use(), 2);
+  }
+}

@@ -1,0 +1,62 @@
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+#include "quire_cpu.h"
+
+static int64_t run_job(int64_t pieces) {
+  std::atomic<int64_t> sum{0};
+  qr_parallel(
+      pieces, [](void* context, int64_t i) { static_cast<std::atomic<int64_t>*>(context)->fetch_add(i + 1); }, &sum);
+  return sum.load();
+}
+
+TEST(every_piece_runs_once) {
+  for (int32_t threads : {1, 2, 3, 8}) {
+    qr_init(qr_isa_in_use(), threads);
+    for (int64_t pieces : {0, 1, 2, 3, 17, 1000})
+      for (int turn = 0; turn < 200; ++turn)
+        CHECK(run_job(pieces) == pieces * (pieces + 1) / 2, "threads %d pieces %ld", threads, long(pieces));
+  }
+  qr_init(qr_isa_in_use(), 2);
+}
+
+TEST(two_callers_do_not_disturb_each_other) {
+  std::thread other([] {
+    for (int turn = 0; turn < 5000; ++turn) CHECK(run_job(20) == 210);
+  });
+  for (int turn = 0; turn < 5000; ++turn) CHECK(run_job(30) == 465);
+  other.join();
+}
+
+TEST(a_nested_job_runs_on_its_thread) {
+  std::atomic<int64_t> total{0};
+  qr_parallel(
+      10, [](void* context, int64_t) { static_cast<std::atomic<int64_t>*>(context)->fetch_add(run_job(10)); }, &total);
+  CHECK(total.load() == 550);
+}
+
+TEST(a_forked_child_has_a_pool_of_its_own) {
+  run_job(100);
+  pid_t child = fork();
+  if (child == 0) _exit(run_job(100) == 5050 ? 0 : 1);
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(run_job(100) == 5050);
+}
+
+TEST(an_idle_pool_uses_no_cpu) {
+  run_job(100);
+  usleep(5000);
+  timespec before, after;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  usleep(200000);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  double used = double(after.tv_sec - before.tv_sec) + double(after.tv_nsec - before.tv_nsec) * 1e-9;
+  CHECK(used < 0.002, "%.4f s of CPU in 0.2 s", used);
+}

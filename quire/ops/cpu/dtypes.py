@@ -1,0 +1,10 @@
+"""torch dtypes and activation names as the library numbers them."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""By `qr_dtype`."""
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+"""By `qr_activation`."""

@@ -1,0 +1,96 @@
+"""Linear layers over weights repacked into streaming order; `csrc/cpu/gemm.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
+from quire.ops.cpu.library import check, load
+from quire.ops.cpu.memory import zeros
+from quire.ops.functional import LinearWeight
+
+lib = load()
+
+
+def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
+    """See `functional.pack_linear`. Each part is read once, straight into panels of 32 rows."""
+    out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    packed = zeros(lib.qr_packed_bytes(DTYPES[dtype], out_features, in_features)).view(dtype)
+    offset = 0
+    for part in parts:
+        if part.dtype not in DTYPES or part.stride(1) != 1:
+            part = part.float().contiguous()
+        check(
+            lib.qr_pack_linear(
+                packed.data_ptr(),
+                DTYPES[dtype],
+                out_features,
+                in_features,
+                part.data_ptr(),
+                DTYPES[part.dtype],
+                part.shape[0],
+                part.stride(0),
+                offset,
+            )
+        )
+        offset += part.shape[0]
+    return LinearWeight(out_features=out_features, in_features=in_features, format="dense", tensors={"packed": packed})
+
+
+def linear(
+    x: Tensor,
+    weight: LinearWeight,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """See `functional.linear`."""
+    rows, in_features = x.shape
+    dtype = x.dtype
+    out = torch.empty((rows, weight.out_features), dtype=out_dtype or dtype)
+    packed = weight.tensors["packed"]
+    check(
+        lib.qr_linear(
+            out.data_ptr(),
+            DTYPES[out.dtype],
+            x.data_ptr(),
+            DTYPES[dtype],
+            packed.data_ptr(),
+            DTYPES[packed.dtype],
+            rows,
+            weight.out_features,
+            in_features,
+            None if bias is None else bias.data_ptr(),
+            ACTIVATIONS[activation],
+            None if residual is None else residual.data_ptr(),
+        )
+    )
+    return out
+
+
+def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:
+    """See `functional.gated_linear`."""
+    rows, in_features = x.shape
+    half = weight.out_features // 2
+    out = torch.empty((rows, half), dtype=x.dtype)
+    packed = weight.tensors["packed"]
+    check(
+        lib.qr_gated_linear(
+            out.data_ptr(),
+            x.data_ptr(),
+            DTYPES[x.dtype],
+            packed.data_ptr(),
+            DTYPES[packed.dtype],
+            rows,
+            half,
+            in_features,
+            None if bias is None else bias.data_ptr(),
+            ACTIVATIONS[activation],
+        )
+    )
+    return out

@@ -1,0 +1,163 @@
+"""Finds `libquire_cpu`, checks its ABI, chooses instruction set and threads. The only home of `ctypes`; no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, Final
+
+from quire import envs
+from quire.errors import ConfigError, EngineError
+
+ABI_VERSION: Final = 1
+FILE_NAME: Final = "libquire_cpu.so"
+BUILD_COMMAND: Final = "cmake -S . -B build/native -G Ninja && cmake --build build/native"
+ISA_NAMES: Final = ("none", "avx2", "avx512", "avx512_bf16", "amx")
+"""By `qr_isa`."""
+STATUS: Final = {
+    -1: "an argument is out of range",
+    -2: "scratch memory could not be allocated",
+    -3: "this combination of dtypes is not supported",
+    -4: "the library was not initialised",
+}
+
+PTR, I32, I64, F32 = c_void_p, c_int32, c_int64, c_float
+SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
+    # name: (result, arguments...); see csrc/include/quire_cpu.h
+    "qr_abi_version": (I32,),
+    "qr_best_isa": (I32,),
+    "qr_init": (I32, I32, I32),
+    "qr_isa_in_use": (I32,),
+    "qr_num_threads": (I32,),
+    "qr_parallel": (I32, I64, PTR, PTR),
+    "qr_read_bandwidth": (I32, PTR, I64, ctypes.POINTER(c_uint64)),
+    "qr_packed_bytes": (I64, I32, I64, I64),
+    "qr_pack_linear": (I32, PTR, I32, I64, I64, PTR, I32, I64, I64, I64),
+    "qr_linear": (I32, PTR, I32, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32, PTR),
+    "qr_gated_linear": (I32, PTR, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32),
+}
+
+
+def paths() -> list[Path]:
+    """Where the library may lie: in the installed package, else in the build folder of a checkout."""
+    package = Path(__file__).parent
+    return [package / FILE_NAME, package.parents[2] / "build" / "native" / FILE_NAME]
+
+
+@functools.cache
+def _open() -> ctypes.CDLL | str:
+    """The library, checked and initialised; or the reason why there is none."""
+    found = next((path for path in paths() if path.is_file()), None)
+    if found is None:
+        return f"the native kernels were not built (no compiler at install; in a checkout: {BUILD_COMMAND})"
+    try:
+        library = ctypes.CDLL(str(found))
+    except OSError as error:
+        return f"the native kernels do not load: {error}"
+    try:
+        version = library.qr_abi_version()
+        if version != ABI_VERSION:
+            return f"{found} has ABI {version}, this quire needs {ABI_VERSION}: build it again ({BUILD_COMMAND})"
+        for name, (result, *arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        return f"{found} is not the library of this quire: {error}; build it again ({BUILD_COMMAND})"
+    best = library.qr_best_isa()
+    if best == 0:
+        return "the native kernels need a processor with AVX2 and FMA"
+    isa = _wanted_isa(best)
+    if isinstance(isa, str):
+        return isa
+    library.qr_init(isa, default_num_threads())
+    return library
+
+
+def _wanted_isa(best: int) -> int | str:
+    wanted = envs.get("QUIRE_CPU_ISA")
+    if wanted == "auto":
+        return best
+    isa = ISA_NAMES.index(wanted)
+    if isa > best:
+        return f"QUIRE_CPU_ISA={wanted} is more than this machine runs, which is {ISA_NAMES[best]}"
+    return isa
+
+
+def unavailable_reason() -> str | None:
+    """Why the native kernels cannot run here; None when they can."""
+    library = _open()
+    return library if isinstance(library, str) else None
+
+
+def available() -> bool:
+    """Whether the native kernels run here."""
+    return unavailable_reason() is None
+
+
+def load() -> ctypes.CDLL:
+    """The library, initialised.
+
+    Raises: ConfigError where it cannot run.
+    """
+    library = _open()
+    if isinstance(library, str):
+        raise ConfigError(library)
+    return library
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return ISA_NAMES[load().qr_isa_in_use()]
+
+
+def num_threads() -> int:
+    """Threads that kernels use, the caller's included."""
+    return int(load().qr_num_threads())
+
+
+def set_num_threads(count: int) -> None:
+    """Change the number of threads; not while a kernel runs."""
+    check(load().qr_init(load().qr_isa_in_use(), count))
+
+
+def check(status: int) -> None:
+    """Raise what a kernel's status says."""
+    if status != 0:
+        raise EngineError(f"a native kernel failed: {STATUS.get(status, f'status {status}')}")
+
+
+def default_num_threads() -> int:
+    """One thread for each physical core that this process may use, within the control group's quota.
+
+    Two hyper-threads of one core share its tile unit and its path to memory: a second thread there only disturbs.
+    """
+    cores = {_core_of(cpu) for cpu in os.sched_getaffinity(0)}
+    return max(1, min(len(cores), _quota() or len(cores)))
+
+
+def _core_of(cpu: int) -> str:
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return str(cpu)
+
+
+def _quota() -> int | None:
+    """Whole CPUs of the control group's quota, version 2 or 1."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:
+            quota = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text(encoding="ascii").strip()
+            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+    return max(1, int(quota) // int(period)) if quota.isdigit() else None
+
+
+def function_type() -> Any:
+    """The ctypes type of `qr_parallel`'s callback, for tests of the pool."""
+    return ctypes.CFUNCTYPE(None, c_void_p, c_int64)
