@@ -197,7 +197,7 @@ class HFTokenizer:
         _check_text(text)
         if parse_special or not self._has_special(text):
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        ids = self._marked_backend().encode(_without_marks(text), add_special_tokens=False)
+        ids = self._marked_backend().encode(without_marks(text), add_special_tokens=False)
         return self._backend.post_process(ids, None, True).ids if add_special_tokens else ids.ids
 
     def encode_marked(self, text: str) -> list[int]:
@@ -262,7 +262,8 @@ class HFTokenizer:
             return self._marked
 
 
-def _without_marks(text: str) -> str:
+def without_marks(text: str) -> str:
+    """The text without MARK_START and MARK_END."""
     return text.replace(MARK_START, "").replace(MARK_END, "")
 
 

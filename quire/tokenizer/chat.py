@@ -1,0 +1,483 @@
+"""Conversations to prompts: chat templates, and the tokens of what they render.
+
+Knows the shape of messages (OpenAI's) and the conventions of templates (transformers'); `template_sandbox` runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import jinja2
+import jinja2.meta
+from jinja2 import nodes
+
+from quire.errors import InvalidParameter, RequestError, UnsupportedFeature
+from quire.tokenizer import template_sandbox
+from quire.tokenizer.template_sandbox import Budget, BudgetExceeded, TemplateRefusal
+from quire.tokenizer.tokenizer import MARK_END, MARK_START, Tokenizer, without_marks
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Message = dict[str, Json]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+RESERVED = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+)
+MAX_DEPTH = 64
+MAX_OUTPUT_CHARACTERS = 16_000_000
+MAX_RENDER_SECONDS = 2.0
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ContentFormat(StrEnum):
+    """What a template expects as the content of a message."""
+
+    STRING = "string"
+    """A string; parts are joined by line breaks."""
+    PARTS = "openai"
+    """A list of parts with types; a string becomes a single part unless the template also takes strings."""
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Raises: InvalidParameter(parameter="chat_template") for a template that jinja cannot compile.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        max_output_characters: int = MAX_OUTPUT_CHARACTERS,
+        max_seconds: float = MAX_RENDER_SECONDS,
+    ) -> None:
+        named = {"bos_token": bos_token, "eos_token": eos_token}
+        self.source = source
+        self.variables = {**(special_tokens or {}), **{name: text for name, text in named.items() if text is not None}}
+        """What every rendering sees beside the messages: bos_token, eos_token and the like."""
+        self._limits = (max_output_characters, max_seconds)
+        try:
+            self._tree = template_sandbox.parse(source)
+            self._template = template_sandbox.compiled(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise _bad_template(f"line {error.lineno}: {error.message}") from error
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            raise _bad_template(f"it is nested too deeply ({type(error).__name__})") from error
+
+    @cached_property
+    def content_format(self) -> ContentFormat:
+        """String, or parts where the template loops over the content of a message."""
+        return ContentFormat.PARTS if _loops_over_content(self._tree) else ContentFormat.STRING
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The variables that the template reads: what `template_kwargs` can have an effect on."""
+        return frozenset(jinja2.meta.find_undeclared_variables(self._tree))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        protect: Collection[str] = (),
+        **template_kwargs: object,
+    ) -> str:
+        """The prompt for a conversation.
+
+        Strings in `protect` (special tokens) are marked wherever they stand in messages, tools, documents and
+        template_kwargs, so that `encode_chat` takes them for the text they are; `without_marks` gives the text to show.
+
+        Raises: InvalidParameter naming the message and field, or for what the template itself refuses;
+        UnsupportedFeature for content other than text.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise InvalidParameter(
+                "Cannot set both add_generation_prompt and continue_final_message: either the model starts a new"
+                " message or it continues the last one. Set one of them to False.",
+                parameter="continue_final_message",
+            )
+        conversation = [self._message(message, f"messages[{i}]") for i, message in enumerate(_messages(messages))]
+        variables: dict[str, Json] = {
+            "messages": cast(Json, conversation),
+            "tools": _objects(tools, "tools"),
+            "documents": _objects(documents, "documents"),
+            **self._extra_variables(template_kwargs),
+        }
+        if protect:
+            variables = cast("dict[str, Json]", _marked(variables, _longest_first(protect)))
+        final = _tag_final(cast("list[Message]", variables["messages"])) if continue_final_message else None
+        text = self._run({**self.variables, **variables, "add_generation_prompt": add_generation_prompt})
+        return text if final is None else _cut_at_tag(text, final)
+
+    def _run(self, variables: Mapping[str, object]) -> str:
+        budget = Budget(max_characters=self._limits[0], max_seconds=self._limits[1])
+        try:
+            return template_sandbox.render(self._template, variables, budget)
+        except TemplateRefusal as error:
+            raise InvalidParameter(
+                f"the chat template refuses this conversation: {error.message}", parameter="messages"
+            ) from error
+        except BudgetExceeded as error:
+            raise InvalidParameter(
+                f"the chat template was stopped: {error.message}. Shorten the conversation, or correct the template.",
+                parameter="messages",
+            ) from error
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            LookupError,
+            MemoryError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as e:
+            raise InvalidParameter(
+                f"the chat template failed on this conversation: {type(e).__name__}: {str(e).rstrip('.')}. Check that the messages have"
+                " the roles and fields that the template reads, or pass another chat_template.",
+                parameter="messages",
+            ) from e
+
+    def _message(self, message: object, where: str) -> Message:
+        """A checked copy of a message, in the form the template expects."""
+        plain = _plain_object(message, where)
+        role = plain.get("role")
+        if not isinstance(role, str) or (role not in ROLES and role not in self._constants):
+            raise InvalidParameter(
+                f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", parameter=f"{where}.role"
+            )
+        result: Message = {name: value for name, value in plain.items() if value is not None}
+        if "content" in result or role != "assistant":
+            result["content"] = self._content(result.get("content"), f"{where}.content")
+        if "tool_calls" in result:
+            result["tool_calls"] = _tool_calls(result["tool_calls"], f"{where}.tool_calls")
+        reasoning = next((result[name] for name in REASONING_FIELDS if name in result), None)
+        if reasoning is not None:
+            return {"thinking": reasoning, **result, "reasoning_content": reasoning}
+        return result
+
+    def _content(self, content: Json, where: str) -> Json:
+        if isinstance(content, str):
+            takes_strings = self.content_format is ContentFormat.STRING or self._tests_for_strings
+            return content if takes_strings else [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            raise InvalidParameter(
+                f"{where} must be a string or a list of content parts, got {_kind(content)}", parameter=where
+            )
+        parts = [_text_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+        if self.content_format is ContentFormat.STRING:
+            return "\n".join(parts)
+        return [{"type": "text", "text": part} for part in parts]
+
+    def _extra_variables(self, given: Mapping[str, object]) -> dict[str, Json]:
+        reserved = [name for name in given if name in RESERVED or name in self.variables]
+        if reserved:
+            raise InvalidParameter(
+                f"chat_template_kwargs may not set: {', '.join(reserved)}. Use the parameter of that name, if there is"
+                " one.",
+                parameter="chat_template_kwargs",
+            )
+        return {name: _plain(value, f"chat_template_kwargs.{name}") for name, value in given.items()}
+
+    @cached_property
+    def _constants(self) -> frozenset[str]:
+        """Strings the template compares with: roles of its own (`ipython`, `critic`) are among them."""
+        return frozenset(node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str))
+
+    @cached_property
+    def _tests_for_strings(self) -> bool:
+        return any(test.name in ("string", "iterable", "sequence") for test in self._tree.find_all(nodes.Test))
+
+
+def load_chat_template(tokenizer: Tokenizer, source: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
+    """The template to use with a tokenizer: the model's own, or `source`.
+
+    `source` is a template, a path to one, or the name of one of the model's templates.
+
+    Raises: UnsupportedFeature when there is none; InvalidParameter for one that cannot be read or compiled.
+    """
+    templates = tokenizer.chat_templates
+    if source is None:
+        source = templates.get("tool_use") if with_tools else None
+        source = source or tokenizer.chat_template
+    if source is None:
+        names = f" (it has templates named {', '.join(sorted(templates))})" if templates else ""
+        raise UnsupportedFeature(
+            f"This model has no chat template{names}. Pass chat_template (--chat-template), or use generate() and"
+            " /v1/completions with a prompt in the model's own format.",
+            parameter="chat_template",
+        )
+    text = templates[source] if source in templates else _template_text(source)
+    return ChatTemplate(text, special_tokens=tokenizer.named_tokens)
+
+
+def _template_text(source: str) -> str:
+    """A template as it stands, or from the file it names: a path has none of the characters every template has."""
+    if any(character in source for character in "{}\n"):
+        return source
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidParameter(
+            f"chat_template {source[:200]!r} is neither a template nor a file that can be read ({error}). Pass a Jinja"
+            " template, or the path of one.",
+            parameter="chat_template",
+        ) from error
+
+
+def chat_prompt(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, object]],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    documents: Sequence[Mapping[str, object]] | None = None,
+    **template_kwargs: object,
+) -> tuple[str, list[int]]:
+    """(text, token ids) of a conversation, in which special tokens that the caller typed are text.
+
+    Raises: as `ChatTemplate.render`.
+    """
+    rendered = template.render(
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=tools,
+        documents=documents,
+        protect=tokenizer.special_tokens,
+        **template_kwargs,
+    )
+    return without_marks(rendered), encode_chat(tokenizer, rendered)
+
+
+def encode_chat(tokenizer: Tokenizer, rendered: str) -> list[int]:
+    """The token ids of a rendered conversation.
+
+    The template writes BOS and all other special tokens itself, so none is added. Special tokens that `render` marked
+    as the caller's are text; only those of the template are special.
+
+    Raises: InvalidParameter for an unpaired surrogate.
+    """
+    if MARK_START not in rendered and MARK_END not in rendered:
+        return tokenizer.encode(rendered, add_special_tokens=False)
+    special = (
+        "|".join(re.escape(token) for token in _longest_first(tokenizer.special_tokens) if len(token) > 1) or "(?!)"
+    )
+    pattern = re.compile(f"{MARK_START}({special}){MARK_END}|({special})|[{MARK_START}{MARK_END}]")
+    return tokenizer.encode_marked(pattern.sub(_turn_marks, rendered))
+
+
+def _turn_marks(match: re.Match[str]) -> str:
+    """Marks around the template's special tokens instead of the caller's; lone marks go."""
+    callers, templates = match.groups()
+    return f"{MARK_START}{templates}{MARK_END}" if templates else callers or ""
+
+
+def _longest_first(tokens: Collection[str]) -> list[str]:
+    return sorted(tokens, key=len, reverse=True)
+
+
+def _marked(value: Json, tokens: list[str]) -> Json:
+    """A copy in which each of the tokens stands between marks, in values but not in keys."""
+    pattern = re.compile("|".join(map(re.escape, tokens)))
+
+    def mark(item: Json) -> Json:
+        if isinstance(item, str):
+            return pattern.sub(lambda match: f"{MARK_START}{match[0]}{MARK_END}", without_marks(item))
+        if isinstance(item, list):
+            return [mark(child) for child in item]
+        return {name: mark(child) for name, child in item.items()} if isinstance(item, dict) else item
+
+    return mark(value)
+
+
+def _messages(messages: object) -> Sequence[object]:
+    if not isinstance(messages, (list, tuple)):
+        raise InvalidParameter(f"messages must be a list of messages, got {_kind(messages)}", parameter="messages")
+    if not messages:
+        raise InvalidParameter("messages must contain at least 1 item.", parameter="messages")
+    return messages
+
+
+def _objects(values: object, name: str) -> Json:
+    if values is None:
+        return None
+    if not isinstance(values, (list, tuple)):
+        raise InvalidParameter(f"{name} must be a list of objects, got {_kind(values)}", parameter=name)
+    return [_plain_object(value, f"{name}[{i}]") for i, value in enumerate(values)]
+
+
+def _plain_object(value: object, where: str) -> dict[str, Json]:
+    plain = _plain(value, where)
+    if not isinstance(plain, dict):
+        raise InvalidParameter(f"{where} must be an object, got {_kind(value)}", parameter=where)
+    return plain
+
+
+def _plain(value: object, where: str, depth: int = 0) -> Json:
+    """A copy made of plain JSON types only, which have no methods a template could misuse.
+
+    Raises: InvalidParameter naming the place of what is not JSON or not Unicode.
+    """
+    if depth > MAX_DEPTH:
+        raise InvalidParameter(f"{where.split('.')[0]} is nested deeper than {MAX_DEPTH} levels", parameter=where[:200])
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return _unicode(value, where)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {_unicode(_key(k, where), where): _plain(item, f"{where}.{k}", depth + 1) for k, item in value.items()}
+    raise InvalidParameter(
+        f"{where} must be made of JSON types (objects, lists, strings, numbers), got {_kind(value)}", parameter=where
+    )
+
+
+def _key(key: object, where: str) -> str:
+    if not isinstance(key, str):
+        raise InvalidParameter(f"{where} has a key that is not a string: {key!r}", parameter=where)
+    return key
+
+
+def _unicode(text: str, where: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            f"{where} contains an unpaired surrogate at character {error.start}; remove it or replace it with U+FFFD",
+            parameter=where,
+        ) from error
+    return str.__str__(text)
+
+
+def _text_part(part: Json, where: str) -> str:
+    """The text of a content part."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise InvalidParameter(f"{where} must be an object with a type, such as text", parameter=where)
+    field = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}.get(kind)
+    if field is None:
+        raise UnsupportedFeature(
+            f"Unsupported content part type {kind[:64]!r} in {where}: this model takes text only. Use parts of the form"
+            ' {"type": "text", "text": "..."}.',
+            parameter=where,
+        )
+    text = part.get(field)
+    if not isinstance(text, str):
+        raise InvalidParameter(f"{where}.{field} must be a string, got {_kind(text)}", parameter=f"{where}.{field}")
+    return text
+
+
+def _tool_calls(calls: Json, where: str) -> Json:
+    """Tool calls with their arguments as objects: templates write them out, clients send them as JSON text."""
+    if not isinstance(calls, list):
+        raise InvalidParameter(f"{where} must be a list, got {_kind(calls)}", parameter=where)
+    return [_tool_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
+def _tool_call(call: Json, where: str) -> Json:
+    if not isinstance(call, dict):
+        raise InvalidParameter(f"{where} must be an object, got {_kind(call)}", parameter=where)
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    name = f"{where}.function.arguments"
+    try:
+        arguments = json.loads(cast(str, function["arguments"]) or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(f"{name} is not valid JSON: {error}", parameter=name) from error
+    return {**call, "function": {**function, "arguments": _plain(arguments, name)}}
+
+
+def _tag_final(messages: list[Message]) -> str:
+    """Mark the end of the last message's text, and return that text. Mutates messages."""
+    content = messages[-1].get("content")
+    if isinstance(content, str):
+        messages[-1]["content"] = content + CONTINUE_TAG
+        return content
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            part["text"] = text + CONTINUE_TAG
+            return text
+    where = f"messages[{len(messages) - 1}].content"
+    raise InvalidParameter(f"continue_final_message is set, but {where} has no text to continue", parameter=where)
+
+
+def _cut_at_tag(text: str, final: str) -> str:
+    """The prompt up to the end of the final message; if the template trims messages, so is this one."""
+    tag = CONTINUE_TAG.strip()
+    if tag not in text or final.strip() not in text:
+        raise InvalidParameter(
+            "continue_final_message is set, but the chat template leaves the final message out or changes it, so there"
+            " is nothing to continue. Use add_generation_prompt instead.",
+            parameter="continue_final_message",
+        )
+    start = text.rindex(tag)
+    return text[:start] if text.startswith(CONTINUE_TAG, start) else text[:start].rstrip()
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _bad_template(problem: str) -> RequestError:
+    return InvalidParameter(
+        f"the chat template cannot be compiled: {problem}. Correct it, or pass another chat_template.",
+        parameter="chat_template",
+    )
+
+
+def _loops_over_content(tree: nodes.Template) -> bool:
+    """Whether the template loops over the content of a message, directly or through variables and macros.
+
+    Names are followed without regard to scope: two passes over assignments, loops and macro calls find chains that
+    real templates have.
+    """
+    aliases: set[str] = set()
+    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+    for _ in range(2):
+        for assign in tree.find_all(nodes.Assign):
+            if isinstance(assign.target, nodes.Name) and _is_content(assign.node, aliases):
+                aliases.add(assign.target.name)
+        for call in tree.find_all(nodes.Call):
+            macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
+            if macro is not None:
+                pairs = zip(macro.args, call.args, strict=False)
+                aliases.update(parameter.name for parameter, given in pairs if _is_content(given, aliases))
+    return any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
+    """Whether an expression is the content of a message: `x.content`, `x['content']`, an alias, or one filtered."""
+    if isinstance(node, nodes.Name):
+        return node.name in aliases
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    if isinstance(node, nodes.Filter):
+        return node.node is not None and _is_content(node.node, aliases)
+    return False
