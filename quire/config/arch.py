@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from quire.errors import ConfigError
 from quire.messages.kv import DTYPE_BYTES, KVCacheSpec
@@ -303,7 +303,7 @@ class _Config:
         return value
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -1,1 +1,32 @@
-"""The ops in plain torch: the executable specification."""
+"""The ops in plain torch: the executable specification, and what serves where nothing was compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from quire.ops.reference.attention import paged_attention
+from quire.ops.reference.cache import allocate_kv_cache, copy_blocks
+from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
+from quire.ops.reference.norm import layer_norm, rms_norm
+from quire.ops.reference.rotary import rope_and_cache
+from quire.ops.reference.sampling import apply_penalties, argmax, sample, top_logprobs
+
+OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
+    {
+        "pack_linear": pack_linear,
+        "linear": linear,
+        "gated_linear": gated_linear,
+        "embedding": embedding,
+        "rms_norm": rms_norm,
+        "layer_norm": layer_norm,
+        "rope_and_cache": rope_and_cache,
+        "allocate_kv_cache": allocate_kv_cache,
+        "copy_blocks": copy_blocks,
+        "paged_attention": paged_attention,
+        "argmax": argmax,
+        "top_logprobs": top_logprobs,
+        "apply_penalties": apply_penalties,
+        "sample": sample,
+    }
+)

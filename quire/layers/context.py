@@ -1,0 +1,76 @@
+"""`LayerContext`: all that a layer is built with, so that no constructor grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.distributed.groups import ParallelContext
+from quire.layers.weights import WHOLE, ShardSpec, WeightMap, WeightReader
+from quire.ops.functional import LinearWeight, pack_linear
+
+
+def _pack(parts: Sequence[Tensor], dtype: torch.dtype) -> LinearWeight:
+    return pack_linear(parts, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerContext:
+    """Where a layer stands in the model, and where its parameters come from. A layer is born with its values."""
+
+    weights: WeightReader
+    weight_map: WeightMap
+    dtype: torch.dtype
+    """Of activations and of the weights that are not kept in float32."""
+    max_model_len: int
+    parallel: ParallelContext = ParallelContext()
+    pack: Callable[[Sequence[Tensor], torch.dtype], LinearWeight] = _pack
+    """Lays out the parts of a linear weight; a quantisation scheme puts its own here."""
+    name: str = ""
+    """The layer's dotted name, as in the checkpoint."""
+
+    def child(self, name: str | int) -> LayerContext:
+        """The context of a part of this layer."""
+        return replace(self, name=f"{self.name}.{name}" if self.name else str(name))
+
+    def tensor(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one whole parameter, in `dtype` (default: the model's)."""
+        source = f"{self.name}.{name}"
+        value = self.weights.read(source, shape, WHOLE).to(dtype or self.dtype, copy=True)
+        self.weights.release([source])
+        return value
+
+    def linear_weight(self, in_features: int, out_features: tuple[int, ...], shard: ShardSpec) -> LinearWeight:
+        """The packed weight of a linear layer; `out_features` has one entry per layer that it computes."""
+        transposed = self.weight_map.is_transposed(self.name)
+        names, sizes = self._parts(out_features, "weight")
+        parts = []
+        for source, size in zip(names, sizes, strict=True):
+            if transposed:
+                stored = ShardSpec(dim=1 - shard.dim, part=shard.part, parts=shard.parts)
+                parts.append(self.weights.read(source, (in_features, size), stored).t())
+            else:
+                parts.append(self.weights.read(source, (size, in_features), shard))
+        packed = self.pack(parts, self.dtype)
+        self.weights.release(names)
+        return packed
+
+    def linear_bias(self, out_features: tuple[int, ...], shard: ShardSpec) -> Tensor:
+        """The bias of a linear layer in float32."""
+        names, sizes = self._parts(out_features, "bias")
+        bias = torch.cat(
+            [
+                self.weights.read(source, (size,), shard).to(torch.float32)
+                for source, size in zip(names, sizes, strict=True)
+            ]
+        )
+        self.weights.release(names)
+        return bias
+
+    def _parts(self, out_features: tuple[int, ...], name: str) -> tuple[list[str], tuple[int, ...]]:
+        """The checkpoint's names and sizes: one for each part, or a single one where the checkpoint is fused too."""
+        sources = [f"{source}.{name}" for source in self.weight_map.sources(self.name)]
+        return sources, out_features if len(sources) == len(out_features) else (sum(out_features),)

@@ -1,0 +1,43 @@
+"""Linear layers. Output features are split between tensor-parallel ranks, or input features where `shard_dim` is 1."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.layers.context import LayerContext
+from quire.layers.weights import ShardSpec
+from quire.ops import functional
+
+
+class Linear:
+    """activation(x @ weight.T + bias) + residual; several of the checkpoint's layers may be fused into one."""
+
+    def __init__(
+        self, ctx: LayerContext, in_features: int, *out_features: int, bias: bool = False, shard_dim: int = 0
+    ) -> None:
+        tp = ctx.parallel.tp
+        self.weight = ctx.linear_weight(
+            in_features, out_features, ShardSpec(dim=shard_dim, part=tp.rank, parts=tp.size)
+        )
+        # A bias follows the output features: split with them, or whole and added by the first rank only.
+        bias_shard = ShardSpec(part=tp.rank, parts=tp.size) if shard_dim == 0 else ShardSpec()
+        has_bias = bias and (shard_dim == 0 or tp.rank == 0)
+        self.bias = ctx.linear_bias(out_features, bias_shard) if has_bias else None
+
+    def __call__(self, x: Tensor, *, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+        """Shapes: x [T, M], residual [T, N] -> [T, N]."""
+        return functional.linear(x, self.weight, self.bias, activation=activation, residual=residual)
+
+
+class GatedLinear(Linear):
+    """activation(gate(x)) * up(x), gate and up being the two halves of one product."""
+
+    def __init__(
+        self, ctx: LayerContext, in_features: int, out_features: int, *, activation: str, bias: bool = False
+    ) -> None:
+        super().__init__(ctx, in_features, out_features, out_features, bias=bias)
+        self.activation = activation
+
+    def gate(self, x: Tensor) -> Tensor:
+        """Shapes: x [T, M] -> [T, F]."""
+        return functional.gated_linear(x, self.weight, self.bias, activation=self.activation)

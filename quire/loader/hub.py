@@ -1,0 +1,65 @@
+"""From a model's name to a local directory. Downloads data only, never code."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from quire.errors import MissingDependency, ModelNotFound
+
+
+ALLOWED_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
+"""What is fetched from a repository: configs, weights, chat templates, tokenizers."""
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def resolve_model(name: str, revision: str | None = None) -> Path:
+    """The directory of a model: `name` itself, or a snapshot of the repository `org/name` on the Hugging Face hub.
+
+    With HF_HUB_OFFLINE=1 only snapshots that were downloaded before are used.
+    Raises: ModelNotFound when there is neither; MissingDependency when a repository is named and huggingface_hub is not
+    installed.
+    """
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return _checked(directory)
+    if directory.exists():
+        raise ModelNotFound(f"{name} is a file; give the directory that holds config.json and the weights.")
+    if not _REPOSITORY.fullmatch(name):
+        raise ModelNotFound(
+            f"no directory {name!r} (looked in {Path.cwd()}), and it is no repository name of the form 'org/name'. "
+            "Correct the path, or leave the model out to run the embedded one."
+        )
+    return _checked(_snapshot(name, revision))
+
+
+def _checked(directory: Path) -> Path:
+    if not (directory / "config.json").is_file():
+        raise ModelNotFound(
+            f"{directory} holds no config.json, so it is no model directory in the Hugging Face layout. "
+            "Give the directory that holds config.json, the tokenizer and the weights."
+        )
+    return directory
+
+
+def _snapshot(name: str, revision: str | None) -> Path:
+    try:
+        download = cast(Callable[..., str], importlib.import_module("huggingface_hub").snapshot_download)
+    except ModuleNotFoundError:
+        raise MissingDependency(
+            f"no directory {name!r}, and fetching the repository {name!r} needs the package 'huggingface_hub': "
+            'pip install "quire[hub]"'
+        ) from None
+    try:
+        return Path(download(name, revision=revision, allow_patterns=list(ALLOWED_FILES)))
+    except Exception as error:  # the hub, its client and the network below raise dozens of unrelated classes
+        at = f" at revision {revision!r}" if revision else ""
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelNotFound(
+            f"no directory {name!r}, and the repository {name!r}{at} could not be fetched from the hub "
+            f"({type(error).__name__}: {reason}). Check the name and the network (HF_HUB_OFFLINE, HF_TOKEN for gated "
+            "models), or give a local directory."
+        ) from error

@@ -1,0 +1,182 @@
+"""One safetensors file: its header, checked before anything trusts it, and views of its memory-mapped bytes.
+
+The header is read here rather than by the safetensors package so that every fault is named with its file, tensor and
+numbers, and so that pages that have been copied can be given back to the system.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+MAX_HEADER_BYTES = 100_000_000
+LFS_POINTER = b"version https://git-lfs"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""The dtypes weights may have."""
+OTHER_DTYPE_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E5M2": 1,
+    "F8_E4M3": 1,
+    "I16": 2,
+    "U16": 2,
+    "I32": 4,
+    "U32": 4,
+    "I64": 8,
+    "U64": 8,
+}
+"""The dtypes a file may hold besides."""
+
+
+class FileProblem(Exception):
+    """The whole file is unusable; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """Where a tensor lies."""
+
+    name: str
+    file: Path
+    dtype: str
+    """As safetensors spells it."""
+    shape: tuple[int, ...]
+    start: int
+    """First byte, counted from the start of the file."""
+    num_bytes: int
+
+
+def read_header(file: Path) -> tuple[list[TensorInfo], list[str]]:
+    """The tensors of a file and the problems found with single ones.
+
+    Raises: FileProblem when the file cannot be used at all.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(len(LFS_POINTER))
+        if prefix == LFS_POINTER:
+            raise FileProblem(
+                f"{file.name} is a Git LFS pointer ({size} bytes), not the weights: run `git lfs pull` in {file.parent}"
+            )
+        if size < 8:
+            raise FileProblem(f"{file.name} is truncated: it has {size} bytes, at least 8 are needed; copy it again")
+        header_bytes = int.from_bytes(prefix[:8], "little")
+        if header_bytes > min(MAX_HEADER_BYTES, size - 8):
+            raise FileProblem(
+                f"{file.name} is truncated or no safetensors file: its header claims {header_bytes} bytes, "
+                f"the file has {size}; copy it again"
+            )
+        stream.seek(8)
+        header = stream.read(header_bytes)
+    pairs = _parse(file, header)
+    return _infos(file, pairs, 8 + header_bytes, size)
+
+
+def _parse(file: Path, header: bytes) -> list[tuple[str, Any]]:
+    """The header's entries, doubled keys included."""
+    try:
+        pairs = json.loads(header, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        raise FileProblem(f"{file.name} has a damaged header ({error}); copy it again") from None
+    if not isinstance(pairs, _Pairs):
+        raise FileProblem(f"{file.name} has a damaged header (not a JSON object); copy it again")
+    return [(name, entry) for name, entry in pairs if name != "__metadata__"]
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object with its keys in order, doubled ones included."""
+
+
+def _infos(
+    file: Path, pairs: list[tuple[str, Any]], data_start: int, file_bytes: int
+) -> tuple[list[TensorInfo], list[str]]:
+    infos: dict[str, TensorInfo] = {}
+    problems: list[str] = []
+    for name, entry in pairs:
+        if name in infos:
+            problems.append(f"{file.name}: the header lists {name} twice; write the file again")
+            continue
+        try:
+            infos[name] = _info(file, name, entry, data_start, file_bytes)
+        except FileProblem as problem:
+            problems.append(f"{file.name}: {name} {problem}")
+    problems.extend(_overlaps(file, list(infos.values())))
+    return list(infos.values()), problems
+
+
+def _info(file: Path, name: str, entry: object, data_start: int, file_bytes: int) -> TensorInfo:
+    fields = dict(entry) if isinstance(entry, _Pairs) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
+        raise FileProblem("has no valid dtype, shape and data_offsets; write the file again")
+    item_bytes = DTYPES[dtype].itemsize if dtype in DTYPES else OTHER_DTYPE_BYTES.get(dtype)
+    if item_bytes is None:
+        raise FileProblem(f"has the unknown dtype {dtype!r}; convert it to float32, bfloat16 or float16")
+    begin, end = offsets
+    expected = math.prod(shape) * item_bytes
+    if end - begin != expected:
+        raise FileProblem(f"has {end - begin} bytes, but {dtype} {list(shape)} takes {expected}; write the file again")
+    if data_start + end > file_bytes:
+        raise FileProblem(f"ends at byte {data_start + end}, but the file is truncated at {file_bytes}; copy it again")
+    return TensorInfo(
+        name=name, file=file, dtype=dtype, shape=tuple(shape), start=data_start + begin, num_bytes=expected
+    )
+
+
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(
+        isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value
+    )
+
+
+def _overlaps(file: Path, infos: list[TensorInfo]) -> Iterator[str]:
+    ordered = sorted((info for info in infos if info.num_bytes), key=lambda info: info.start)
+    for before, after in pairwise(ordered):
+        if before.start + before.num_bytes > after.start:
+            yield f"{file.name}: {after.name} overlaps {before.name}; write the file again"
+
+
+class MappedFile:
+    """Views of a file's tensors. Pages are read when they are touched, and given back by `drop`."""
+
+    def __init__(self, file: Path) -> None:
+        with file.open("rb") as stream:
+            # Copy-on-write rather than read-only, because torch warns about buffers that it could not write to.
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def view(self, info: TensorInfo) -> Tensor:
+        """The tensor's bytes in the file, in the checkpoint's dtype; copy what shall be kept."""
+        dtype = DTYPES[info.dtype]
+        if info.num_bytes == 0:
+            return torch.empty(info.shape, dtype=dtype)
+        if info.start % dtype.itemsize:
+            return self._copy(info, dtype)
+        count = math.prod(info.shape)
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=info.start).view(info.shape)
+
+    def _copy(self, info: TensorInfo, dtype: torch.dtype) -> Tensor:
+        """For files whose header has an odd length: torch cannot view unaligned bytes."""
+        data = bytearray(self._map[info.start : info.start + info.num_bytes])
+        return torch.frombuffer(data, dtype=dtype).view(info.shape)
+
+    def drop(self, info: TensorInfo) -> None:
+        """Give the tensor's pages back, as far as it has them for itself."""
+        first = -(-info.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (info.start + info.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)

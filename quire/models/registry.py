@@ -1,0 +1,75 @@
+"""`ModelRegistry`: architecture name in config.json -> model class, loaded when it is used.
+
+A package adds its own with `ModelRegistry.register_model`, or with an entry point in the group `quire.models` whose
+name is the architecture and whose value is "module:Class".
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import ClassVar, cast
+
+from quire.errors import ConfigError
+from quire.log import get_logger
+from quire.models.interfaces import ModelClass
+from quire.utils.lazy import LazyTable, nearest
+
+log = get_logger(__name__)
+
+ENTRY_POINT_GROUP = "quire.models"
+
+
+class ModelRegistry:
+    """The models this process can run."""
+
+    paths: ClassVar[LazyTable] = LazyTable(
+        "architecture",
+        {
+            "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2ForCausalLM",
+            "GPT2LMHeadModel": "quire.models.gpt2:GPT2LMHeadModel",
+            "LlamaForCausalLM": "quire.models.llama:LlamaForCausalLM",
+            "MistralForCausalLM": "quire.models.mistral:MistralForCausalLM",
+            "OPTForCausalLM": "quire.models.opt:OPTForCausalLM",
+            "Phi3ForCausalLM": "quire.models.phi3:Phi3ForCausalLM",
+            "Qwen2ForCausalLM": "quire.models.qwen2:Qwen2ForCausalLM",
+            "Qwen3ForCausalLM": "quire.models.qwen3:Qwen3ForCausalLM",
+        },
+    )
+    classes: ClassVar[dict[str, ModelClass]] = {}
+
+    @classmethod
+    def register_model(cls, architecture: str, model: str | ModelClass) -> None:
+        """Add a model, or replace one: "package.module:Class" (imported when it is used) or the class itself.
+
+        Raises: ConfigError for a path of another form.
+        """
+        if isinstance(model, str):
+            cls.paths.add(architecture, model)
+            cls.classes.pop(architecture, None)
+        else:
+            cls.classes[architecture] = model
+
+    @classmethod
+    def supported(cls) -> list[str]:
+        """The architectures known, entry points of installed packages included."""
+        return sorted({*cls.paths, *cls.classes, *entry_points(group=ENTRY_POINT_GROUP).names})
+
+    @classmethod
+    def resolve(cls, architecture: str, *, source: str) -> ModelClass:
+        """The class for an architecture that `source` names.
+
+        Raises: ConfigError listing the known ones and the nearest.
+        """
+        if architecture in cls.classes:
+            return cls.classes[architecture]
+        if architecture in cls.paths:
+            return cast(ModelClass, cls.paths.load(architecture))
+        for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=architecture):
+            log.info("model from a plug-in architecture=%s value=%s", architecture, entry_point.value)
+            return cast(ModelClass, entry_point.load())
+        known = cls.supported()
+        raise ConfigError(
+            f"{source}: the architecture {architecture!r} is not supported{nearest(architecture, known)} "
+            f"Supported: {', '.join(known)}. Others can be added with ModelRegistry.register_model or an entry point "
+            f"in the group {ENTRY_POINT_GROUP!r}."
+        )

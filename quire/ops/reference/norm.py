@@ -1,0 +1,29 @@
+"""Norms. Each row's sums run over that row alone, in float32, on one thread."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.ops.reference.threads import one_thread
+
+
+@one_thread
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
+    """See `functional.rms_norm`."""
+    wide = x.float()
+    out = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+    if residual is not None:
+        out.add_(residual)
+    return out.to(x.dtype)
+
+
+@one_thread
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """See `functional.layer_norm`."""
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    out = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
+    if bias is not None:
+        out.add_(bias)
+    return out.to(x.dtype)
