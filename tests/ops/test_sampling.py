@@ -180,6 +180,23 @@ def test_the_largest_uniform_still_draws_a_token_that_was_kept(impl: str) -> Non
 
 
 @pytest.mark.parametrize("impl", implementations_of("sample"))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sum_that_float64_rounds_does_not_undo_top_k(impl: str, seed: int) -> None:
+    logits = torch.rand(1, 20_001, generator=torch.Generator().manual_seed(seed)) / 10
+    logits[0, -1] = -0.1  # the one token that top-k drops, and the last that a draw comes to
+    last = torch.tensor([[math.nextafter(1, 0)]], dtype=torch.float64)
+    assert run(impl, "sample", logits, *parameters([(1.0, 20_000, 1.0, 0.0)]), last).tolist() == [[19_999]]
+
+
+@pytest.mark.parametrize("impl", implementations_of("sample"))
+def test_top_p_takes_one_more_token_when_a_fraction_of_a_weight_is_missing(impl: str) -> None:
+    logits = torch.tensor([[0.0, -2.3841848815209232e-06]])  # top_p * total is 2**40 + 0.4375: just above one token
+    last = torch.tensor([[0.999]], dtype=torch.float64)
+    drawn = run(impl, "sample", logits, *parameters([(1.0, 0, 0.5000005960464478, 0.0)]), last)
+    assert drawn.tolist() == [[1]]
+
+
+@pytest.mark.parametrize("impl", implementations_of("sample"))
 def test_top_k_of_one_is_greedy_and_ties_go_to_the_lower_id(impl: str) -> None:
     logits = torch.tensor([[1.0, 4.0, 2.0, 4.0]])
     numbers = torch.linspace(0, 0.999, 50).double().unsqueeze(0)
@@ -230,6 +247,13 @@ def test_the_most_likely_token_has_rank_one_even_where_float32_logprobs_are_equa
     _, ranks, top_ids, _ = run(impl, "top_logprobs", logits, torch.tensor([777]), 3)
     assert ranks.tolist() == [1]
     assert top_ids.tolist() == [[777, 0, 1]]
+
+
+@pytest.mark.parametrize("impl", implementations_of("top_logprobs"))
+def test_minus_zero_ties_with_zero(impl: str) -> None:
+    _, ranks, top_ids, _ = run(impl, "top_logprobs", torch.tensor([[-0.0, 0.0, -0.0, 0.0]]), torch.tensor([2]), 4)
+    assert ranks.tolist() == [3]
+    assert top_ids.tolist() == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize("impl", implementations_of("top_logprobs"))

@@ -23,13 +23,21 @@ def test_the_chosen_token_comes_first_and_once_then_the_best_in_order(k: int) ->
         assert position.rank == order.index(CHOSEN[row]) + 1
 
 
+@pytest.mark.parametrize("rank", [1, 4, 5, 6])
+def test_a_chosen_token_among_the_best_is_not_repeated(rank: int) -> None:
+    best = LOGITS[0].sort(descending=True, stable=True).indices.tolist()
+    (position,) = prompt_logprobs(LOGITS[:1], [best[rank - 1]], 5)
+    assert position.rank == rank
+    assert position.token_ids == [best[rank - 1], *(token for token in best[:5] if token != best[rank - 1])]
+
+
 def test_five_are_a_prefix_of_twenty() -> None:
     five, twenty, every = (prompt_logprobs(LOGITS, CHOSEN, k) for k in (5, 20, -1))
     for few, more, all_of_them in zip(five, twenty, every, strict=True):
         assert more.token_ids[: len(few.token_ids)] == few.token_ids
         assert more.logprobs[: len(few.token_ids)] == few.logprobs
         assert all_of_them.token_ids[: len(more.token_ids)] == more.token_ids
-        assert (few.rank, few.rank) == (more.rank, all_of_them.rank)
+        assert few.rank == more.rank == all_of_them.rank
 
 
 def test_rows_may_ask_for_different_numbers() -> None:

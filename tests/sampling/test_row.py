@@ -2,6 +2,7 @@ from collections import Counter
 
 import numpy as np
 
+from quire.sampling.row import SamplingRow
 from tests.sampling.rows import make_row
 
 
@@ -36,10 +37,9 @@ def test_the_prompt_is_counted_only_for_the_repetition_penalty() -> None:
     assert make_row(temperature=0.5).occurrences is None
 
 
-def test_a_row_has_its_own_tokens() -> None:
-    row = make_row(prompt=[1, 2])
-    other = make_row(prompt=[1, 2])
+def test_a_row_leaves_the_list_it_was_given_alone() -> None:
+    tokens = [1, 2]
+    row = SamplingRow(make_row().request, branch=0, num_prompt_tokens=2, token_ids=tokens)
     row.append(3)
     assert (row.token_ids, row.num_output_tokens) == ([1, 2, 3], 1)
-    assert (other.token_ids, other.num_output_tokens) == ([1, 2], 0)
-    assert row.request.prompt_token_ids == [1, 2]
+    assert tokens == [1, 2]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.sampling.batch import SamplingBatch
+from quire.sampling.random import uniforms
 from quire.sampling.row import SamplingRow
 from quire.sampling.sampler import SampledTokens, Sampler
 from tests.sampling.rows import make_row
@@ -88,6 +89,12 @@ def test_a_draw_depends_on_seed_and_position() -> None:
         for length in range(5)
     }
     assert len(set(tokens.values())) > 15
+
+
+def test_the_position_is_the_index_of_the_token_that_is_drawn() -> None:
+    row = make_row(prompt=[1, 2], output=[3], seed=77, branch=4)
+    (token,) = sample([row], torch.zeros(1, 256)).token_ids[0]
+    assert token == int(uniforms(77, 4, 3) * 256)
 
 
 def test_a_preempted_row_draws_on_as_if_nothing_had_happened() -> None:
