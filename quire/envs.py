@@ -30,7 +30,7 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 
 VARIABLES: dict[str, Variable] = {
     "QUIRE_LOG_LEVEL": Variable(
-        parse=_choice("DEBUG", "INFO", "WARNING", "ERROR"), default="WARNING", help="Lowest level that is logged."
+        parse=_choice("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO", help="Lowest level that is logged."
     ),
     "QUIRE_CPU_ISA": Variable(
         parse=_choice("auto", "avx2", "avx512", "avx512_bf16", "amx"),

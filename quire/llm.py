@@ -9,13 +9,16 @@ from typing import Any
 from quire.config.args import EngineArgs
 from quire.engine.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import InvalidParameter, RequestFailed, UnsupportedFeature
-from quire.inputs import ChatMessage, PromptType
+from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.inputs import ChatMessage, PromptType, TokensPrompt
+from quire.log import get_logger
 from quire.observability.progress import generate_progress
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.chat import ChatTemplate, encode_chat, load_chat_template
 from quire.tokenizer.tokenizer import Tokenizer
+
+log = get_logger(__name__)
 
 ParamsLike = SamplingParams | Mapping[str, Any]
 
@@ -50,7 +53,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs come in the order of the prompts.
 
-        One set of sampling parameters serves all prompts, or give one for each; None takes the model's defaults.
+        One set of sampling parameters serves all prompts, or give one for each; None takes the model's defaults. A
+        request that fails while it runs ends with finish reason `error` and says why in `warnings`; the others go on.
         Nothing runs unless every prompt and every parameter is valid.
 
         Raises: RequestError naming prompt, field and remedy.
@@ -77,18 +81,41 @@ class LLM:
         if not isinstance(messages, (list, tuple)) or not messages:
             raise InvalidParameter("messages must be a non-empty list of messages", parameter="messages")
         conversations = messages if isinstance(messages[0], (list, tuple)) else [messages]
-        template = self._template(chat_template)
-        prompts: list[PromptType] = []
-        for conversation in conversations:
-            text = template.render(
+        prompts = [
+            self.chat_prompt(
                 conversation,
+                chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
-                **(chat_template_kwargs or {}),
+                chat_template_kwargs=chat_template_kwargs,
             )
-            prompts.append({"prompt": text, "prompt_token_ids": encode_chat(self.get_tokenizer(), text)})
+            for conversation in conversations
+        ]
         return self._run(prompts, _for_each(sampling_params, len(prompts)), use_tqdm)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> TokensPrompt:
+        """The prompt that a conversation becomes through the model's chat template.
+
+        Raises: RequestError, also when the model has no chat template.
+        """
+        text = self._template(chat_template).render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        return {"prompt": text, "prompt_token_ids": encode_chat(self.get_tokenizer(), text)}
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.
@@ -143,11 +170,10 @@ class LLM:
         except BaseException:
             self.engine.abort_request(request_ids)
             raise
-        outputs = [done[request_id] for request_id in request_ids]
-        for index, output in enumerate(outputs):
-            if any(completion.finish_reason == "error" for completion in output.outputs):
-                raise RequestFailed(f"prompt {index} failed: {' '.join(output.warnings)}")
-        return outputs
+        for index, request_id in enumerate(request_ids):
+            if any(completion.finish_reason == "error" for completion in done[request_id].outputs):
+                log.error("prompt %d failed: %s", index, " ".join(done[request_id].warnings))
+        return [done[request_id] for request_id in request_ids]
 
     def _drain(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -183,4 +209,5 @@ def _for_each(given: ParamsLike | Sequence[ParamsLike] | None, count: int) -> li
                 parameter="sampling_params",
             )
         return [as_params(one) for one in given]
+    assert not isinstance(given, Sequence)
     return [as_params(given)] * count

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from quire.cli.sampling_flags import add_sampling_flags, sampling_params
 from quire.config.args import add_flags, from_namespace
 from quire.errors import RequestError
+from quire.inputs import ChatMessage
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
 
 DEFAULT_MAX_TOKENS = 512
 HELP = "/new starts over, /stats shows numbers, /exit or Ctrl-D ends"
@@ -62,10 +67,7 @@ def _read_line(interactive: bool) -> str | None:
 class Conversation:
     """The messages so far."""
 
-    def __init__(self, llm: object, args: argparse.Namespace) -> None:
-        from quire.llm import LLM
-
-        assert isinstance(llm, LLM)
+    def __init__(self, llm: LLM, args: argparse.Namespace) -> None:
         self.llm = llm
         self.args = args
         self.params = sampling_params(args, llm.get_default_sampling_params(), DEFAULT_MAX_TOKENS)
@@ -76,7 +78,7 @@ class Conversation:
     def start_over(self) -> None:
         """Forget everything but the system prompt."""
         system = self.args.system_prompt
-        self.messages = [{"role": "system", "content": system}] if system else []
+        self.messages: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
 
     def obey(self, line: str) -> None:
         """A command or a question."""

@@ -146,7 +146,7 @@ def _resolve_scheduler(args: EngineArgs, choices: _Choices) -> SchedulerConfig:
     if tokens < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({tokens}) is less than max_num_seqs ({max_num_seqs}): a step could not give "
-            f"every sequence its token. Raise max_num_batched_tokens to {max_num_seqs} or lower max_num_seqs to {tokens}."
+            f"every sequence its token. Raise the first to {max_num_seqs} or lower the second to {tokens}."
         )
     return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens, max_chunk_tokens=tokens)
 

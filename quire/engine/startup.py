@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import quire
 from quire import envs
 from quire.config.arch import ModelArch
 from quire.config.args import EngineArgs
@@ -31,7 +30,7 @@ from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 log = get_logger(__name__)
 
-EMBEDDED_MODEL = Path(quire.__file__).parent / "tiny"
+EMBEDDED_MODEL = Path(__file__).parents[1] / "tiny"
 
 
 @dataclass(slots=True)

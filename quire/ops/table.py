@@ -14,8 +14,7 @@ from typing import NoReturn
 from quire.errors import ConfigError
 
 IMPLEMENTATIONS = MappingProxyType({"reference": "quire.ops.reference", "cpu": "quire.ops.cpu"})
-"""name -> package whose `OPS` maps op names to callables (an op it lacks falls back to the reference) and which has
-`set_num_threads(n)`."""
+"""name -> package whose `OPS` maps op names to callables; an op it lacks falls back to the reference."""
 
 OPS = (
     "pack_linear",
@@ -58,13 +57,11 @@ def implementation_of(name: str) -> dict[str, Op]:
     return ops
 
 
-def use(name: str, *, num_threads: int | None = None) -> None:
-    """Make `name` the implementation of this process, computing with `num_threads` threads (all cores when None)."""
+def use(name: str) -> None:
+    """Make `name` the implementation of this process."""
     global _name
     _table.update(implementation_of(name))
     _name = name
-    if num_threads is not None:
-        importlib.import_module(IMPLEMENTATIONS[name]).set_num_threads(num_threads)
 
 
 def in_use() -> str:

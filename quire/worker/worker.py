@@ -11,6 +11,7 @@ from quire.loader.load import load_model
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
 from quire.ops import table
+from quire.ops.cpu import set_num_threads
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.model_runner import ModelRunner
 
@@ -25,7 +26,9 @@ class Worker:
         """
         model_config, cache_config = config.model_config, config.cache_config
         with ledger.stage("ops"):
-            table.use(config.device_config.ops, num_threads=config.device_config.num_threads)
+            table.use(config.device_config.ops)
+            if config.device_config.ops == "cpu":
+                set_num_threads(config.device_config.num_threads)
         with ledger.stage("weights"):
             self.model = load_model(
                 model_config.path,
@@ -49,5 +52,12 @@ class Worker:
         )
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
-        """Run one step."""
-        return self.runner.execute(plan)
+        """Run one step, torch's own threads set to one: a sum that they split would change with their number."""
+        num_threads = torch.get_num_threads()
+        if num_threads != 1:
+            torch.set_num_threads(1)
+        try:
+            return self.runner.execute(plan)
+        finally:
+            if num_threads != 1:
+                torch.set_num_threads(num_threads)
