@@ -34,6 +34,8 @@ class LMHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V] float32."""
         logits = functional.linear(hidden, self.weight, out_dtype=torch.float32)
-        if self.soft_cap is None:
-            return logits
-        return logits.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+        if self.soft_cap is not None:
+            for row in logits.div_(self.soft_cap):  # row by row, for their bits must not depend on their number
+                row.tanh_()
+            logits.mul_(self.soft_cap)
+        return logits

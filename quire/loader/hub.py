@@ -10,7 +10,6 @@ from typing import cast
 
 from quire.errors import MissingDependency, ModelNotFound
 
-
 ALLOWED_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
 """What is fetched from a repository: configs, weights, chat templates, tokenizers."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -25,7 +24,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     """
     directory = Path(name).expanduser()
     if directory.is_dir():
-        return _checked(directory)
+        return directory
     if directory.exists():
         raise ModelNotFound(f"{name} is a file; give the directory that holds config.json and the weights.")
     if not _REPOSITORY.fullmatch(name):
@@ -33,16 +32,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
             f"no directory {name!r} (looked in {Path.cwd()}), and it is no repository name of the form 'org/name'. "
             "Correct the path, or leave the model out to run the embedded one."
         )
-    return _checked(_snapshot(name, revision))
-
-
-def _checked(directory: Path) -> Path:
-    if not (directory / "config.json").is_file():
-        raise ModelNotFound(
-            f"{directory} holds no config.json, so it is no model directory in the Hugging Face layout. "
-            "Give the directory that holds config.json, the tokenizer and the weights."
-        )
-    return directory
+    return _snapshot(name, revision)
 
 
 def _snapshot(name: str, revision: str | None) -> Path:
@@ -55,7 +45,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
         ) from None
     try:
         return Path(download(name, revision=revision, allow_patterns=list(ALLOWED_FILES)))
-    except Exception as error:  # the hub, its client and the network below raise dozens of unrelated classes
+    except (OSError, ValueError) as error:  # what the hub's own errors, and those of the network, derive from
         at = f" at revision {revision!r}" if revision else ""
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFound(

@@ -91,3 +91,11 @@ class GatedMLP:
 def head_norm(ctx: LayerContext, head_size: int, spec: DecoderSpec) -> Tensor:
     """The float32 weight of a norm on each head. Shapes: -> [D]."""
     return ctx.tensor("weight", (head_size,), dtype=torch.float32) + spec.norm_offset
+
+
+def plain_attention(arch: ModelArch, index: int, *, scale: float | None = None) -> Attention:
+    """Attention without rotation, head norms or windows, for models with learned positions."""
+    spec = RopeAndCacheSpec(
+        num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size, rotary_dim=0
+    )
+    return Attention(index, spec, scale=arch.query_scale if scale is None else scale)
