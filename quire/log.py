@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from quire import envs
 
 _FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+
+
+def set_default_level(level: str) -> None:
+    """The level of quire's own handler unless QUIRE_LOG_LEVEL says otherwise."""
+    if "QUIRE_LOG_LEVEL" not in os.environ:
+        get_logger("quire").setLevel(level)
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -1,4 +1,4 @@
-"""`quire bench latency|throughput`: how fast this model is here. Random token prompts, results as a table or as JSON."""
+"""`quire bench latency|throughput`: how fast this model is here. Random token prompts; a table, or JSON."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from quire.cli.sampling_flags import add_sampling_flags, sampling_params
 from quire.config.args import add_flags, from_namespace
 from quire.errors import RequestError
 from quire.inputs import ChatMessage
+from quire.log import set_default_level
 
 if TYPE_CHECKING:
     from quire.llm import LLM
@@ -34,9 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: QuireError when the engine cannot start.
     """
-    from quire.cli.terminal import quiet_logs
-
-    quiet_logs(args.verbose)
+    if not args.verbose:
+        set_default_level("WARNING")
     from quire.llm import LLM
 
     with LLM.from_engine_args(from_namespace(args)) as llm:

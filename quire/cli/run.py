@@ -8,6 +8,7 @@ import sys
 from quire.cli.sampling_flags import add_sampling_flags, sampling_params
 from quire.config.args import add_flags, from_namespace
 from quire.errors import InvalidParameter
+from quire.log import set_default_level
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -28,14 +29,14 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: QuireError.
     """
-    from quire.cli.terminal import quiet_logs, stream
-
-    quiet_logs(args.verbose)
+    if not args.verbose:
+        set_default_level("WARNING")
     prompt = args.prompt
     if prompt is None:
         if sys.stdin.isatty():
             raise InvalidParameter('give a prompt: quire run "The standard library"', parameter="prompt")
         prompt = sys.stdin.read()
+    from quire.cli.terminal import stream
     from quire.llm import LLM
 
     with LLM.from_engine_args(from_namespace(args)) as llm:

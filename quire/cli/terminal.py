@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -31,12 +30,6 @@ class Answer:
             f"{self.num_prompt_tokens} prompt tokens, {self.num_output_tokens} output tokens "
             f"({self.finish_reason}); first token after {self.first_token_s * 1000:.0f} ms{rate}"
         )
-
-
-def quiet_logs(verbose: bool) -> None:
-    """Keep the start-up log out of the way unless it is asked for; must run before the engine is imported."""
-    if not verbose:
-        os.environ.setdefault("QUIRE_LOG_LEVEL", "WARNING")
 
 
 def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams) -> Answer:

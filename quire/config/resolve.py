@@ -107,18 +107,28 @@ def resolve(
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_chunk_tokens=min(chunk, scheduler.max_num_batched_tokens),
         ),
-        device_config=DeviceConfig(
-            device_type=capabilities.device_type,
-            ops=choices.pick(
-                "ops", None if args.ops == "auto" else args.ops, capabilities.ops, capabilities.ops_reason
-            ),
-            num_threads=choices.pick("num_threads", args.num_threads, capabilities.num_cores, "one per usable core"),
-            capabilities=capabilities,
-        ),
+        device_config=_resolve_device(args, capabilities, choices),
         load_config=LoadConfig(load_format=args.load_format, show_progress=args.use_tqdm_on_load),
         observability_config=ObservabilityConfig(log_stats=not args.disable_log_stats),
         memory_plan=plan.as_dict(),
         choices=choices.made,
+    )
+
+
+def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choices) -> DeviceConfig:
+    given = None if args.ops == "auto" else args.ops
+    ops = choices.pick("ops", given, capabilities.ops, capabilities.ops_reason)
+    default, reason = capabilities.num_cores, "one per usable core"
+    if ops == "reference":
+        default, reason = (
+            1,
+            "the reference ops compute on one thread: a sum split between several would change its bits",
+        )
+        if args.num_threads is not None and args.num_threads != 1:
+            raise ConfigError(f"num_threads={args.num_threads} with reference ops: {reason}. Leave num_threads out.")
+    num_threads = choices.pick("num_threads", args.num_threads, default, reason)
+    return DeviceConfig(
+        device_type=capabilities.device_type, ops=ops, num_threads=num_threads, capabilities=capabilities
     )
 
 
