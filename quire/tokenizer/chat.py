@@ -39,6 +39,17 @@ MAX_DEPTH = 64
 MAX_OUTPUT_CHARACTERS = 16_000_000
 MAX_RENDER_SECONDS = 2.0
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a template can raise; RuntimeError includes endless recursion."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -141,20 +152,13 @@ class ChatTemplate:
                 f"the chat template was stopped: {error.message}. Shorten the conversation, or correct the template.",
                 parameter="messages",
             ) from error
-        except (
-            jinja2.TemplateError,
-            ArithmeticError,
-            LookupError,
-            MemoryError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as e:
+        except _FAILURES as error:
+            problem = f"{type(error).__name__}: {str(error).rstrip('.')}"
             raise InvalidParameter(
-                f"the chat template failed on this conversation: {type(e).__name__}: {str(e).rstrip('.')}. Check that the messages have"
-                " the roles and fields that the template reads, or pass another chat_template.",
+                f"the chat template failed on this conversation: {problem}. Check that the messages have the roles and"
+                " fields that the template reads, or pass another chat_template.",
                 parameter="messages",
-            ) from e
+            ) from error
 
     def _message(self, message: object, where: str) -> Message:
         """A checked copy of a message, in the form the template expects."""
