@@ -1,0 +1,36 @@
+"""Checkpoints and engines that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """family -> a directory with a tiny random model of it, made once per session; overrides make another one."""
+    from tests.checkpoints import make_checkpoint
+
+    made: dict[str, Path] = {}
+
+    def make(family: str, **overrides: Any) -> Path:
+        key = repr((family, sorted(overrides.items())))
+        if key not in made:
+            made[key] = make_checkpoint(family, tmp_path_factory.mktemp(family), **overrides)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_llm() -> Iterator[LLM]:
+    """The embedded model, ready to generate."""
+    with LLM() as llm:
+        yield llm
