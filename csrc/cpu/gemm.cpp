@@ -112,8 +112,9 @@ const Gemm* choose(int32_t weight_dtype, int32_t x_dtype) {
 
 // A piece streams about this much weight: 10-20 us, long against handing it out and short against a time slice.
 constexpr int64_t kPieceBytes = 256 * 1024;
-// Rows of one piece of a large product: their part of x and of the sums stays in L2.
+// A piece of a large product: 256 rows of x stay in L2 while 16 panels pass, and so do their sums (512 KiB).
 constexpr int64_t kPieceRows = 256;
+constexpr int64_t kPiecePanels = 16;
 
 int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   // 1. Bring x into the kernel's form: on this thread when small, on the pool when large.
@@ -132,7 +133,7 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   const int64_t panels = divide_up(args.n, kPanel);
   const int64_t weight = args.panel_bytes * (args.up_panels != 0 ? 2 : 1);
   const int64_t row_blocks = divide_up(args.rows, kPieceRows);
-  int64_t group = kPieceBytes / weight;
+  int64_t group = args.rows <= 32 ? kPieceBytes / weight : kPiecePanels / (args.up_panels != 0 ? 2 : 1);
   const int64_t fair = panels * row_blocks / (4 * num_threads());  // at least four pieces for each thread
   if (group > fair) group = fair;
   if (group < 1) group = 1;
