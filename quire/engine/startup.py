@@ -133,5 +133,5 @@ def _report(config: QuireConfig, ledger: Ledger) -> None:
         cache.num_blocks,
     )
     if device.ops == "reference":
-        log.warning("ops: %s", device.capabilities.ops_reason)
+        log.warning("reference ops: %s", config.choices["ops"].reason)
     log.info("ready in %s", ledger.line())
