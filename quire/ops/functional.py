@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, dtype
 
-    from quire.attention.context import AttentionMetadata
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearWeight:
@@ -52,6 +50,24 @@ class RopeAndCacheSpec:
     """Pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)."""
     norm_eps: float = 1e-6
     """For the optional per-head norms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """Where the tokens of this step and their contexts lie. CPU ops read the tensors on the host.
+
+    Shapes: R sequences, T tokens. Tokens of one sequence are adjacent and in order of position.
+    """
+
+    query_start: Tensor
+    """[R + 1] int32: sequence r owns tokens query_start[r] .. query_start[r + 1]."""
+    seq_lens: Tensor
+    """[R] int32: context length after this step; the sequence's last token stands at position seq_lens[r] - 1."""
+    block_tables: Tensor
+    """[R, max blocks] int32, rows padded with 0."""
+    block_size: int
+    max_query_len: int
+    max_seq_len: int
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: dtype) -> LinearWeight:

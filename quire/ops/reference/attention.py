@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.attention.context import AttentionMetadata
+from quire.ops.functional import AttentionMetadata
 from quire.ops.reference.threads import one_thread
 from quire.utils.math import cdiv
 
