@@ -121,6 +121,8 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 def _converted(directory: Path) -> tuple[str, Path]:
     for name in ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"):
         if (directory / name).is_file():
+            if not (directory / name).stat().st_size:
+                raise damaged(directory / name, "it is empty")
             return convert_sentencepiece(directory, directory / name), directory / name
     present = sorted(p.name for p in directory.iterdir() if "token" in p.name) if directory.is_dir() else []
     raise TokenizerError(
@@ -279,10 +281,15 @@ def _check_text(text: str) -> None:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
-    """Add what the configuration lists and `tokenizer.json` lacks; tokens with a role become special."""
-    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    """Add what the configuration lists and `tokenizer.json` lacks; tokens with a role become special.
+
+    A token that `tokenizer.json` has keeps its flags there, unless the configuration lists it by id.
+    """
+    present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     backend.add_tokens([token for token in files.added_tokens if token.content not in present])
-    backend.add_special_tokens([*files.named_tokens.values(), *files.extra_special_tokens])
+    kept = {} if files.added_tokens else present
+    named = [kept.get(token.content, token) for token in files.named_tokens.values()]
+    backend.add_special_tokens([*named, *files.extra_special_tokens])
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[str]:

@@ -41,7 +41,15 @@ def test_encode_and_decode_equal_transformers(kind: str, tmp_path: Path) -> None
         {"add_bos_token": True, "add_eos_token": True},
         {"pad_token": "<pad>", "additional_special_tokens": ["<|extra|>", "<|im_start|>"]},
         {"extra_special_tokens": {"image_token": "<image>"}},
-        {"eos_token": {"content": "<|im_end|>", "lstrip": True, "rstrip": False, "normalized": False}},
+        {
+            "eos_token": {
+                "__type": "AddedToken",
+                "content": "<|im_end|>",
+                "lstrip": True,
+                "rstrip": False,
+                "normalized": False,
+            }
+        },
         {
             "added_tokens_decoder": {
                 "2": {"content": "</s>", "special": True},
@@ -101,15 +109,15 @@ def test_marked_specials_give_the_ids_that_the_plain_text_gives(kind: str) -> No
 
 
 def test_a_vocabulary_with_merges_into_a_special_token_cannot_be_tricked(tmp_path: Path) -> None:
-    write_directory(tmp_path, "byte_level")
+    write_directory(tmp_path, "byte_fallback")
     path = tmp_path / "tokenizer.json"
     state = json.loads(path.read_text(encoding="utf-8"))
-    state["model"]["vocab"].update({"</": 900, "s>": 901})
+    state["model"]["vocab"].update({token: 900 + i for i, token in enumerate(("<", "/", ">", "</", "s>"))})
     state["model"]["merges"] = [["<", "/"], ["s", ">"], ["</", "s>"], *state["model"]["merges"]]
     path.write_text(json.dumps(state), encoding="utf-8")
     loaded = load_tokenizer(tmp_path)
-    assert loaded.encode("</s>") == [2]
-    assert loaded.encode("</s>", parse_special=False) == [900, 901]
+    assert loaded.encode("</s>") == [1, 2]
+    assert loaded.encode("</s>", parse_special=False)[-2:] == [903, 904]
 
 
 @pytest.mark.parametrize("text", ["\ud800", "fine so far \udfff!"])
@@ -159,7 +167,7 @@ def test_encoding_is_not_quadratic_in_the_length_of_the_text(kind: str, unit: st
         return time.process_time() - start
 
     seconds(1000)
-    assert seconds(80_000) < 14 * max(seconds(10_000), 0.002)
+    assert min(seconds(80_000), seconds(80_000)) < 10 * max(seconds(20_000), 0.004)  # quadratic would be 16
 
 
 def test_threads_can_share_a_tokenizer() -> None:
