@@ -1,0 +1,86 @@
+"""One row per way in which a checkpoint of a family can differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HALF_HEAD = 8
+"""Rotated pairs of a head in the small Llama (16 elements)."""
+LONG_FACTORS = [1.0 + index / 2 for index in range(HALF_HEAD)]
+SHORT_FACTORS = [1.0 + index / 10 for index in range(HALF_HEAD)]
+
+
+def rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0} | parameters}
+
+
+# Not a case: transformers chooses factors by the batch, so it needs tests of its own.
+LONGROPE = rope("longrope", short_factor=SHORT_FACTORS, long_factor=LONG_FACTORS, original_max_position_embeddings=32)
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-mha-tied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama-mqa": ("llama", {"num_key_value_heads": 1}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-size": ("llama", {"head_dim": 24}),
+    "llama-odd-heads": (
+        "llama",
+        {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 22},
+    ),
+    "llama-theta": ("llama", rope("default", rope_theta=500_000.0)),
+    "llama-linear": ("llama", rope("linear", factor=4.0)),
+    "llama-dynamic": ("llama", rope("dynamic", factor=4.0)),
+    "llama-llama3": (
+        "llama",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+    ),
+    "llama-yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "llama-yarn-scales": (
+        "llama",
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=64,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            mscale=0.7,
+            mscale_all_dim=0.9,
+            truncate=False,
+        ),
+    ),
+    "llama-yarn-attention": (
+        "llama",
+        rope("yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.3),
+    ),
+    "mistral": ("mistral", {}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "mistral-wide-window": ("mistral", {"sliding_window": 100}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-untied": ("qwen2", {"tie_word_embeddings": False}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen2-yarn": ("qwen2", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "qwen3": ("qwen3", {}),
+    "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
+    "qwen3-layer-types": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-window": ("phi3", {"sliding_window": 20}),
+    "phi3-partial": ("phi3", rope("default", partial_rotary_factor=0.5)),
+    "gemma2": ("gemma2", {}),
+    "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2-biases": ("gemma2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "opt": ("opt", {}),
+    "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
+    "opt-untied": ("opt", {"tie_word_embeddings": False}),
+    "gpt2": ("gpt2", {}),
+    "gpt2-inner": ("gpt2", {"n_inner": 80, "activation_function": "relu"}),
+    "gpt2-scales": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False}),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
+}

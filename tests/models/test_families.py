@@ -1,0 +1,128 @@
+"""Every family against transformers: float32 logits, whole and in chunks, alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.ops import table
+from tests.checkpoints import FAMILIES
+from tests.models.cases import CASES, LONGROPE, rope
+from tests.models.harness import Harness
+from tests.ops.implementations import implementations_of
+
+PROMPT_LENGTHS = (1, 16, 61)
+TOLERANCE = 1e-4
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(params=implementations_of("linear"), autouse=True)
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The ops that the models run on."""
+    before = table.in_use()
+    table.use(request.param)
+    yield request.param
+    if before:
+        table.use(before)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@cache
+def transformers_logits(directory: Path, token_ids: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Shapes: -> [T, V] float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=dtype).eval()
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0].float()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(checkpoint: Checkpoint, case: str) -> None:
+    family, overrides = CASES[case]
+    directory = checkpoint(family, **overrides)
+    harness = Harness(directory)
+    for length in PROMPT_LENGTHS:
+        token_ids = prompt(length, seed=length)
+        actual = harness.logits(token_ids)
+        assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
+        assert torch.equal(harness.logits(token_ids, chunk=7), actual), "chunks of 7 changed bits"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_do_not_depend_on_company(checkpoint: Checkpoint, family: str, dtype: torch.dtype) -> None:
+    harness = Harness(checkpoint(family), dtype=dtype)
+    prompts = [prompt(length, seed=length) for length in (3, 40, 17, 90, 1)]
+    alone = [harness.logits(token_ids) for token_ids in prompts]
+    rows = [harness.add(token_ids) for token_ids in prompts]
+    parts: list[list[Tensor]] = [[] for _ in rows]
+    sizes = torch.Generator().manual_seed(0)
+    while any(row.num_computed < len(row.token_ids) for row in rows):
+        wanted = [int(torch.randint(1, 20, (), generator=sizes)) for _ in rows]
+        work = [
+            (index, row, min(count, len(row.token_ids) - row.num_computed))
+            for index, (row, count) in enumerate(zip(rows, wanted, strict=True))
+            if row.num_computed < len(row.token_ids)
+        ]
+        for (index, _, _), logits in zip(work, harness.step([(row, count) for _, row, count in work]), strict=True):
+            parts[index].append(logits)
+    for index, expected in enumerate(alone):
+        assert torch.equal(torch.cat(parts[index]), expected), f"prompt {index}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_stays_close_to_transformers(checkpoint: Checkpoint, family: str) -> None:
+    directory, token_ids = checkpoint(family), prompt(40)
+    exact = transformers_logits(directory, tuple(token_ids))
+    theirs = (transformers_logits(directory, tuple(token_ids), torch.bfloat16) - exact).abs().mean().item()
+    ours = (Harness(directory, dtype=torch.bfloat16).logits(token_ids) - exact).abs().mean().item()
+    assert ours < 1.1 * theirs
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_block_size_does_not_matter(checkpoint: Checkpoint, block_size: int) -> None:
+    directory, token_ids = checkpoint("qwen3"), prompt(50)
+    actual = Harness(directory, block_size=block_size).logits(token_ids)
+    assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
+
+
+def test_longrope_short_factors_serve_engines_that_stay_within_the_original_context(checkpoint: Checkpoint) -> None:
+    directory = checkpoint("phi3", **LONGROPE, original_max_position_embeddings=32)
+    token_ids = prompt(32)
+    actual = Harness(directory, max_model_len=32).logits(token_ids)
+    assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
+
+
+def test_longrope_long_factors_serve_engines_that_allow_more(checkpoint: Checkpoint) -> None:
+    directory = checkpoint("phi3", **LONGROPE, original_max_position_embeddings=32)
+    token_ids = prompt(48)  # transformers looks at the length of the batch, quire at what the engine allows
+    actual = Harness(directory, max_model_len=256).logits(token_ids)
+    assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
+
+
+def test_dynamic_ntk_stretches_to_what_the_engine_allows(checkpoint: Checkpoint) -> None:
+    directory = checkpoint("llama", **rope("dynamic", factor=4.0), max_position_embeddings=64)
+    token_ids = prompt(100)
+    actual = Harness(directory, max_model_len=100).logits(token_ids)
+    assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_counted_exactly(checkpoint: Checkpoint, family: str) -> None:
+    from safetensors import safe_open
+
+    for case_family, overrides in CASES.values():
+        if case_family == family:
+            directory = checkpoint(family, **overrides)
+            with safe_open(directory / "model.safetensors", "pt") as file:
+                stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+            assert Harness(directory).arch.num_parameters() == stored

@@ -1,0 +1,104 @@
+"""Sequences whose keys and values lie in pages, written through the ops under test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.attention.context import AttentionMetadata
+from quire.ops.functional import RopeAndCacheSpec
+from tests.ops.implementations import ops, rand
+
+
+@dataclass
+class Pages:
+    """`qkv` of whole sequences, and a cache that holds them in shuffled blocks."""
+
+    implementation: str
+    spec: RopeAndCacheSpec
+    block_size: int
+    qkv: list[Tensor]
+    cache: Tensor
+    tables: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        implementation: str,
+        seq_lens: list[int],
+        *,
+        heads: int = 4,
+        kv_heads: int = 2,
+        head_size: int = 16,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> Pages:
+        spec = RopeAndCacheSpec(num_heads=heads, num_kv_heads=kv_heads, head_size=head_size, rotary_dim=0)
+        width = -(-max(seq_lens) // block_size)
+        num_blocks = width * len(seq_lens) + 3
+        cache = ops(implementation)["allocate_kv_cache"](
+            num_blocks=num_blocks, block_size=block_size, num_kv_heads=kv_heads, head_size=head_size, dtype=dtype
+        )
+        cache.fill_(float("nan"))  # what nobody wrote must not be read
+        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
+        tables = order[: width * len(seq_lens)].view(len(seq_lens), width).int()
+        width = (heads + 2 * kv_heads) * head_size
+        qkv = [rand(length, width, seed=seed + 10 + index, dtype=dtype) for index, length in enumerate(seq_lens)]
+        return cls(implementation, spec, block_size, qkv, cache, tables)
+
+    def attend(
+        self,
+        work: list[tuple[int, int, int]],
+        *,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        scale: float = 0.25,
+    ) -> list[Tensor]:
+        """Compute tokens start..stop of sequences, [(sequence, start, stop)], in one step: one output each."""
+        table = ops(self.implementation)
+        positions = torch.cat([torch.arange(start, stop) for _, start, stop in work])
+        slots = torch.cat(
+            [
+                self.tables[row, torch.arange(start, stop) // self.block_size].long() * self.block_size
+                + torch.arange(start, stop) % self.block_size
+                for row, start, stop in work
+            ]
+        )
+        qkv = torch.cat([self.qkv[row][start:stop] for row, start, stop in work])
+        query = table["rope_and_cache"](qkv, positions, None, None, None, self.cache, slots, self.spec)
+        counts = [stop - start for _, start, stop in work]
+        metadata = AttentionMetadata(
+            query_start=torch.tensor([0, *counts]).cumsum(0).int(),
+            seq_lens=torch.tensor([stop for _, _, stop in work], dtype=torch.int32),
+            block_tables=self.tables[[row for row, _, _ in work]].contiguous(),
+            block_size=self.block_size,
+            max_query_len=max(counts),
+            max_seq_len=max(stop for _, _, stop in work),
+        )
+        out = table["paged_attention"](
+            query, self.cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+        )
+        return list(out.split(counts))
+
+    def naive(
+        self, row: int, *, sliding_window: int | None = None, soft_cap: float | None = None, scale: float = 0.25
+    ) -> Tensor:
+        """Attention of a whole sequence in float64, with one matrix of scores. Shapes: -> [T, H * D]."""
+        spec, count = self.spec, self.qkv[row].shape[0]
+        heads = self.qkv[row].double().view(count, -1, spec.head_size).transpose(0, 1)
+        groups = spec.num_heads // spec.num_kv_heads
+        query = heads[: spec.num_heads]
+        key = heads[spec.num_heads : -spec.num_kv_heads].repeat_interleave(groups, 0)
+        value = heads[-spec.num_kv_heads :].repeat_interleave(groups, 0)
+        scores = query @ key.transpose(1, 2) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        distance = torch.arange(count).unsqueeze(1) - torch.arange(count)
+        hidden = distance < 0
+        if sliding_window is not None:
+            hidden |= distance >= sliding_window
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        return (weights @ value).transpose(0, 1).reshape(count, -1)

@@ -1,0 +1,54 @@
+"""rms_norm and layer_norm."""
+
+import pytest
+import torch
+
+from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, rand, run
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SIZES = [16, 33, 64, 100, 1024]
+
+
+@pytest.mark.parametrize("implementation", implementations_of("rms_norm"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_rms_norm_scales_by_the_root_mean_square(implementation: str, dtype: torch.dtype, with_residual: bool) -> None:
+    x, weight = rand(5, 64, dtype=dtype), rand(64, seed=1)
+    residual = rand(5, 64, seed=2, dtype=dtype) if with_residual else None
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    if residual is not None:
+        expected += residual.double()
+    actual = run(implementation, "rms_norm", x, weight, 1e-5, residual=residual)
+    assert actual.dtype == dtype
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("rms_norm"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_rms_norm_rows_do_not_see_each_other(implementation: str, dtype: torch.dtype, size: int) -> None:
+    x, weight, residual = rand(300, size, dtype=dtype), rand(size, seed=1), rand(300, size, seed=2, dtype=dtype)
+    assert_rows_alone(lambda rows: run(implementation, "rms_norm", x[rows], weight, 1e-6, residual=residual[rows]), 300)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("layer_norm"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_layer_norm_centres_and_scales(implementation: str, dtype: torch.dtype, with_bias: bool) -> None:
+    x, weight = rand(5, 64, dtype=dtype) + 3, rand(64, seed=1)
+    bias = rand(64, seed=2) if with_bias else None
+    expected = torch.nn.functional.layer_norm(
+        x.double(), (64,), weight.double(), None if bias is None else bias.double(), 1e-5
+    )
+    actual = run(implementation, "layer_norm", x, weight, bias, 1e-5)
+    assert actual.dtype == dtype
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("layer_norm"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_layer_norm_rows_do_not_see_each_other(implementation: str, dtype: torch.dtype, size: int) -> None:
+    x, weight, bias = rand(300, size, dtype=dtype), rand(size, seed=1), rand(size, seed=2)
+    assert_rows_alone(lambda rows: run(implementation, "layer_norm", x[rows], weight, bias, 1e-5), 300)
