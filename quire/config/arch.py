@@ -64,6 +64,8 @@ class ModelArch:
     model_type: str
     vocab_size: int
     hidden_size: int
+    embedding_size: int
+    """Width of the token embeddings; differs from hidden_size only where they are projected (OPT 350m)."""
     intermediate_size: int
     num_layers: int
     num_heads: int
@@ -123,6 +125,7 @@ class ModelArch:
             model_type=keys.model_type,
             vocab_size=vocab_size,
             hidden_size=hidden_size,
+            embedding_size=keys.count("word_embed_proj_dim", default=hidden_size),
             intermediate_size=keys.count("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden_size),
             num_layers=num_layers,
             num_heads=num_heads,
@@ -164,7 +167,7 @@ class ModelArch:
         """Parameters of the model, tied ones counted once; exact for the families quire ships."""
         attention = (self.num_heads + 2 * self.num_kv_heads) * self.head_size * (self.hidden_size + self.attention_bias)
         attention += self.hidden_size * (self.num_heads * self.head_size + self.output_bias)
-        embedding = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        embedding = self.vocab_size * self.embedding_size * (1 if self.tie_word_embeddings else 2)
         if self.model_type in _LEARNED_POSITIONS:
             return embedding + _learned_position_parameters(self, attention)
         mlp = 3 * self.hidden_size * self.intermediate_size
@@ -530,4 +533,5 @@ def _learned_position_parameters(arch: ModelArch, attention: int) -> int:
     affine = arch.raw.get("layer_norm_elementwise_affine", True)
     final = arch.raw.get("do_layer_norm_before", True) and not arch.raw.get("_remove_final_layer_norm", False)
     norm = 2 * arch.hidden_size if affine else 0
-    return positions + arch.num_layers * (attention + mlp + 2 * norm) + (norm if final else 0)
+    projections = 2 * arch.embedding_size * arch.hidden_size if arch.embedding_size != arch.hidden_size else 0
+    return positions + projections + arch.num_layers * (attention + mlp + 2 * norm) + (norm if final else 0)

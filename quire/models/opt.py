@@ -61,7 +61,7 @@ class OPTForCausalLM:
 
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
         affine = arch.raw.get("layer_norm_elementwise_affine", True)
-        width = arch.raw.get("word_embed_proj_dim") or arch.hidden_size
+        width = arch.embedding_size
         decoder = ctx.child("model").child("decoder")
         embed = decoder.child("embed_tokens")
         self.embed_tokens = Embedding(embed, arch.vocab_size, width)
