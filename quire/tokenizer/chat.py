@@ -219,17 +219,17 @@ def load_chat_template(tokenizer: Tokenizer, source: str | None = None, *, with_
     Raises: UnsupportedFeature when there is none; InvalidParameter for one that cannot be read or compiled.
     """
     templates = tokenizer.chat_templates
-    if source is None:
-        source = templates.get("tool_use") if with_tools else None
-        source = source or tokenizer.chat_template
-    if source is None:
+    if source is not None:
+        text: str | None = templates[source] if source in templates else _template_text(source)
+    else:
+        text = templates.get("tool_use", tokenizer.chat_template) if with_tools else tokenizer.chat_template
+    if text is None:
         names = f" (it has templates named {', '.join(sorted(templates))})" if templates else ""
         raise UnsupportedFeature(
             f"This model has no chat template{names}. Pass chat_template (--chat-template), or use generate() and"
             " /v1/completions with a prompt in the model's own format.",
             parameter="chat_template",
         )
-    text = templates[source] if source in templates else _template_text(source)
     return ChatTemplate(text, special_tokens=tokenizer.named_tokens)
 
 

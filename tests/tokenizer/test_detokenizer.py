@@ -9,7 +9,7 @@ from quire.tokenizer.detokenizer import Detokenizer
 from tests.tokenizer.trained import BUILDERS, TEXTS, backend, tokenizer
 
 KINDS = list(BUILDERS)
-FUZZ = settings(max_examples=400, deadline=None, derandomize=True)
+FUZZ = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 def full_text(kind: str, prompt: list[int], output: list[int], skip: bool) -> str:
