@@ -1,4 +1,5 @@
 // What AMX tiles add to AVX512-BF16.
+#include "kernels/attention_amx.h"
 #include "kernels/gemm_amx.h"
 
 namespace qr {
@@ -29,6 +30,7 @@ int32_t execute_amx() {
 void fill_amx(Kernels& kernels) {
   kernels.name = "amx";
   kernels.gemm_bf16 = amx_gemm();
+  kernels.attend_bf16 = attend<AmxMath>;
 }
 
 }  // namespace qr

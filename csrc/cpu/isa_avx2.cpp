@@ -1,5 +1,8 @@
 // The kernels on AVX2 with FMA: floats only, bf16 by shifting.
+#include "kernels/attention.h"
 #include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "kernels/rotary.h"
 
 namespace qr {
 
@@ -8,6 +11,12 @@ void fill_avx2(Kernels& kernels) {
   kernels.gemm_fp32 = float_gemm<FloatPanel<float>>();
   kernels.gemm_fp16 = float_gemm<FloatPanel<Fp16>>();
   kernels.gemm_bf16 = kernels.gemm_bf16_float = float_gemm<PairedPanel>();
+  kernels.rms_norm = rms_norm;
+  kernels.layer_norm = layer_norm;
+  kernels.rope_and_cache = rope_and_cache;
+  kernels.attend[QR_FLOAT32] = attend<FloatMath<float>>;
+  kernels.attend[QR_BFLOAT16] = kernels.attend_bf16 = attend<FloatMath<Bf16>>;
+  kernels.attend[QR_FLOAT16] = attend<FloatMath<Fp16>>;
   kernels.gate = gate;
   kernels.read_sum = read_sum;
 }

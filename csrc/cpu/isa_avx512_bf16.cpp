@@ -1,4 +1,5 @@
 // What AVX512-BF16 and VNNI add to AVX-512.
+#include "kernels/attention_bf16.h"
 #include "kernels/gemm_bf16.h"
 
 namespace qr {
@@ -6,6 +7,7 @@ namespace qr {
 void fill_avx512_bf16(Kernels& kernels) {
   kernels.name = "avx512_bf16";
   kernels.gemm_bf16 = bf16_gemm();
+  kernels.attend_bf16 = attend<Bf16Math>;
 }
 
 }  // namespace qr

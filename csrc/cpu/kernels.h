@@ -43,8 +43,73 @@ struct Gemm {
   void (*run)(const GemmArgs& args, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end);
 };
 
+struct NormArgs {
+  void* out;
+  const void* x;
+  int32_t dtype;
+  const void* residual;  // of dtype, or null
+  const float* weight;
+  const float* bias;  // layer norm only, or null
+  int64_t cols;
+  float eps;
+};
+
+// How one layer's cache is laid out; see kernels/cache.h.
+struct CacheLayout {
+  int32_t dtype;
+  int64_t num_blocks, kv_heads, block_size, head_size;
+  int64_t page;  // elements between the pages of two heads
+};
+
+struct RopeArgs {
+  void* query;
+  const void* qkv;
+  int32_t dtype;
+  const int64_t* positions;
+  const float* cos_sin;  // or null
+  const float* q_norm;   // or null
+  const float* k_norm;   // or null
+  void* cache;
+  CacheLayout layout;
+  const int64_t* slots;
+  int64_t heads, rotary_dim;
+  bool interleaved;
+  float eps;
+};
+
+struct AttentionArgs {
+  void* out;
+  const void* query;
+  int32_t dtype;
+  const void* cache;
+  CacheLayout layout;
+  const int32_t* query_start;
+  const int32_t* seq_lens;
+  const int32_t* block_tables;
+  int64_t table_stride;
+  int64_t heads;
+  float scale, soft_cap;  // soft_cap 0: none
+  int64_t window;         // 0: none
+};
+
+// Rows of queries that one piece of attention takes: (token, query head) pairs of one kv head, two AMX tiles of them.
+constexpr int64_t kQueryRows = 32;
+// Context tokens whose softmax is taken at once. Fixed in tokens, so that how a context was computed leaves no trace.
+constexpr int64_t kSplitTokens = 256;
+
+struct AttentionPiece {
+  int64_t sequence, kv_head, row_begin, row_end;  // row = token of the sequence in this step * group + head of the group
+};
+
+using AttendFn = void (*)(const AttentionArgs& args, const AttentionPiece& piece);
+
 struct Kernels {
   const char* name;
+  void (*rms_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
+  void (*layer_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
+  void (*rope_and_cache)(const RopeArgs& args, int64_t token_begin, int64_t token_end);
+  AttendFn attend[3];  // by cache dtype, computed in float32
+  AttendFn attend_bf16;  // bf16 queries and cache
   Gemm gemm_bf16;        // bf16 weights, bf16 activations
   Gemm gemm_bf16_float;  // bf16 weights, float activations (any other dtype)
   Gemm gemm_fp32;

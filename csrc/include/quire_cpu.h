@@ -75,6 +75,46 @@ QR_API int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_
 QR_API int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
                                int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation);
 
+/* ---- norms (norm.cpp) ---- */
+
+/* out[rows, cols] = x / sqrt(mean(x^2) + eps) * weight + residual; residual may be null. out may alias x. */
+QR_API int32_t qr_rms_norm(void* out, const void* x, int32_t dtype, const void* residual, const float* weight,
+                           int64_t rows, int64_t cols, float eps);
+
+/* out[rows, cols] = (x - mean) / sqrt(var + eps) * weight + bias; bias may be null. out may alias x. */
+QR_API int32_t qr_layer_norm(void* out, const void* x, int32_t dtype, const float* weight, const float* bias,
+                             int64_t rows, int64_t cols, float eps);
+
+/* ---- the paged cache (cache.cpp, rotary.cpp, attention.cpp) ----
+ * One layer's cache is [2 (keys, values)][num_blocks][kv_heads][page] elements; its memory must be zero at first. */
+
+/* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd or above 1024. */
+QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size);
+
+/* query[tokens, heads, head_size] and the cache's slots from qkv[tokens, (heads + 2 kv_heads) head_size]: RMS norm of
+ * query and key heads (q_norm, k_norm may be null), rotation by cos_sin[position, rotary_dim] (may be null). */
+QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t dtype, const int64_t* positions,
+                                 const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
+                                 int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
+                                 const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
+                                 int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps);
+
+/* out[tokens, heads, head_size]: causal attention of each sequence's tokens over its pages. soft_cap 0 and window 0
+ * mean none. */
+QR_API int32_t qr_paged_attention(void* out, const void* query, int32_t dtype, const void* cache, int32_t cache_dtype,
+                                  int64_t num_blocks, int64_t block_size, int64_t page, const int32_t* query_start,
+                                  const int32_t* seq_lens, int64_t sequences, const int32_t* block_tables,
+                                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t head_size, float scale,
+                                  float soft_cap, int64_t window);
+
+/* Within each cache, copy block pairs[2 i] to pairs[2 i + 1], in order. block_bytes: of one half (keys or values). */
+QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
+                              const int64_t* pairs, int64_t num_pairs);
+
+/* out[rows] = table[ids]; rows of row_bytes. */
+QR_API int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t table_rows, const int64_t* ids,
+                            int64_t rows);
+
 #ifdef __cplusplus
 }
 #endif

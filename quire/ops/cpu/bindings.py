@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from quire.ops.cpu.attention import paged_attention
+from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
+from quire.ops.cpu.norm import layer_norm, rms_norm
+from quire.ops.cpu.rotary import rope_and_cache
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
         "pack_linear": pack_linear,
         "linear": linear,
         "gated_linear": gated_linear,
+        "embedding": embedding,
+        "rms_norm": rms_norm,
+        "layer_norm": layer_norm,
+        "rope_and_cache": rope_and_cache,
+        "allocate_kv_cache": allocate_kv_cache,
+        "copy_blocks": copy_blocks,
+        "paged_attention": paged_attention,
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Iterable
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +39,13 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_pack_linear": (I32, PTR, I32, I64, I64, PTR, I32, I64, I64, I64),
     "qr_linear": (I32, PTR, I32, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32, PTR),
     "qr_gated_linear": (I32, PTR, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32),
+    "qr_rms_norm": (I32, PTR, PTR, I32, PTR, PTR, I64, I64, F32),
+    "qr_layer_norm": (I32, PTR, PTR, I32, PTR, PTR, I64, I64, F32),
+    "qr_cache_page": (I64, I32, I64, I64),
+    "qr_rope_and_cache": (I32, PTR, PTR, I32, *(PTR,) * 5, I32, I64, I64, I64, PTR, *(I64,) * 5, I32, F32),
+    "qr_paged_attention": (I32, PTR, PTR, I32, PTR, I32, I64, I64, I64, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64),
+    "qr_copy_blocks": (I32, PTR, I64, I64, I64, PTR, I64),
+    "qr_embedding": (I32, PTR, PTR, I64, I64, PTR, I64),
 }
 
 
@@ -127,6 +135,12 @@ def check(status: int) -> None:
     """Raise what a kernel's status says."""
     if status != 0:
         raise EngineError(f"a native kernel failed: {STATUS.get(status, f'status {status}')}")
+
+
+def pointers(addresses: Iterable[int]) -> ctypes.Array[c_void_p]:
+    """An array of pointers, for kernels that take one for each layer."""
+    values = list(addresses)
+    return (c_void_p * len(values))(*values)
 
 
 def default_num_threads() -> int:

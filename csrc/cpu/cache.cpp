@@ -1,0 +1,48 @@
+// Pages of keys and values, and rows of tables: memory that is moved, not computed with.
+#include <cstring>
+
+#include "kernels/cache.h"
+#include "threads.h"
+
+using namespace qr;
+
+extern "C" {
+
+int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size) {
+  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || block_size <= 0 || head_size <= 0 || head_size > 1024 ||
+      head_size % 2 != 0)
+    return QR_EINVAL;
+  const CacheLayout layout{dtype, 0, 0, block_size, head_size, 0};
+  // Whole cache lines, and a multiple of the slots, so that a page is [S, X] of a tensor.
+  return round_up(divide_up(padded_slots(layout) * padded_head(layout), block_size), 32) * block_size;
+}
+
+int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t table_rows, const int64_t* ids,
+                     int64_t rows) {
+  for (int64_t row = 0; row < rows; ++row)
+    if (ids[row] < 0 || ids[row] >= table_rows) return QR_EINVAL;
+  auto copy = [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      std::memcpy(static_cast<char*>(out) + row * row_bytes, static_cast<const char*>(table) + ids[row] * row_bytes,
+                  size_t(row_bytes));
+  };
+  constexpr int64_t kRows = 64;
+  parallel_for(divide_up(rows, kRows), [&](int64_t index) {
+    copy(index * kRows, (index + 1) * kRows < rows ? (index + 1) * kRows : rows);
+  });
+  return QR_OK;
+}
+
+int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
+                       const int64_t* pairs, int64_t num_pairs) {
+  for (int64_t i = 0; i < 2 * num_pairs; ++i)
+    if (pairs[i] < 0 || pairs[i] >= num_blocks) return QR_EINVAL;
+  // Pairs in order, since one may read what another wrote; layers and halves do not meet.
+  parallel_for(2 * num_caches, [&](int64_t index) {
+    char* half = static_cast<char*>(caches[index / 2]) + index % 2 * num_blocks * block_bytes;
+    for (int64_t i = 0; i < num_pairs; ++i)
+      std::memmove(half + pairs[2 * i + 1] * block_bytes, half + pairs[2 * i] * block_bytes, size_t(block_bytes));
+  });
+  return QR_OK;
+}
+}

@@ -1,0 +1,44 @@
+// Norms: rows are cut into pieces of some 64 KiB; a decode step's few rows run on the calling thread.
+#include "kernels.h"
+#include "threads.h"
+
+namespace qr {
+namespace {
+
+constexpr int64_t kPieceElements = 16 * 1024;
+
+int32_t run(void (*kernel)(const NormArgs&, int64_t, int64_t), const NormArgs& args, int64_t rows) {
+  int64_t step = kPieceElements / args.cols;
+  if (step < 1) step = 1;
+  parallel_for(divide_up(rows, step), [&](int64_t index) {
+    const int64_t begin = index * step;
+    kernel(args, begin, begin + step < rows ? begin + step : rows);
+  });
+  return QR_OK;
+}
+
+bool valid(int32_t dtype, int64_t rows, int64_t cols) {
+  return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16 && rows >= 0 && cols > 0;
+}
+
+}  // namespace
+}  // namespace qr
+
+using namespace qr;
+
+extern "C" {
+
+int32_t qr_rms_norm(void* out, const void* x, int32_t dtype, const void* residual, const float* weight, int64_t rows,
+                    int64_t cols, float eps) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (!valid(dtype, rows, cols)) return QR_EINVAL;
+  return run(kernels()->rms_norm, NormArgs{out, x, dtype, residual, weight, nullptr, cols, eps}, rows);
+}
+
+int32_t qr_layer_norm(void* out, const void* x, int32_t dtype, const float* weight, const float* bias, int64_t rows,
+                      int64_t cols, float eps) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (!valid(dtype, rows, cols)) return QR_EINVAL;
+  return run(kernels()->layer_norm, NormArgs{out, x, dtype, nullptr, weight, bias, cols, eps}, rows);
+}
+}

@@ -1,0 +1,39 @@
+// From QKV to query and cache: tokens are independent, a few at a time make a piece.
+#include "kernels.h"
+#include "threads.h"
+
+using namespace qr;
+
+extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t dtype, const int64_t* positions,
+                                     const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
+                                     int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
+                                     const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
+                                     int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_FLOAT16 ||
+      page != qr_cache_page(cache_dtype, block_size, head_size) || heads <= 0 || kv_heads <= 0 ||
+      rotary_dim > head_size)
+    return QR_EINVAL;
+  for (int64_t token = 0; token < tokens; ++token)
+    if (slots[token] < 0 || slots[token] >= num_blocks * block_size) return QR_EINVAL;
+  const RopeArgs args{query,
+                      qkv,
+                      dtype,
+                      positions,
+                      rotary_dim > 0 ? cos_sin : nullptr,
+                      q_norm,
+                      k_norm,
+                      cache,
+                      CacheLayout{cache_dtype, num_blocks, kv_heads, block_size, head_size, page},
+                      slots,
+                      heads,
+                      rotary_dim,
+                      interleaved != 0,
+                      eps};
+  constexpr int64_t kTokens = 8;  // some 5 us
+  parallel_for(divide_up(tokens, kTokens), [&](int64_t index) {
+    const int64_t begin = index * kTokens;
+    kernels()->rope_and_cache(args, begin, begin + kTokens < tokens ? begin + kTokens : tokens);
+  });
+  return QR_OK;
+}

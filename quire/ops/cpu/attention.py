@@ -1,0 +1,52 @@
+"""Paged attention; `csrc/cpu/attention.cpp`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.attention.context import AttentionMetadata
+from quire.ops.cpu.dtypes import DTYPES
+from quire.ops.cpu.library import check, load
+
+lib = load()
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """See `functional.paged_attention`."""
+    tokens, heads, head_size = query.shape
+    out = torch.empty((tokens, heads * head_size), dtype=query.dtype)
+    _, num_blocks, kv_heads, block_size, width = kv_cache.shape
+    tables = metadata.block_tables
+    check(
+        lib.qr_paged_attention(
+            out.data_ptr(),
+            query.data_ptr(),
+            DTYPES[query.dtype],
+            kv_cache.data_ptr(),
+            DTYPES[kv_cache.dtype],
+            num_blocks,
+            block_size,
+            block_size * width,
+            metadata.query_start.data_ptr(),
+            metadata.seq_lens.data_ptr(),
+            metadata.seq_lens.shape[0],
+            tables.data_ptr(),
+            tables.stride(0),
+            heads,
+            kv_heads,
+            head_size,
+            scale,
+            soft_cap or 0.0,
+            sliding_window or 0,
+        )
+    )
+    return out

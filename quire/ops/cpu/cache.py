@@ -1,0 +1,62 @@
+"""Pages of keys and values, and rows of tables; `csrc/cpu/cache.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu.dtypes import DTYPES
+from quire.ops.cpu.library import check, load, pointers
+from quire.ops.cpu.memory import zeros
+
+lib = load()
+
+
+def allocate_kv_cache(
+    *, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype
+) -> Tensor:
+    """See `functional.allocate_kv_cache`. Shape [2, B, K, S, X]; a page of S * X holds tiles (`kernels/cache.h`).
+
+    X is at least the head size; slots are padded to 16 and heads to 32, with zeros that attention relies on.
+    """
+    page = lib.qr_cache_page(DTYPES[dtype], block_size, head_size)
+    check(min(page, 0))
+    shape = (2, num_blocks, num_kv_heads, block_size, page // block_size)
+    return zeros(2 * num_blocks * num_kv_heads * page * dtype.itemsize).view(dtype).view(shape)
+
+
+def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    """See `functional.copy_blocks`. All caches are of one shape."""
+    if not pairs or not kv_caches:
+        return
+    first = kv_caches[0]
+    flat = torch.tensor(pairs, dtype=torch.int64)
+    check(
+        lib.qr_copy_blocks(
+            pointers(cache.data_ptr() for cache in kv_caches),
+            len(kv_caches),
+            first.shape[1],
+            first.stride(1) * first.element_size(),
+            flat.data_ptr(),
+            len(pairs),
+        )
+    )
+
+
+def embedding(token_ids: Tensor, table: Tensor) -> Tensor:
+    """See `functional.embedding`."""
+    rows = token_ids.shape[0]
+    out = torch.empty((rows, table.shape[1]), dtype=table.dtype)
+    check(
+        lib.qr_embedding(
+            out.data_ptr(),
+            table.data_ptr(),
+            table.stride(0) * table.element_size(),
+            table.shape[0],
+            token_ids.data_ptr(),
+            rows,
+        )
+    )
+    return out

@@ -1,0 +1,49 @@
+"""Norms; `csrc/cpu/norm.cpp`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu.dtypes import DTYPES
+from quire.ops.cpu.library import check, load
+
+lib = load()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
+    """See `functional.rms_norm`."""
+    out = torch.empty_like(x)
+    rows, cols = x.shape
+    check(
+        lib.qr_rms_norm(
+            out.data_ptr(),
+            x.data_ptr(),
+            DTYPES[x.dtype],
+            None if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            rows,
+            cols,
+            eps,
+        )
+    )
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """See `functional.layer_norm`."""
+    out = torch.empty_like(x)
+    rows, cols = x.shape
+    check(
+        lib.qr_layer_norm(
+            out.data_ptr(),
+            x.data_ptr(),
+            DTYPES[x.dtype],
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            rows,
+            cols,
+            eps,
+        )
+    )
+    return out

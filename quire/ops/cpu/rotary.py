@@ -1,0 +1,53 @@
+"""From the QKV projection to query and cache; `csrc/cpu/rotary.cpp`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu.dtypes import DTYPES
+from quire.ops.cpu.library import check, load
+from quire.ops.functional import RopeAndCacheSpec
+
+lib = load()
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    spec: RopeAndCacheSpec,
+) -> Tensor:
+    """See `functional.rope_and_cache`. Norm and rotation are rounded once, after both."""
+    tokens = qkv.shape[0]
+    query = torch.empty((tokens, spec.num_heads, spec.head_size), dtype=qkv.dtype)
+    _, num_blocks, _, block_size, width = kv_cache.shape
+    check(
+        lib.qr_rope_and_cache(
+            query.data_ptr(),
+            qkv.data_ptr(),
+            DTYPES[qkv.dtype],
+            positions.data_ptr(),
+            None if cos_sin is None else cos_sin.data_ptr(),
+            None if q_norm is None else q_norm.data_ptr(),
+            None if k_norm is None else k_norm.data_ptr(),
+            kv_cache.data_ptr(),
+            DTYPES[kv_cache.dtype],
+            num_blocks,
+            block_size,
+            block_size * width,
+            slot_mapping.data_ptr(),
+            tokens,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_size,
+            spec.rotary_dim,
+            spec.interleaved,
+            spec.norm_eps,
+        )
+    )
+    return query
