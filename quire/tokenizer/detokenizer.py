@@ -181,7 +181,7 @@ class _WindowDecoder:
 
     def _increments(self, token_ids: Sequence[int]) -> Iterator[str]:
         for token_id in token_ids:
-            if token_id in self._hidden or not self._tokenizer.token(token_id):
+            if token_id in self._hidden or not self._tokenizer.has_token(token_id):
                 continue
             if self._is_unspaced(token_id):
                 yield self._flush()
@@ -193,13 +193,14 @@ class _WindowDecoder:
                 yield self._flush()
 
     def _flush(self) -> str:
-        """The text of the pending tokens; the last of them becomes the context."""
+        """The text of the pending tokens; the last of them that has text becomes the context."""
         if not self._pending:
             return ""
         start = len(self._text(self._context))
-        text = self._text(self._context + self._pending)[start:]
-        self._context, self._pending = self._pending[-1:], []
-        return text
+        both = self._context + self._pending
+        self._context = _from_last_visible(self._tokenizer, both)
+        self._pending = []
+        return self._text(both)[start:]
 
     def _is_unspaced(self, token_id: int) -> bool:
         """Whether a token goes out as it is spelled: an added token right after another one, without a space."""
@@ -212,6 +213,14 @@ class _WindowDecoder:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
+def _from_last_visible(tokenizer: Tokenizer, token_ids: list[int]) -> list[int]:
+    """The end of `token_ids` from the last token on that is more than an empty string."""
+    start = len(token_ids) - 1
+    while start > 0 and not tokenizer.token(token_ids[start]):
+        start -= 1
+    return token_ids[start:]
+
+
 def _split_prompt(
     tokenizer: Tokenizer, token_ids: Sequence[int], hidden: frozenset[int]
 ) -> tuple[list[int], list[int]]:
@@ -222,13 +231,15 @@ def _split_prompt(
     run: list[int] = []
     context: list[int] = []
     for token_id in reversed(token_ids):
-        if token_id in hidden or not tokenizer.token(token_id):
+        if token_id in hidden or not tokenizer.has_token(token_id):
             continue
-        if token_id not in tokenizer.byte_ids:
-            context = [token_id]
+        if token_id in tokenizer.byte_ids and not context:
+            run.insert(0, token_id)
+            continue
+        context.insert(0, token_id)
+        if tokenizer.token(token_id):
             break
-        run.insert(0, token_id)
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-    utf8.decode(b"".join(tokenizer.token_bytes(token_id) for token_id in run))
+    utf8.decode(b"".join(map(tokenizer.token_bytes, run)))
     num_done = len(run) - len(utf8.getstate()[0])
     return context or run[:num_done], run[num_done:]

@@ -95,6 +95,9 @@ class Tokenizer(Protocol):
         Raises: InvalidParameter for an id that is negative or beyond 32 bits.
         """
 
+    def has_token(self, token_id: int) -> bool:
+        """Whether the vocabulary has a token with this id."""
+
     def token(self, token_id: int) -> str:
         """The token as the vocabulary spells it; empty for an id without a token."""
 
@@ -196,16 +199,14 @@ class HFTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """The token ids of a text. See `Tokenizer.encode`."""
-        _check_text(text)
         if parse_special or not self._has_special(text):
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        ids = self._marked_backend().encode(without_marks(text), add_special_tokens=False)
-        return self._backend.post_process(ids, None, True).ids if add_special_tokens else ids.ids
+            return _encode(self._backend, text, add_special_tokens).ids
+        encoding = _encode(self._marked_backend(), without_marks(text), False)
+        return self._backend.post_process(encoding).ids if add_special_tokens else encoding.ids
 
     def encode_marked(self, text: str) -> list[int]:
         """The ids of a text in which exactly the special tokens between marks are special."""
-        _check_text(text)
-        return self._marked_backend().encode(text, add_special_tokens=False).ids
+        return _encode(self._marked_backend(), text, False).ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the token ids. See `Tokenizer.decode`."""
@@ -217,9 +218,13 @@ class HFTokenizer:
                 f"token id {wrong} is out of vocabulary (0..{self.vocab_size - 1})", parameter="token_ids"
             ) from error
 
+    def has_token(self, token_id: int) -> bool:
+        """Whether the vocabulary has a token with this id."""
+        return 0 <= token_id < self.vocab_size and self._backend.id_to_token(token_id) is not None
+
     def token(self, token_id: int) -> str:
         """The token as the vocabulary spells it; empty for an id without a token."""
-        return self._backend.id_to_token(token_id) or ""
+        return (self._backend.id_to_token(token_id) or "") if 0 <= token_id < self.vocab_size else ""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text that other tokens precede; empty for an id without a token."""
@@ -269,13 +274,21 @@ def without_marks(text: str) -> str:
     return text.replace(MARK_START, "").replace(MARK_END, "")
 
 
-def _check_text(text: str) -> None:
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidParameter(
             f"prompt contains an unpaired surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, which"
             " stands for nothing; remove it or replace it with U+FFFD",
+            parameter="prompt",
+        ) from error
+    try:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    except Exception as error:  # bare Exception is all the package raises: here, for text its model has no token for
+        raise InvalidParameter(
+            f"this model's tokenizer cannot encode the prompt: {_first_line(error)}. Leave out characters that are not"
+            " in its vocabulary.",
             parameter="prompt",
         ) from error
 
@@ -333,15 +346,14 @@ def _with_marked_specials(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer
     text that looks like a special token can never become one, whatever the model.
     """
     state = json.loads(backend.to_str())
-    marked = {
-        token["content"]: MARK_START + token["content"] + MARK_END
-        for token in state["added_tokens"]
-        if token["special"] and len(token["content"]) > 1
-    }
+    pieces = {token if isinstance(token, str) else token[0] for token in state["model"]["vocab"]}
+    special = {token["content"] for token in state["added_tokens"] if token["special"]}
+    letters = {content for content in special & pieces if len(content) == 1}  # ordinary text needs these
+    marked = {content: MARK_START + content + MARK_END for content in special - letters}
     state["added_tokens"] = [
-        {**token, "content": marked[token["content"]], "normalized": False} if token["content"] in marked else token
+        {**token, "content": marked[token["content"]], "normalized": False} if token["special"] else token
         for token in state["added_tokens"]
-        if token["content"] in marked or not token["special"]
+        if token["content"] not in letters
     ]
     _rename(state["model"], marked)
     state["post_processor"] = None

@@ -1,11 +1,14 @@
+import json
 import random
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.tokenizer.detokenizer import Detokenizer
+from quire.tokenizer.tokenizer import load_tokenizer
 from tests.tokenizer.trained import BUILDERS, TEXTS, backend, tokenizer
 
 KINDS = list(BUILDERS)
@@ -134,6 +137,23 @@ def test_without_spaces_adjacent_special_tokens_touch() -> None:
     without = Detokenizer(make, [], skip_special_tokens=False, spaces_between_special_tokens=False)
     assert stream(with_spaces, [3, 4, 4], [1]) == "<|im_start|> <|im_end|> <|im_end|>"
     assert stream(without, [3, 4, 4], [1]) == "<|im_start|><|im_end|><|im_end|>"
+
+
+@pytest.mark.parametrize("kind", ["byte_fallback", "unigram", "wordpiece", "no_decoder"])
+def test_a_token_that_is_an_empty_string_counts_like_in_the_full_decode(kind: str, tmp_path: Path) -> None:
+    state = json.loads(backend(kind).to_str())
+    vocabulary, empty = state["model"]["vocab"], tokenizer(kind).vocab_size
+    if isinstance(vocabulary, list):
+        vocabulary.append(["", -20.0])
+    else:
+        vocabulary[""] = empty
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
+    loaded = load_tokenizer(tmp_path)
+    word = backend(kind).encode("hello", add_special_tokens=False).ids
+    for ids in ([empty, *word], [empty, empty, *word, empty, *word], [*word, empty, empty, *word, empty]):
+        for prompt in ([], [empty], [*word, empty], [1, empty, empty]):
+            expected = loaded.decode(prompt + ids)[len(loaded.decode(prompt)) :]
+            assert stream(Detokenizer(loaded, prompt), ids, [1]) == expected
 
 
 # Stop strings

@@ -120,11 +120,28 @@ def test_a_vocabulary_with_merges_into_a_special_token_cannot_be_tricked(tmp_pat
     assert loaded.encode("</s>", parse_special=False)[-2:] == [903, 904]
 
 
+def test_a_letter_that_doubles_as_special_token_stays_a_letter_in_plain_text(tmp_path: Path) -> None:
+    loaded = load_tokenizer(write_directory(tmp_path, "byte_level", pad_token="!", extra_special_tokens=["<new>"]))
+    exclamation = loaded.special_tokens["!"]
+    assert loaded.encode("hm! </s><new>", parse_special=False).count(exclamation) == 1
+    marked = f"hm!{MARK_START}<new>{MARK_END}"
+    assert loaded.encode_marked(marked)[-2:] == [exclamation, loaded.special_tokens["<new>"]]
+
+
 @pytest.mark.parametrize("text", ["\ud800", "fine so far \udfff!"])
 def test_an_unpaired_surrogate_is_refused_by_name_and_place(text: str) -> None:
     for parse in (True, False):
         with pytest.raises(InvalidParameter, match=f"unpaired surrogate.* at character {len(text.split('!')[0]) - 1}"):
             tokenizer("byte_level").encode(text, parse_special=parse)
+
+
+def test_text_that_a_vocabulary_without_unknown_token_lacks_is_the_callers_error(tmp_path: Path) -> None:
+    path = write_directory(tmp_path, "unigram") / "tokenizer.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    state["model"]["unk_id"] = None
+    path.write_text(json.dumps(state), encoding="utf-8")
+    with pytest.raises(InvalidParameter, match=r"cannot encode the prompt: .*unknown token"):
+        load_tokenizer(tmp_path).encode("\N{WATERMELON}")
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**32, 2**70])
