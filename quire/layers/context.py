@@ -36,11 +36,15 @@ class LayerContext:
         """The context of a part of this layer."""
         return replace(self, name=f"{self.name}.{name}" if self.name else str(name))
 
-    def tensor(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one whole parameter, in `dtype` (default: the model's)."""
+    def tensor(
+        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, offset: float = 0.0
+    ) -> Tensor:
+        """A copy of one whole parameter, in `dtype` (default: the model's), `offset` added once."""
         source = f"{self.name}.{name}"
         value = self.weights.read(source, shape, WHOLE).to(dtype or self.dtype, copy=True)
         self.weights.release([source])
+        if offset and not value.is_meta:  # arithmetic on meta tensors imports torch's compiler: 1.1 s
+            value += offset
         return value
 
     def linear_weight(self, in_features: int, out_features: tuple[int, ...], shard: ShardSpec) -> LinearWeight:

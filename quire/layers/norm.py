@@ -13,9 +13,7 @@ class RMSNorm:
     """x / rms(x) * weight. Gemma stores weight - 1: `offset` adds the one, once, at load."""
 
     def __init__(self, ctx: LayerContext, size: int, eps: float, *, offset: float = 0.0) -> None:
-        self.weight = ctx.tensor("weight", (size,), dtype=torch.float32)
-        if offset and not self.weight.is_meta:  # arithmetic on meta tensors imports torch's compiler: 1.1 s
-            self.weight += offset
+        self.weight = ctx.tensor("weight", (size,), dtype=torch.float32, offset=offset)
         self.eps = eps
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:

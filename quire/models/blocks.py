@@ -90,7 +90,7 @@ class GatedMLP:
 
 def head_norm(ctx: LayerContext, head_size: int, spec: DecoderSpec) -> Tensor:
     """The float32 weight of a norm on each head. Shapes: -> [D]."""
-    return ctx.tensor("weight", (head_size,), dtype=torch.float32) + spec.norm_offset
+    return ctx.tensor("weight", (head_size,), dtype=torch.float32, offset=spec.norm_offset)
 
 
 def plain_attention(arch: ModelArch, index: int, *, scale: float | None = None) -> Attention:
