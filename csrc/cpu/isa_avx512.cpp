@@ -3,6 +3,7 @@
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/rotary.h"
+#include "kernels/sampling.h"
 
 namespace qr {
 
@@ -17,6 +18,11 @@ void fill_avx512(Kernels& kernels) {
   kernels.attend[QR_FLOAT32] = attend<FloatMath<float>>;
   kernels.attend[QR_BFLOAT16] = kernels.attend_bf16 = attend<FloatMath<Bf16>>;
   kernels.attend[QR_FLOAT16] = attend<FloatMath<Fp16>>;
+  kernels.find_largest = find_largest;
+  kernels.sum_exponentials = sum_exponentials;
+  kernels.sample_weights = sample_weights;
+  kernels.count_not_below = count_not_below;
+  kernels.next_above = next_above;
   kernels.gate = gate;
   kernels.read_sum = read_sum;
 }

@@ -103,6 +103,11 @@ struct AttentionPiece {
 
 using AttendFn = void (*)(const AttentionArgs& args, const AttentionPiece& piece);
 
+struct Largest {
+  float value;
+  int64_t index;
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
@@ -116,6 +121,12 @@ struct Kernels {
   Gemm gemm_fp16;
   // out[i] = activation(gate[i]) * up[i], where a gated layer's halves do not fall on panels.
   void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, int32_t activation);
+  Largest (*find_largest)(const float* x, int64_t n);
+  double (*sum_exponentials)(const float* x, int64_t n, float shift);
+  // round(2^40 * exp((logit - largest) / temperature))
+  void (*sample_weights)(int64_t* out, const float* logits, int64_t n, double largest, double temperature);
+  int64_t (*count_not_below)(const float* x, int64_t n, float value, int64_t same_before);
+  int64_t (*next_above)(const float* x, int64_t n, int64_t begin, float value);
   uint64_t (*read_sum)(const void* data, int64_t bytes);
 };
 

@@ -115,6 +115,28 @@ QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t n
 QR_API int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t table_rows, const int64_t* ids,
                             int64_t rows);
 
+/* ---- sampling (sampling.cpp): logits[rows, vocab] float32 ---- */
+
+/* ids[rows]: the first of the largest logits. */
+QR_API int32_t qr_argmax(int64_t* ids, const float* logits, int64_t rows, int64_t vocab);
+
+/* Log-softmax of the chosen token and its rank (1 = best, ties by lower id), and the k best: [rows], [rows], [rows, k],
+ * [rows, k]. 0 <= k <= vocab. */
+QR_API int32_t qr_top_logprobs(float* chosen_logprobs, int64_t* ranks, int64_t* top_ids, float* top,
+                               const float* logits, const int64_t* chosen, int64_t rows, int64_t vocab, int64_t k);
+
+/* Repetition, frequency and presence penalties at `pairs` (row, token) pairs without repeats; changes logits. */
+QR_API int32_t qr_apply_penalties(float* logits, int64_t rows, int64_t vocab, const int64_t* pair_rows,
+                                  const int64_t* token_ids, const uint8_t* in_prompt, const int64_t* output_counts,
+                                  int64_t pairs, const float* repetition, const float* presence,
+                                  const float* frequency);
+
+/* ids[rows, draws] by inversion over integer weights round(2^40 exp((logit - largest) / temperature)), after top-k
+ * (0: off), top-p and min-p. vocab is at most 2^22. */
+QR_API int32_t qr_sample(int64_t* ids, const float* logits, int64_t rows, int64_t vocab, const float* temperature,
+                         const int64_t* top_k, const float* top_p, const float* min_p, const double* uniforms,
+                         int64_t draws);
+
 #ifdef __cplusplus
 }
 #endif

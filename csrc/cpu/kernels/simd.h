@@ -107,6 +107,8 @@ QR_INLINE vf abs(vf a) { return _mm512_abs_ps(a); }
 QR_INLINE vf where_less(vf a, vf b, vf value, vf fallback) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), fallback, value);
 }
+QR_INLINE bool all_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) == 0xffff; }
+QR_INLINE bool any_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0; }
 QR_INLINE vf times_power_of_two(vf a, vf n) { return _mm512_scalef_ps(a, n); }
 // Sums in one fixed tree.
 QR_INLINE float sum(vf v) {
@@ -174,6 +176,8 @@ QR_INLINE vf abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 QR_INLINE vf where_less(vf a, vf b, vf value, vf fallback) {
   return _mm256_blendv_ps(fallback, value, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
+QR_INLINE bool all_less(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) == 0xff; }
+QR_INLINE bool any_less(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0; }
 // n in [-126, 127]: the callers clamp.
 QR_INLINE vf times_power_of_two(vf a, vf n) {
   __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);

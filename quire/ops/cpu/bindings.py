@@ -10,6 +10,7 @@ from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.norm import layer_norm, rms_norm
 from quire.ops.cpu.rotary import rope_and_cache
+from quire.ops.cpu.sampling import apply_penalties, argmax, sample, top_logprobs
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -23,5 +24,9 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "allocate_kv_cache": allocate_kv_cache,
         "copy_blocks": copy_blocks,
         "paged_attention": paged_attention,
+        "argmax": argmax,
+        "top_logprobs": top_logprobs,
+        "apply_penalties": apply_penalties,
+        "sample": sample,
     }
 )

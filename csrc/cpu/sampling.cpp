@@ -1,0 +1,247 @@
+// From logits to tokens. What decides a draw is an integer, as in the reference: sums of integers do not depend on their
+// order, so the same numbers draw the same tokens everywhere.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace qr {
+namespace {
+
+constexpr int kIdBits = 22;
+constexpr int64_t kLastId = (int64_t(1) << kIdBits) - 1;
+constexpr double kWeightOne = double(int64_t(1) << 40);
+constexpr int64_t kChunk = 16 * 1024;  // elements of one piece where a row is shared
+
+// Larger weight first, then lower id: keys have no ties.
+int64_t key_of(int64_t weight, int64_t id) { return (weight << kIdBits) | (kLastId - id); }
+
+// Weights by magnitude: the exponent and the next four bits. Order of buckets is order of weights.
+constexpr int kBuckets = 42 * 16;
+int bucket_of(int64_t weight) {
+  if (weight < 16) return int(weight);
+  const int exponent = 63 - __builtin_clzll(uint64_t(weight));
+  return (exponent - 3) * 16 + int((weight >> (exponent - 4)) & 15);
+}
+
+struct Histogram {
+  int64_t counts[kBuckets] = {};
+  int64_t sums[kBuckets] = {};
+};
+
+// The keys of one bucket, descending.
+int64_t* keys_of_bucket(const int64_t* weights, int64_t n, int bucket, int64_t count) {
+  auto* keys = static_cast<int64_t*>(scratch(3, (count > 0 ? count : 1) * 8));
+  if (keys == nullptr) return nullptr;
+  int64_t found = 0;
+  for (int64_t id = 0; id < n && found < count; ++id)
+    if (bucket_of(weights[id]) == bucket) keys[found++] = key_of(weights[id], id);
+  std::sort(keys, keys + found, [](int64_t a, int64_t b) { return a > b; });
+  return keys;
+}
+
+// The smallest key that top-k, then top-p keep. Buckets are summed from the top down to the one where the limit falls;
+// only that one is sorted.
+bool smallest_kept(const int64_t* weights, int64_t n, int64_t total, int64_t top_k, double top_p, int64_t* smallest) {
+  Histogram h;
+  for (int64_t id = 0; id < n; ++id) {
+    const int bucket = bucket_of(weights[id]);
+    ++h.counts[bucket];
+    h.sums[bucket] += weights[id];
+  }
+  int64_t kept_total = total;
+  if (top_k > 0) {
+    const int64_t limit = top_k < n ? top_k : n;
+    int64_t above = 0, reached = 0;
+    int bucket = kBuckets - 1;
+    for (; above + h.counts[bucket] < limit; --bucket) {
+      above += h.counts[bucket];
+      reached += h.sums[bucket];
+    }
+    const int64_t* keys = keys_of_bucket(weights, n, bucket, h.counts[bucket]);
+    if (keys == nullptr) return false;
+    for (int64_t i = 0; i < limit - above; ++i) reached += keys[i] >> kIdBits;
+    kept_total = reached;
+  }
+  const double wanted = std::ceil(top_p * double(kept_total));
+  const int64_t share = wanted < double(kept_total) ? int64_t(wanted) : kept_total;
+  int64_t reached = 0;
+  int bucket = kBuckets - 1;
+  for (; bucket > 0 && reached + h.sums[bucket] < share; --bucket) reached += h.sums[bucket];
+  while (bucket > 0 && h.counts[bucket] == 0) --bucket;
+  const int64_t* keys = keys_of_bucket(weights, n, bucket, h.counts[bucket]);
+  if (keys == nullptr) return false;
+  *smallest = 0;
+  for (int64_t i = 0; i < h.counts[bucket]; ++i) {
+    reached += keys[i] >> kIdBits;
+    *smallest = keys[i];
+    if (reached >= share) break;
+  }
+  return true;
+}
+
+struct SampleArgs {
+  int64_t* ids;
+  const float* logits;
+  int64_t vocab;
+  const float* temperature;
+  const int64_t* top_k;
+  const float* top_p;
+  const float* min_p;
+  const double* uniforms;
+  int64_t draws;
+};
+
+bool sample_row(const SampleArgs& args, int64_t row) {
+  const int64_t n = args.vocab;
+  const float* logits = args.logits + row * n;
+  auto* weights = static_cast<int64_t*>(scratch(0, n * 8));
+  if (weights == nullptr) return false;
+  // 1. weights
+  const Largest largest = kernels()->find_largest(logits, n);
+  kernels()->sample_weights(weights, logits, n, double(largest.value), double(args.temperature[row]));
+  // 2. min-p
+  if (args.min_p[row] > 0) {
+    const double least = double(args.min_p[row]) * kWeightOne;
+    for (int64_t id = 0; id < n; ++id) weights[id] = double(weights[id]) < least ? 0 : weights[id];
+  }
+  // 3. top-k and top-p
+  int64_t total = 0;
+  for (int64_t id = 0; id < n; ++id) total += weights[id];
+  if (args.top_k[row] > 0 || args.top_p[row] < 1) {
+    int64_t smallest;
+    if (!smallest_kept(weights, n, total, args.top_k[row], double(args.top_p[row]), &smallest)) return false;
+    total = 0;
+    for (int64_t id = 0; id < n; ++id) {
+      weights[id] = key_of(weights[id], id) < smallest ? 0 : weights[id];
+      total += weights[id];
+    }
+  }
+  // 4. the first token whose running sum exceeds the target
+  for (int64_t draw = 0; draw < args.draws; ++draw) {
+    int64_t target = int64_t(args.uniforms[row * args.draws + draw] * double(total));
+    if (target > total - 1) target = total - 1;
+    int64_t id = 0;
+    for (; id + 64 <= n; id += 64) {
+      int64_t part = 0;
+      for (int64_t i = 0; i < 64; ++i) part += weights[id + i];
+      if (target < part) break;
+      target -= part;
+    }
+    for (; id < n - 1 && target >= weights[id]; ++id) target -= weights[id];
+    args.ids[row * args.draws + draw] = id;
+  }
+  return true;
+}
+
+// The k largest of x in order, ties by lower id: a sorted list where k is small, a selection of keys otherwise.
+bool largest_ids(int64_t* ids, const float* x, int64_t n, int64_t k) {
+  if (k == 0) return true;
+  if (k <= 64) {
+    float values[64];
+    int64_t count = 0, i = 0;
+    while (i < n) {
+      if (count == k) i = kernels()->next_above(x, n, i, values[k - 1]);
+      if (i >= n) break;
+      int64_t at = count < k ? count++ : k - 1;
+      for (; at > 0 && values[at - 1] < x[i]; --at) {
+        values[at] = values[at - 1];
+        ids[at] = ids[at - 1];
+      }
+      values[at] = x[i];
+      ids[at] = i++;
+    }
+    return true;
+  }
+  auto* order = static_cast<int64_t*>(scratch(0, n * 8));
+  if (order == nullptr) return false;
+  for (int64_t i = 0; i < n; ++i) order[i] = i;
+  auto before = [x](int64_t a, int64_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; };
+  if (k < n) std::nth_element(order, order + k, order + n, before);
+  std::sort(order, order + k, before);
+  std::memcpy(ids, order, size_t(k) * 8);
+  return true;
+}
+
+}  // namespace
+}  // namespace qr
+
+using namespace qr;
+
+extern "C" {
+
+int32_t qr_argmax(int64_t* ids, const float* logits, int64_t rows, int64_t vocab) {
+  const Kernels* table = kernels();
+  if (table == nullptr) return QR_ESTATE;
+  if (rows < 0 || vocab <= 0) return QR_EINVAL;
+  const int64_t chunks = divide_up(vocab, kChunk);
+  auto* found = static_cast<Largest*>(scratch(2, rows * chunks * int64_t(sizeof(Largest)) + 1));
+  if (found == nullptr) return QR_ENOMEM;
+  parallel_for(rows * chunks, [&](int64_t index) {
+    const int64_t begin = index % chunks * kChunk, end = begin + kChunk < vocab ? begin + kChunk : vocab;
+    found[index] = table->find_largest(logits + index / chunks * vocab + begin, end - begin);
+    found[index].index += begin;
+  });
+  for (int64_t row = 0; row < rows; ++row) {
+    Largest best = found[row * chunks];
+    for (int64_t chunk = 1; chunk < chunks && best.value == best.value; ++chunk) {
+      const Largest& next = found[row * chunks + chunk];
+      if (next.value > best.value || next.value != next.value) best = next;
+    }
+    ids[row] = best.index;
+  }
+  return QR_OK;
+}
+
+int32_t qr_top_logprobs(float* chosen_logprobs, int64_t* ranks, int64_t* top_ids, float* top, const float* logits,
+                        const int64_t* chosen, int64_t rows, int64_t vocab, int64_t k) {
+  const Kernels* table = kernels();
+  if (table == nullptr) return QR_ESTATE;
+  if (rows < 0 || vocab <= 0 || k < 0 || k > vocab) return QR_EINVAL;
+  for (int64_t row = 0; row < rows; ++row)
+    if (chosen[row] < 0 || chosen[row] >= vocab) return QR_EINVAL;
+  std::atomic<int32_t> status{QR_OK};
+  parallel_for(rows, [&](int64_t row) {
+    const float* x = logits + row * vocab;
+    const float shift = table->find_largest(x, vocab).value;
+    const float log_sum = float(std::log(table->sum_exponentials(x, vocab, shift)));
+    chosen_logprobs[row] = x[chosen[row]] - shift - log_sum;
+    ranks[row] = table->count_not_below(x, vocab, x[chosen[row]], chosen[row]);
+    if (!largest_ids(top_ids + row * k, x, vocab, k)) status.store(QR_ENOMEM);
+    for (int64_t i = 0; i < k; ++i) top[row * k + i] = x[top_ids[row * k + i]] - shift - log_sum;
+  });
+  return status.load();
+}
+
+int32_t qr_apply_penalties(float* logits, int64_t rows, int64_t vocab, const int64_t* pair_rows,
+                           const int64_t* token_ids, const uint8_t* in_prompt, const int64_t* output_counts,
+                           int64_t pairs, const float* repetition, const float* presence, const float* frequency) {
+  for (int64_t i = 0; i < pairs; ++i) {
+    const int64_t row = pair_rows[i];
+    if (row < 0 || row >= rows || token_ids[i] < 0 || token_ids[i] >= vocab) return QR_EINVAL;
+    float& logit = logits[row * vocab + token_ids[i]];
+    const float count = float(output_counts[i]);
+    float value = logit;
+    if (in_prompt[i] != 0 || count > 0) value = value > 0 ? value / repetition[row] : value * repetition[row];
+    value = value - frequency[row] * count;
+    logit = value - presence[row] * (count > 0 ? 1.0f : 0.0f);
+  }
+  return QR_OK;
+}
+
+int32_t qr_sample(int64_t* ids, const float* logits, int64_t rows, int64_t vocab, const float* temperature,
+                  const int64_t* top_k, const float* top_p, const float* min_p, const double* uniforms,
+                  int64_t draws) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (rows < 0 || vocab <= 0 || vocab > kLastId + 1 || draws < 0) return QR_EINVAL;
+  const SampleArgs args{ids, logits, vocab, temperature, top_k, top_p, min_p, uniforms, draws};
+  std::atomic<int32_t> status{QR_OK};
+  parallel_for(rows, [&](int64_t row) {
+    if (!sample_row(args, row)) status.store(QR_ENOMEM);
+  });
+  return status.load();
+}
+}
