@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.attention.context import AttentionMetadata, ForwardContext
+from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.loader.load import load_model
 from quire.models.interfaces import Model
 from quire.ops import functional
+from quire.ops.functional import AttentionMetadata
 
 
 def arch_of(directory: Path) -> ModelArch:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.attention.context import AttentionMetadata
-from quire.ops.functional import RopeAndCacheSpec
+from quire.ops.functional import AttentionMetadata, RopeAndCacheSpec
 from tests.ops.implementations import ops, rand
 
 

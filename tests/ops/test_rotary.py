@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.attention.context import AttentionMetadata
-from quire.ops.functional import RopeAndCacheSpec
+from quire.ops.functional import AttentionMetadata, RopeAndCacheSpec
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

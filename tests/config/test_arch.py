@@ -1,0 +1,309 @@
+"""ModelArch: dialects of config.json, and everything that can be wrong with one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config.arch import ModelArch, RopeType
+from quire.errors import ConfigError
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "torch_dtype": "bfloat16",
+}
+PHI3 = {**LLAMA, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
+QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+GEMMA2 = {**LLAMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 1000,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 2,
+    "eos_token_id": 999,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+def arch_of(base: dict[str, Any] = LLAMA, **changes: Any) -> ModelArch:
+    return ModelArch.from_config({**base, **changes}, source="config.json")
+
+
+def test_llama_is_read() -> None:
+    arch = arch_of()
+    assert (arch.num_layers, arch.num_heads, arch.num_kv_heads, arch.head_size) == (4, 8, 2, 8)
+    assert (arch.hidden_size, arch.intermediate_size, arch.vocab_size) == (64, 128, 1000)
+    assert (arch.activation, arch.norm_eps, arch.dtype) == ("silu", 1e-5, "bfloat16")
+    assert (arch.eos_token_ids, arch.bos_token_id) == ((2,), 1)
+    assert arch.layer_windows == (None,) * 4
+    assert not arch.tie_word_embeddings
+    assert arch.query_scale == pytest.approx(8**-0.5)
+
+
+def test_gpt2_spellings_are_read() -> None:
+    arch = arch_of(GPT2)
+    assert arch.architecture == "GPT2LMHeadModel"
+    assert (arch.hidden_size, arch.intermediate_size, arch.num_layers, arch.num_kv_heads) == (64, 256, 2, 4)
+    assert arch.max_position_embeddings == 1024
+    assert arch.rope is None
+    assert arch.tie_word_embeddings
+    assert arch.attention_bias
+    assert arch.mlp_bias
+
+
+def test_opt_spellings_are_read() -> None:
+    arch = arch_of(
+        {
+            "model_type": "opt",
+            "vocab_size": 100,
+            "hidden_size": 64,
+            "ffn_dim": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 32,
+            "enable_bias": False,
+        }
+    )
+    assert (arch.intermediate_size, arch.embedding_size, arch.max_position_embeddings) == (96, 32, 2048)
+    assert not arch.attention_bias
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("value", ["float16", "torch.float16"])
+def test_dtype_of_transformers_4_and_5(key: str, value: str) -> None:
+    config = {name: setting for name, setting in LLAMA.items() if name != "torch_dtype"}
+    assert arch_of(config, **{key: value}).dtype == "float16"
+
+
+def test_rope_of_transformers_4() -> None:
+    rope = arch_of(rope_theta=500_000.0, rope_scaling=LLAMA3).rope
+    assert rope is not None
+    assert (rope.type, rope.theta, rope.factor, rope.original_max_position) == (RopeType.LLAMA3, 500_000.0, 8.0, 128)
+
+
+def test_rope_of_transformers_5() -> None:
+    rope = arch_of(rope_parameters={**LLAMA3, "rope_theta": 500_000.0}).rope
+    assert rope == arch_of(rope_theta=500_000.0, rope_scaling=LLAMA3).rope
+
+
+def test_rope_defaults() -> None:
+    rope = arch_of(rope_scaling=None).rope
+    assert rope is not None
+    assert (rope.type, rope.theta, rope.rotary_dim, rope.max_position) == (RopeType.DEFAULT, 10_000.0, 8, 512)
+
+
+@pytest.mark.parametrize("spelling", ["su", "yarn", "longrope"])
+def test_early_phi3_spellings_mean_longrope(spelling: str) -> None:
+    scaling = {**LONGROPE, "type": spelling}
+    rope = arch_of(PHI3, rope_scaling=scaling, original_max_position_embeddings=128).rope
+    assert rope is not None
+    assert (rope.type, rope.original_max_position, rope.factor) == (RopeType.LONGROPE, 128, 4.0)
+
+
+def test_partial_rotation() -> None:
+    rope = arch_of(PHI3, partial_rotary_factor=0.5).rope
+    assert rope is not None
+    assert rope.rotary_dim == 4
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "expected"),
+    [
+        ({**LLAMA, "model_type": "mistral"}, {"sliding_window": 32}, (32,) * 4),
+        ({**LLAMA, "model_type": "mistral"}, {"sliding_window": None}, (None,) * 4),
+        ({**LLAMA, "model_type": "mistral"}, {}, (4096,) * 4),
+        (LLAMA, {"sliding_window": 32}, (None,) * 4),
+        (QWEN2, {"sliding_window": 32, "max_window_layers": 1}, (None,) * 4),
+        (QWEN2, {"sliding_window": 32, "max_window_layers": 1, "use_sliding_window": True}, (None, 32, 32, 32)),
+        (
+            QWEN2,
+            {
+                "sliding_window": 32,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (32, None, 32, None),
+        ),
+        (GEMMA2, {"sliding_window": 32}, (32, None, 32, None)),
+        (GEMMA2, {"sliding_window": 32, "layer_types": ["full_attention"] * 4}, (None,) * 4),
+        (PHI3, {"sliding_window": 32}, (32,) * 4),
+    ],
+)
+def test_windows_of_layers(base: dict[str, Any], changes: dict[str, Any], expected: tuple[int | None, ...]) -> None:
+    assert arch_of(base, **changes).layer_windows == expected
+
+
+def test_gemma2_scales_and_caps() -> None:
+    arch = arch_of(GEMMA2, head_dim=32, query_pre_attn_scalar=16, attn_logit_softcapping=None)
+    assert (arch.head_size, arch.query_scale) == (32, 0.25)
+    assert (arch.attn_soft_cap, arch.final_soft_cap) == (None, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(2, (2,)), ([2, 5], (2, 5)), (None, ()), ([], ())], ids=["one", "list", "null", "empty"]
+)
+def test_end_of_sequence_ids(value: object, expected: tuple[int, ...]) -> None:
+    assert arch_of(eos_token_id=value).eos_token_ids == expected
+
+
+def test_kv_cache_specs_follow_the_layers() -> None:
+    specs = arch_of(GEMMA2, sliding_window=32, head_dim=8).kv_cache_specs(16, "bfloat16")
+    assert [spec.sliding_window for spec in specs] == [32, None, 32, None]
+    assert {(spec.num_kv_heads, spec.head_size, spec.block_size, spec.dtype) for spec in specs} == {
+        (2, 8, 16, "bfloat16")
+    }
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "model_type missing": (LLAMA, {"model_type": None}, ["model_type", "missing"]),
+    "model_type a number": (LLAMA, {"model_type": 3}, ["model_type", "3"]),
+    "architectures unknown and absent": (
+        {**LLAMA, "model_type": "other"},
+        {"architectures": None},
+        ["architectures", "missing"],
+    ),
+    "architectures two": (LLAMA, {"architectures": ["A", "B"]}, ["architectures", "exactly one"]),
+    "architectures a string": (LLAMA, {"architectures": "LlamaForCausalLM"}, ["architectures"]),
+    "vocab_size missing": (LLAMA, {"vocab_size": None}, ["vocab_size", "missing"]),
+    "hidden_size zero": (LLAMA, {"hidden_size": 0}, ["hidden_size", "is 0", "above 0"]),
+    "hidden_size negative": (LLAMA, {"hidden_size": -64}, ["hidden_size", "-64"]),
+    "hidden_size a fraction": (LLAMA, {"hidden_size": 64.5}, ["hidden_size", "64.5"]),
+    "hidden_size a string": (LLAMA, {"hidden_size": "64"}, ["hidden_size", "'64'"]),
+    "hidden_size true": (LLAMA, {"hidden_size": True}, ["hidden_size", "True"]),
+    "hidden_size indivisible": (LLAMA, {"hidden_size": 65}, ["hidden_size", "65", "num_attention_heads (8)"]),
+    "layers missing": (LLAMA, {"num_hidden_layers": None}, ["num_hidden_layers", "missing"]),
+    "heads zero": (LLAMA, {"num_attention_heads": 0}, ["num_attention_heads", "is 0"]),
+    "kv heads indivisible": (LLAMA, {"num_key_value_heads": 3}, ["num_key_value_heads", "is 3", "(8)"]),
+    "kv heads negative": (LLAMA, {"num_key_value_heads": -1}, ["num_key_value_heads", "-1"]),
+    "head_dim zero": (LLAMA, {"head_dim": 0}, ["head_dim", "is 0"]),
+    "intermediate_size zero": (LLAMA, {"intermediate_size": 0}, ["intermediate_size"]),
+    "positions negative": (LLAMA, {"max_position_embeddings": -1}, ["max_position_embeddings", "-1"]),
+    "eps zero": (LLAMA, {"rms_norm_eps": 0}, ["rms_norm_eps", "above 0"]),
+    "eps nan": (LLAMA, {"rms_norm_eps": float("nan")}, ["rms_norm_eps", "nan"]),
+    "eps infinite": (LLAMA, {"rms_norm_eps": float("inf")}, ["rms_norm_eps", "inf"]),
+    "activation a list": (LLAMA, {"hidden_act": ["silu"]}, ["hidden_act"]),
+    "tie a string": (LLAMA, {"tie_word_embeddings": "yes"}, ["tie_word_embeddings", "'yes'", "true or false"]),
+    "bias a number": (LLAMA, {"attention_bias": 1}, ["attention_bias"]),
+    "dtype unknown": (LLAMA, {"torch_dtype": "float8"}, ["torch_dtype", "float8", "bfloat16"]),
+    "dtype a number": (LLAMA, {"torch_dtype": 16}, ["torch_dtype", "16"]),
+    "eos beyond the vocabulary": (LLAMA, {"eos_token_id": 1000}, ["eos_token_id", "1000", "999"]),
+    "eos a string": (LLAMA, {"eos_token_id": "2"}, ["eos_token_id"]),
+    "bos negative": (LLAMA, {"bos_token_id": -1}, ["bos_token_id", "-1"]),
+    "quantised": (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
+    "quantised oddly": (LLAMA, {"quantization_config": "yes"}, ["quantization_config", "yes"]),
+    "rope type unknown": (
+        LLAMA,
+        {"rope_scaling": {"type": "lama3"}},
+        ["rope_type", "'lama3'", "did you mean 'llama3'"],
+    ),
+    "rope type a number": (LLAMA, {"rope_scaling": {"type": 1}}, ["rope_type", "1"]),
+    "rope a list": (LLAMA, {"rope_scaling": [1]}, ["rope_scaling", "object"]),
+    "rope per layer type": (
+        LLAMA,
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        ["rope_parameters", "all layers"],
+    ),
+    "rope without factor": (LLAMA, {"rope_scaling": {"type": "linear"}}, ["rope_parameters: factor", "missing"]),
+    "rope factor below one": (LLAMA, {"rope_scaling": {"type": "linear", "factor": 0.5}}, ["factor", "0.5"]),
+    "rope factor a string": (LLAMA, {"rope_scaling": {"type": "linear", "factor": "4"}}, ["factor", "'4'"]),
+    "llama3 without low_freq_factor": (
+        LLAMA,
+        {"rope_scaling": {**LLAMA3, "low_freq_factor": None}},
+        ["low_freq_factor", "missing"],
+    ),
+    "llama3 with crossed factors": (
+        LLAMA,
+        {"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
+        ["high_freq_factor", "low_freq_factor (1)"],
+    ),
+    "longrope without factors": (LLAMA, {"rope_scaling": {"type": "longrope"}}, ["short_factor", "missing"]),
+    "longrope with too few factors": (
+        LLAMA,
+        {"rope_scaling": {**LONGROPE, "long_factor": [1.0]}},
+        ["long_factor", "4 numbers"],
+    ),
+    "longrope with a negative factor": (
+        LLAMA,
+        {"rope_scaling": {**LONGROPE, "short_factor": [1.0, 1.0, -1.0, 1.0]}},
+        ["short_factor", "-1.0"],
+    ),
+    "theta negative": (LLAMA, {"rope_theta": -1.0}, ["rope_theta", "-1.0"]),
+    "rotation of nothing": (LLAMA, {"partial_rotary_factor": 0.01}, ["partial_rotary_factor", "0.01"]),
+    "rotation of more than the head": (LLAMA, {"partial_rotary_factor": 2.0}, ["partial_rotary_factor", "2.0"]),
+    "window zero": (PHI3, {"sliding_window": 0}, ["sliding_window", "is 0"]),
+    "window a string": (PHI3, {"sliding_window": "all"}, ["sliding_window", "'all'"]),
+    "window layers negative": (
+        QWEN2,
+        {"use_sliding_window": True, "max_window_layers": -1},
+        ["max_window_layers", "-1"],
+    ),
+    "layer types too few": (GEMMA2, {"layer_types": ["full_attention"]}, ["layer_types", "4 layers"]),
+    "layer types unknown": (GEMMA2, {"layer_types": ["chunked"] * 4}, ["layer_types", "full_attention"]),
+    "cap negative": (GEMMA2, {"final_logit_softcapping": -1}, ["final_logit_softcapping", "-1"]),
+    "query scalar zero": (GEMMA2, {"query_pre_attn_scalar": 0}, ["query_pre_attn_scalar", "is 0"]),
+    "embedding width zero": (LLAMA, {"word_embed_proj_dim": 0}, ["word_embed_proj_dim"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_config_names_key_value_and_remedy(name: str) -> None:
+    base, changes, expected = WRONG[name]
+    with pytest.raises(ConfigError) as caught:
+        arch_of(base, **changes)
+    for part in ["config.json", *expected]:
+        assert part in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "opt", "gpt2"])
+def test_keys_left_out_mean_what_transformers_means(
+    checkpoint: Callable[..., Path], family: str, tmp_path: Path
+) -> None:
+    """Old configs list only what differs from the class's defaults."""
+    from transformers import AutoConfig
+
+    full = json.loads((checkpoint(family) / "config.json").read_text())
+    sizes = {
+        "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads", "n_embd", "n_layer", "n_head", "ffn_dim",
+        "eos_token_id", "bos_token_id", "pad_token_id",
+    }  # fmt: skip
+    short = {key: value for key, value in full.items() if key in sizes}
+    config = AutoConfig.for_model(**{key: value for key, value in short.items() if key != "architectures"})
+    expanded = {**config.to_dict(), "architectures": full["architectures"], "dtype": None}
+    assert comparable(ModelArch.from_config(short, source="")) == comparable(ModelArch.from_config(expanded, source=""))
+
+
+def comparable(arch: ModelArch) -> dict[str, Any]:
+    return {name: getattr(arch, name) for name in ModelArch.__dataclass_fields__ if name != "raw"}
+
+
+def test_arch_needs_no_torch() -> None:
+    code = "import sys, quire.config.arch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
