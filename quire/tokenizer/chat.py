@@ -5,7 +5,6 @@ Knows the shape of messages (OpenAI's) and the conventions of templates (transfo
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
@@ -19,11 +18,20 @@ from jinja2 import nodes
 
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature
 from quire.tokenizer import template_sandbox
-from quire.tokenizer.template_sandbox import Budget, BudgetExceeded, TemplateRefusal
+from quire.tokenizer.conversation import (
+    Json,
+    Message,
+    checked_messages,
+    checked_tool_calls,
+    kind_of,
+    plain,
+    plain_object,
+    plain_objects,
+    text_of_part,
+)
+from quire.tokenizer.template_budget import Budget, BudgetExceeded
+from quire.tokenizer.template_sandbox import TemplateRefusal
 from quire.tokenizer.tokenizer import MARK_END, MARK_START, Tokenizer, without_marks
-
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-Message = dict[str, Json]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = (
@@ -35,7 +43,6 @@ RESERVED = (
     "chat_template",
     "tokenize",
 )
-MAX_DEPTH = 64
 MAX_OUTPUT_CHARACTERS = 16_000_000
 MAX_RENDER_SECONDS = 2.0
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -126,11 +133,13 @@ class ChatTemplate:
                 " message or it continues the last one. Set one of them to False.",
                 parameter="continue_final_message",
             )
-        conversation = [self._message(message, f"messages[{i}]") for i, message in enumerate(_messages(messages))]
+        conversation = [
+            self._message(message, f"messages[{i}]") for i, message in enumerate(checked_messages(messages))
+        ]
         variables: dict[str, Json] = {
             "messages": cast(Json, conversation),
-            "tools": _objects(tools, "tools"),
-            "documents": _objects(documents, "documents"),
+            "tools": plain_objects(tools, "tools"),
+            "documents": plain_objects(documents, "documents"),
             **self._extra_variables(template_kwargs),
         }
         if protect:
@@ -162,7 +171,7 @@ class ChatTemplate:
 
     def _message(self, message: object, where: str) -> Message:
         """A checked copy of a message, in the form the template expects."""
-        plain = _plain_object(message, where)
+        plain = plain_object(message, where)
         role = plain.get("role")
         if not isinstance(role, str) or (role not in ROLES and role not in self._constants):
             raise InvalidParameter(
@@ -172,7 +181,7 @@ class ChatTemplate:
         if "content" in result or role != "assistant":
             result["content"] = self._content(result.get("content"), f"{where}.content")
         if "tool_calls" in result:
-            result["tool_calls"] = _tool_calls(result["tool_calls"], f"{where}.tool_calls")
+            result["tool_calls"] = checked_tool_calls(result["tool_calls"], f"{where}.tool_calls")
         reasoning = next((result[name] for name in REASONING_FIELDS if name in result), None)
         if reasoning is not None:
             return {"thinking": reasoning, **result, "reasoning_content": reasoning}
@@ -184,9 +193,9 @@ class ChatTemplate:
             return content if takes_strings else [{"type": "text", "text": content}]
         if not isinstance(content, list):
             raise InvalidParameter(
-                f"{where} must be a string or a list of content parts, got {_kind(content)}", parameter=where
+                f"{where} must be a string or a list of content parts, got {kind_of(content)}", parameter=where
             )
-        parts = [_text_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+        parts = [text_of_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
         if self.content_format is ContentFormat.STRING:
             return "\n".join(parts)
         return [{"type": "text", "text": part} for part in parts]
@@ -199,7 +208,7 @@ class ChatTemplate:
                 " one.",
                 parameter="chat_template_kwargs",
             )
-        return {name: _plain(value, f"chat_template_kwargs.{name}") for name, value in given.items()}
+        return {name: plain(value, f"chat_template_kwargs.{name}") for name, value in given.items()}
 
     @cached_property
     def _constants(self) -> frozenset[str]:
@@ -315,107 +324,6 @@ def _marked(value: Json, tokens: list[str]) -> Json:
     return mark(value)
 
 
-def _messages(messages: object) -> Sequence[object]:
-    if not isinstance(messages, (list, tuple)):
-        raise InvalidParameter(f"messages must be a list of messages, got {_kind(messages)}", parameter="messages")
-    if not messages:
-        raise InvalidParameter("messages must contain at least 1 item.", parameter="messages")
-    return messages
-
-
-def _objects(values: object, name: str) -> Json:
-    if values is None:
-        return None
-    if not isinstance(values, (list, tuple)):
-        raise InvalidParameter(f"{name} must be a list of objects, got {_kind(values)}", parameter=name)
-    return [_plain_object(value, f"{name}[{i}]") for i, value in enumerate(values)]
-
-
-def _plain_object(value: object, where: str) -> dict[str, Json]:
-    plain = _plain(value, where)
-    if not isinstance(plain, dict):
-        raise InvalidParameter(f"{where} must be an object, got {_kind(value)}", parameter=where)
-    return plain
-
-
-def _plain(value: object, where: str, depth: int = 0) -> Json:
-    """A copy made of plain JSON types only, which have no methods a template could misuse.
-
-    Raises: InvalidParameter naming the place of what is not JSON or not Unicode.
-    """
-    if depth > MAX_DEPTH:
-        raise InvalidParameter(f"{where.split('.')[0]} is nested deeper than {MAX_DEPTH} levels", parameter=where[:200])
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, str):
-        return _unicode(value, where)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        return {_unicode(_key(k, where), where): _plain(item, f"{where}.{k}", depth + 1) for k, item in value.items()}
-    raise InvalidParameter(
-        f"{where} must be made of JSON types (objects, lists, strings, numbers), got {_kind(value)}", parameter=where
-    )
-
-
-def _key(key: object, where: str) -> str:
-    if not isinstance(key, str):
-        raise InvalidParameter(f"{where} has a key that is not a string: {key!r}", parameter=where)
-    return key
-
-
-def _unicode(text: str, where: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidParameter(
-            f"{where} contains an unpaired surrogate at character {error.start}; remove it or replace it with U+FFFD",
-            parameter=where,
-        ) from error
-    return str.__str__(text)
-
-
-def _text_part(part: Json, where: str) -> str:
-    """The text of a content part."""
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise InvalidParameter(f"{where} must be an object with a type, such as text", parameter=where)
-    field = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}.get(kind)
-    if field is None:
-        raise UnsupportedFeature(
-            f"Unsupported content part type {kind[:64]!r} in {where}: this model takes text only. Use parts of the form"
-            ' {"type": "text", "text": "..."}.',
-            parameter=where,
-        )
-    text = part.get(field)
-    if not isinstance(text, str):
-        raise InvalidParameter(f"{where}.{field} must be a string, got {_kind(text)}", parameter=f"{where}.{field}")
-    return text
-
-
-def _tool_calls(calls: Json, where: str) -> Json:
-    """Tool calls with their arguments as objects: templates write them out, clients send them as JSON text."""
-    if not isinstance(calls, list):
-        raise InvalidParameter(f"{where} must be a list, got {_kind(calls)}", parameter=where)
-    return [_tool_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
-
-
-def _tool_call(call: Json, where: str) -> Json:
-    if not isinstance(call, dict):
-        raise InvalidParameter(f"{where} must be an object, got {_kind(call)}", parameter=where)
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    name = f"{where}.function.arguments"
-    try:
-        arguments = json.loads(cast(str, function["arguments"]) or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameter(f"{name} is not valid JSON: {error}", parameter=name) from error
-    return {**call, "function": {**function, "arguments": _plain(arguments, name)}}
-
-
 def _tag_final(messages: list[Message]) -> str:
     """Mark the end of the last message's text, and return that text. Mutates messages."""
     content = messages[-1].get("content")
@@ -441,10 +349,6 @@ def _cut_at_tag(text: str, final: str) -> str:
         )
     start = text.rindex(tag)
     return text[:start] if text.startswith(CONTINUE_TAG, start) else text[:start].rstrip()
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def _bad_template(problem: str) -> RequestError:

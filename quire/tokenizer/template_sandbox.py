@@ -16,13 +16,8 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import re
-import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache, wraps
 from typing import NoReturn
@@ -36,62 +31,22 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from quire.tokenizer.template_budget import (
+    FILTER_ESTIMATES,
+    METHOD_ESTIMATES,
+    Budget,
+    Estimate,
+    current_budget,
+    operator_size,
+    size_of,
+    within,
+)
+
 MAX_SOURCE_CHARACTERS = 1_000_000
-MAX_WIDTH = 1_000
-MAX_BITS = 100_000
 
 
 class TemplateRefusal(jinja2.TemplateError):
     """The template called `raise_exception`."""
-
-
-class BudgetExceeded(jinja2.TemplateError):
-    """A rendering took too long or grew too large."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """What one rendering may use."""
-
-    max_characters: int
-    """Of output; ten times as many may be made on the way to it."""
-    max_seconds: float
-    deadline: float = field(init=False)
-    num_made: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.max_seconds
-
-    def check_time(self) -> None:
-        """Raises: BudgetExceeded after the deadline."""
-        if time.monotonic() > self.deadline:
-            raise BudgetExceeded(f"it ran longer than {self.max_seconds:g} seconds")
-
-    def spend(self, num_characters: int) -> None:
-        """Account for a string that was, or is about to be, made.
-
-        Raises: BudgetExceeded when all of them together are too much.
-        """
-        self.num_made += num_characters
-        if self.num_made > 10 * self.max_characters:
-            raise BudgetExceeded(f"it builds more than {10 * self.max_characters} characters of text")
-
-    def check_output(self, num_characters: int) -> None:
-        """Raises: BudgetExceeded for an output that is too long."""
-        if num_characters > self.max_characters:
-            raise BudgetExceeded(f"its output has more than {self.max_characters} characters")
-
-
-_budget: ContextVar[Budget] = ContextVar("template_budget")
-
-
-@contextmanager
-def _within(budget: Budget) -> Iterator[None]:
-    token = _budget.set(budget)
-    try:
-        yield
-    finally:
-        _budget.reset(token)
 
 
 def render(template: jinja2.Template, variables: Mapping[str, object], budget: Budget) -> str:
@@ -101,7 +56,7 @@ def render(template: jinja2.Template, variables: Mapping[str, object], budget: B
     """
     pieces: list[str] = []
     num_characters = 0
-    with _within(budget):
+    with within(budget):
         for piece in template.generate(variables):
             budget.check_time()
             num_characters += len(piece)
@@ -131,7 +86,7 @@ def compiled(source: str) -> jinja2.Template:
         loop.iter = _filtered("_each", loop.iter, [])
     for concat in list(tree.find_all(nodes.Concat)):
         concat.nodes = [_filtered("_concat", concat.nodes[0], concat.nodes[1:])]
-    with _within(Budget(max_characters=MAX_SOURCE_CHARACTERS, max_seconds=math.inf)):  # constants are folded now
+    with within(Budget(max_characters=MAX_SOURCE_CHARACTERS, max_seconds=math.inf)):  # constants are folded now
         return _ENVIRONMENT.from_string(tree)
 
 
@@ -154,7 +109,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             finalize=_finalize,
         )
         known = {**self.filters, "tojson": _to_json}
-        self.filters = {name: _bounded(known[name], _FILTER_ESTIMATES.get(name)) for name in _FILTERS}
+        self.filters = {name: _bounded(known[name], FILTER_ESTIMATES.get(name)) for name in _FILTERS}
         self.filters.update(_each=_each, _concat=_concat)
         self.globals = {
             "range": self.globals["range"],
@@ -171,16 +126,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Apply an operator whose result may be much larger than its operands."""
-        _budget.get().spend(_binop_size(operator, left, right))
+        current_budget().spend(operator_size(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Callable[..., object], *args: object, **kwargs: object) -> object:
         """Call a function, macro or method from a template."""
-        budget = _budget.get()
+        budget = current_budget()
         budget.check_time()
         receiver, name = _method(__obj)
-        if name in _METHOD_ESTIMATES:
-            budget.spend(_METHOD_ESTIMATES[name](receiver, *args, **kwargs))
+        if name in METHOD_ESTIMATES:
+            budget.spend(METHOD_ESTIMATES[name](receiver, *args, **kwargs))
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, str):
             budget.spend(len(result))
@@ -239,7 +194,7 @@ def _to_json(
 
 def _each(values: Iterable[object]) -> Iterator[object]:
     """The items of a loop, with a look at the clock before each."""
-    budget = _budget.get()
+    budget = current_budget()
     for value in values:
         budget.check_time()
         yield value
@@ -247,13 +202,13 @@ def _each(values: Iterable[object]) -> Iterator[object]:
 
 def _concat(*values: object) -> str:
     """The `~` operator."""
-    _budget.get().spend(sum(map(_size, values)))
+    current_budget().spend(sum(map(size_of, values)))
     return "".join(map(str, values))
 
 
 def _finalize(value: object) -> object:
     """What `{{ value }}` writes; counted here, because blocks can be captured and written again."""
-    _budget.get().spend(_size(value))
+    current_budget().spend(size_of(value))
     return value
 
 
@@ -262,7 +217,7 @@ def _bounded(filter_: Callable[..., object], estimate: Estimate | None) -> Calla
 
     @wraps(filter_)
     def bounded(*args: object, **kwargs: object) -> object:
-        budget = _budget.get()
+        budget = current_budget()
         budget.check_time()
         if estimate is not None:
             budget.spend(estimate(*_without_context(args), **kwargs))
@@ -287,141 +242,10 @@ def _method(function: object) -> tuple[object, str]:
     return None, ""
 
 
-def _size(value: object) -> int:
-    """Characters that `value` has as text, about; more than the budget when it is too much to count."""
-    if isinstance(value, str):
-        return len(value)
-    budget = _budget.get()
-    limit = 10 * budget.max_characters
-    total, stack = 0, [value]
-    while stack and total <= limit:
-        item = stack.pop()
-        if total % 4096 < 8:
-            budget.check_time()
-        total += len(item) if isinstance(item, str) else 8
-        if isinstance(item, Mapping):
-            stack.extend(item.keys())
-            stack.extend(item.values())
-        elif isinstance(item, (list, tuple)):
-            stack.extend(item)
-        elif isinstance(item, int):
-            total += item.bit_length() // 3
-    return total
-
-
-def _binop_size(operator: str, left: object, right: object) -> int:
-    """Characters (or eighths of list items) that `left operator right` makes, at most.
-
-    Raises: BudgetExceeded for numbers of too many bits.
-    """
-    if operator == "%":
-        return _printf_size(left, right) if isinstance(left, str) else 0
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(operator, left, right)
-        return 0
-    if operator == "*":
-        sequence, count = (left, right) if isinstance(right, int) else (right, left)
-        return _length(sequence) * max(count, 0) if isinstance(count, int) else 0
-    return _length(left) + _length(right)
-
-
-def _check_bits(operator: str, left: int, right: int) -> None:
-    num_bits = left.bit_length() * max(right, 0) if operator == "**" else left.bit_length() + right.bit_length()
-    if num_bits > MAX_BITS:
-        raise BudgetExceeded(f"it computes a number of more than {MAX_BITS} bits")
-
-
-def _length(value: object) -> int:
-    if isinstance(value, str):
-        return len(value)
-    return 8 * len(value) if isinstance(value, (list, tuple)) else 0
-
-
-_NUMBER = re.compile(r"\d+")
-_WIDTH_FROM_ARGUMENT = re.compile(r"\*|:[^{}]*\{")
-
-
-def _printf_size(pattern: str, values: object) -> int:
-    return _format_size(pattern, *(values if isinstance(values, tuple) else (values,)))
-
-
-def _format_size(pattern: object, *args: object, **kwargs: object) -> int:
-    """Characters that a format string makes of its arguments, at most."""
-    text = str(pattern)
-    values = [*args, *kwargs.values()]
-    num_fields = text.count("%") + text.count("{")
-    widths = sum(_width(int(number[:9])) for number in _NUMBER.findall(text))
-    if _WIDTH_FROM_ARGUMENT.search(text):
-        widths += num_fields * sum(_width(value) for value in values if isinstance(value, int))
-    return len(text) + widths + num_fields * max(map(_size, values), default=0)
-
-
-def _width(value: object) -> int:
-    """Raises: BudgetExceeded for a width, precision or indentation that no text needs."""
-    width = len(value) if isinstance(value, str) else abs(value) if isinstance(value, int) else 0
-    if width > MAX_WIDTH:
-        raise BudgetExceeded(f"it asks for a width of {width} characters, more than {MAX_WIDTH}")
-    return width
-
-
-def _padded_size(text: object, width: object = 80, *_: object, **named: object) -> int:
-    return _size(text) + _width(named.get("width", width))
-
-
-def _replace_size(text: object, old: object, new: object, *_: object, **__: object) -> int:
-    whole = str(text)
-    return len(whole) + whole.count(str(old)) * len(str(new))
-
-
-def _join_size(separator: object, items: object) -> int:
-    values = items if isinstance(items, (list, tuple)) else ()
-    return _size(items) + len(str(separator)) * len(values)
-
-
-def _join_filter_size(items: object, d: object = "", *_: object, **named: object) -> int:
-    return _join_size(named.get("d", d), items)
-
-
-def _indent_size(text: object, width: object = 4, *_: object, **named: object) -> int:
-    whole = str(text)
-    return len(whole) + (whole.count("\n") + 1) * _width(named.get("width", width))
-
-
-def _json_size(value: object, ensure_ascii: object = False, indent: object = None, *_: object, **named: object) -> int:
-    return _size(value) * (2 + _width(named.get("indent", indent)))
-
-
-def _text_size(value: object) -> int:
-    return _size(value)
-
-
-def _sum_size(value: object, attribute: object = None, start: object = 0, **_: object) -> int:
-    if not isinstance(start, (int, float)):
-        raise TypeError("sum adds numbers only")
-    return 0
-
-
-Estimate = Callable[..., int]
-_METHOD_ESTIMATES: dict[str, Estimate] = {
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _padded_size),
-    "format": _format_size,
-    "join": _join_size,
-    "replace": _replace_size,
-}
-_FILTER_ESTIMATES: dict[str, Estimate] = {
-    "center": _padded_size,
-    "format": _format_size,
-    "indent": _indent_size,
-    "join": _join_filter_size,
-    "replace": _replace_size,
-    "string": _text_size,
-    "sum": _sum_size,
-    "tojson": _json_size,
-}
 _FILTERS = """
     abs batch capitalize center count d default dictsort e escape first float forceescape format groupby indent int
     items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr sort
-    string striptags sum title tojson trim truncate unique upper urlencode wordcount
+    string sum title tojson trim truncate unique upper urlencode wordcount
 """.split()  # noqa: SIM905  ninety quoted names would be a page
 _STRING_METHODS = """
     capitalize casefold center count endswith find format index isalnum isalpha isdecimal isdigit islower isnumeric

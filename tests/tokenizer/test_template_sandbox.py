@@ -97,6 +97,8 @@ def test_a_template_that_does_not_end_is_stopped_in_time(source: str) -> None:
         "{{ (['a' * 1000000] * 100000) | join }}",
         "{{ ([''] * 1000000) | join('a' * 1000000) }}",
         "{{ ('a' * 1000000).join([''] * 1000000) }}",
+        "{{ [1] | batch(999999999, 'x') | list }}",
+        "{{ '%(x)999999999d' | format(x=5) }}",
         "{{ 2 ** 999999999 }}",
         DOUBLE.replace("BODY", "{% set n.x = n.x ~ n.x %}"),
         DOUBLE.replace("BODY", "{% set n.x = n.x + n.x %}"),
@@ -118,6 +120,12 @@ def test_a_template_that_would_fill_the_memory_is_stopped_before(source: str) ->
         assert tracemalloc.get_traced_memory()[1] < 40e6
     finally:
         tracemalloc.stop()
+
+
+def test_formatting_of_large_numbers_and_long_text_is_no_offence() -> None:
+    assert render("{{ '**%d** on 20240726' % 123456789 }}") == "**123456789** on 20240726"
+    assert render("{{ '%s: %5.1f' | format('x' * 2000, 2) }}") == "x" * 2000 + ":   2.0"
+    assert render("{{ '20240726 {} {:,} {:>4}'.format(5, 123456789, 1) }}") == "20240726 5 123,456,789    1"
 
 
 def test_output_beyond_the_limit_is_refused() -> None:
