@@ -51,17 +51,21 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One entry per prompt token; the first is None, since nothing predicts it."""
+    """One entry per prompt token; the first is None, since nothing predicts it. Of deltas only the first has them."""
     num_cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
     seed: int | None = None
     """The seed in force: the one given, or the one drawn."""
     metrics: RequestStats | None = None
+    """When what happened to it; with the last output."""
     warnings: list[str] = field(default_factory=list)
     """What was adjusted or left out, in words."""
 
     def merged(self, later: RequestOutput) -> RequestOutput:
-        """Two deltas as one: texts, tokens and logprobs of each completion joined, everything else from the later."""
+        """Two deltas as one: texts, tokens and logprobs of each completion joined, everything else from the later.
+
+        Mutates: later, which is returned.
+        """
         earlier = {completion.index: completion for completion in self.outputs}
         for completion in later.outputs:
             before = earlier.get(completion.index)
@@ -71,5 +75,7 @@ class RequestOutput:
                 if completion.logprobs is not None and before.logprobs is not None:
                     completion.logprobs = before.logprobs + completion.logprobs
             earlier[completion.index] = completion
+        if later.prompt_logprobs is None:
+            later.prompt_logprobs = self.prompt_logprobs
         later.outputs = [earlier[index] for index in sorted(earlier)]
         return later

@@ -89,7 +89,7 @@ class SamplingParams:
     bad_words: list[str] | None = None
     """Words that are never produced."""
     skip_reading_prefix_cache: bool | None = None
-    """Compute the whole prompt even if it is cached; defaults to True when prompt_logprobs is set."""
+    """Compute the whole prompt even if it is cached; prompt_logprobs needs that and implies it."""
     extra_args: Mapping[str, Any] | None = None
     """Reserved for plug-ins; refused while there are none."""
     structured_outputs: object | None = None
@@ -112,8 +112,11 @@ class SamplingParams:
         return cls(**{name: value for name, value in checked_names(given).items() if value is not None})
 
     def clone(self, **changes: Any) -> SamplingParams:
-        """A copy with some fields replaced, validated again."""
-        return replace(self, **checked_names(changes))
+        """A copy with some fields replaced, validated again; warnings about the other fields stay."""
+        copy = replace(self, **checked_names(changes))
+        kept = [text for text in self.warnings if text.partition(" ")[0] not in changes]  # each starts with its field
+        object.__setattr__(copy, "warnings", tuple(dict.fromkeys((*kept, *copy.warnings))))
+        return copy
 
     @property
     def is_greedy(self) -> bool:
@@ -130,7 +133,7 @@ class SamplingParams:
     @property
     def reads_prefix_cache(self) -> bool:
         """Whether cached blocks may stand in for computing the prompt."""
-        return not self.skip_reading_prefix_cache
+        return not self.skip_reading_prefix_cache and self.prompt_logprobs is None
 
 
 FIELD_NAMES = tuple(f.name for f in fields(SamplingParams) if f.init)
@@ -281,6 +284,12 @@ def _check_together(params: SamplingParams) -> None:
         raise InvalidParameter(
             f"bad_words holds {len(params.bad_words or ())} words, the limit is {MAX_BAD_WORDS}", parameter="bad_words"
         )
+    if params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False:
+        raise InvalidParameter(
+            "skip_reading_prefix_cache=False with prompt_logprobs: what is cached has no logits to report from; leave "
+            "one of them out",
+            parameter="skip_reading_prefix_cache",
+        )
     if params.structured_outputs is not None:
         raise UnsupportedFeature(
             "structured_outputs is not supported yet; leave it out and check the text yourself",
@@ -316,8 +325,6 @@ def _normalise(params: SamplingParams) -> None:
         if clamped != dict(params.logit_bias):
             warnings.append("logit_bias values outside [-100, 100] were clamped")
         changes["logit_bias"] = clamped
-    if params.skip_reading_prefix_cache is None:
-        changes["skip_reading_prefix_cache"] = params.prompt_logprobs is not None
     changes["warnings"] = tuple(warnings)
     for name, value in changes.items():
         object.__setattr__(params, name, value)

@@ -128,8 +128,10 @@ class Scheduler:
     def _schedule_waiting(self, plan: SchedulerOutputs, budget: StepBudget) -> None:
         while self.waiting and budget.for_many() > 0:
             seq = self.waiting[0]
+            if self._num_slots + seq.num_to_fork > self.max_num_seqs:
+                break
             matched = self.blocks.match_prefix(seq)
-            if self._num_slots + seq.num_to_fork > self.max_num_seqs or not self.blocks.can_allocate(seq, matched):
+            if not self.blocks.can_allocate(seq, matched):
                 break
             self.waiting.popleft()
             self.blocks.allocate_prefix(seq, matched)
@@ -259,7 +261,6 @@ class Scheduler:
             finish = finish_of(branch, self.max_model_len)
             if finish is not None:
                 output.finish_reason, output.stop_reason = finish
-                output.stats = stats
                 self._finish(branch)
             outputs.append(output)
         return outputs
@@ -278,7 +279,6 @@ class Scheduler:
         for branch in range(seq.branch, seq.branch + seq.num_to_fork):
             output = self._output(seq, [])
             output.branch, output.finish_reason, output.error = branch, FinishReason.ERROR, error
-            output.stats = seq.group.stats
             outputs.append(output)
         self._finish(seq)
         return outputs
@@ -308,6 +308,7 @@ class Scheduler:
             new_token_ids=token_ids,
             new_prompt_logprobs=prompt_logprobs,
             num_cached_tokens=max(seq.group.num_cached_tokens, 0),
+            stats=seq.group.stats,
         )
 
     def stats(self, plan: SchedulerOutputs) -> StepStats:

@@ -6,7 +6,7 @@ Everything that depends on the model is checked here, once, before the core hear
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -197,6 +197,17 @@ class InputProcessor:
                 if ids and ids not in sequences:
                     sequences.append(ids)
         return tuple(sequences)
+
+
+def check_request_id(request_id: object, in_use: Container[str]) -> None:
+    """Refuse an id that is no text or not unique.
+
+    Raises: InvalidParameter.
+    """
+    if not isinstance(request_id, str) or not request_id:
+        raise InvalidParameter("request_id must be a non-empty string", parameter="request_id")
+    if request_id in in_use:
+        raise InvalidParameter(f"request_id {request_id!r} is in use; ids must be unique", parameter="request_id")
 
 
 def _token_list(value: object) -> list[int]:

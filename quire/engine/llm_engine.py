@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.config.args import EngineArgs
-from quire.engine.input_processor import as_params
+from quire.engine.input_processor import as_params, check_request_id
 from quire.engine.startup import EngineParts, start
-from quire.errors import InvalidParameter
 from quire.inputs import PromptType
 from quire.messages.request import AbortRequest
 from quire.messages.stats import StepStats
@@ -50,10 +49,7 @@ class LLMEngine:
 
         Raises: RequestError; nothing has happened then.
         """
-        if not isinstance(request_id, str) or not request_id:
-            raise InvalidParameter("request_id must be a non-empty string", parameter="request_id")
-        if request_id in self.parts.output_processor:
-            raise InvalidParameter(f"request_id {request_id!r} is in use; ids must be unique", parameter="request_id")
+        check_request_id(request_id, self.parts.output_processor)
         request = self.parts.input_processor.process(request_id, prompt, as_params(params))
         self.parts.output_processor.add(request)
         self.parts.core.add(request.core)

@@ -5,7 +5,7 @@ One path for streaming and not: the text of a finished request is the concatenat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.engine.input_processor import ProcessedRequest
 from quire.messages.output import EngineCoreOutput, FinishReason, PositionLogprobs
@@ -39,8 +39,8 @@ class _State:
     branches: list[_Branch]
     num_unfinished: int
     prompt_logprobs: list[TokenLogprobs | None] | None
+    stats: RequestStats
     num_cached_tokens: int = 0
-    stats: RequestStats | None = None
     error: str | None = None
 
 
@@ -54,7 +54,7 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._states)
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, request_id: object) -> bool:
         return request_id in self._states
 
     def add(self, request: ProcessedRequest) -> None:
@@ -65,6 +65,7 @@ class OutputProcessor:
             branches=[self._new_branch(request) for _ in range(params.n)],
             num_unfinished=params.n,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            stats=RequestStats(arrived_at=request.core.arrived_at),
         )
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -72,10 +73,10 @@ class OutputProcessor:
         state = self._states.pop(request_id, None)
         if state is None:
             return None
-        for branch in state.branches:
-            if branch.finish_reason is None:
-                self._finish(state, branch, FinishReason.ABORT, None)
-        return self._render(state, range(len(state.branches)))
+        running = [index for index, branch in enumerate(state.branches) if branch.finish_reason is None]
+        for index in running:
+            self._finish(state, state.branches[index], FinishReason.ABORT, None)
+        return self._render(state, running)
 
     def process(self, outputs: list[EngineCoreOutput]) -> tuple[list[RequestOutput], list[AbortRequest]]:
         """Take in a step's news: what to hand out, and what the core should stop because its text is complete."""
@@ -87,7 +88,8 @@ class OutputProcessor:
                 continue
             if self._take(state, output) and output.finish_reason is None:
                 aborts.append(AbortRequest(request_id=output.request_id, branch=output.branch))
-            touched.setdefault(output.request_id, []).append(output.branch)
+            if output.new_token_ids or state.branches[output.branch].finish_reason is not None:
+                touched.setdefault(output.request_id, []).append(output.branch)
         return [out for request_id, branches in touched.items() for out in self._hand_out(request_id, branches)], aborts
 
     def _hand_out(self, request_id: str, branches: list[int]) -> list[RequestOutput]:
@@ -178,29 +180,38 @@ class OutputProcessor:
     def _text_of(self, token_id: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def _render(self, state: _State, touched: list[int] | range) -> RequestOutput:
+    def _render(self, state: _State, touched: list[int]) -> RequestOutput:
         core = state.request.core
         delta = core.sampling_params.output_kind is RequestOutputKind.DELTA
         shown = sorted(touched) if delta else range(len(state.branches))
+        finished = state.num_unfinished == 0
+        prompt_logprobs = state.prompt_logprobs
+        if delta:
+            state.prompt_logprobs = None  # complete before the first token, and handed out once
         warnings = [*state.request.warnings, *([state.error] if state.error else [])]
         return RequestOutput(
             request_id=core.request_id,
             prompt=state.request.prompt,
             prompt_token_ids=core.prompt_token_ids,
             outputs=[self._completion(state.branches[index], index, delta=delta) for index in shown],
-            finished=all(branch.finish_reason is not None for branch in state.branches),
-            prompt_logprobs=state.prompt_logprobs,
+            finished=finished,
+            prompt_logprobs=prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens,
             seed=core.seed,
-            metrics=state.stats,
+            metrics=self._metrics(state) if finished else None,
             warnings=warnings,
         )
+
+    def _metrics(self, state: _State) -> RequestStats:
+        """The core's numbers, without tokens that it drew beyond a stop string or after an abort."""
+        return replace(state.stats, num_generation_tokens=sum(len(branch.token_ids) for branch in state.branches))
 
     def _completion(self, branch: _Branch, index: int, *, delta: bool) -> CompletionOutput:
         first = branch.num_tokens_sent if delta else 0
         branch.num_tokens_sent = len(branch.token_ids)
-        everything = "" if branch.detokenizer is None else branch.detokenizer.text
-        text = branch.new_text if delta else everything
+        text = branch.new_text
+        if not delta:  # a delta must not cost more the longer the text is
+            text = "" if branch.detokenizer is None else branch.detokenizer.text
         branch.new_text = ""
         return CompletionOutput(
             index=index,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.errors import EngineDeadError
 from quire.executor.base import Executor
 from quire.log import get_logger
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
@@ -19,11 +20,20 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
     """The result of a step; a request that makes it raise is reported in `errors`, alone."""
     try:
         return executor.execute(plan)
+    except EngineDeadError:
+        raise  # nobody is guilty: there is no worker left to run anything
     except Exception as error:
         if not plan.seq_ids:
             raise
         log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
-        return _bisect(executor, plan, error)
+        executor.execute(_housekeeping(plan))
+        return _bisect(executor, replace(plan, blocks_to_copy=[], removed_seq_ids=[]), error)
+
+
+def _housekeeping(plan: SchedulerOutputs) -> SchedulerOutputs:
+    """What a step does besides computing: rows to drop, blocks to copy. It runs once, before all parts: a copy that
+    came after a part had written to its destination would undo what was written there."""
+    return SchedulerOutputs(blocks_to_copy=plan.blocks_to_copy, removed_seq_ids=plan.removed_seq_ids)
 
 
 def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:
@@ -35,6 +45,8 @@ def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> Mod
     for part in (_part(plan, 0, middle), _part(plan, middle, len(plan.seq_ids))):
         try:
             done = executor.execute(part)
+        except EngineDeadError:
+            raise
         except Exception as part_error:
             done = _bisect(executor, part, part_error)
         result.token_ids += done.token_ids
@@ -45,7 +57,7 @@ def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> Mod
 
 
 def _part(plan: SchedulerOutputs, low: int, high: int) -> SchedulerOutputs:
-    """The instruction for some of the sequences. Copies are left to both parts: they are harmless twice."""
+    """The instruction for some of the sequences."""
     seq_ids = plan.seq_ids[low:high]
     here = set(seq_ids)
     return replace(

@@ -51,7 +51,7 @@ class EngineCoreOutput:
     error: str | None = None
     """For FinishReason.ERROR: what happened, in one sentence."""
     stats: RequestStats | None = None
-    """With the last output of a branch."""
+    """The request's numbers up to here; owned by the core, which goes on counting."""
 
 
 @dataclass(slots=True)

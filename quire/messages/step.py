@@ -30,7 +30,8 @@ class NewSequenceData:
 class SchedulerOutputs:
     """The whole instruction for a step. The worker drops finished rows, applies the copies, then runs the model.
 
-    Applying an instruction twice is the same as applying it once, so a step that failed can be run again in parts.
+    Applying an instruction twice is the same as applying it once. So a step that failed can be run again in parts, but
+    its copies only before the first of them: a part may write to the destination of another part's copy.
     """
 
     new_sequences: list[NewSequenceData] = field(default_factory=list)
