@@ -36,16 +36,29 @@ class LayerContext:
         """The context of a part of this layer."""
         return replace(self, name=f"{self.name}.{name}" if self.name else str(name))
 
+    # A reader that only checks gives meta tensors. Nothing is computed with those: their arithmetic imports torch's
+    # compiler, which takes more than a second.
+
     def tensor(
-        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, offset: float = 0.0
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype | None = None,
+        scale: float = 1.0,
+        offset: float = 0.0,
     ) -> Tensor:
-        """A copy of one whole parameter, in `dtype` (default: the model's), `offset` added once."""
+        """A copy of one whole parameter in `dtype` (default: the model's), times `scale`, plus `offset`."""
         source = f"{self.name}.{name}"
-        value = self.weights.read(source, shape, WHOLE).to(dtype or self.dtype, copy=True)
+        stored = self.weights.read(source, shape, WHOLE)
+        if stored.is_meta:
+            return stored
+        value = stored.to(dtype or self.dtype, copy=True)
         self.weights.release([source])
-        if offset and not value.is_meta:  # arithmetic on meta tensors imports torch's compiler: 1.1 s
-            value += offset
-        return value
+        if scale != 1.0:
+            # Rounded to the dtype first, as the models that scale their embeddings were trained.
+            value.mul_(torch.tensor(scale, dtype=value.dtype))
+        return value.add_(offset) if offset else value
 
     def linear_weight(self, in_features: int, out_features: tuple[int, ...], shard: ShardSpec) -> LinearWeight:
         """The packed weight of a linear layer; `out_features` has one entry per layer that it computes."""
@@ -58,6 +71,8 @@ class LayerContext:
                 parts.append(self.weights.read(source, (in_features, size), stored).t())
             else:
                 parts.append(self.weights.read(source, (size, in_features), shard))
+        if parts[0].is_meta:
+            return LinearWeight(out_features=sum(out_features), in_features=in_features, format="none", tensors={})
         packed = self.pack(parts, self.dtype)
         self.weights.release(names)
         return packed
@@ -65,12 +80,10 @@ class LayerContext:
     def linear_bias(self, out_features: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """The bias of a linear layer in float32."""
         names, sizes = self._parts(out_features, "bias")
-        bias = torch.cat(
-            [
-                self.weights.read(source, (size,), shard).to(torch.float32)
-                for source, size in zip(names, sizes, strict=True)
-            ]
-        )
+        parts = [self.weights.read(source, (size,), shard) for source, size in zip(names, sizes, strict=True)]
+        if parts[0].is_meta:
+            return parts[0]
+        bias = torch.cat([part.to(torch.float32) for part in parts])
         self.weights.release(names)
         return bias
 

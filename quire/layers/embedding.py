@@ -14,10 +14,7 @@ class Embedding:
     """Rows of a table, multiplied by `scale` once, at load."""
 
     def __init__(self, ctx: LayerContext, num_rows: int, hidden_size: int, *, scale: float = 1.0) -> None:
-        self.table = ctx.tensor("weight", (num_rows, hidden_size))
-        if scale != 1.0:
-            # The factor is rounded to the model's dtype first, as the models that have one were trained.
-            self.table.mul_(torch.tensor(scale, dtype=self.table.dtype, device=self.table.device))
+        self.table = ctx.tensor("weight", (num_rows, hidden_size), scale=scale)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Shapes: ids [T] int64 -> [T, E]."""

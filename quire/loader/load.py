@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.errors import ConfigError
@@ -16,7 +15,6 @@ from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
 from quire.log import get_logger
 from quire.models.interfaces import Model, ModelClass
 from quire.models.registry import ModelRegistry
-from quire.ops.functional import LinearWeight
 
 log = get_logger(__name__)
 
@@ -61,18 +59,9 @@ def _load_checkpoint(
 ) -> Model:
     weight_map, checkpoint = model_class.weights, Checkpoint(path)
     headers = HeaderReader(checkpoint, weight_map)
-    model_class(
-        arch,
-        LayerContext(
-            weights=headers, weight_map=weight_map, dtype=dtype, max_model_len=max_model_len, pack=_pack_nothing
-        ),
-    )
+    model_class(arch, LayerContext(weights=headers, weight_map=weight_map, dtype=dtype, max_model_len=max_model_len))
     headers.raise_problems()
     reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)
     return model_class(
         arch, LayerContext(weights=reader, weight_map=weight_map, dtype=dtype, max_model_len=max_model_len)
     )
-
-
-def _pack_nothing(parts: Sequence[Tensor], dtype: torch.dtype) -> LinearWeight:
-    return LinearWeight(out_features=0, in_features=0, format="none", tensors={})

@@ -21,6 +21,7 @@ from quire.loader.load import load_model
 from quire.loader.readers import CheckpointReader
 from quire.models.llama import LlamaForCausalLM
 from quire.ops import table
+from tests.checkpoints import FAMILIES
 from tests.loader.safetensors_bytes import join, read, split, write
 from tests.models.harness import Harness, arch_of
 
@@ -201,3 +202,24 @@ def test_peak_memory_is_the_model_and_one_slice(checkpoint: MakeCheckpoint) -> N
     ).stdout
     assert int(printed) < model_bytes + (24 << 20)
     assert model_bytes > 100 << 20
+
+
+_MODULES = """
+import json, sys
+from pathlib import Path
+import torch
+from quire.config.arch import ModelArch
+from quire.loader.load import load_model
+from quire.ops import table
+table.use("reference")
+for directory in map(Path, sys.argv[1:]):
+    arch = ModelArch.from_config(json.loads((directory / "config.json").read_text()), source="config.json")
+    load_model(directory, arch, dtype=torch.bfloat16, max_model_len=64)
+    assert "torch._dynamo" not in sys.modules, directory
+"""
+
+
+def test_loading_does_not_import_torch_compiler(checkpoint: MakeCheckpoint) -> None:
+    """It takes longer than loading a small model."""
+    directories = [str(checkpoint(family)) for family in FAMILIES]
+    subprocess.run([sys.executable, "-c", _MODULES, *directories], check=True, cwd=ROOT)
