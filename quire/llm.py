@@ -15,7 +15,8 @@ from quire.log import get_logger
 from quire.observability.progress import generate_progress
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
-from quire.tokenizer.chat import ChatTemplate, encode_chat, load_chat_template
+from quire.tokenizer.chat import ChatTemplate, load_chat_template
+from quire.tokenizer.chat import chat_prompt as render_chat
 from quire.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -108,14 +109,19 @@ class LLM:
 
         Raises: RequestError, also when the model has no chat template.
         """
-        text = self._template(chat_template).render(
+        template, kwargs = self._template(chat_template), dict(chat_template_kwargs or {})
+        for name in kwargs.keys() - template.names:
+            log.warning("chat_template_kwargs: the template does not read %r; it has no effect", name)
+        text, token_ids = render_chat(
+            template,
+            self.get_tokenizer(),
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            **(chat_template_kwargs or {}),
+            **kwargs,
         )
-        return {"prompt": text, "prompt_token_ids": encode_chat(self.get_tokenizer(), text)}
+        return {"prompt": text, "prompt_token_ids": token_ids}
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.
