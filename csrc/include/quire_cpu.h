@@ -86,7 +86,8 @@ QR_API int32_t qr_layer_norm(void* out, const void* x, int32_t dtype, const floa
                              int64_t rows, int64_t cols, float eps);
 
 /* ---- the paged cache (cache.cpp, rotary.cpp, attention.cpp) ----
- * One layer's cache is [2 (keys, values)][num_blocks][kv_heads][page] elements; its memory must be zero at first. */
+ * One layer's cache is [2 (keys, values)][num_blocks][kv_heads][page] elements, with 128 readable
+ * bytes past it. What was never written is never used. */
 
 /* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd or above 1024. */
 QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size);

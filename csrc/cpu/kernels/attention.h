@@ -29,7 +29,7 @@ struct Workspace {
   void* weights;         // [row_capacity][columns], float or bf16
   float* partial;        // [row_capacity][E]: this split's weighted values
   float* result;         // [row_capacity][E]: of all splits so far
-  void* last_values;     // a copy of the last page, zero past the end of the sequence
+  char* copies;          // of pages of values with slots that must not count, zero there
   const void** keys;     // pages of the split
   const void** values;
 };
@@ -100,6 +100,21 @@ QR_INLINE float exp_one(float x) {
   return lanes[0];
 }
 
+// A page's values, zero from slot `used` on.
+template <class T>
+void copy_value_page(T* out, const T* in, int64_t used, int64_t padded, int64_t head) {
+  if (sizeof(T) == 2 && std::is_same<T, Bf16>::value) {
+    const int64_t whole = used / 2 * 2;
+    std::memcpy(out, in, size_t(whole * head) * 2);
+    std::memset(static_cast<void*>(out + whole * head), 0, size_t((padded - whole) * head) * 2);
+    if (used != whole)
+      for (int64_t d = 0; d < head; ++d) out[whole * head + 2 * d] = in[whole * head + 2 * d];
+  } else {
+    std::memcpy(static_cast<void*>(out), in, size_t(used * head) * sizeof(T));
+    std::memset(static_cast<void*>(out + used * head), 0, size_t((padded - used) * head) * sizeof(T));
+  }
+}
+
 template <class Math>
 void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   using Weight = typename Math::Weight;
@@ -119,9 +134,10 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.row_capacity = w.rows <= 16 ? 16 : kQueryRows;
   w.columns = split_pages * padded;
   const int64_t cells = kQueryRows * w.columns, outputs = kQueryRows * wide;
-  const int64_t page_bytes = padded * wide * int64_t(sizeof(Cache));
+  const int64_t page_bytes = round_up(padded * head * int64_t(sizeof(Cache)) + kCacheSlack, 64);
+  const int64_t copies = slots == padded ? 1 : split_pages;
   char* memory = static_cast<char*>(
-      scratch(0, outputs * 4 + cells * 4 + cells * int64_t(sizeof(Weight)) + 2 * outputs * 4 + page_bytes +
+      scratch(0, head * 1024 + cells * 4 + cells * int64_t(sizeof(Weight)) + 2 * outputs * 4 + copies * page_bytes +
                      2 * split_pages * int64_t(sizeof(void*)) + 64));
   if (memory == nullptr) return;
   auto take = [&](int64_t bytes) {
@@ -129,12 +145,12 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     memory += round_up(bytes, 64);
     return at;
   };
-  w.query = take(outputs * 4);
+  w.query = take(head * 1024);  // two tiles of rows in steps of two dimensions, at worst
   w.scores = reinterpret_cast<float*>(take(cells * 4));
   w.weights = take(cells * int64_t(sizeof(Weight)));
   w.partial = reinterpret_cast<float*>(take(outputs * 4));
   w.result = reinterpret_cast<float*>(take(outputs * 4));
-  w.last_values = take(page_bytes);
+  w.copies = take(copies * page_bytes);
   w.keys = reinterpret_cast<const void**>(memory);
   w.values = w.keys + split_pages;
   float running[kQueryRows], total[kQueryRows];
@@ -169,12 +185,13 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
       w.values[i] = static_cast<const Cache*>(args.cache) + value_page(layout, block, piece.kv_head);
     }
     math.scores(w, pages);
-    // Slots past the sequence hold whatever was there: 0 * NaN would be NaN.
-    if (end_page * slots > seq_len || slots != padded) {
-      const int64_t used = seq_len - (end_page - 1) * slots < slots ? seq_len - (end_page - 1) * slots : slots;
-      Math::copy_values(static_cast<Cache*>(w.last_values), static_cast<const Cache*>(w.values[pages - 1]), used,
-                        padded, wide);
-      w.values[pages - 1] = w.last_values;
+    // Slots past the sequence, or past the page's, hold whatever was there: 0 * NaN would be NaN.
+    for (int64_t i = slots == padded ? pages - 1 : 0; i < pages; ++i) {
+      const int64_t left = seq_len - (begin_page + i) * slots, used = left < slots ? left : slots;
+      if (used == padded) continue;
+      auto* copy = reinterpret_cast<Cache*>(w.copies + i % copies * page_bytes);
+      copy_value_page(copy, static_cast<const Cache*>(w.values[i]), used, padded, head);
+      w.values[i] = copy;
     }
     float largest[kQueryRows], sums[kQueryRows];
     for (int64_t row = 0; row < w.rows; ++row) {
@@ -220,7 +237,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
 template <class T>
 struct CacheReader {
   QR_INLINE vf key(const T* group, int64_t d, int64_t slot, int64_t) { return load(group + d * 16 + slot); }
-  QR_INLINE vf value(const T* page, int64_t slot, int64_t d, int64_t wide) { return load(page + slot * wide + d); }
+  QR_INLINE vf value(const T* page, int64_t slot, int64_t d, int64_t head) { return load(page + slot * head + d); }
 };
 template <>
 struct CacheReader<Bf16> {
@@ -230,25 +247,10 @@ struct CacheReader<Bf16> {
   QR_INLINE vf key(const Bf16* group, int64_t d, int64_t slot, int64_t) {
     return half(group + (d / 2 * 16 + slot) * 2, d % 2);
   }
-  QR_INLINE vf value(const Bf16* page, int64_t slot, int64_t d, int64_t wide) {
-    return half(page + (slot / 2 * wide + d) * 2, slot % 2);
+  QR_INLINE vf value(const Bf16* page, int64_t slot, int64_t d, int64_t head) {
+    return half(page + (slot / 2 * head + d) * 2, slot % 2);
   }
 };
-
-// A page's values, zero from slot `used` on.
-template <class T>
-void copy_value_page(T* out, const T* in, int64_t used, int64_t padded, int64_t wide) {
-  if (sizeof(T) == 2 && std::is_same<T, Bf16>::value) {
-    const int64_t whole = used / 2 * 2;
-    std::memcpy(out, in, size_t(whole * wide) * 2);
-    std::memset(static_cast<void*>(out + whole * wide), 0, size_t((padded - whole) * wide) * 2);
-    if (used != whole)
-      for (int64_t d = 0; d < wide; ++d) out[whole * wide + 2 * d] = in[whole * wide + 2 * d];
-  } else {
-    std::memcpy(static_cast<void*>(out), in, size_t(used * wide) * sizeof(T));
-    std::memset(static_cast<void*>(out + used * wide), 0, size_t((padded - used) * wide) * sizeof(T));
-  }
-}
 
 template <class T>
 struct FloatMath {
@@ -278,10 +280,6 @@ struct FloatMath {
       });
   }
 
-  static void copy_values(T* out, const T* in, int64_t used, int64_t padded, int64_t wide) {
-    copy_value_page(out, in, used, padded, wide);
-  }
-
   template <int R>
   QR_INLINE void score_rows(const float* query, int64_t head, int64_t wide, const T* group, float* out,
                             int64_t columns) {
@@ -305,9 +303,9 @@ struct FloatMath {
       const char* values = static_cast<const char*>(w.values[page]);
       for (int64_t slot = 0; slot < padded; slot += 16) {
         // the values are read next: let them come while the keys are worked on
-        for (int64_t i = 0; i < 16 * wide * int64_t(sizeof(T)); i += 64)
-          _mm_prefetch(values + slot * wide * int64_t(sizeof(T)) + i, _MM_HINT_T1);
-        const T* group = keys + slot * wide;
+        for (int64_t i = 0; i < 16 * head * int64_t(sizeof(T)); i += 64)
+          _mm_prefetch(values + slot * head * int64_t(sizeof(T)) + i, _MM_HINT_T1);
+        const T* group = keys + slot * head;
         float* out = w.scores + page * padded + slot;
         int64_t row = 0;
         for (; row + kKeyRows <= w.rows; row += kKeyRows)
@@ -321,7 +319,8 @@ struct FloatMath {
 
   // R rows times V vectors of dimensions over all slots of the split.
   template <int R, int V>
-  QR_INLINE void value_rows(const Workspace& w, int64_t pages, int64_t padded, int64_t wide, int64_t row, int64_t d) {
+  QR_INLINE void value_rows(const Workspace& w, int64_t pages, int64_t padded, int64_t head, int64_t wide, int64_t row,
+                            int64_t d) {
     const float* weights = static_cast<const float*>(w.weights) + row * w.columns;
     vf acc[R][V];
     for (int r = 0; r < R; ++r)
@@ -331,7 +330,7 @@ struct FloatMath {
       for (int64_t slot = 0; slot < padded; slot += 2)
         for (int64_t odd = 0; odd < 2; ++odd)
           for (int v = 0; v < V; ++v) {
-            const vf value = CacheReader<T>::value(values, slot + odd, d + v * W, wide);
+            const vf value = CacheReader<T>::value(values, slot + odd, d + v * W, head);
             for (int r = 0; r < R; ++r)
               acc[r][v] = fma(value, set1(weights[r * w.columns + page * padded + slot + odd]), acc[r][v]);
           }
@@ -341,19 +340,20 @@ struct FloatMath {
   }
 
   template <int R>
-  QR_INLINE void value_row_block(const Workspace& w, int64_t pages, int64_t padded, int64_t wide, int64_t row) {
+  QR_INLINE void value_row_block(const Workspace& w, int64_t pages, int64_t padded, int64_t head, int64_t wide,
+                                 int64_t row) {
     constexpr int V = R <= 2 && W == 16 ? 8 : 4;
     int64_t d = 0;
-    for (; d + V * W <= wide; d += V * W) value_rows<R, V>(w, pages, padded, wide, row, d);
-    for (; d < wide; d += W) value_rows<R, 1>(w, pages, padded, wide, row, d);
+    for (; d + V * W <= wide; d += V * W) value_rows<R, V>(w, pages, padded, head, wide, row, d);
+    for (; d < wide; d += W) value_rows<R, 1>(w, pages, padded, head, wide, row, d);
   }
 
   void weighted_values(const Workspace& w, int64_t pages) const {
     int64_t row = 0;
     for (; row + kValueRows <= w.rows; row += kValueRows)
-      value_row_block<kValueRows>(w, pages, padded, wide, row);
-    for (; row + 2 <= w.rows; row += 2) value_row_block<2>(w, pages, padded, wide, row);
-    if (row < w.rows) value_row_block<1>(w, pages, padded, wide, row);
+      value_row_block<kValueRows>(w, pages, padded, head, wide, row);
+    for (; row + 2 <= w.rows; row += 2) value_row_block<2>(w, pages, padded, head, wide, row);
+    if (row < w.rows) value_row_block<1>(w, pages, padded, head, wide, row);
   }
 };
 

@@ -11,33 +11,34 @@ struct AmxMath {
   using Cache = Bf16;
   using Weight = Bf16;
 
-  int64_t wide, padded;
-  int64_t steps;  // of 32 dimensions
+  int64_t head, wide, padded;
+  int64_t dims;   // of one tile of keys: 32, or the largest power of two that divides the head size
+  int64_t steps;  // tiles in a head
   int64_t depth;  // slots of one tile of values: 32, or 16 where pages are not multiples of 32
   TileConfig for_scores, for_values;
 
   template <class QueryAt>
   AmxMath(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at)
-      : wide(padded_head(args.layout)), padded(padded_slots(args.layout)), steps(wide / 32),
-        depth(padded % 32 == 0 ? 32 : 16) {
+      : head(args.layout.head_size), wide(padded_head(args.layout)), padded(padded_slots(args.layout)),
+        dims(head % 32 == 0 ? 32 : head & -head), steps(head / dims), depth(padded % 32 == 0 ? 32 : 16) {
     // queries as tiles [row / 16][step][16][32]
-    const int64_t head = args.layout.head_size;
+    const __mmask32 mask = dims == 32 ? ~__mmask32(0) : (__mmask32(1) << dims) - 1;
     for (int64_t row = 0; row < w.row_capacity; ++row) {
       char* out = static_cast<char*>(w.query) + row / 16 * steps * kTileBytes + row % 16 * 64;
       const auto* in = row < w.rows ? static_cast<const uint16_t*>(args.query) + query_at(row) : nullptr;
       for (int64_t s = 0; s < steps; ++s) {
-        const int64_t left = in == nullptr ? 0 : head - s * 32;
-        const __mmask32 mask = left >= 32 ? ~__mmask32(0) : left <= 0 ? 0 : (__mmask32(1) << left) - 1;
-        _mm512_storeu_si512(out + s * kTileBytes, _mm512_maskz_loadu_epi16(mask, in + s * 32));
+        const __m512i part =
+            in == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, in + s * dims);
+        _mm512_storeu_si512(out + s * kTileBytes, part);
       }
     }
     const int rows = w.rows < 16 ? int(w.rows) : 16;
     for (int tile = 0; tile < 6; ++tile) {  // 0-3 sums, 4-5 queries or weights
-      for_scores.set(tile, rows, 64);
+      for_scores.set(tile, rows, tile < 4 ? 64 : int(dims) * 2);
       for_values.set(tile, rows, tile < 4 ? 64 : int(depth) * 2);
     }
     for (int tile = 6; tile < 8; ++tile) {  // keys or values
-      for_scores.set(tile, 16, 64);
+      for_scores.set(tile, int(dims) / 2, 64);
       for_values.set(tile, int(depth) / 2, 64);
     }
     for_scores.use();
@@ -46,20 +47,19 @@ struct AmxMath {
   AmxMath(const AmxMath&) = delete;
   AmxMath& operator=(const AmxMath&) = delete;
 
-  static void copy_values(Bf16* out, const Bf16* in, int64_t used, int64_t padded, int64_t wide) {
-    copy_value_page(out, in, used, padded, wide);
-  }
+  bool reconfigure() const { return depth != dims; }
 
   void scores(const Workspace& w, int64_t pages) const {
     memory_barrier();
-    if (depth != 32) for_scores.use();
+    if (reconfigure()) for_scores.use();
     const char* query = static_cast<const char*>(w.query);
-    const int64_t group_bytes = steps * kTileBytes, stride = w.columns * 4;
+    const int64_t query_bytes = steps * kTileBytes, tile_bytes = dims * 32, group_bytes = head * 32;
+    const int64_t stride = w.columns * 4;
     for (int64_t page = 0; page < pages; ++page) {
       const char* values = static_cast<const char*>(w.values[page]);
       const char* later = static_cast<const char*>(w.keys[page + 1 < pages ? page + 1 : page]);
       for (int64_t slot = 0; slot < padded; slot += 32) {
-        const char* keys = static_cast<const char*>(w.keys[page]) + slot * wide * 2;
+        const char* keys = static_cast<const char*>(w.keys[page]) + slot * head * 2;
         float* out = w.scores + page * padded + slot;
         const bool two = slot + 16 < padded;
         _tile_zero(0);
@@ -68,20 +68,20 @@ struct AmxMath {
         _tile_zero(3);
         for (int64_t s = 0; s < steps; ++s) {
           // the values of this page are read after all keys; the next page's keys at once
-          const int64_t ahead = slot * wide * 2 + s * 2 * kTileBytes;
-          for (int64_t line = 0; line < (two ? 32 : 16); ++line) {
-            _mm_prefetch(values + ahead + line * 64, _MM_HINT_T1);
-            prefetch(later + ahead + line * 64);
+          const int64_t ahead = slot * head * 2 + s * 2 * tile_bytes;
+          for (int64_t byte = 0; byte < (two ? 2 : 1) * tile_bytes; byte += 64) {
+            _mm_prefetch(values + ahead + byte, _MM_HINT_T1);
+            prefetch(later + ahead + byte);
           }
           _tile_loadd(4, query + s * kTileBytes, 64);
-          _tile_loadd(6, keys + s * kTileBytes, 64);
+          _tile_loadd(6, keys + s * tile_bytes, 64);
           _tile_dpbf16ps(0, 4, 6);
           if (two) {
-            _tile_loadd(7, keys + group_bytes + s * kTileBytes, 64);
+            _tile_loadd(7, keys + group_bytes + s * tile_bytes, 64);
             _tile_dpbf16ps(1, 4, 7);
           }
           if (w.rows > 16) {
-            _tile_loadd(5, query + group_bytes + s * kTileBytes, 64);
+            _tile_loadd(5, query + query_bytes + s * kTileBytes, 64);
             _tile_dpbf16ps(2, 5, 6);
             if (two) _tile_dpbf16ps(3, 5, 7);
           }
@@ -99,7 +99,7 @@ struct AmxMath {
 
   void weighted_values(const Workspace& w, int64_t pages) const {
     memory_barrier();
-    if (depth != 32) for_values.use();
+    if (reconfigure()) for_values.use();
     // Few rows: page by page, so that each page is read once from end to end; reloading short sums costs little.
     // Many rows: all pages for some columns at a time, so that the sums stay in tiles. Same bits.
     const int64_t pass = w.rows <= 4 ? 1 : pages;
@@ -122,7 +122,7 @@ struct AmxMath {
 
   void one_by_four(const Workspace& w, int64_t first, int64_t last, int64_t d) const {
     float* out = w.partial + d;
-    const int64_t out_stride = wide * 4, value_stride = wide * 4, weight_stride = w.columns * 2;
+    const int64_t out_stride = wide * 4, value_stride = head * 4, weight_stride = w.columns * 2;
     if (first == 0) {
       _tile_zero(0);
       _tile_zero(1);
@@ -136,7 +136,7 @@ struct AmxMath {
     }
     for (int64_t page = first; page < last; ++page)
       for (int64_t slot = 0; slot < padded; slot += depth) {
-        const char* values = static_cast<const char*>(w.values[page]) + (slot * wide + d * 2) * 2;
+        const char* values = static_cast<const char*>(w.values[page]) + (slot * head + d * 2) * 2;
         _tile_loadd(4, weights_at(w, 0, page * padded + slot), weight_stride);
         _tile_loadd(6, values, value_stride);
         _tile_dpbf16ps(0, 4, 6);
@@ -155,7 +155,7 @@ struct AmxMath {
 
   void one_by_two(const Workspace& w, int64_t first, int64_t last, int64_t d) const {
     float* out = w.partial + d;
-    const int64_t out_stride = wide * 4, value_stride = wide * 4, weight_stride = w.columns * 2;
+    const int64_t out_stride = wide * 4, value_stride = head * 4, weight_stride = w.columns * 2;
     if (first == 0) {
       _tile_zero(0);
       _tile_zero(1);
@@ -165,7 +165,7 @@ struct AmxMath {
     }
     for (int64_t page = first; page < last; ++page)
       for (int64_t slot = 0; slot < padded; slot += depth) {
-        const char* values = static_cast<const char*>(w.values[page]) + (slot * wide + d * 2) * 2;
+        const char* values = static_cast<const char*>(w.values[page]) + (slot * head + d * 2) * 2;
         _tile_loadd(4, weights_at(w, 0, page * padded + slot), weight_stride);
         _tile_loadd(6, values, value_stride);
         _tile_dpbf16ps(0, 4, 6);
@@ -178,14 +178,14 @@ struct AmxMath {
 
   void two_by_two(const Workspace& w, int64_t first, int64_t last, int64_t d) const {
     float* out = w.partial + d;
-    const int64_t out_stride = wide * 4, value_stride = wide * 4, weight_stride = w.columns * 2;
+    const int64_t out_stride = wide * 4, value_stride = head * 4, weight_stride = w.columns * 2;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t page = first; page < last; ++page)
       for (int64_t slot = 0; slot < padded; slot += depth) {
-        const char* values = static_cast<const char*>(w.values[page]) + (slot * wide + d * 2) * 2;
+        const char* values = static_cast<const char*>(w.values[page]) + (slot * head + d * 2) * 2;
         _tile_loadd(4, weights_at(w, 0, page * padded + slot), weight_stride);
         _tile_loadd(6, values, value_stride);
         _tile_dpbf16ps(0, 4, 6);

@@ -22,10 +22,6 @@ struct Bf16Math {
       std::memcpy(out + row * wide, static_cast<const uint16_t*>(args.query) + query_at(row), size_t(head) * 2);
   }
 
-  static void copy_values(Bf16* out, const Bf16* in, int64_t used, int64_t padded, int64_t wide) {
-    copy_value_page(out, in, used, padded, wide);
-  }
-
   template <int R>
   QR_INLINE void score_rows(const int32_t* query, int64_t pairs, int64_t stride, const Bf16* group, float* out,
                             int64_t columns) {
@@ -44,8 +40,8 @@ struct Bf16Math {
     for (int64_t page = 0; page < pages; ++page) {
       const char* values = static_cast<const char*>(w.values[page]);
       for (int64_t slot = 0; slot < padded; slot += 16) {
-        for (int64_t i = 0; i < wide * 32; i += 64) _mm_prefetch(values + slot * wide * 2 + i, _MM_HINT_T1);
-        const Bf16* group = static_cast<const Bf16*>(w.keys[page]) + slot * wide;
+        for (int64_t i = 0; i < head * 32; i += 64) _mm_prefetch(values + slot * head * 2 + i, _MM_HINT_T1);
+        const Bf16* group = static_cast<const Bf16*>(w.keys[page]) + slot * head;
         float* out = w.scores + page * padded + slot;
         int64_t row = 0;
         for (; row + 8 <= w.rows; row += 8)
@@ -58,7 +54,8 @@ struct Bf16Math {
   }
 
   template <int R, int V>
-  QR_INLINE void value_rows(const Workspace& w, int64_t pages, int64_t padded, int64_t wide, int64_t row, int64_t d) {
+  QR_INLINE void value_rows(const Workspace& w, int64_t pages, int64_t padded, int64_t head, int64_t wide, int64_t row,
+                            int64_t d) {
     __m512 acc[R][V];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
@@ -68,7 +65,7 @@ struct Bf16Math {
                                                           page * padded);
       for (int64_t pair = 0; pair < padded / 2; ++pair) {
         __m512bh value[V];
-        for (int v = 0; v < V; ++v) value[v] = as_bf16(_mm512_loadu_si512(values + pair * wide * 2 + v * 32));
+        for (int v = 0; v < V; ++v) value[v] = as_bf16(_mm512_loadu_si512(values + pair * head * 2 + v * 32));
         for (int r = 0; r < R; ++r) {
           int32_t both;
           std::memcpy(&both, weights + r * w.columns * 2 + pair * 4, 4);
@@ -82,17 +79,18 @@ struct Bf16Math {
   }
 
   template <int R, int V>
-  QR_INLINE void value_row_block(const Workspace& w, int64_t pages, int64_t padded, int64_t wide, int64_t row) {
+  QR_INLINE void value_row_block(const Workspace& w, int64_t pages, int64_t padded, int64_t head, int64_t wide,
+                                 int64_t row) {
     int64_t d = 0;
-    for (; d + V * 16 <= wide; d += V * 16) value_rows<R, V>(w, pages, padded, wide, row, d);
-    for (; d < wide; d += 16) value_rows<R, 1>(w, pages, padded, wide, row, d);
+    for (; d + V * 16 <= wide; d += V * 16) value_rows<R, V>(w, pages, padded, head, wide, row, d);
+    for (; d < wide; d += 16) value_rows<R, 1>(w, pages, padded, head, wide, row, d);
   }
 
   void weighted_values(const Workspace& w, int64_t pages) const {
     int64_t row = 0;
-    for (; row + 4 <= w.rows; row += 4) value_row_block<4, 4>(w, pages, padded, wide, row);
-    for (; row + 2 <= w.rows; row += 2) value_row_block<2, 8>(w, pages, padded, wide, row);
-    if (row < w.rows) value_row_block<1, 8>(w, pages, padded, wide, row);
+    for (; row + 4 <= w.rows; row += 4) value_row_block<4, 4>(w, pages, padded, head, wide, row);
+    for (; row + 2 <= w.rows; row += 2) value_row_block<2, 8>(w, pages, padded, head, wide, row);
+    if (row < w.rows) value_row_block<1, 8>(w, pages, padded, head, wide, row);
   }
 };
 

@@ -65,34 +65,33 @@ void rotate_head(float* x, const float* cos_sin, int64_t rotary_dim, bool interl
 }
 
 void write_key(const RopeArgs& args, int64_t block, int64_t slot, int64_t kv_head, const float* key) {
-  const int64_t n = args.layout.head_size, padded = padded_head(args.layout);
-  const int64_t at = key_page(args.layout, block, kv_head) + slot / 16 * padded * 16;
+  const int64_t n = args.layout.head_size;
+  const int64_t at = key_page(args.layout, block, kv_head) + slot / 16 * n * 16;
   if (args.layout.dtype == QR_FLOAT32) {
     float* out = static_cast<float*>(args.cache) + at + slot % 16;
     for (int64_t i = 0; i < n; ++i) out[i * 16] = key[i];
     return;
   }
-  alignas(64) uint16_t narrow[kMaxHead + 2];
+  alignas(64) uint16_t narrow[kMaxHead];
   write_head(narrow, args.layout.dtype, 0, key, n);
   auto* out = static_cast<uint16_t*>(args.cache) + at;
   if (args.layout.dtype == QR_FLOAT16) {
     for (int64_t i = 0; i < n; ++i) out[i * 16 + slot % 16] = narrow[i];
     return;
   }
-  narrow[n] = 0;  // the partner of the last element of an odd head
   for (int64_t i = 0; i < n; i += 2) std::memcpy(out + i * 16 + slot % 16 * 2, narrow + i, 4);
 }
 
 void write_value(const RopeArgs& args, int64_t block, int64_t slot, int64_t kv_head, const float* value) {
-  const int64_t n = args.layout.head_size, padded = padded_head(args.layout);
+  const int64_t n = args.layout.head_size;
   const int64_t at = value_page(args.layout, block, kv_head);
   if (args.layout.dtype != QR_BFLOAT16) {
-    write_head(args.cache, args.layout.dtype, at + slot * padded, value, n);
+    write_head(args.cache, args.layout.dtype, at + slot * n, value, n);
     return;
   }
   alignas(64) uint16_t narrow[kMaxHead];
   write_head(narrow, QR_BFLOAT16, 0, value, n);
-  auto* out = static_cast<uint16_t*>(args.cache) + at + slot / 2 * padded * 2 + slot % 2;
+  auto* out = static_cast<uint16_t*>(args.cache) + at + slot / 2 * n * 2 + slot % 2;
   for (int64_t i = 0; i < n; ++i) out[i * 2] = narrow[i];
 }
 

@@ -12,6 +12,8 @@ from quire.ops.cpu.library import check, load, pointers
 from quire.ops.cpu.memory import zeros
 
 lib = load()
+SLACK = 128
+"""Bytes past the last page that kernels may read: whole vectors and tiles."""
 
 
 def allocate_kv_cache(
@@ -19,12 +21,13 @@ def allocate_kv_cache(
 ) -> Tensor:
     """See `functional.allocate_kv_cache`. Shape [2, B, K, S, X]; a page of S * X holds tiles (`kernels/cache.h`).
 
-    X is at least the head size; slots are padded to 16 and heads to 32, with zeros that attention relies on.
+    X is the head size, or more where slots are padded to a multiple of 16.
     """
     page = lib.qr_cache_page(DTYPES[dtype], block_size, head_size)
     check(min(page, 0))
     shape = (2, num_blocks, num_kv_heads, block_size, page // block_size)
-    return zeros(2 * num_blocks * num_kv_heads * page * dtype.itemsize).view(dtype).view(shape)
+    num_bytes = 2 * num_blocks * num_kv_heads * page * dtype.itemsize
+    return zeros(num_bytes + SLACK)[:num_bytes].view(dtype).view(shape)
 
 
 def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
