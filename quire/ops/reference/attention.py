@@ -1,9 +1,10 @@
 """Paged attention.
 
 Row invariance: a sequence's queries are taken in zero-padded tiles of TILE_QUERIES, its keys in splits of SPLIT tokens
-that start at multiples of SPLIT; every product has the same shape, every exponential a whole number of vectors. The
-softmax maximum is exact in any order, and the splits' sums are added in the order of the context. So a token meets the
-same operations in a decode step, in a chunk of 7 and in a whole prefill; splits that it cannot see add exact zeros.
+that start at multiples of SPLIT. Every product has the same shape; every run of exponentials and sums is a split long,
+a whole number of vectors; the softmax maximum is exact in any order; the splits' sums are added in the order of the
+context. So a token meets the same operations in a decode step, in a chunk of 7 and in a whole prefill, and splits that
+it cannot see add exact zeros.
 """
 
 from __future__ import annotations
@@ -90,27 +91,26 @@ def _attend(
 
     # 2. scores [K, N, G, Q, S], what a query may not see at minus infinity
     keys = keys_KUD.reshape(-1, SPLIT, head_size)
-    scores = torch.bmm(tile, keys.transpose(1, 2)).mul_(scale)
+    tile_scores = torch.bmm(tile, keys.transpose(1, 2))
+    scores = tile_scores.view(num_kv_heads, num_splits, group, TILE_QUERIES, SPLIT)[:, :, :, :num_queries]
+    scores.mul_(scale)
     if soft_cap is not None:
-        scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
-    scores = scores.view(num_kv_heads, num_splits, group, TILE_QUERIES, SPLIT)
-    hidden = _hidden(position, num_queries, num_splits, sliding_window)
-    scores.masked_fill_(hidden, float("-inf"))
+        scores.div_(soft_cap).tanh_().mul_(soft_cap)
+    scores.masked_fill_(_hidden(position, num_queries, num_splits, sliding_window), float("-inf"))
 
-    # 3. softmax and weighted values per split, added in order
+    # 3. softmax and weighted values per split, added in order; the padding's rows hold finite numbers nobody reads
     weights = scores.sub_(scores.amax(dim=(1, 4), keepdim=True)).exp_()
     total = _sum_in_order(weights.sum(-1))
-    partial = torch.bmm(weights.view(-1, rows, SPLIT), values_KUD.reshape(-1, SPLIT, head_size))
-    summed = _sum_in_order(partial.view(num_kv_heads, num_splits, group, TILE_QUERIES, head_size))
-    out = summed.div_(total.unsqueeze(-1))
-    return out[:, :, :num_queries].permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_size)
+    partial = torch.bmm(tile_scores, values_KUD.reshape(-1, SPLIT, head_size))
+    partial = partial.view(num_kv_heads, num_splits, group, TILE_QUERIES, head_size)[:, :, :, :num_queries]
+    out = _sum_in_order(partial).div_(total.unsqueeze(-1))
+    return out.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_size)
 
 
 def _hidden(position: int, num_queries: int, num_splits: int, sliding_window: int | None) -> Tensor:
-    """Which keys each query must not see; padding rows see what the last query sees. Shapes: -> [N, 1, Q, S] bool."""
-    queries = torch.arange(position, position + TILE_QUERIES).clamp_(max=position + num_queries - 1)
+    """Which keys each query must not see. Shapes: -> [N, 1, Q, S] bool."""
     keys = torch.arange(num_splits * SPLIT).view(num_splits, 1, 1, SPLIT)
-    queries = queries.view(TILE_QUERIES, 1)
+    queries = torch.arange(position, position + num_queries).unsqueeze(1)
     hidden = keys > queries
     if sliding_window is not None:
         hidden |= keys <= queries - sliding_window
