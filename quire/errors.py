@@ -21,7 +21,7 @@ their class name and constructor keywords (`as_wire` / `from_wire`), so attribut
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 
 class QuireError(Exception):
@@ -38,6 +38,10 @@ class QuireError(Exception):
     def as_wire(self) -> tuple[str, dict[str, Any]]:
         """(class name, constructor keywords): what another process needs to raise it again."""
         return type(self).__name__, {"message": self.message, **self.fields}
+
+    def within(self, place: str) -> Self:
+        """The same error, its message led by the place where it happened."""
+        return type(self)(f"{place}: {self.message}", **self.fields)
 
 
 class RequestError(QuireError):
@@ -129,6 +133,15 @@ class EngineDeadError(EngineError):
 
 class RequestFailed(EngineError):
     """One request failed while running; the others go on."""
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: one short line, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write out integers of thousands of digits
+        text = f"a {type(value).__name__} too large to print"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _tree(root: type[QuireError]) -> dict[str, type[QuireError]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 from quire.config.args import EngineArgs
 from quire.engine.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, shown
 from quire.inputs import ChatMessage, PromptType, TokensPrompt
 from quire.log import get_logger
 from quire.observability.progress import generate_progress
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
-from quire.tokenizer.chat import ChatTemplate, load_chat_template
+from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, load_chat_template
 from quire.tokenizer.chat import chat_prompt as render_chat
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -36,7 +38,7 @@ class LLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.engine = LLMEngine.from_engine_args(EngineArgs.from_options({"model": model, **options}))
         self._ids = itertools.count()
-        self._templates: dict[str | None, ChatTemplate] = {}
+        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> LLM:
@@ -82,17 +84,19 @@ class LLM:
         if not isinstance(messages, (list, tuple)) or not messages:
             raise InvalidParameter("messages must be a non-empty list of messages", parameter="messages")
         conversations = messages if isinstance(messages[0], (list, tuple)) else [messages]
-        prompts = [
-            self.chat_prompt(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
+        prompts: list[PromptType] = []
+        for index, conversation in enumerate(conversations):
+            with _named(f"conversation {index}", among=len(conversations)):
+                prompts.append(
+                    self.chat_prompt(
+                        conversation,
+                        chat_template=chat_template,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                        tools=tools,
+                        chat_template_kwargs=chat_template_kwargs,
+                    )
+                )
         return self._run(prompts, _for_each(sampling_params, len(prompts)), use_tqdm)
 
     def chat_prompt(
@@ -109,7 +113,9 @@ class LLM:
 
         Raises: RequestError, also when the model has no chat template.
         """
-        template, kwargs = self._template(chat_template), dict(chat_template_kwargs or {})
+        _check_bool(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
+        template = self._template(chat_template, with_tools=bool(tools))
+        kwargs = checked_template_kwargs(chat_template_kwargs)
         for name in kwargs.keys() - template.names:
             log.warning("chat_template_kwargs: the template does not read %r; it has no effect", name)
         text, token_ids = render_chat(
@@ -150,27 +156,30 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _template(self, given: str | None) -> ChatTemplate:
-        if given not in self._templates:
+    def _template(self, given: str | None, *, with_tools: bool) -> ChatTemplate:
+        if given is not None and not (isinstance(given, str) and given):
+            raise InvalidParameter(
+                f"chat_template must be a non-empty string or None, got {shown(given)} ({type(given).__name__})",
+                parameter="chat_template",
+            )
+        key = given, with_tools
+        if key not in self._templates:
             source = given or self.engine.config.model_config.chat_template
-            self._templates[given] = load_chat_template(self.get_tokenizer(), source)
-        return self._templates[given]
+            self._templates[key] = load_chat_template(self.get_tokenizer(), source, with_tools=with_tools)
+        return self._templates[key]
 
     def _run(
         self, prompts: Sequence[PromptType], params: Sequence[SamplingParams | None], use_tqdm: bool
     ) -> list[RequestOutput]:
         """Queue everything, step until all is finished; on any exception nothing stays behind."""
+        _check_bool(use_tqdm=use_tqdm)
         request_ids: list[str] = []
         try:
             for index, (prompt, given) in enumerate(zip(prompts, params, strict=True)):
                 final = (given or self.engine.default_params).clone(output_kind=RequestOutputKind.FINAL_ONLY)
                 request_id = str(next(self._ids))
-                try:
+                with _named(f"prompt {index}", among=len(prompts)):
                     self.engine.add_request(request_id, prompt, final)
-                except (InvalidParameter, UnsupportedFeature) as error:
-                    if len(prompts) > 1:
-                        error.args = (f"prompt {index}: {error.args[0]}",)
-                    raise
                 request_ids.append(request_id)
             done = self._drain(len(prompts), use_tqdm)
         except BaseException:
@@ -200,9 +209,11 @@ def _as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
         return [prompts]
     if not isinstance(prompts, (list, tuple)):
         raise InvalidParameter(
-            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", parameter="prompts"
+            f"prompts must be a prompt (text, a list of token ids, a mapping) or a list of prompts, got "
+            f"{shown(prompts)} ({type(prompts).__name__})",
+            parameter="prompts",
         )
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and all(isinstance(item, Integral) for item in prompts):
         return [list(prompts)]
     return list(prompts)
 
@@ -214,6 +225,28 @@ def _for_each(given: ParamsLike | Sequence[ParamsLike] | None, count: int) -> li
                 f"{len(given)} sampling_params for {count} prompts; give one for all or one for each",
                 parameter="sampling_params",
             )
-        return [as_params(one) for one in given]
-    assert not isinstance(given, Sequence)
+        checked = []
+        for index, one in enumerate(given):
+            with _named(f"prompt {index}", among=count):
+                checked.append(as_params(one))
+        return checked
     return [as_params(given)] * count
+
+
+def _check_bool(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidParameter(
+                f"{name} must be True or False, got {shown(value)} ({type(value).__name__})", parameter=name
+            )
+
+
+@contextmanager
+def _named(place: str, *, among: int) -> Iterator[None]:
+    """Errors say which of several inputs they are about."""
+    try:
+        yield
+    except RequestError as error:
+        if among == 1:
+            raise
+        raise error.within(place) from error.__cause__

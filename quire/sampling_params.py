@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from numbers import Integral, Real
 from typing import Any
 
-from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.errors import InvalidParameter, UnsupportedFeature, shown
 from quire.utils.lazy import nearest
+from quire.utils.unicode import check_unicode
 
 MAX_N = 16_384
 MAX_BAD_WORDS = 128
@@ -97,8 +99,18 @@ class SamplingParams:
     warnings: tuple[str, ...] = field(default=(), init=False, compare=False)
     """What was adjusted; copied to the output."""
 
+    def __new__(cls, *values: Any, **given: Any) -> SamplingParams:
+        """Refuse what has no name or an unknown one before the generated `__init__` raises its TypeError."""
+        if values:
+            raise InvalidParameter(
+                f"SamplingParams takes keywords only, such as temperature=0.8; got {shown(values[0])} without a name",
+                parameter="sampling_params",
+            )
+        checked_names(given)
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
-        _check_types(self)
+        _read_all(self)
         _check_ranges(self)
         _check_together(self)
         _normalise(self)
@@ -144,44 +156,92 @@ def checked_names(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in FIELD_NAMES:
             raise InvalidParameter(
-                f"SamplingParams has no parameter {name!r}{nearest(name, list(FIELD_NAMES))}", parameter=name
+                f"SamplingParams has no parameter {shown(name)}{nearest(str(name), list(FIELD_NAMES))}",
+                parameter=str(name),
             )
     return dict(given)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+Reader = Callable[[object], object]
+"""Gives the plain Python value of what may stand for it (numpy's numbers do), or raises."""
+_UNREADABLE = (TypeError, ValueError, OverflowError)
 
 
-def _is_number(value: object) -> bool:
-    return _is_int(value) or isinstance(value, float)
+def read_integer(value: object) -> int:
+    """An integer; a bool is none.
+
+    Raises: TypeError.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError
+    return int(value)
 
 
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
+def _read_number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
-def _is_str(value: object) -> bool:
-    return isinstance(value, str)
+def _read_bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
 
 
-def _list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, (list, tuple)) and all(check(item) for item in value)
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
-def _is_bias(value: object) -> bool:
-    return isinstance(value, Mapping) and all(_is_int(k) and _is_number(v) for k, v in value.items())
+def _read_texts(value: object) -> object:
+    return value if isinstance(value, str) else _list_of(_read_text)(value)
 
 
-_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
-    **dict.fromkeys(("n", "top_k", "min_tokens"), (_is_int, "an integer")),
-    **dict.fromkeys(("seed", "max_tokens"), (lambda v: v is None or _is_int(v), "an integer or None")),
-    **dict.fromkeys(
-        ("logprobs", "prompt_logprobs"), (lambda v: v is None or _is_int(v) or v is True, "an integer or None")
-    ),
+def _read_count(value: object) -> int:
+    return 1 if value is True else read_integer(value)
+
+
+def _read_kind(value: object) -> RequestOutputKind:
+    if not isinstance(value, RequestOutputKind):
+        raise TypeError
+    return value
+
+
+def _read_bias(value: object) -> dict[int, float]:
+    return {read_integer(token_id): _read_number(bias) for token_id, bias in _read_mapping(value).items()}
+
+
+def _read_mapping(value: object) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return value
+
+
+def _list_of(read: Reader) -> Reader:
+    def read_list(value: object) -> list[object]:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError
+        return [read(item) for item in value]
+
+    return read_list
+
+
+def _or_none(read: Reader) -> Reader:
+    return lambda value: None if value is None else read(value)
+
+
+_KINDS: dict[str, tuple[Reader, str]] = {
+    **dict.fromkeys(("n", "top_k", "min_tokens"), (read_integer, "an integer")),
+    **dict.fromkeys(("seed", "max_tokens"), (_or_none(read_integer), "an integer or None")),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), (_or_none(_read_count), "an integer or None")),
     **dict.fromkeys(
         ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-        (lambda v: _is_number(v) and math.isfinite(v), "a finite number"),  # type: ignore[arg-type]
+        (_read_number, "a finite number"),
     ),
     **dict.fromkeys(
         (
@@ -191,30 +251,29 @@ _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
             "skip_special_tokens",
             "spaces_between_special_tokens",
         ),
-        (_is_bool, "True or False"),
+        (_read_bool, "True or False"),
     ),
-    "skip_reading_prefix_cache": (lambda v: v is None or _is_bool(v), "True, False or None"),
-    "stop": (lambda v: v is None or _is_str(v) or _list_of(_is_str)(v), "a string, a list of strings or None"),
-    "stop_token_ids": (lambda v: v is None or _list_of(_is_int)(v), "a list of integers or None"),
-    "allowed_token_ids": (lambda v: v is None or _list_of(_is_int)(v), "a list of integers or None"),
-    "bad_words": (lambda v: v is None or _list_of(_is_str)(v), "a list of strings or None"),
-    "logit_bias": (lambda v: v is None or _is_bias(v), "a mapping from token ids to numbers or None"),
-    "output_kind": (lambda v: isinstance(v, RequestOutputKind), "a RequestOutputKind"),
+    "skip_reading_prefix_cache": (_or_none(_read_bool), "True, False or None"),
+    "stop": (_or_none(_read_texts), "a string, a list of strings or None"),
+    "bad_words": (_or_none(_list_of(_read_text)), "a list of strings or None"),
+    "stop_token_ids": (_or_none(_list_of(read_integer)), "a list of integers or None"),
+    "allowed_token_ids": (_or_none(_list_of(read_integer)), "a list of integers or None"),
+    "logit_bias": (_or_none(_read_bias), "a mapping from token ids to finite numbers, or None"),
+    "output_kind": (_read_kind, "a RequestOutputKind"),
+    "extra_args": (_or_none(_read_mapping), "a mapping or None"),
 }
 
 
-def _check_types(params: SamplingParams) -> None:
-    for name, (check, expected) in _TYPES.items():
+def _read_all(params: SamplingParams) -> None:
+    """Every field as a plain value of its kind."""
+    for name, (read, expected) in _KINDS.items():
         value = getattr(params, name)
-        if not check(value):
+        try:
+            object.__setattr__(params, name, read(value))
+        except _UNREADABLE:
             raise InvalidParameter(
-                f"{name} must be {expected}, got {_shown(value)} ({type(value).__name__})", parameter=name
-            )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+                f"{name} must be {expected}, got {shown(value)} ({type(value).__name__})", parameter=name
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,23 +312,21 @@ def _check_ranges(params: SamplingParams) -> None:
     for name, allowed in _RANGES.items():
         value = getattr(params, name)
         if value is not None and value not in allowed:
-            raise InvalidParameter(f"{name} must be {allowed}, got {value}", parameter=name)
+            raise InvalidParameter(f"{name} must be {allowed}, got {shown(value)}", parameter=name)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         for token_id in getattr(params, name) or ():
             if not 0 <= token_id < 2**31:
-                raise InvalidParameter(f"{name} holds {token_id}, which is no token id", parameter=name)
+                raise InvalidParameter(f"{name} holds {shown(token_id)}, which is no token id", parameter=name)
 
 
 def _check_together(params: SamplingParams) -> None:
-    for token_id, bias in (params.logit_bias or {}).items():
-        if not math.isfinite(bias):
-            raise InvalidParameter(
-                f"logit_bias of token {token_id} is {bias}; it must be finite", parameter="logit_bias"
-            )
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidParameter(
             f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({params.max_tokens})", parameter="min_tokens"
         )
+    for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
+        for text in texts:
+            check_unicode(text, name)
     if any(not text for text in params.stop_strings):
         raise InvalidParameter("stop must not contain an empty string: it would end every output", parameter="stop")
     if params.stop_strings and not params.detokenize:
@@ -315,14 +372,11 @@ def _normalise(params: SamplingParams) -> None:
         changes["top_k"] = 0
     if params.seed == -1:
         changes["seed"] = None
-    for name in ("logprobs", "prompt_logprobs"):
-        if getattr(params, name) is True:
-            changes[name] = 1
     if params.stop_token_ids:
         changes["stop_token_ids"] = list(dict.fromkeys(params.stop_token_ids))
     if params.logit_bias:
-        clamped = {token: max(-100.0, min(100.0, float(bias))) for token, bias in params.logit_bias.items()}
-        if clamped != dict(params.logit_bias):
+        clamped = {token: max(-100.0, min(100.0, bias)) for token, bias in params.logit_bias.items()}
+        if clamped != params.logit_bias:
             warnings.append("logit_bias values outside [-100, 100] were clamped")
         changes["logit_bias"] = clamped
     changes["warnings"] = tuple(warnings)

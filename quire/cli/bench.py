@@ -1,4 +1,4 @@
-"""`quire bench latency|throughput`: how fast this model is here. Random token prompts; a table, or JSON."""
+"""`quire bench latency|throughput|startup`: how fast this model is here. Random token prompts; a table, or JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli import bench_startup
 from quire.config.args import add_flags, from_namespace, whole_number
 from quire.errors import ConfigError
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput = kinds.add_parser("throughput", help="tokens per second over many requests at once")
     throughput.add_argument("--num-prompts", type=whole_number, default=64, metavar="N", help="requests (default: 64)")
     throughput.set_defaults(run=run_throughput)
+    bench_startup.add_arguments(kinds)
     for child in (latency, throughput):
         child.add_argument(
             "--input-len", type=whole_number, default=32, metavar="N", help="prompt tokens (default: 32)"
@@ -48,7 +50,7 @@ def run_latency(args: argparse.Namespace) -> int:
 
     Raises: QuireError.
     """
-    _check_positive(args, "batch_size", "num_iters", "input_len", "output_len")
+    _check(args, batch_size=1, num_iters=1, num_iters_warmup=0, input_len=1, output_len=1)
     with _llm(args) as llm:
         for _ in range(args.num_iters_warmup):
             _run_once(llm, args, args.batch_size)
@@ -72,7 +74,7 @@ def run_throughput(args: argparse.Namespace) -> int:
 
     Raises: QuireError.
     """
-    _check_positive(args, "num_prompts", "input_len", "output_len")
+    _check(args, num_prompts=1, input_len=1, output_len=1)
     with _llm(args) as llm:
         _run_once(llm, args, min(args.num_prompts, 8))
         seconds = _run_once(llm, args, args.num_prompts)
@@ -131,10 +133,16 @@ def _percentile(values: list[float], percent: int) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def _check_positive(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if vars(args)[name] < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {vars(args)[name]}")
+def _check(args: argparse.Namespace, **least: int) -> None:
+    """Refuse numbers below `least`, and a file that could not be written, before any time is spent."""
+    for name, smallest in least.items():
+        if vars(args)[name] < smallest:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {vars(args)[name]}")
+    if args.output_json:
+        try:
+            Path(args.output_json).open("a").close()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--output-json {args.output_json} cannot be written: {error}") from None
 
 
 def _write(args: argparse.Namespace, result: dict[str, Any]) -> int:

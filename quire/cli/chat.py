@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from quire.cli.sampling_flags import add_sampling_flags, sampling_params
+from quire.cli.terminal import read_text, stream
 from quire.config.args import add_flags, from_namespace
 from quire.errors import RequestError
 from quire.inputs import ChatMessage
@@ -58,7 +59,7 @@ def _read_line(interactive: bool) -> str | None:
         sys.stderr.write("> ")
         sys.stderr.flush()
     try:
-        line = sys.stdin.readline()
+        line = read_text(sys.stdin.readline)
     except KeyboardInterrupt:
         return None
     return line or None
@@ -93,8 +94,6 @@ class Conversation:
 
     def ask(self, question: str) -> bool:
         """Stream the answer and remember both; False when the request was refused or failed."""
-        from quire.cli.terminal import stream
-
         self.messages.append({"role": "user", "content": question})
         self.num_asked += 1
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from quire import __version__
 from quire.errors import QuireError
@@ -18,19 +20,47 @@ COMMANDS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Takes flags only as they are spelled, and says which known one an unknown one resembles."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "allow_abbrev": False})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As in argparse, but flags that are left over are an error of the subcommand that does not know them."""
+        namespace, rest = super().parse_known_args(args, namespace)
+        unknown = next((word for word in rest if word.startswith("-")), None)
+        if unknown is not None:
+            self._refuse(unknown.partition("=")[0])
+        return namespace, rest
+
+    def _refuse(self, flag: str) -> NoReturn:
+        from quire.config.args import why_not_yet
+        from quire.utils.lazy import nearest
+
+        known = nearest(flag, list(self._option_string_actions))
+        self.error(f"{flag} {why_not_yet(flag.lstrip('-').replace('-', '_')) or f'is no flag{known}'}")
+
+    def error(self, message: str) -> NoReturn:
+        """One paragraph; the flags are for --help."""
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists what there is)\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit status: 0 done, 1 failed while running, 2 wrong use or configuration."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in argv if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="quire", description="LLM inference: the same request gives the same tokens.")
+    parser = Parser(prog="quire", description="LLM inference: the same request gives the same tokens.")
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command, help_text in COMMANDS.items():
-        child = commands.add_parser(command, help=help_text, description=help_text.capitalize() + ".")
-        if command == name:
-            importlib.import_module(f"quire.cli.{command}").add_arguments(child)
-    args = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark
     try:
+        for command, help_text in COMMANDS.items():
+            child = commands.add_parser(command, help=help_text, description=help_text.capitalize() + ".")
+            if command == name:
+                importlib.import_module(f"quire.cli.{command}").add_arguments(child)
+        args = parser.parse_args(argv)
         status: int = args.run(args)
     except QuireError as error:
         print(f"quire: {error}", file=sys.stderr)

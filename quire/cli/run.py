@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from quire.cli.sampling_flags import add_sampling_flags, sampling_params
+from quire.cli.terminal import read_text, stream
 from quire.config.args import add_flags, from_namespace
 from quire.errors import InvalidParameter
 from quire.log import set_default_level
@@ -35,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if prompt is None:
         if sys.stdin.isatty():
             raise InvalidParameter('give a prompt: quire run "The standard library"', parameter="prompt")
-        prompt = sys.stdin.read()
-    from quire.cli.terminal import stream
+        prompt = read_text(sys.stdin.read)
     from quire.llm import LLM
 
     with LLM.from_engine_args(from_namespace(args)) as llm:
@@ -44,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
         if args.chat:
             answer = stream(llm.engine, "run", llm.chat_prompt([{"role": "user", "content": prompt}]), params)
         else:
-            sys.stdout.write(prompt)
-            sys.stdout.flush()
-            answer = stream(llm.engine, "run", prompt, params)
+            answer = stream(llm.engine, "run", prompt, params, echo=prompt)
         sys.stdout.write("\n")
         if args.stats:
             print(answer.line(), file=sys.stderr)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from quire.engine.llm_engine import LLMEngine
+from quire.errors import InvalidParameter
 from quire.inputs import PromptType
 from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
 
 
 @dataclass(slots=True)
@@ -32,14 +37,30 @@ class Answer:
         )
 
 
-def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams) -> Answer:
-    """Run one request and print its text as it comes; Ctrl-C ends the answer, not the program.
+def read_text(read: Callable[[], str]) -> str:
+    """What `read` takes from standard input.
+
+    Raises: InvalidParameter when it is not text.
+    """
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(
+            f"standard input is not valid {error.encoding} at byte {error.start}; convert it to UTF-8 first",
+            parameter="prompt",
+        ) from None
+
+
+def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams, echo: str = "") -> Answer:
+    """Run one request and print its text as it comes, after `echo`; Ctrl-C ends the answer, not the program.
 
     Raises: RequestError.
     """
     answer = Answer()
     started_at = time.perf_counter()
     engine.add_request(request_id, prompt, params)
+    sys.stdout.write(echo)
+    sys.stdout.flush()
     try:
         while engine.has_unfinished_requests():
             for output in engine.step():

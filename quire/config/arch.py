@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn, TypeGuard
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, shown
 from quire.messages.kv import DTYPE_BYTES, KVCacheSpec
 from quire.utils.lazy import nearest
+
+MAX_LAYERS = 10_000
+"""More can only be a mistake, and every layer costs memory before the first weight is read."""
 
 
 class RopeType(StrEnum):
@@ -109,7 +112,7 @@ class ModelArch:
         num_heads = keys.count("num_attention_heads", "n_head")
         num_kv_heads = keys.count("num_key_value_heads", default=num_heads)
         head_size = _head_size(keys, hidden_size, num_heads)
-        num_layers = keys.count("num_hidden_layers", "n_layer")
+        num_layers = keys.count("num_hidden_layers", "n_layer", most=MAX_LAYERS)
         max_position = keys.count("max_position_embeddings", "n_positions", "n_ctx")
         if num_heads % num_kv_heads:
             keys.refuse(
@@ -279,7 +282,7 @@ class _Config:
 
     def refuse(self, key: str, value: object, problem: str) -> NoReturn:
         """Raise the error for one key."""
-        what = "is missing" if value is None else f"is {_shown(value)}"
+        what = "is missing" if value is None else f"is {shown(value)}"
         raise ConfigError(f"{self.source}: {key} {what}; it {problem}. Correct the file or use another model.")
 
     def find(self, spellings: tuple[str, ...]) -> tuple[str, Any]:
@@ -290,12 +293,12 @@ class _Config:
                     return name, source[name]
         return spellings[0], None
 
-    def count(self, *spellings: str, default: int | None = None) -> int:
+    def count(self, *spellings: str, default: int | None = None, most: int = 2**31 - 1) -> int:
         """A whole number above zero."""
         name, value = self.find(spellings)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            self.refuse(name, value, "must be a whole number above 0")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            self.refuse(name, value, f"must be a whole number above 0, at most {most}")
         return value
 
     def positive(self, *spellings: str, default: float | None = None) -> float:
@@ -333,11 +336,6 @@ class _Config:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _architecture(keys: _Config) -> str:
@@ -435,7 +433,7 @@ def _refuse_quantization(keys: _Config) -> None:
         return
     method = config.get("quant_method", "unknown") if isinstance(config, Mapping) else config
     raise ConfigError(
-        f"{keys.source}: quantization_config asks for {_shown(method)}, but quire reads only float32, bfloat16 and "
+        f"{keys.source}: quantization_config asks for {shown(method)}, but quire reads only float32, bfloat16 and "
         "float16 weights so far. Use the unquantised version of this model."
     )
 

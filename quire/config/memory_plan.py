@@ -68,11 +68,30 @@ def plan_kv_bytes(
     return min(left, most_useful)
 
 
+def check_memory(plan: MemoryPlan, capabilities: Capabilities) -> None:
+    """A cache whose size was given must exist, too: what the device does not have cannot be allocated.
+
+    Raises: ConfigError with the numbers.
+    """
+    if plan.total > capabilities.total_memory:
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.as_dict().items())
+        raise ConfigError(
+            f"the engine would take {gib(plan.total)} ({parts}), more than the {gib(capabilities.total_memory)} there "
+            "are. Lower num_gpu_blocks_override, kv_cache_memory_bytes, max_num_seqs or max_num_batched_tokens, or use "
+            "a smaller model or dtype."
+        )
+
+
 def check_longest_fits(num_blocks: int, block_size: int, max_model_len: int, block_bytes: int) -> None:
     """A single sequence of the longest length must fit, or it could never finish.
 
     Raises: ConfigError with the numbers and both remedies.
     """
+    if num_blocks == 0:
+        raise ConfigError(
+            f"the KV cache has no room for a single block of {block_size} tokens, which takes {gib(block_bytes)}. "
+            "Lower block_size, or give the cache more (kv_cache_memory_bytes, gpu_memory_utilization)."
+        )
     needed = cdiv(max_model_len, block_size)
     if num_blocks < needed:
         raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +20,18 @@ from quire.config.engine import (
     QuireConfig,
     SchedulerConfig,
 )
+from quire.config.json_file import read_json_object
 from quire.config.memory_plan import (
     PROCESS_BYTES,
     MemoryPlan,
     bytes_per_block,
     check_longest_fits,
+    check_memory,
     gib,
     plan_kv_bytes,
     workspace_bytes,
 )
-from quire.errors import ConfigError, InvalidParameter
+from quire.errors import ConfigError, InvalidParameter, shown
 from quire.messages.kv import DTYPE_BYTES
 from quire.sampling_params import SamplingParams
 from quire.utils.math import cdiv
@@ -99,7 +100,7 @@ def resolve(
             skip_tokenizer_init=args.skip_tokenizer_init,
             chat_template=args.chat_template,
             generation_defaults=_generation_defaults(args, generation, choices),
-            eos_token_ids=_eos_token_ids(arch, generation),
+            eos_token_ids=_eos_token_ids(arch, {**generation, **args.override_generation_config}),
         ),
         cache_config=cache,
         scheduler_config=SchedulerConfig(
@@ -208,6 +209,8 @@ def _resolve_memory(
     if args.max_model_len is None and 0 < num_blocks * block_size < max_model_len:
         max_model_len = num_blocks * block_size
         choices.made["max_model_len"] = Choice(max_model_len, "all that the KV cache holds")
+    plan = MemoryPlan(weights=weights, workspace=workspace, process=PROCESS_BYTES, kv_cache=num_blocks * block_bytes)
+    check_memory(plan, capabilities)
     check_longest_fits(num_blocks, block_size, max_model_len, block_bytes)
     cache = CacheConfig(
         block_size=block_size,
@@ -215,7 +218,6 @@ def _resolve_memory(
         enable_prefix_caching=args.enable_prefix_caching,
         dtype=dtype,
     )
-    plan = MemoryPlan(weights=weights, workspace=workspace, process=PROCESS_BYTES, kv_cache=num_blocks * block_bytes)
     return cache, max_model_len, plan
 
 
@@ -223,21 +225,12 @@ def _read_generation_config(args: EngineArgs, path: Path) -> Mapping[str, Any]:
     """generation_config.json; its end-of-sequence ids count even where its sampling values are ignored."""
     given = args.generation_config
     file = (path if given in ("auto", "vllm", "none") else Path(given)) / "generation_config.json"
-    if not file.exists():
-        if given not in ("auto", "vllm", "none"):
-            raise ConfigError(
-                f"generation_config={given!r}: no file {file}. Give a directory that has one, or auto, vllm or none."
-            )
-        return {}
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    values = read_json_object(file, "Mend or remove it.")
+    if values is None and given not in ("auto", "vllm", "none"):
         raise ConfigError(
-            f"{file} cannot be read: {error}. Mend or remove it, or pass generation_config='none'."
-        ) from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} must hold a JSON object, not {type(values).__name__}")
-    return values
+            f"generation_config={given!r}: no file {file}. Give a directory that has one, or auto, vllm or none."
+        )
+    return values or {}
 
 
 def _generation_defaults(args: EngineArgs, generation: Mapping[str, Any], choices: _Choices) -> dict[str, Any]:
@@ -250,8 +243,8 @@ def _generation_defaults(args: EngineArgs, generation: Mapping[str, Any], choice
     unknown = set(args.override_generation_config) - {*GENERATION_KEYS, "max_new_tokens", "eos_token_id"}
     if unknown:
         raise ConfigError(
-            f"override_generation_config: {', '.join(sorted(unknown))} would have no effect; known are "
-            f"{', '.join(GENERATION_KEYS)} and max_new_tokens"
+            f"override_generation_config: {', '.join(sorted(map(str, unknown)))} would have no effect; known are "
+            f"{', '.join(GENERATION_KEYS)}, max_new_tokens and eos_token_id"
         )
     try:
         SamplingParams(**defaults)
@@ -271,9 +264,9 @@ def _eos_token_ids(arch: ModelArch, generation: Mapping[str, Any]) -> tuple[int,
     extra = generation.get("eos_token_id")
     more = extra if isinstance(extra, list) else [] if extra is None else [extra]
     for token_id in more:
-        if not isinstance(token_id, int) or not 0 <= token_id < arch.vocab_size:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < arch.vocab_size:
             raise ConfigError(
-                f"generation_config.json: eos_token_id {token_id!r} is not a token id below {arch.vocab_size}; "
-                "correct the file"
+                f"generation_config.json or override_generation_config: eos_token_id {shown(token_id)} is not a token "
+                f"id below {arch.vocab_size}; correct it"
             )
     return tuple(dict.fromkeys([*arch.eos_token_ids, *more]))

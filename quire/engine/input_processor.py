@@ -12,12 +12,13 @@ from hashlib import blake2b
 from typing import Any
 
 from quire.config.engine import QuireConfig
-from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
+from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, shown
 from quire.inputs import PromptType
 from quire.messages.request import EngineCoreRequest
-from quire.sampling_params import SamplingParams, checked_names
+from quire.sampling_params import SamplingParams, checked_names, read_integer
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.lazy import nearest
+from quire.utils.unicode import check_unicode
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 MAX_CACHE_SALT = 128
@@ -54,10 +55,6 @@ class InputProcessor:
         Raises: RequestErrors naming the field, the numbers and the remedy.
         """
         params = self.default_params if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise InvalidParameter(
-                f"sampling_params must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
-            )
         text, token_ids, salt = self._parse(prompt)
         if token_ids is None:
             token_ids = self._encode(text or "")
@@ -92,7 +89,7 @@ class InputProcessor:
         for key in prompt:
             if key not in PROMPT_KEYS:
                 raise UnsupportedFeature(
-                    f"a prompt has no key {key!r}{nearest(str(key), list(PROMPT_KEYS))}; "
+                    f"a prompt has no key {shown(key)}{nearest(str(key), list(PROMPT_KEYS))}; "
                     f"known are {', '.join(PROMPT_KEYS)}",
                     parameter=str(key),
                 )
@@ -101,10 +98,13 @@ class InputProcessor:
             raise InvalidParameter("a prompt needs the key prompt or prompt_token_ids", parameter="prompt")
         if text is not None and not isinstance(text, str):
             raise InvalidParameter(f"prompt must be text, got {type(text).__name__}", parameter="prompt")
+        check_unicode(text or "", "prompt")
         if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT):
             raise InvalidParameter(
-                f"cache_salt must be a string of 1 to {MAX_CACHE_SALT} characters", parameter="cache_salt"
+                f"cache_salt must be a string of 1 to {MAX_CACHE_SALT} characters, got {shown(salt)}",
+                parameter="cache_salt",
             )
+        check_unicode(salt or "", "cache_salt")
         return text, None if ids is None else _token_list(ids), salt
 
     def _encode(self, text: str) -> list[int]:
@@ -137,7 +137,7 @@ class InputProcessor:
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidParameter(
-                    f"{name} holds {token_id}; this model's token ids are 0 to {vocab_size - 1}", parameter=name
+                    f"{name} holds {shown(token_id)}; this model's token ids are 0 to {vocab_size - 1}", parameter=name
                 )
 
     def _check_params(self, params: SamplingParams) -> None:
@@ -193,7 +193,10 @@ class InputProcessor:
         sequences = []
         for word in params.bad_words:
             for text in (word.lstrip(), " " + word.lstrip()):
-                ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+                try:
+                    ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+                except InvalidParameter as error:
+                    raise InvalidParameter(f"bad_words: {shown(word)}: {error}", parameter="bad_words") from None
                 if ids and ids not in sequences:
                     sequences.append(ids)
         return tuple(sequences)
@@ -211,11 +214,36 @@ def check_request_id(request_id: object, in_use: Container[str]) -> None:
 
 
 def _token_list(value: object) -> list[int]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(t, int) and not isinstance(t, bool) for t in value):
-        raise InvalidParameter("prompt_token_ids must be a list of integers", parameter="prompt_token_ids")
-    return list(value)
+    if not isinstance(value, (list, tuple)):
+        raise InvalidParameter(
+            f"prompt_token_ids must be a list of integers, got {type(value).__name__}; arrays have tolist()",
+            parameter="prompt_token_ids",
+        )
+    token_ids = list(value)
+    for index, item in enumerate(token_ids):
+        if type(item) is int:
+            continue
+        try:
+            token_ids[index] = read_integer(item)
+        except TypeError:
+            raise InvalidParameter(
+                f"prompt_token_ids must be a list of integers, but holds {shown(item)} ({type(item).__name__})",
+                parameter="prompt_token_ids",
+            ) from None
+    return token_ids
 
 
-def as_params(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams | None:
-    """Accept a mapping of fields for `SamplingParams`."""
-    return SamplingParams(**checked_names(given)) if isinstance(given, Mapping) else given
+def as_params(given: object) -> SamplingParams | None:
+    """Accept a mapping of fields for `SamplingParams`.
+
+    Raises: InvalidParameter for anything else.
+    """
+    if isinstance(given, Mapping):
+        return SamplingParams(**checked_names(given))
+    if given is not None and not isinstance(given, SamplingParams):
+        raise InvalidParameter(
+            f"sampling_params must be SamplingParams, a mapping of its fields or None, got {shown(given)} "
+            f"({type(given).__name__})",
+            parameter="sampling_params",
+        )
+    return given

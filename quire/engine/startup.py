@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +13,20 @@ from quire import envs
 from quire.config.arch import ModelArch
 from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.json_file import read_json_object
 from quire.config.memory_plan import gib
 from quire.config.resolve import resolve
 from quire.engine.engine_core import EngineCore
 from quire.engine.input_processor import InputProcessor
 from quire.engine.output_processor import OutputProcessor
-from quire.errors import CheckpointError, ConfigError
+from quire.errors import CheckpointError, ConfigError, RequestError
 from quire.executor.base import create_executor
 from quire.loader.hub import resolve_model
 from quire.log import get_logger
 from quire.observability.ledger import Ledger
 from quire.observability.progress import load_progress
 from quire.platforms.current import current_capabilities
+from quire.tokenizer.chat import load_chat_template
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 log = get_logger(__name__)
@@ -57,12 +58,12 @@ def create_config(args: EngineArgs) -> QuireConfig:
     return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
 
 
-def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic) -> EngineParts:
+def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic, ledger: Ledger | None = None) -> EngineParts:
     """Everything, loaded and ready.
 
     Raises: ConfigError and its kin, before weights are read where possible.
     """
-    ledger = Ledger()
+    ledger = Ledger() if ledger is None else ledger
     for warning in envs.unknown():
         log.warning("%s", warning)
     with ThreadPoolExecutor(1) as background:
@@ -72,6 +73,7 @@ def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic) -> Engi
         with ledger.stage("tokenizer"):
             tokenizer = None if args.skip_tokenizer_init else load_tokenizer(config.model_config.tokenizer_path)
             _check_tokenizer(config, tokenizer)
+            _check_chat_template(config, tokenizer)
         with ledger.stage("imports"):
             torch_import.result()
             importlib.import_module("quire.worker.worker")
@@ -90,18 +92,12 @@ def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic) -> Engi
 
 
 def _read_config(path: Path) -> dict[str, object]:
-    file = path / "config.json"
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    raw = read_json_object(path / "config.json", "Download the file again.", CheckpointError)
+    if raw is None:
         raise CheckpointError(
             f"{path} has no config.json, so it is no model directory. Give a directory with config.json, "
             "tokenizer.json and *.safetensors."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}. Download the file again.") from None
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, not {type(raw).__name__}. Download the file again.")
+        )
     return raw
 
 
@@ -111,8 +107,19 @@ def _check_tokenizer(config: QuireConfig, tokenizer: Tokenizer | None) -> None:
     if tokenizer is not None and tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"the tokenizer in {config.model_config.tokenizer_path} has ids up to {tokenizer.vocab_size - 1}, but the "
-            f"model's vocabulary has {vocab_size} entries; it belongs to another model"
+            f"model's vocabulary has {vocab_size} entries; it belongs to another model. "
+            "Give the model's own tokenizer files."
         )
+
+
+def _check_chat_template(config: QuireConfig, tokenizer: Tokenizer | None) -> None:
+    """A template that was asked for is tried now, not when the first conversation comes."""
+    source = config.model_config.chat_template
+    if source is not None and tokenizer is not None:
+        try:
+            load_chat_template(tokenizer, source)
+        except RequestError as error:
+            raise ConfigError(f"option chat_template: {error}") from None
 
 
 def _report(config: QuireConfig, ledger: Ledger) -> None:

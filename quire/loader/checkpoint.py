@@ -54,6 +54,9 @@ class Checkpoint:
         raise_problems(directory, problems)
 
     def _add(self, file: Path, problems: list[str]) -> None:
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            problems.append(f"{file.name} is no regular file; put the weights themselves there")
+            return
         try:
             infos, damaged = read_header(file)
         except FileProblem as problem:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from quire.errors import MissingDependency, ModelNotFound
+from quire.errors import MissingDependency, ModelNotFound, shown
 
 ALLOWED_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
 """What is fetched from a repository: configs, weights, chat templates, tokenizers."""
@@ -22,10 +22,18 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     Raises: ModelNotFound when there is neither; MissingDependency when a repository is named and huggingface_hub is not
     installed.
     """
-    directory = Path(name).expanduser()
-    if directory.is_dir():
+    try:
+        directory = Path(name).expanduser()
+        is_dir, exists = directory.is_dir(), directory.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, a directory above that is closed, a user unknown
+        raise ModelNotFound(f"{shown(name)} cannot be looked up: {error}. Correct the path.") from None
+    if is_dir and revision is not None:
+        raise ModelNotFound(
+            f"revision={revision!r} has no effect on the directory {name}; leave it out, or give a repository name"
+        )
+    if is_dir:
         return directory
-    if directory.exists():
+    if exists:
         raise ModelNotFound(f"{name} is a file; give the directory that holds config.json and the weights.")
     if not _REPOSITORY.fullmatch(name):
         raise ModelNotFound(

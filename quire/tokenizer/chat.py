@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
-from quire.errors import InvalidParameter, RequestError, UnsupportedFeature
+from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, shown
 from quire.tokenizer import template_sandbox
 from quire.tokenizer.conversation import (
     Json,
@@ -42,7 +42,12 @@ RESERVED = (
     "continue_final_message",
     "chat_template",
     "tokenize",
+    "template",
+    "tokenizer",
+    "protect",
+    "self",
 )
+"""Names that have a meaning of their own, in templates or in the functions here."""
 MAX_OUTPUT_CHARACTERS = 16_000_000
 MAX_RENDER_SECONDS = 2.0
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -201,13 +206,7 @@ class ChatTemplate:
         return [{"type": "text", "text": part} for part in parts]
 
     def _extra_variables(self, given: Mapping[str, object]) -> dict[str, Json]:
-        reserved = [name for name in given if name in RESERVED or name in self.variables]
-        if reserved:
-            raise InvalidParameter(
-                f"chat_template_kwargs may not set: {', '.join(reserved)}. Use the parameter of that name, if there is"
-                " one.",
-                parameter="chat_template_kwargs",
-            )
+        checked_template_kwargs(given, (*RESERVED, *self.variables))
         return {name: plain(value, f"chat_template_kwargs.{name}") for name, value in given.items()}
 
     @cached_property
@@ -218,6 +217,27 @@ class ChatTemplate:
     @cached_property
     def _tests_for_strings(self) -> bool:
         return any(test.name in ("string", "iterable", "sequence") for test in self._tree.find_all(nodes.Test))
+
+
+def checked_template_kwargs(given: object, reserved: Collection[str] = RESERVED) -> dict[str, Any]:
+    """The variables a caller adds for a template, none of which may take the place of others.
+
+    Raises: InvalidParameter.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidParameter(
+            f"chat_template_kwargs must be an object with names as keys, got {shown(given)}",
+            parameter="chat_template_kwargs",
+        )
+    taken = [name for name in given if name in reserved]
+    if taken:
+        raise InvalidParameter(
+            f"chat_template_kwargs may not set: {', '.join(taken)}. Use the parameter of that name, if there is one.",
+            parameter="chat_template_kwargs",
+        )
+    return dict(given)
 
 
 def load_chat_template(tokenizer: Tokenizer, source: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
@@ -247,6 +267,8 @@ def _template_text(source: str) -> str:
     if any(character in source for character in "{}\n"):
         return source
     try:
+        if Path(source).exists() and not Path(source).is_file():  # a pipe would be waited for
+            raise ValueError("it is no regular file")
         return Path(source).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidParameter(

@@ -79,6 +79,8 @@ def read_text(path: Path) -> str | None:
 
     Raises: TokenizerError when it is there and cannot be read as UTF-8.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise TokenizerError(f"{path} is no regular file. Download the model's tokenizer files again, completely.")
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
