@@ -10,10 +10,11 @@ from contextlib import contextmanager
 class Ledger:
     """Stages of a start and their seconds, in order."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, started_at: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`started_at` may lie before now, on the same clock: what passed since is charged to `interpreter`."""
         self.clock = clock
-        self.started_at = clock()
-        self.stages: dict[str, float] = {}
+        self.started_at = clock() if started_at is None else started_at
+        self.stages: dict[str, float] = {} if started_at is None else {"interpreter": clock() - started_at}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -1,0 +1,65 @@
+"""Random checkpoints of real shapes, written straight as safetensors: no hub and no transformers needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+QWEN3_06B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 151645,
+    "bos_token_id": 151643,
+}
+
+
+def write_checkpoint(directory: Path, config: dict[str, object] = QWEN3_06B, seed: int = 0) -> Path:
+    """A Qwen3 model with random bf16 weights in `directory`."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+
+    def size(name: str) -> int:
+        return int(str(config[name]))
+
+    hidden, ffn, head = size("hidden_size"), size("intermediate_size"), size("head_dim")
+    heads, kv_heads = size("num_attention_heads"), size("num_key_value_heads")
+    tensors = {"model.embed_tokens.weight": matrix(size("vocab_size"), hidden)}
+    for i in range(size("num_hidden_layers")):
+        name = f"model.layers.{i}."
+        tensors |= {
+            f"{name}self_attn.q_proj.weight": matrix(heads * head, hidden),
+            f"{name}self_attn.k_proj.weight": matrix(kv_heads * head, hidden),
+            f"{name}self_attn.v_proj.weight": matrix(kv_heads * head, hidden),
+            f"{name}self_attn.o_proj.weight": matrix(hidden, heads * head),
+            f"{name}self_attn.q_norm.weight": torch.ones(head, dtype=torch.bfloat16),
+            f"{name}self_attn.k_norm.weight": torch.ones(head, dtype=torch.bfloat16),
+            f"{name}mlp.gate_proj.weight": matrix(ffn, hidden),
+            f"{name}mlp.up_proj.weight": matrix(ffn, hidden),
+            f"{name}mlp.down_proj.weight": matrix(hidden, ffn),
+            f"{name}input_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+            f"{name}post_attention_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+        }
+    tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(directory / "model.safetensors"))
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return directory

