@@ -47,11 +47,17 @@ class LayerContext:
         dtype: torch.dtype | None = None,
         scale: float = 1.0,
         offset: float = 0.0,
+        copy: bool = True,
     ) -> Tensor:
-        """A copy of one whole parameter in `dtype` (default: the model's), times `scale`, plus `offset`."""
+        """One whole parameter in `dtype` (default: the model's), times `scale`, plus `offset`.
+
+        Without `copy`, a value that needs no change stays a view of the file: only the rows in use take memory.
+        """
         source = f"{self.name}.{name}"
         stored = self.weights.read(source, shape, WHOLE)
         if stored.is_meta:
+            return stored
+        if not copy and stored.dtype == (dtype or self.dtype) and scale == 1.0 and not offset:
             return stored
         value = stored.to(dtype or self.dtype, copy=True)
         self.weights.release([source])

@@ -11,10 +11,16 @@ from quire.ops import functional
 
 
 class Embedding:
-    """Rows of a table, multiplied by `scale` once, at load."""
+    """Rows of a table, multiplied by `scale` once, at load.
 
-    def __init__(self, ctx: LayerContext, num_rows: int, hidden_size: int, *, scale: float = 1.0) -> None:
-        self.table = ctx.tensor("weight", (num_rows, hidden_size), scale=scale)
+    A tied table is needed twice, as rows and in the head's layout; its rows then stay in the file, which the system has
+    in its cache anyway, because the head was just read from it.
+    """
+
+    def __init__(
+        self, ctx: LayerContext, num_rows: int, hidden_size: int, *, scale: float = 1.0, tied: bool = False
+    ) -> None:
+        self.table = ctx.tensor("weight", (num_rows, hidden_size), scale=scale, copy=not tied)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Shapes: ids [T] int64 -> [T, E]."""

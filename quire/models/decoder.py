@@ -48,7 +48,13 @@ class DecoderForCausalLM:
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
         spec, model = self.spec(arch), ctx.child("model")
         embed = model.child("embed_tokens")
-        self.embed_tokens = Embedding(embed, arch.vocab_size, arch.hidden_size, scale=spec.embedding_scale)
+        self.embed_tokens = Embedding(
+            embed,
+            arch.vocab_size,
+            arch.hidden_size,
+            scale=spec.embedding_scale,
+            tied=arch.tie_word_embeddings,
+        )
         self.layers = [
             self.layer_class(arch, spec, model.child("layers").child(index), index) for index in range(arch.num_layers)
         ]

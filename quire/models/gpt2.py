@@ -55,7 +55,7 @@ class GPT2LMHeadModel:
             )
         base = ctx.child("transformer")
         embed = base.child("wte")
-        self.wte = Embedding(embed, arch.vocab_size, arch.hidden_size)
+        self.wte = Embedding(embed, arch.vocab_size, arch.hidden_size, tied=arch.tie_word_embeddings)
         self.wpe = Embedding(base.child("wpe"), arch.max_position_embeddings, arch.hidden_size)
         self.blocks = [GPT2Block(arch, base.child("h").child(index), index) for index in range(arch.num_layers)]
         self.ln_f = LayerNorm(base.child("ln_f"), arch.hidden_size, arch.norm_eps)

@@ -64,7 +64,7 @@ class OPTForCausalLM:
         width = arch.embedding_size
         decoder = ctx.child("model").child("decoder")
         embed = decoder.child("embed_tokens")
-        self.embed_tokens = Embedding(embed, arch.vocab_size, width)
+        self.embed_tokens = Embedding(embed, arch.vocab_size, width, tied=arch.tie_word_embeddings)
         self.embed_positions = Embedding(
             decoder.child("embed_positions"), arch.max_position_embeddings + POSITION_OFFSET, arch.hidden_size
         )

@@ -178,30 +178,40 @@ from quire.config.arch import ModelArch
 from quire.loader.load import load_model
 from quire.ops import table
 
-def high_water() -> int:
+def status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 table.use("reference")
 directory = Path(sys.argv[1])
 arch = ModelArch.from_config(json.loads((directory / "config.json").read_text()), source="config.json")
-before = high_water()
+before = status("VmRSS")
 model = load_model(directory, arch, dtype=torch.bfloat16, max_model_len=64)
-print(high_water() - before)
+print(status("VmHWM") - before, status("VmRSS") - before)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_peak_memory_is_the_model_and_one_slice(checkpoint: MakeCheckpoint) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_peak_memory_is_the_model_and_one_slice(checkpoint: MakeCheckpoint, tied: bool) -> None:
     directory = checkpoint(
-        "llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=16, vocab_size=2000, dtype=torch.bfloat16
+        "llama",
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=8,
+        vocab_size=40_000,
+        tie_word_embeddings=tied,
+        dtype=torch.bfloat16,
     )
     model_bytes = (directory / "model.safetensors").stat().st_size
     printed = subprocess.run(
         [sys.executable, "-c", _PEAK, str(directory)], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
-    assert int(printed) < model_bytes + (24 << 20)
-    assert model_bytes > 100 << 20
+    peak, resident = map(int, printed.split())
+    slice_bytes = 40_000 * 512 * 2
+    assert peak < model_bytes + slice_bytes + (24 << 20)
+    assert resident < model_bytes + (24 << 20)
+    assert model_bytes > 90 << 20
 
 
 _MODULES = """
