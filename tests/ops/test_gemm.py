@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand, run
+from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand, run, torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -116,6 +116,17 @@ def test_linear_rows_do_not_see_each_other(
     assert_rows_alone(
         lambda rows: table["linear"](x[rows], packed, bias, activation=activation, residual=residual[rows]), 37
     )
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_sums_are_not_split_between_threads(implementation: str, dtype: torch.dtype) -> None:
+    table = ops(implementation)
+    x, packed = rand(8, 1024, dtype=dtype), table["pack_linear"]([rand(3072, 1024, seed=1)], dtype=dtype)
+    with torch_threads(1):
+        one = table["linear"](x, packed)
+    with torch_threads(2):
+        assert torch.equal(table["linear"](x, packed), one)
 
 
 @each_implementation
