@@ -1,0 +1,53 @@
+"""Instructions for a step as the scheduler makes them: random but consistent."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from quire.core.block_manager import BlockManager
+from quire.core.scheduler import Scheduler
+from quire.messages.request import EngineCoreRequest
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.sampling_params import SamplingParams
+
+MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 40
+
+
+def requests() -> st.SearchStrategy[list[EngineCoreRequest]]:
+    """Some requests with few different tokens, so that prefixes coincide."""
+    one = st.tuples(
+        st.lists(st.integers(0, 2), min_size=1, max_size=25), st.integers(1, 10), st.integers(1, 3), st.booleans()
+    )
+    return st.lists(one, min_size=1, max_size=6).map(
+        lambda given: [
+            EngineCoreRequest(
+                request_id=str(index),
+                prompt_token_ids=prompt,
+                sampling_params=SamplingParams(n=n, prompt_logprobs=1 if scored else None, ignore_eos=True),
+                seed=index,
+                max_tokens=max_tokens,
+            )
+            for index, (prompt, max_tokens, n, scored) in enumerate(given)
+        ]
+    )
+
+
+def scheduler(block_size: int, num_blocks: int, chunk: int) -> Scheduler:
+    return Scheduler(
+        BlockManager(num_blocks, block_size, enable_prefix_caching=True),
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=24,
+        max_model_len=MAX_MODEL_LEN,
+        max_chunk_tokens=chunk,
+        clock=lambda: 0.0,
+    )
+
+
+def null_result(plan: SchedulerOutputs, core: Scheduler, step: int) -> ModelRunnerOutput:
+    """A token for each sequence that samples, one per branch at a fork."""
+    return ModelRunnerOutput(
+        token_ids=[
+            [(step + branch) % 7 for branch in range(core._scheduled[seq_id].num_to_fork)] if samples else []
+            for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True)
+        ]
+    )

@@ -1,0 +1,182 @@
+"""One step: rows, copies, forward, prompt scores, tokens. With a model whose logits are written down here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.attention.context import ForwardContext
+from quire.messages.kv import KVCacheSpec
+from quire.messages.output import PositionLogprobs
+from quire.messages.request import EngineCoreRequest
+from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
+from quire.ops import table
+from quire.sampling_params import SamplingParams
+from quire.worker import model_runner
+from quire.worker.cache_engine import CacheEngine
+from quire.worker.model_runner import ModelRunner
+
+VOCAB_SIZE, BLOCK_SIZE = 23, 4
+
+
+class Successor:
+    """After token t comes t + 1; the hidden state of a token is the token, its position, and its cache slot."""
+
+    def __init__(self) -> None:
+        self.num_logit_rows: list[int] = []
+        self.slots: list[list[int]] = []
+
+    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+        self.slots.append(ctx.slot_mapping.tolist())
+        return torch.stack((token_ids, ctx.positions), dim=1).float()
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        self.num_logit_rows.append(len(hidden))
+        logits = torch.linspace(0, -1, VOCAB_SIZE).repeat(len(hidden), 1)
+        successors = (hidden[:, 0].long() + 1) % VOCAB_SIZE
+        logits[torch.arange(len(hidden)), successors] = 5.0 + hidden[:, 1] / 10  # differs from position to position
+        return logits
+
+
+@pytest.fixture
+def runner() -> ModelRunner:
+    table.use("reference")
+    spec = KVCacheSpec(num_kv_heads=1, head_size=8, dtype="float32", block_size=BLOCK_SIZE)
+    return ModelRunner(
+        Successor(),
+        CacheEngine([spec, spec], 60),
+        vocab_size=VOCAB_SIZE,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=4,
+        max_model_len=200,
+    )
+
+
+def new(seq_id: int, token_ids: list[int], *, num_branches: int = 1, **params: Any) -> NewSequenceData:
+    request = EngineCoreRequest(
+        request_id=str(seq_id),
+        prompt_token_ids=token_ids,
+        sampling_params=SamplingParams(temperature=0, **params),
+        seed=0,
+        max_tokens=9,
+    )
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    return NewSequenceData(
+        seq_id=seq_id,
+        branch=0,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        request=request,
+        block_ids=list(range(num_blocks)),
+        num_branches=num_branches,
+    )
+
+
+def step(runner: ModelRunner, scheduled: list[tuple[int, int, int, bool]], **fields: Any) -> ModelRunnerOutput:
+    """Run (seq_id, computed, count, samples) for each sequence."""
+    ids, computed, counts, samples = (list(column) for column in zip(*scheduled, strict=True))
+    plan = SchedulerOutputs(
+        seq_ids=ids, num_computed_tokens=computed, num_scheduled_tokens=counts, samples=samples, **fields
+    )
+    return runner.execute(plan)
+
+
+def test_only_sequences_that_reach_their_last_token_are_sampled(runner: ModelRunner) -> None:
+    result = step(
+        runner,
+        [(0, 0, 3, True), (1, 0, 2, False), (2, 0, 1, True)],
+        new_sequences=[new(0, [1, 2, 3]), new(1, [4, 5, 6, 7]), new(2, [8])],
+    )
+    assert result.token_ids == [[4], [], [9]]
+    assert result.logprobs == {}
+    assert runner.model.num_logit_rows == [2]  # type: ignore[attr-defined]
+    assert step(runner, [(1, 2, 2, True), (0, 3, 1, True)]).token_ids == [[8], [5]]
+
+
+def test_a_step_that_schedules_nothing_still_forgets_rows_and_copies_blocks(runner: ModelRunner) -> None:
+    step(runner, [(0, 0, 3, True)], new_sequences=[new(0, [1, 2, 3])])
+    for cache in runner.cache.caches:
+        cache.copy_(torch.rand(cache.shape))
+    before = [cache.clone() for cache in runner.cache.caches]
+    result = runner.execute(SchedulerOutputs(removed_seq_ids=[0], blocks_to_copy=[(3, 7), (7, 9)]))
+    assert result.token_ids == []
+    assert not runner.batch.rows
+    kept = [i for i in range(60) if i not in (7, 9)]
+    for cache, old in zip(runner.cache.caches, before, strict=True):
+        assert torch.equal(cache[:, 7], old[:, 3])
+        assert torch.equal(cache[:, 9], old[:, 3]), "pairs are applied in order"
+        assert torch.equal(cache[:, kept], old[:, kept])
+
+
+def test_a_fork_draws_one_token_for_each_branch_once(runner: ModelRunner) -> None:
+    first = step(runner, [(0, 0, 2, False)], new_sequences=[new(0, [1, 2, 3], num_branches=3, logprobs=0)])
+    assert first.token_ids == [[]]
+    forked = step(runner, [(0, 2, 1, True)])
+    assert forked.token_ids == [[4, 4, 4]]
+    assert len(forked.logprobs[0]) == 3
+    assert step(runner, [(0, 3, 1, True)]).token_ids == [[5]]
+
+
+@pytest.mark.parametrize("chunks", [[170], [1] * 170, [64, 64, 42], [65, 1, 63, 41], [100, 70]])
+@pytest.mark.parametrize("k", [0, 3])
+def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut(runner: ModelRunner, chunks: list[int], k: int) -> None:
+    prompt = [i * i % VOCAB_SIZE for i in range(170)]
+    positions: list[PositionLogprobs] = []
+    computed = 0
+    for count in chunks:
+        fields = {} if computed else {"new_sequences": [new(0, prompt, prompt_logprobs=k)]}
+        result = step(runner, [(0, computed, count, computed + count == 170)], **fields)
+        positions += result.prompt_logprobs.get(0, [])
+        computed += count
+    assert len(positions) == 169
+    hidden = torch.tensor([[token, position] for position, token in enumerate(prompt[:-1])]).float()
+    expected = torch.log_softmax(Successor().compute_logits(hidden), dim=-1)
+    for position, token, row in zip(positions, prompt[1:], expected, strict=True):
+        assert position.token_ids[0] == token
+        assert position.logprobs == pytest.approx(row[position.token_ids].tolist(), abs=1e-6)
+        assert position.rank == 1 + int((row > row[token]).sum()) + int((row[:token] == row[token]).sum())
+        assert len(position.token_ids) == (k + 1 if position.rank > k else max(k, 1))
+    rows = runner.model.num_logit_rows  # type: ignore[attr-defined]
+    assert max(rows) <= model_runner.PROMPT_LOGPROB_ROWS
+
+
+def test_prompts_are_scored_beside_sequences_that_did_not_ask(runner: ModelRunner) -> None:
+    result = step(
+        runner,
+        [(0, 0, 3, True), (1, 0, 4, True), (2, 0, 1, True)],
+        new_sequences=[new(0, [1, 2, 3]), new(1, [4, 5, 9, 7], prompt_logprobs=0), new(2, [8], prompt_logprobs=0)],
+    )
+    assert [entry.token_ids for entry in result.prompt_logprobs[1]] == [[5], [9], [7]]
+    assert result.prompt_logprobs[1][0].rank == 1
+    assert result.prompt_logprobs.keys() == {1}, "a prompt of one token has nothing to score"
+    assert step(runner, [(1, 4, 1, True)]).prompt_logprobs == {}
+
+
+def test_a_preempted_sequence_comes_back_with_other_blocks_and_all_its_tokens(runner: ModelRunner) -> None:
+    step(runner, [(0, 0, 3, True)], new_sequences=[new(0, [1, 2, 3])])
+    runner.execute(SchedulerOutputs(removed_seq_ids=[0], preempted_seq_ids=[0]))
+    back = new(0, [1, 2, 3, 4])
+    back.block_ids, back.num_prompt_tokens = [5], 3
+    assert step(runner, [(0, 0, 4, True)], new_sequences=[back]).token_ids == [[5]]
+    assert runner.model.slots[-1] == [20, 21, 22, 23]  # type: ignore[attr-defined]
+
+
+def test_blocks_change_where_the_instruction_says(runner: ModelRunner) -> None:
+    step(runner, [(0, 0, 4, True)], new_sequences=[new(0, [1, 2, 3, 4])])
+    step(runner, [(0, 4, 1, True)], new_block_ids={0: (1, [8])})
+    step(runner, [(0, 5, 1, True)], new_block_ids={0: (1, [9])}, blocks_to_copy=[(8, 9)])
+    assert runner.model.slots[1:] == [[32], [37]]  # type: ignore[attr-defined]
+
+
+def test_a_cache_is_allocated_for_each_layer() -> None:
+    table.use("reference")
+    specs = [
+        KVCacheSpec(num_kv_heads=heads, head_size=8, dtype=dtype, block_size=BLOCK_SIZE)
+        for heads, dtype in ((1, "float32"), (2, "bfloat16"))
+    ]
+    caches = CacheEngine(specs, 5).caches
+    assert [cache.dtype for cache in caches] == [torch.float32, torch.bfloat16]
+    assert [cache.numel() * cache.element_size() for cache in caches] == [5 * spec.bytes_per_block for spec in specs]
