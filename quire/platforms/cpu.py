@@ -12,36 +12,37 @@ from quire.config.engine import Capabilities
 
 BLOCK_SIZE = 32
 """Matrix tiles on CPU are 32 tokens deep."""
+ROOT = Path("/")
+"""Where `proc` and `sys` are mounted; tests look elsewhere."""
 ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 
 
-def usable_cores() -> int:
+def usable_cores(root: Path = ROOT) -> int:
     """Cores that this process may keep busy: its affinity, capped by the control group's quota."""
     affinity = len(os.sched_getaffinity(0))
-    quota, _, period = _first_line("/sys/fs/cgroup/cpu.max").partition(" ")
+    quota, _, period = _first_line(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
         affinity = min(affinity, max(1, math.floor(int(quota) / int(period))))
     return max(1, affinity)
 
 
-def memory() -> tuple[int, int]:
-    """(total, available) bytes, within the control group's limit."""
-    fields = {}
-    for line in _read("/proc/meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        fields[name] = int(rest.split()[0]) * 1024
-    total = fields.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    available = fields.get("MemAvailable", total)
-    limit, used = _first_line("/sys/fs/cgroup/memory.max"), _first_line("/sys/fs/cgroup/memory.current")
+def memory(root: Path = ROOT) -> tuple[int, int]:
+    """(total, available) bytes, within the control group's limit. Files that are only cached count as available."""
+    fields = _numbers(root / "proc/meminfo")
+    total = 1024 * fields.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = 1024 * fields["MemAvailable:"] if "MemAvailable:" in fields else total
+    limit, used = _first_line(root / "sys/fs/cgroup/memory.max"), _first_line(root / "sys/fs/cgroup/memory.current")
     if limit.isdigit() and int(limit) < total:
         total = int(limit)
-        available = min(available, total - (int(used) if used.isdigit() else 0))
+        stat = _numbers(root / "sys/fs/cgroup/memory.stat")
+        cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+        available = min(available, total - max(0, int(used) - cached) if used.isdigit() else total)
     return total, max(0, available)
 
 
-def instruction_sets() -> tuple[str, ...]:
+def instruction_sets(root: Path = ROOT) -> tuple[str, ...]:
     """Those of interest among the flags the processor reports."""
-    for line in _read("/proc/cpuinfo").splitlines():
+    for line in _read(root / "proc/cpuinfo").splitlines():
         if line.startswith(("flags", "Features")):
             flags = set(line.split())
             return tuple(flag for flag in ISA_FLAGS if flag in flags)
@@ -80,12 +81,18 @@ def capabilities() -> Capabilities:
     )
 
 
-def _read(path: str) -> str:
+def _read(path: Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def _first_line(path: str) -> str:
+def _first_line(path: Path) -> str:
     return _read(path).partition("\n")[0].strip()
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    words = (line.split() for line in _read(path).splitlines())
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}

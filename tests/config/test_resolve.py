@@ -1,0 +1,242 @@
+"""From "auto" to values: explicit ones win, automatic ones have a reason, and the memory adds up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config.arch import ModelArch
+from quire.config.args import EngineArgs
+from quire.config.engine import Capabilities, QuireConfig
+from quire.config.memory_plan import PROCESS_BYTES, workspace_bytes
+from quire.config.resolve import resolve
+from quire.errors import ConfigError
+from tests.config.test_arch import LLAMA
+
+ARCH = ModelArch.from_config(LLAMA, source="config.json")
+MIB, GIB = 1 << 20, 1 << 30
+MACHINE = Capabilities(
+    name="cpu",
+    device_type="cpu",
+    num_cores=6,
+    total_memory=64 * GIB,
+    available_memory=60 * GIB,
+    block_size=32,
+    ops="cpu",
+    ops_reason="native kernels, avx2",
+)
+
+
+def resolved(
+    tmp_path: Path, *, machine: Capabilities = MACHINE, generation: dict[str, Any] | None = None, **options: Any
+) -> QuireConfig:
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return resolve(EngineArgs(**options), ARCH, machine, path=tmp_path, tokenizer_path=tmp_path)
+
+
+def block_bytes(block_size: int, bytes_per_value: int) -> int:
+    """Keys and values of 2 heads of 8 numbers in 4 layers."""
+    return 2 * 4 * block_size * 2 * 8 * bytes_per_value
+
+
+def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
+    config = resolved(tmp_path)
+    automatic = {
+        "dtype": config.model_config.dtype,
+        "max_model_len": config.model_config.max_model_len,
+        "block_size": config.cache_config.block_size,
+        "num_blocks": config.cache_config.num_blocks,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "ops": config.device_config.ops,
+        "num_threads": config.device_config.num_threads,
+    }
+    assert {name: choice.value for name, choice in config.choices.items()} == automatic
+    assert all(choice.reason and choice.reason != "given" for choice in config.choices.values())
+    assert automatic | {"num_blocks": 0} == {
+        "dtype": "bfloat16",
+        "max_model_len": 512,
+        "block_size": 32,
+        "num_blocks": 0,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "ops": "cpu",
+        "num_threads": 6,
+    }
+
+
+def test_what_is_given_wins_and_says_that_it_was_given(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 100,
+        "block_size": 8,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 50,
+        "num_threads": 2,
+    }
+    config = resolved(tmp_path, **given, num_gpu_blocks_override=77, long_prefill_token_threshold=9)
+    assert {name: config.choices[name].value for name in given} == given
+    assert {config.choices[name].reason for name in given} == {"given"}
+    assert config.choices["num_blocks"].reason.startswith("given")
+    assert (config.cache_config.num_blocks, config.cache_config.num_tokens) == (77, 77 * 8)
+    assert config.scheduler_config.max_chunk_tokens == 9
+    assert config.cache_config.dtype == "float32"
+
+
+@pytest.mark.parametrize(("given", "meant"), [("float", "float32"), ("half", "float16")])
+def test_dtypes_have_second_names(tmp_path: Path, given: str, meant: str) -> None:
+    assert resolved(tmp_path, dtype=given).model_config.dtype == meant
+
+
+# -- memory ---------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_is_never_larger_than_all_sequences_at_full_length(tmp_path: Path) -> None:
+    config = resolved(tmp_path)
+    assert config.cache_config.num_blocks == 256 * (512 // 32)
+    assert config.memory_plan["kv_cache"] == config.cache_config.num_blocks * block_bytes(32, 2)
+    assert "full sequences" in config.choices["num_blocks"].reason
+
+
+@pytest.mark.parametrize("fraction", [None, 0.25, 0.6, 1.0])
+def test_the_plan_fills_the_allowed_share_of_memory_and_not_more(tmp_path: Path, fraction: float | None) -> None:
+    machine = replace(MACHINE, total_memory=1 * GIB, available_memory=1 * GIB)
+    options: dict[str, Any] = {"max_num_seqs": 16384, "max_num_batched_tokens": 16384}
+    allowed = int((fraction or machine.default_memory_fraction) * GIB)
+    if fraction == 0.25:
+        with pytest.raises(ConfigError, match="no memory is left for the KV cache"):
+            resolved(tmp_path, machine=machine, gpu_memory_utilization=fraction, **options)
+        return
+    config = resolved(tmp_path, machine=machine, gpu_memory_utilization=fraction, **options)
+    plan = config.memory_plan
+    assert plan["process"] == PROCESS_BYTES
+    assert plan["weights"] == 2 * ARCH.num_parameters()
+    assert plan["workspace"] == workspace_bytes(ARCH, "bfloat16", max_num_seqs=16384, max_num_batched_tokens=16384)
+    assert plan["kv_cache"] == config.cache_config.num_blocks * block_bytes(32, 2)
+    assert allowed - block_bytes(32, 2) < sum(plan.values()) <= allowed
+    assert "of memory" in config.choices["num_blocks"].reason
+
+
+def test_what_others_use_now_is_not_planned_with(tmp_path: Path) -> None:
+    machine = replace(MACHINE, total_memory=64 * GIB, available_memory=GIB)
+    config = resolved(tmp_path, machine=machine, max_num_seqs=16384, max_num_batched_tokens=16384)
+    assert sum(config.memory_plan.values()) <= GIB
+
+
+def test_bytes_of_cache_may_be_given(tmp_path: Path) -> None:
+    config = resolved(tmp_path, kv_cache_memory_bytes=MIB + 5)
+    assert config.cache_config.num_blocks == MIB // block_bytes(32, 2)
+    assert "kv_cache_memory_bytes" in config.choices["num_blocks"].reason
+
+
+def test_a_cache_too_small_for_the_model_shortens_the_context_and_says_so(tmp_path: Path) -> None:
+    config = resolved(tmp_path, num_gpu_blocks_override=5)
+    assert config.model_config.max_model_len == 5 * 32
+    assert config.choices["max_model_len"].reason == "all that the KV cache holds"
+
+
+def test_a_context_that_was_asked_for_is_not_shortened_but_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len=300.*160 tokens|160 tokens.*max_model_len=300"):
+        resolved(tmp_path, num_gpu_blocks_override=5, max_model_len=300)
+    needed = 10 * block_bytes(32, 2)
+    with pytest.raises(ConfigError, match=f"kv_cache_memory_bytes={needed}"):
+        resolved(tmp_path, kv_cache_memory_bytes=needed - 1, max_model_len=300)
+    assert resolved(tmp_path, kv_cache_memory_bytes=needed, max_model_len=300).cache_config.num_blocks == 10
+
+
+def test_a_cache_of_less_than_one_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="KV cache"):
+        resolved(tmp_path, kv_cache_memory_bytes=100)
+
+
+def test_a_context_longer_than_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hf_overrides"):
+        resolved(tmp_path, max_model_len=513)
+
+
+# -- limits of a step -----------------------------------------------------------------------------------------
+
+
+def test_a_step_always_has_a_token_for_every_sequence(tmp_path: Path) -> None:
+    assert resolved(tmp_path, max_num_seqs=3000).scheduler_config.max_num_batched_tokens == 3000
+    assert resolved(tmp_path, max_num_batched_tokens=10).scheduler_config.max_num_seqs == 10
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens.*max_num_seqs"):
+        resolved(tmp_path, max_num_batched_tokens=10, max_num_seqs=11)
+
+
+@pytest.mark.parametrize(("threshold", "chunk"), [(0, 64), (7, 7), (1000, 64)])
+def test_a_chunk_is_at_most_a_step(tmp_path: Path, threshold: int, chunk: int) -> None:
+    config = resolved(tmp_path, max_num_batched_tokens=64, long_prefill_token_threshold=threshold)
+    assert config.scheduler_config.max_chunk_tokens == chunk
+
+
+# -- device ---------------------------------------------------------------------------------------------------
+
+
+def test_reference_ops_run_on_one_thread_and_refuse_more(tmp_path: Path) -> None:
+    config = resolved(tmp_path, ops="reference")
+    assert config.device_config.num_threads == 1
+    assert config.choices["ops"].reason == "given"
+    assert "one thread" in config.choices["num_threads"].reason
+    with pytest.raises(ConfigError, match="num_threads=4"):
+        resolved(tmp_path, ops="reference", num_threads=4)
+    bare = replace(MACHINE, ops="reference", ops_reason="no compiler at install")
+    config = resolved(tmp_path, machine=bare)
+    assert (config.choices["ops"].reason, config.device_config.num_threads) == ("no compiler at install", 1)
+
+
+# -- generation_config.json -----------------------------------------------------------------------------------
+
+
+def test_the_models_sampling_defaults_are_taken_from_its_file(tmp_path: Path) -> None:
+    file = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 77, "do_sample": True, "min_p": None}
+    config = resolved(tmp_path, generation=file)
+    expected = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 77}
+    assert config.model_config.generation_defaults == expected
+    assert config.choices["default sampling"].value == expected
+    changed = resolved(tmp_path, override_generation_config={"temperature": 0.1})
+    assert changed.model_config.generation_defaults == {**expected, "temperature": 0.1}
+
+
+@pytest.mark.parametrize("ignored", ["vllm", "none"])
+def test_the_files_sampling_can_be_ignored_but_not_its_ends_of_sequence(tmp_path: Path, ignored: str) -> None:
+    file = {"temperature": 0.6, "eos_token_id": [7, 2, 9]}
+    config = resolved(tmp_path, generation=file, generation_config=ignored)
+    assert config.model_config.generation_defaults == {}
+    assert config.model_config.eos_token_ids == (2, 7, 9), "the config's own first, each once"
+    only = resolved(tmp_path, generation_config=ignored, override_generation_config={"top_k": 3})
+    assert only.model_config.generation_defaults == {"top_k": 3}
+
+
+def test_ends_of_sequence_can_be_overridden(tmp_path: Path) -> None:
+    config = resolved(tmp_path, generation={"eos_token_id": 7}, override_generation_config={"eos_token_id": [11]})
+    assert config.model_config.eos_token_ids == (2, 11)
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": "high"}, "top_p"),
+        ({"eos_token_id": 1000}, "eos_token_id"),
+        ({"eos_token_id": ["</s>"]}, "eos_token_id"),
+    ],
+)
+def test_a_wrong_value_in_the_file_is_named_at_the_start(tmp_path: Path, file: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        resolved(tmp_path, generation=file)
+
+
+def test_an_override_that_would_have_no_effect_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_beams"):
+        resolved(tmp_path, override_generation_config={"num_beams": 3})
+
+
+def test_logprobs_have_no_limit_when_so_asked(tmp_path: Path) -> None:
+    assert resolved(tmp_path).model_config.max_logprobs == 20
+    assert resolved(tmp_path, max_logprobs=-1).model_config.max_logprobs == ARCH.vocab_size
