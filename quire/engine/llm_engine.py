@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from quire.config.args import EngineArgs
 from quire.engine.input_processor import as_params, check_request_id
 from quire.engine.startup import EngineParts, start
+from quire.errors import InvalidParameter, shown
 from quire.inputs import PromptType
 from quire.messages.request import AbortRequest
 from quire.messages.stats import StepStats
@@ -63,10 +64,13 @@ class LLMEngine:
             self.parts.core.abort(abort)
         return outputs
 
-    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
-        """Stop requests at once; their last outputs. Unknown ids are left alone: they may just have finished."""
+    def abort_request(self, request_ids: str | Collection[str]) -> list[RequestOutput]:
+        """Stop requests at once; their last outputs. Unknown ids are left alone: they may just have finished.
+
+        Raises: InvalidParameter for what is no id.
+        """
         outputs = []
-        for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+        for request_id in _listed(request_ids):
             self.parts.core.abort(AbortRequest(request_id=request_id))
             output = self.parts.output_processor.abort(request_id)
             if output is not None:
@@ -95,3 +99,14 @@ class LLMEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _listed(request_ids: object) -> list[str]:
+    """One id or several as a list."""
+    listed = [request_ids] if isinstance(request_ids, str) else request_ids
+    ids = [item for item in listed if isinstance(item, str)] if isinstance(listed, Collection) else []
+    if not isinstance(listed, Collection) or len(ids) != len(listed):
+        raise InvalidParameter(
+            f"request_ids must be a string or a list of strings, got {shown(request_ids)}", parameter="request_ids"
+        )
+    return ids

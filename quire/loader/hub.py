@@ -26,7 +26,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         directory = Path(name).expanduser()
         is_dir, exists = directory.is_dir(), directory.exists()
     except (OSError, RuntimeError) as error:  # a name too long, a directory above that is closed, a user unknown
-        raise ModelNotFound(f"{shown(name)} cannot be looked up: {error}. Correct the path.") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelNotFound(f"{shown(name)} cannot be looked up: {reason}. Correct the path.") from None
     if is_dir and revision is not None:
         raise ModelNotFound(
             f"revision={revision!r} has no effect on the directory {name}; leave it out, or give a repository name"

@@ -1,0 +1,257 @@
+"""Sampling parameters that make no sense, alone, together, or with this model."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, RequestOutputKind, SamplingParams
+from quire.errors import InvalidParameter, QuireError, UnsupportedFeature, shown
+from quire.sampling_params import FIELD_NAMES
+from tests.checkpoints import VOCAB_SIZE
+from tests.wrong_use.conftest import MAX_MODEL_LEN, MAX_NUM_SEQS, check_idle
+from tests.wrong_use.refusal import refused
+
+NAN, INF, HUGE = math.nan, math.inf, 10**5000
+LAST = f"0 to {VOCAB_SIZE - 1}"
+
+# field -> (wrong values, what the message says besides the field)
+VALUES: dict[str, tuple[list[Any], str]] = {
+    "n": ([0, -1, 16_385, 2**63], "in [1, 16384]"),
+    "temperature": ([-0.1, 2.1, -1e-9], "in [0, 2]"),
+    "top_p": ([0, -0.5, 1.01], "in (0, 1]"),
+    "top_k": ([-2, 2**63], "in [-1, "),
+    "min_p": ([-0.1, 1.1], "in [0, 1]"),
+    "presence_penalty": ([3, -2.1], "in [-2, 2]"),
+    "frequency_penalty": ([2.1, -3], "in [-2, 2]"),
+    "repetition_penalty": ([0, -1], "greater than 0"),
+    "seed": ([2**63, -(2**63) - 1, HUGE], "in ["),
+    "max_tokens": ([0, -5, 10**12], "in [1, "),
+    "min_tokens": ([-1, 2**63], "in [0, "),
+    "logprobs": ([-2, 2**63], "in [-1, "),
+    "prompt_logprobs": ([-2], "in [-1, "),
+    "stop_token_ids": ([[-1], [2**31], [HUGE]], "no token id"),
+    "allowed_token_ids": ([[-1], [2**40]], "no token id"),
+    "logit_bias": ([{-1: 1.0}, {2**31: 1.0}], "no token id"),
+    "stop": ([[""], "", ["a", ""]], "empty string"),
+    "bad_words": ([[""], ["  "]], "empty or blank"),
+}
+TYPES: dict[str, tuple[list[Any], str]] = {
+    **dict.fromkeys(("n", "top_k", "min_tokens"), ([None, True, 1.0, 2.5, "2", [1], NAN, INF, 1j], "an integer")),
+    **dict.fromkeys(("seed", "max_tokens"), ([False, 1.5, "1", NAN, {}], "an integer or None")),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), ([False, 1.0, "5", [5]], "an integer or None")),
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        ([None, True, "0.5", NAN, INF, -INF, [], HUGE, np.float32(NAN), np.bool_(True)], "a finite number"),
+    ),
+    **dict.fromkeys(
+        (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+        ),
+        ([None, 0, 1, "yes", np.bool_(True)], "True or False"),
+    ),
+    "skip_reading_prefix_cache": ([1, "no"], "True, False or None"),
+    "stop": ([5, [5], [None], {"a"}, b"a", {"a": 1}], "a list of strings or None"),
+    "bad_words": (["word", [5], [None], b"a"], "a list of strings or None"),
+    "stop_token_ids": ([5, "5", ["5"], [1.5], [True], {5}], "a list of integers or None"),
+    "allowed_token_ids": ([5, ["5"], [None], range(5)], "a list of integers or None"),
+    "logit_bias": (
+        [[1], {"5": 1.0}, {5: "1"}, {5: NAN}, {5: INF}, {5: HUGE}, {True: 1.0}, {1.5: 1.0}],
+        "a mapping from token ids to finite numbers",
+    ),
+    "output_kind": ([0, 5, "DELTA", None], "a RequestOutputKind"),
+    "extra_args": ([5, "x", [1]], "a mapping or None"),
+}
+
+
+def rows(table: dict[str, tuple[list[Any], str]]) -> list[tuple[str, Any, str]]:
+    return [(name, value, part) for name, (values, part) in table.items() for value in values]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    rows(VALUES) + rows(TYPES),
+    ids=lambda item: shown(item).encode("ascii", "replace").decode(),
+)
+def test_wrong_value_is_refused(name: str, value: Any, part: str) -> None:
+    for make in (SamplingParams, SamplingParams().clone):
+        with refused(InvalidParameter, name, part, parameter=name):
+            make(**{name: value})
+
+
+def test_every_field_with_a_kind_has_wrong_values_here() -> None:
+    assert {*VALUES, *TYPES, "structured_outputs"} == set(FIELD_NAMES)
+
+
+TOGETHER: dict[str, tuple[dict[str, Any], type[QuireError], list[str]]] = {
+    "min above max": ({"min_tokens": 9, "max_tokens": 8}, InvalidParameter, ["min_tokens (9)", "max_tokens (8)"]),
+    "min above the default max": ({"min_tokens": 17}, InvalidParameter, ["min_tokens (17)", "max_tokens (16)"]),
+    "stop without text": ({"stop": "a", "detokenize": False}, InvalidParameter, ["stop needs detokenize=True"]),
+    "nothing allowed": ({"allowed_token_ids": []}, InvalidParameter, ["allowed_token_ids must not be empty"]),
+    "129 bad words": ({"bad_words": ["a"] * 129}, InvalidParameter, ["bad_words", "129", "128"]),
+    "half a pair to stop at": ({"stop": ["a", "b\ud800"]}, InvalidParameter, ["stop", "U+D800", "character 1"]),
+    "half a pair as a bad word": ({"bad_words": ["\udfff"]}, InvalidParameter, ["bad_words", "U+DFFF"]),
+    "structured output": ({"structured_outputs": {"json": {}}}, UnsupportedFeature, ["structured_outputs", "not"]),
+    "extra arguments": ({"extra_args": {"my": 1}}, UnsupportedFeature, ["extra_args", "'my'"]),
+    "misspelt name": ({"temprature": 1.0}, InvalidParameter, ["'temprature'", "did you mean 'temperature'?"]),
+    "a name of other libraries": ({"max_new_tokens": 5}, InvalidParameter, ["'max_new_tokens'", "'max_tokens'"]),
+    "a name that is gone": ({"best_of": 2}, InvalidParameter, ["no parameter 'best_of'"]),
+    "a result as a field": ({"warnings": ("x",)}, InvalidParameter, ["no parameter 'warnings'"]),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_wrong_combination_is_refused(llm: LLM, name: str) -> None:
+    given, cls, parts = TOGETHER[name]
+    with refused(cls, *parts):
+        SamplingParams(**given)
+    with refused(cls, *parts):
+        SamplingParams().clone(**given)
+    with refused(cls, *parts):
+        SamplingParams.from_optional(**given)
+    with refused(cls, *parts):
+        llm.generate("a", given)
+
+
+def test_values_without_a_name_are_refused() -> None:
+    with refused(InvalidParameter, "keywords only", "0.8"):
+        SamplingParams(0.8)  # type: ignore[misc]
+
+
+def test_numbers_of_numpy_become_plain_numbers() -> None:
+    params = SamplingParams(
+        n=np.int64(2),  # type: ignore[arg-type]
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        seed=np.uint64(7),  # type: ignore[arg-type]
+        stop_token_ids=[np.int32(3)],  # type: ignore[list-item]
+        logit_bias={np.int64(4): np.float64(1.5)},  # type: ignore[dict-item]
+        logprobs=True,
+    )
+    assert params == SamplingParams(n=2, temperature=0.5, seed=7, stop_token_ids=[3], logit_bias={4: 1.5}, logprobs=1)
+    assert [type(value) for value in (params.n, params.temperature, params.seed)] == [int, float, int]
+
+
+def test_lists_are_copied_so_that_a_later_change_goes_unnoticed_by_nobody() -> None:
+    stop = ["a"]
+    params = SamplingParams(stop=stop)
+    stop.append("")
+    assert params.stop == ["a"]
+
+
+# What only the engine can know
+
+ENGINE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "n": ({"n": MAX_NUM_SEQS + 1}, ["n=5", f"the {MAX_NUM_SEQS} sequences", "max_num_seqs"]),
+    "logprobs": ({"logprobs": 21}, ["logprobs=21", "limit is 20", "max_logprobs"]),
+    "prompt_logprobs": ({"prompt_logprobs": -1}, [f"asks for {VOCAB_SIZE}", "limit is 20", "max_logprobs"]),
+    "stop_token_ids": ({"stop_token_ids": [5, VOCAB_SIZE]}, [f"holds {VOCAB_SIZE}", LAST]),
+    "allowed_token_ids": ({"allowed_token_ids": [VOCAB_SIZE]}, [f"holds {VOCAB_SIZE}", LAST]),
+    "logit_bias": ({"logit_bias": {VOCAB_SIZE: 1.0}}, [f"holds {VOCAB_SIZE}", LAST]),
+    "min_tokens": ({"min_tokens": MAX_MODEL_LEN, "max_tokens": None}, ["cannot be reached", "room for"]),
+}
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_what_this_model_cannot_do_is_refused(llm: LLM, name: str) -> None:
+    given, parts = ENGINE[name]
+    with refused(InvalidParameter, name, *parts, parameter=name):
+        llm.generate("abc", SamplingParams(**given))
+    with refused(InvalidParameter, "prompt 1:", name, *parts, parameter=name):
+        llm.generate(["abc", "abc"], [None, given])  # type: ignore[list-item]
+
+
+PER_PROMPT: dict[str, tuple[Any, list[str]]] = {
+    "too few": ([SamplingParams()], ["1 sampling_params for 2 prompts"]),
+    "too many": ([SamplingParams()] * 3, ["3 sampling_params for 2 prompts"]),
+    "none at all": ([], ["0 sampling_params for 2 prompts"]),
+    "text": ("greedy", ["sampling_params must be SamplingParams", "'greedy'"]),
+    "a number": (0, ["sampling_params must be SamplingParams", "got 0"]),
+    "a class": (SamplingParams, ["sampling_params must be SamplingParams", "type"]),
+    "one of them a number": ([None, 5], ["prompt 1:", "sampling_params must be SamplingParams", "got 5"]),
+    "one of them wrong": ([{}, {"top_p": 7}], ["prompt 1:", "top_p", "(0, 1]"]),
+    "unknown key": ({"topp": 1}, ["'topp'", "did you mean 'top_p'?"]),
+    "key that is a number": ({5: 1}, ["no parameter 5"]),
+}
+
+
+@pytest.mark.parametrize("name", PER_PROMPT)
+def test_wrong_sampling_params_are_refused(llm: LLM, name: str) -> None:
+    given, parts = PER_PROMPT[name]
+    with refused(InvalidParameter, *parts):
+        llm.generate(["a", "b"], given)
+
+
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "the only token allowed may not come yet": {"allowed_token_ids": [256], "min_tokens": 1},
+    "the only token allowed is a bad word": {"allowed_token_ids": [64], "bad_words": ["a"]},
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_request_without_a_possible_token_fails_alone_and_says_why(llm: LLM, name: str) -> None:
+    given = IMPOSSIBLE[name]
+    good = SamplingParams(temperature=0.0, max_tokens=4)
+    assert llm.get_tokenizer().encode("a") == [64]
+    alone = llm.generate("abc", good)[0].outputs[0].token_ids
+    first, failed, last = llm.generate(["abc", "abc", "abc"], [good, SamplingParams(**given), good])
+    assert failed.outputs[0].finish_reason == "error"
+    assert "allowed_token_ids" in failed.warnings[-1]
+    assert [first.outputs[0].token_ids, last.outputs[0].token_ids] == [alone, alone]
+
+
+HARMLESS: list[dict[str, Any]] = [
+    {"seed": 2**63 - 1},
+    {"seed": -(2**63)},
+    {"top_k": 2**31 - 1},
+    {"top_k": 10**9, "top_p": 1e-9},
+    {"min_p": 1.0},
+    {"temperature": 2.0, "repetition_penalty": 1e30},
+    {"repetition_penalty": 1e-30},
+    {"logit_bias": {5: 1e300, 6: -1e300}},
+    {"logprobs": 0, "prompt_logprobs": 0},
+    {"n": MAX_NUM_SEQS, "temperature": 0.0},
+    {"stop": ["never there"] * 50},
+    {"max_tokens": 2**31 - 1, "stop_token_ids": list(range(VOCAB_SIZE))},
+    {"bad_words": ["\U0001f600", "\x00", "\u0130"]},
+    {"allowed_token_ids": [5, 5, 5]},
+]
+
+
+@pytest.mark.parametrize("given", HARMLESS, ids=str)
+def test_extreme_values_that_are_allowed_run(llm: LLM, given: dict[str, Any]) -> None:
+    (output,) = llm.generate("abc", SamplingParams(**{"max_tokens": 3, **given}))
+    assert {completion.finish_reason for completion in output.outputs} <= {"length", "stop"}
+    check_idle(llm)
+
+
+def test_asynchronous_engine_refuses_the_same(checkpoint: Any) -> None:
+    from quire import AsyncLLMEngine, EngineArgs
+
+    async def first_of(engine: AsyncLLMEngine, prompt: Any, params: Any, request_id: Any = None) -> Any:
+        async for output in engine.generate(prompt, params, request_id):
+            return output
+
+    async def ask() -> None:
+        args = EngineArgs(model=str(checkpoint("llama")), max_model_len=MAX_MODEL_LEN, max_num_seqs=2)
+        with AsyncLLMEngine.from_engine_args(args) as engine:
+            with refused(InvalidParameter, "prompt is empty"):
+                await first_of(engine, "", None)
+            with refused(InvalidParameter, "sampling_params must be SamplingParams"):
+                await first_of(engine, "a", "greedy")
+            with refused(InvalidParameter, "n=3", "2 sequences"):
+                await first_of(engine, "a", {"n": 3})
+            with refused(InvalidParameter, "request_id"):
+                await first_of(engine, "a", None, [])
+            kind = RequestOutputKind.FINAL_ONLY
+            output = await first_of(engine, "a", {"max_tokens": 2, "ignore_eos": True, "output_kind": kind})
+            assert len(output.outputs[0].token_ids) == 2
+
+    asyncio.run(ask())
