@@ -115,7 +115,7 @@ class EngineArgs:
         names = {alias: f.name for f in dataclasses.fields(cls) for alias in (f.name, *f.metadata["aliases"])}
         given: dict[str, Any] = {}
         for key, value in options.items():
-            if key in NOT_YET and value in NOT_YET[key]:
+            if any(type(value) is type(allowed) and value == allowed for allowed in NOT_YET.get(key, ())):
                 continue
             if key not in names:
                 raise _unknown(key, value, list(names))

@@ -238,6 +238,7 @@ def test_asynchronous_engine_refuses_the_same(checkpoint: Any) -> None:
     async def first_of(engine: AsyncLLMEngine, prompt: Any, params: Any, request_id: Any = None) -> Any:
         async for output in engine.generate(prompt, params, request_id):
             return output
+        return None
 
     async def ask() -> None:
         args = EngineArgs(model=str(checkpoint("llama")), max_model_len=MAX_MODEL_LEN, max_num_seqs=2)
