@@ -50,6 +50,8 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
         self._states: dict[str, _State] = {}
+        self._texts: dict[int, str] = {}
+        """Of single tokens, as they are asked for; at most one for each token of the vocabulary."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -178,7 +180,12 @@ class OutputProcessor:
         return result
 
     def _text_of(self, token_id: int) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.decode([token_id], skip_special_tokens=False)
+        if self.tokenizer is None:
+            return None
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
 
     def _render(self, state: _State, touched: list[int]) -> RequestOutput:
         core = state.request.core

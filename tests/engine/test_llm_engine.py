@@ -224,7 +224,7 @@ def test_many_are_aborted_at_once(engine: LLMEngine) -> None:
     for index in range(9):
         engine.add_request(str(index), [index] * 9, LONG)
     steps(engine, 3)
-    assert {output.request_id for output in engine.abort_request(str(i) for i in range(9))} == set("012345678")
+    assert {output.request_id for output in engine.abort_request([str(i) for i in range(9)])} == set("012345678")
     assert_idle(engine)
 
 
