@@ -77,24 +77,40 @@ uint16_t read_16bit(const void* row, int32_t from, int32_t to, int64_t i) {
   return to == QR_BFLOAT16 ? narrow(value) : narrow_half(value);
 }
 
-// One row of a weight into its column of a panel.
-void pack_row(char* panel, int32_t dtype, int64_t column, int64_t k, const void* row, int32_t src_dtype) {
-  if (dtype == QR_BFLOAT16) {
-    auto* out = reinterpret_cast<uint16_t*>(panel + (column / 16) * 1024 + (column % 16) * 4);
-    if (src_dtype == QR_BFLOAT16) {
-      const auto* in = static_cast<const char*>(row);
-      for (int64_t i = 0; i + 1 < k; i += 2) std::memcpy(out + (i / 32) * 1024 + (i % 32) / 2 * 32, in + i * 2, 4);
-      if (k % 2 != 0) std::memcpy(out + ((k - 1) / 32) * 1024 + ((k - 1) % 32) / 2 * 32, in + (k - 1) * 2, 2);
-      return;
-    }
-    for (int64_t i = 0; i < k; ++i)
-      out[(i / 32) * 1024 + (i % 32) / 2 * 32 + i % 2] = read_16bit(row, src_dtype, dtype, i);
+// Where element i of a column of a bf16 panel stands: pairs of i lie side by side, as the tile instructions read them.
+int64_t bf16_offset(int64_t column, int64_t i) {
+  return (i / 32) * 1024 + (column / 16) * 512 + (i % 32) / 2 * 32 + (column % 16) * 2 + i % 2;
+}
+
+// Elements [begin, end) of a row of a weight into its column of a panel; begin is even.
+void pack_row(char* panel, int32_t dtype, int64_t column, int64_t begin, int64_t end, const void* row,
+              int32_t src_dtype) {
+  auto* out16 = reinterpret_cast<uint16_t*>(panel);
+  if (dtype == QR_BFLOAT16 && src_dtype == QR_BFLOAT16 && end - begin == 32) {
+    uint16_t* out = out16 + bf16_offset(column, begin);
+    const auto* in = static_cast<const uint16_t*>(row) + begin;
+    for (int64_t pair = 0; pair < 16; ++pair) std::memcpy(out + pair * 32, in + pair * 2, 4);
+  } else if (dtype == QR_BFLOAT16) {
+    for (int64_t i = begin; i < end; ++i) out16[bf16_offset(column, i)] = read_16bit(row, src_dtype, dtype, i);
   } else if (dtype == QR_FLOAT16) {
-    auto* out = reinterpret_cast<uint16_t*>(panel) + column;
-    for (int64_t i = 0; i < k; ++i) out[i * kPanel] = read_16bit(row, src_dtype, dtype, i);
+    for (int64_t i = begin; i < end; ++i) out16[i * kPanel + column] = read_16bit(row, src_dtype, dtype, i);
   } else {
-    auto* out = reinterpret_cast<float*>(panel) + column;
-    for (int64_t i = 0; i < k; ++i) out[i * kPanel] = read_float(row, src_dtype, i);
+    auto* out = reinterpret_cast<float*>(panel);
+    for (int64_t i = begin; i < end; ++i) out[i * kPanel + column] = read_float(row, src_dtype, i);
+  }
+}
+
+// The reverse: a row of the weight out of its column of a panel, in the packed dtype.
+void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int64_t k) {
+  const auto* in16 = reinterpret_cast<const uint16_t*>(panel);
+  auto* out16 = static_cast<uint16_t*>(row);
+  if (dtype == QR_BFLOAT16) {
+    for (int64_t i = 0; i < k; ++i) out16[i] = in16[bf16_offset(column, i)];
+  } else if (dtype == QR_FLOAT16) {
+    for (int64_t i = 0; i < k; ++i) out16[i] = in16[i * kPanel + column];
+  } else {
+    for (int64_t i = 0; i < k; ++i)
+      static_cast<float*>(row)[i] = reinterpret_cast<const float*>(panel)[i * kPanel + column];
   }
 }
 
@@ -172,9 +188,25 @@ int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_
     int64_t begin = panel * kPanel, end = begin + kPanel;
     if (begin < row_offset) begin = row_offset;
     if (end > row_offset + num_rows) end = row_offset + num_rows;
-    for (int64_t row = begin; row < end; ++row)
-      pack_row(static_cast<char*>(packed) + panel * bytes, dtype, row - panel * kPanel, in_features,
-               static_cast<const char*>(src) + (row - row_offset) * src_stride * bytes_of(src_dtype), src_dtype);
+    constexpr int64_t kStep = 32;  // 32 x 32 elements at a time: what is read and what is written stay in L1
+    for (int64_t i = 0; i < in_features; i += kStep)
+      for (int64_t row = begin; row < end; ++row)
+        pack_row(static_cast<char*>(packed) + panel * bytes, dtype, row - panel * kPanel, i,
+                 i + kStep < in_features ? i + kStep : in_features,
+                 static_cast<const char*>(src) + (row - row_offset) * src_stride * bytes_of(src_dtype), src_dtype);
+  });
+  return QR_OK;
+}
+
+int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out_features, int64_t in_features,
+                       const int64_t* ids, int64_t rows) {
+  if (!is_dtype(dtype) || out_features <= 0 || in_features <= 0 || rows < 0) return QR_EINVAL;
+  for (int64_t row = 0; row < rows; ++row)
+    if (ids[row] < 0 || ids[row] >= out_features) return QR_EINVAL;
+  const int64_t bytes = panel_bytes(dtype, in_features);
+  parallel_for(rows, [&](int64_t row) {
+    unpack_row(static_cast<char*>(out) + row * in_features * bytes_of(dtype),
+               static_cast<const char*>(packed) + ids[row] / kPanel * bytes, dtype, ids[row] % kPanel, in_features);
   });
   return QR_OK;
 }

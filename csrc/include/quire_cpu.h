@@ -112,6 +112,10 @@ QR_API int32_t qr_paged_attention(void* out, const void* query, int32_t dtype, c
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
                               const int64_t* pairs, int64_t num_pairs);
 
+/* out[rows, in_features] = rows `ids` of a packed weight, in its dtype: the embedding of a tied head. */
+QR_API int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out_features, int64_t in_features,
+                              const int64_t* ids, int64_t rows);
+
 /* out[rows] = table[ids]; rows of row_bytes. */
 QR_API int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t table_rows, const int64_t* ids,
                             int64_t rows);

@@ -67,9 +67,9 @@ struct AmxMath {
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t s = 0; s < steps; ++s) {
-          // the values of this page are read after all keys; the next page's keys at once
+          // Few rows wait for memory: the values of this page are read after all keys; the next page's keys at once.
           const int64_t ahead = slot * head * 2 + s * 2 * tile_bytes;
-          for (int64_t byte = 0; byte < (two ? 2 : 1) * tile_bytes; byte += 64) {
+          for (int64_t byte = 0; w.rows <= 16 && byte < (two ? 2 : 1) * tile_bytes; byte += 64) {
             _mm_prefetch(values + ahead + byte, _MM_HINT_T1);
             prefetch(later + ahead + byte);
           }
