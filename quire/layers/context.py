@@ -45,25 +45,15 @@ class LayerContext:
         shape: tuple[int, ...],
         *,
         dtype: torch.dtype | None = None,
-        scale: float = 1.0,
         offset: float = 0.0,
-        copy: bool = True,
     ) -> Tensor:
-        """One whole parameter in `dtype` (default: the model's), times `scale`, plus `offset`.
-
-        Without `copy`, a value that needs no change stays a view of the file: only the rows in use take memory.
-        """
+        """A copy of one whole parameter in `dtype` (default: the model's), plus `offset`."""
         source = f"{self.name}.{name}"
         stored = self.weights.read(source, shape, WHOLE)
         if stored.is_meta:
             return stored
-        if not copy and stored.dtype == (dtype or self.dtype) and scale == 1.0 and not offset:
-            return stored
         value = stored.to(dtype or self.dtype, copy=True)
         self.weights.release([source])
-        if scale != 1.0:
-            # Rounded to the dtype first, as the models that scale their embeddings were trained.
-            value.mul_(torch.tensor(scale, dtype=value.dtype))
         return value.add_(offset) if offset else value
 
     def linear_weight(self, in_features: int, out_features: tuple[int, ...], shard: ShardSpec) -> LinearWeight:

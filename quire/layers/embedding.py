@@ -8,30 +8,46 @@ from torch import Tensor
 from quire.layers.context import LayerContext
 from quire.layers.weights import WHOLE
 from quire.ops import functional
+from quire.ops.functional import LinearWeight
 
 
 class Embedding:
-    """Rows of a table, multiplied by `scale` once, at load.
-
-    A tied table is needed twice, as rows and in the head's layout; its rows then stay in the file, which the system has
-    in its cache anyway, because the head was just read from it.
-    """
+    """Rows of a table, times `scale`. A tied table is kept once, in the head's layout."""
 
     def __init__(
         self, ctx: LayerContext, num_rows: int, hidden_size: int, *, scale: float = 1.0, tied: bool = False
     ) -> None:
-        self.table = ctx.tensor("weight", (num_rows, hidden_size), scale=scale, copy=not tied)
+        self.table: Tensor | LinearWeight = (
+            ctx.linear_weight(hidden_size, (num_rows,), WHOLE)
+            if tied
+            else ctx.tensor("weight", (num_rows, hidden_size))
+        )
+        # Rounded to the dtype first, as the models that scale their embeddings were trained.
+        self.scale = None if scale == 1.0 else torch.tensor(scale, dtype=ctx.dtype)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Shapes: ids [T] int64 -> [T, E]."""
-        return functional.embedding(ids, self.table)
+        rows = functional.embedding(ids, self.table)
+        return rows if self.scale is None else rows.mul_(self.scale)
 
 
 class LMHead:
-    """Logits in float32, optionally capped. A tied head is built with the context of the embedding it shares."""
+    """Logits in float32, optionally capped; with the weight of the embedding it is tied to, or its own."""
 
-    def __init__(self, ctx: LayerContext, vocab_size: int, hidden_size: int, *, soft_cap: float | None = None) -> None:
-        self.weight = ctx.linear_weight(hidden_size, (vocab_size,), WHOLE)
+    def __init__(
+        self,
+        ctx: LayerContext,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        tied_to: Embedding | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        if tied_to is None:
+            self.weight = ctx.linear_weight(hidden_size, (vocab_size,), WHOLE)
+        else:
+            assert isinstance(tied_to.table, LinearWeight)
+            self.weight = tied_to.table
         self.soft_cap = soft_cap
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -47,9 +47,8 @@ class DecoderForCausalLM:
 
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
         spec, model = self.spec(arch), ctx.child("model")
-        embed = model.child("embed_tokens")
         self.embed_tokens = Embedding(
-            embed,
+            model.child("embed_tokens"),
             arch.vocab_size,
             arch.hidden_size,
             scale=spec.embedding_scale,
@@ -59,8 +58,13 @@ class DecoderForCausalLM:
             self.layer_class(arch, spec, model.child("layers").child(index), index) for index in range(arch.num_layers)
         ]
         self.norm = RMSNorm(model.child("norm"), arch.hidden_size, arch.norm_eps, offset=spec.norm_offset)
-        head = embed if arch.tie_word_embeddings else ctx.child("lm_head")
-        self.lm_head = LMHead(head, arch.vocab_size, arch.hidden_size, soft_cap=arch.final_soft_cap)
+        self.lm_head = LMHead(
+            ctx.child("lm_head"),
+            arch.vocab_size,
+            arch.hidden_size,
+            tied_to=self.embed_tokens if arch.tie_word_embeddings else None,
+            soft_cap=arch.final_soft_cap,
+        )
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""

@@ -106,8 +106,8 @@ def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *,
     return cast("Tensor", op("gated_linear")(x, weight, bias, activation=activation))
 
 
-def embedding(token_ids: Tensor, table: Tensor) -> Tensor:
-    """Rows of a table. Shapes: token_ids [T] int64, table [V, E] -> [T, E]."""
+def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
+    """Rows of a table, or of the packed weight of a tied head. Shapes: token_ids [T] int64, table [V, E] -> [T, E]."""
     return cast("Tensor", op("embedding")(token_ids, table))
 
 

@@ -116,10 +116,12 @@ def test_layer_norm_without_parameters_reads_nothing() -> None:
     assert_close(norm(x), torch.nn.functional.layer_norm(x, (8,)))
 
 
-def test_embedding_scale_is_folded_and_leaves_the_tied_head_alone() -> None:
+def test_a_tied_embedding_is_kept_once_and_its_scale_leaves_the_head_alone() -> None:
     tensors = {"embed.weight": rand(10, 8)}
-    ctx = context(tensors).child("embed")
-    embedding, head, x = Embedding(ctx, 10, 8, scale=2.0), LMHead(ctx, 10, 8), rand(3, 8, seed=1)
+    ctx, x = context(tensors), rand(3, 8, seed=1)
+    embedding = Embedding(ctx.child("embed"), 10, 8, scale=2.0, tied=True)
+    head = LMHead(ctx.child("head"), 10, 8, tied_to=embedding)
+    assert head.weight is embedding.table
     assert torch.equal(embedding(torch.tensor([3])), tensors["embed.weight"][3:4] * 2)
     assert_close(head(x), x @ tensors["embed.weight"].T)
 

@@ -162,3 +162,12 @@ def test_embedding_gives_rows_of_the_table(implementation: str, dtype: torch.dty
     table = rand(50, 24, dtype=dtype)
     ids = torch.tensor([0, 49, 7, 7])
     assert torch.equal(run(implementation, "embedding", ids, table), table[ids])
+
+
+@pytest.mark.parametrize("implementation", implementations_of("embedding"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [7, 64, 90])
+def test_embedding_gives_rows_of_a_packed_weight(implementation: str, dtype: torch.dtype, width: int) -> None:
+    weight, ids = rand(77, width, dtype=dtype), torch.tensor([5, 0, 76, 33, 5, 31, 32])
+    packed = ops(implementation)["pack_linear"]([weight[:40], weight[40:]], dtype=dtype)
+    assert torch.equal(run(implementation, "embedding", ids, packed), weight[ids])

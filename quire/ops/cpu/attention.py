@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.attention.context import AttentionMetadata
 from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
+from quire.ops.functional import AttentionMetadata
 
 lib = load()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load, pointers
 from quire.ops.cpu.memory import zeros
+from quire.ops.functional import LinearWeight
 
 lib = load()
 SLACK = 128
@@ -48,9 +49,24 @@ def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -
     )
 
 
-def embedding(token_ids: Tensor, table: Tensor) -> Tensor:
+def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     """See `functional.embedding`."""
     rows = token_ids.shape[0]
+    if isinstance(table, LinearWeight):
+        packed = table.tensors["packed"]
+        out = torch.empty((rows, table.in_features), dtype=packed.dtype)
+        check(
+            lib.qr_packed_rows(
+                out.data_ptr(),
+                packed.data_ptr(),
+                DTYPES[packed.dtype],
+                table.out_features,
+                table.in_features,
+                token_ids.data_ptr(),
+                rows,
+            )
+        )
+        return out
     out = torch.empty((rows, table.shape[1]), dtype=table.dtype)
     check(
         lib.qr_embedding(

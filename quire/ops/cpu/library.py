@@ -37,6 +37,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_read_bandwidth": (I32, PTR, I64, ctypes.POINTER(c_uint64)),
     "qr_packed_bytes": (I64, I32, I64, I64),
     "qr_pack_linear": (I32, PTR, I32, I64, I64, PTR, I32, I64, I64, I64),
+    "qr_packed_rows": (I32, PTR, PTR, I32, I64, I64, PTR, I64),
     "qr_linear": (I32, PTR, I32, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32, PTR),
     "qr_gated_linear": (I32, PTR, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32),
     "qr_rms_norm": (I32, PTR, PTR, I32, PTR, PTR, I64, I64, F32),

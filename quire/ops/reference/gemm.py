@@ -73,9 +73,10 @@ def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *,
     return ACTIVATIONS[activation](gate).mul_(up)[: x.shape[0]].to(x.dtype)
 
 
-def embedding(token_ids: Tensor, table: Tensor) -> Tensor:
+def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     """See `functional.embedding`."""
-    return table.index_select(0, token_ids)
+    rows = table.tensors["weight"] if isinstance(table, LinearWeight) else table
+    return rows.index_select(0, token_ids)
 
 
 def _product(x: Tensor, weight: LinearWeight) -> Tensor:
