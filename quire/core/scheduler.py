@@ -95,7 +95,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutputs:
         """Decide one step."""
         plan = SchedulerOutputs()
-        self._scheduled = {}
+        if self._scheduled:
+            self._start_over()
         budget = StepBudget(
             self.max_num_batched_tokens,
             sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in self.running),
@@ -105,9 +106,15 @@ class Scheduler:
         if self.num_preemptions == num_preemptions:
             self._schedule_waiting(plan, budget)
         plan.num_batched_tokens = self.max_num_batched_tokens - budget.num_tokens
-        plan.removed_seq_ids, self._removed = self._removed, []
+        plan.removed_seq_ids = list(self._removed)  # until `update` shows that they have arrived
         plan.preempted_seq_ids, self._preempted = self._preempted, []
         return plan
+
+    def _start_over(self) -> None:
+        """The last step was interrupted before `update`: what the worker did of it is unknown, so all is recomputed."""
+        self._scheduled = {}
+        while self.running:
+            self._preempt(self.running[-1], StepBudget(0, 0))
 
     def _schedule_running(self, plan: SchedulerOutputs, budget: StepBudget) -> None:
         index = 0
@@ -208,6 +215,7 @@ class Scheduler:
         """Take in the result of a step: append tokens, index full blocks, fork, stop, free. Gives what is new."""
         outputs: list[EngineCoreOutput] = []
         now = self.clock()
+        del self._removed[: len(plan.removed_seq_ids)]
         for seq_id, num_tokens, drawn in zip(plan.seq_ids, plan.num_scheduled_tokens, result.token_ids, strict=True):
             seq = self._scheduled.pop(seq_id)
             if seq.status is not SequenceStatus.RUNNING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from quire import SamplingParams
 from quire.config.args import EngineArgs
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidParameter, QuireError
+from quire.executor.base import Executor
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RequestOutputKind
 from tests.checkpoints import VOCAB_SIZE
@@ -236,6 +239,51 @@ def test_the_worker_forgets_aborted_sequences_before_it_learns_new_ones(engine: 
         engine.abort_request([f"{round}/{index}" for index in range(6)])
     engine.add_request("last", [1], LONG)
     assert drain(engine)["last"][-1].outputs[0].finish_reason == "length"
+    assert_idle(engine)
+
+
+class Interrupted:
+    """Ctrl-C in some steps: before the worker hears of the step, or when it is done and nobody has seen the result."""
+
+    def __init__(self, inner: Executor, rng: random.Random) -> None:
+        self.inner = inner
+        self.rng = rng
+        self.num_interrupts = 0
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        when = self.rng.choice(["before", "after", "never", "never"])
+        self.num_interrupts += when != "never"
+        if when == "before":
+            raise KeyboardInterrupt
+        result = self.inner.execute(plan)
+        if when == "after":
+            raise KeyboardInterrupt
+        return result
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_interrupted_step_costs_time_but_changes_no_token(engine: LLMEngine, seed: int) -> None:
+    rng = random.Random(50 + seed)
+    requests = [random_request(rng) for _ in range(12)]
+    core, results = engine.parts.core, []
+    for disturbed in (False, True):
+        inner = core.executor
+        if disturbed:
+            core.executor = interrupted = Interrupted(inner, rng)
+        done: dict[str, RequestOutput] = {}
+        for index, (prompt, fields) in enumerate(requests):
+            engine.add_request(str(index), prompt, SamplingParams(**fields))
+        while engine.has_unfinished_requests():
+            with contextlib.suppress(KeyboardInterrupt):
+                done |= {output.request_id: output for output in engine.step()}
+            core.scheduler.check()
+        core.executor = inner
+        results.append([(done[str(i)].outputs, done[str(i)].prompt_logprobs) for i in range(len(requests))])
+    assert interrupted.num_interrupts > 10
+    assert results[0] == results[1]
     assert_idle(engine)
 
 
