@@ -14,14 +14,15 @@ def read_json_object(file: Path, remedy: str, error: type[ConfigError] = ConfigE
 
     Raises: `error` naming the file, what is wrong with it and the remedy.
     """
-    if file.exists() and not file.is_file():  # a pipe would be waited for, a device might never end
-        raise error(f"{file} is no regular file. {remedy}")
     try:
+        if file.exists() and not file.is_file():  # a pipe would be waited for, a device might never end
+            raise error(f"{file} is no regular file. {remedy}")
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as problem:
-        raise error(f"{file} cannot be read: {problem}. {remedy}") from None
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise error(f"{file} cannot be read: {reason}. {remedy}") from None
     if not isinstance(value, dict):
         raise error(f"{file} must hold a JSON object, not {type(value).__name__}. {remedy}")
     return value

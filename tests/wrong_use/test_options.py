@@ -27,6 +27,8 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     # known elsewhere
     "tensor_parallel_size": ({"tensor_parallel_size": 2}, ["tensor_parallel_size=2", "not supported yet", "only 1"]),
     "quantization": ({"quantization": "awq"}, ["quantization='awq'", "not supported yet", "Leave it out"]),
+    "quantization an array": ({"quantization": np.array([1, 2])}, ["quantization=array", "not supported yet"]),
+    "parallel True": ({"tensor_parallel_size": True}, ["tensor_parallel_size=True", "only 1"]),
     "trust_remote_code": ({"trust_remote_code": True}, ["trust_remote_code=True", "only False"]),
     "speculative_config": ({"speculative_config": {"method": "ngram"}}, ["speculative_config", "not supported yet"]),
     "enable_lora": ({"enable_lora": True}, ["enable_lora=True", "not supported yet"]),
@@ -116,6 +118,7 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "hf_overrides beyond words": ({"hf_overrides": {"vocab_size": 10**300}}, ["vocab_size", "at most"]),
     # defaults of sampling
     "generation_config no directory": ({"generation_config": "/no/dir"}, ["generation_config='/no/dir'", "auto, vllm"]),
+    "generation_config no name": ({"generation_config": "a" * 300}, ["cannot be read", "File name too long"]),
     "override unknown": (
         {"override_generation_config": {"temprature": 1}},
         ["override_generation_config", "temprature", "no effect"],
