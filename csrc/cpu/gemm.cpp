@@ -128,6 +128,8 @@ const Gemm* choose(int32_t weight_dtype, int32_t x_dtype) {
 
 // A piece streams about this much weight: 10-20 us, long against handing it out and short against a time slice.
 constexpr int64_t kPieceBytes = 256 * 1024;
+// A piece shorter than this (2 us) costs more to hand out than to compute.
+constexpr int64_t kLeastPieceBytes = 32 * 1024;
 // A piece of a large product: 256 rows of x stay in L2 while 16 panels pass, and so do their sums (512 KiB).
 constexpr int64_t kPieceRows = 256;
 constexpr int64_t kPiecePanels = 16;
@@ -152,7 +154,8 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   int64_t group = args.rows <= 32 ? kPieceBytes / weight : kPiecePanels / (args.up_panels != 0 ? 2 : 1);
   const int64_t fair = panels * row_blocks / (4 * num_threads());  // at least four pieces for each thread
   if (group > fair) group = fair;
-  if (group < 1) group = 1;
+  const int64_t least = args.rows <= 32 ? divide_up(kLeastPieceBytes, weight) : 1;
+  if (group < least) group = least;
   const int64_t groups = divide_up(panels, group);
   parallel_for(groups * row_blocks, [&](int64_t index) {
     const int64_t row_begin = index % row_blocks * kPieceRows;

@@ -1,0 +1,146 @@
+#include <cmath>
+#include <cstdlib>
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "check.h"
+#include "quire_cpu.h"
+
+namespace {
+
+struct Shape {
+  int64_t heads, kv_heads, head_size, block_size;
+};
+
+// One layer's cache with sequences written through the kernel, blocks in reverse order, NaN where nothing was written.
+struct Layer {
+  Shape shape;
+  int32_t dtype;
+  int64_t page, num_blocks, width;
+  std::vector<int64_t> lengths;
+  std::vector<std::vector<float>> qkv;  // [length, (heads + 2 kv_heads) head_size], as rounded to dtype
+  std::vector<int32_t> tables;
+  char* cache;
+
+  Layer(Shape shape, int32_t dtype, const std::vector<int64_t>& lengths) : shape(shape), dtype(dtype), lengths(lengths) {
+    page = qr_cache_page(dtype, shape.block_size, shape.head_size);
+    width = 0;
+    for (int64_t length : lengths) width = std::max(width, (length + shape.block_size - 1) / shape.block_size);
+    num_blocks = width * int64_t(lengths.size()) + 1;
+    const int64_t bytes = 2 * num_blocks * shape.kv_heads * page * (dtype == QR_FLOAT32 ? 4 : 2);
+    cache = aligned_zeros(bytes + 128);
+    std::memset(cache, 0xff, size_t(bytes));
+    for (size_t r = 0; r < lengths.size(); ++r) {
+      for (int64_t i = 0; i < width; ++i) tables.push_back(int32_t(num_blocks - 1 - int64_t(r) * width - i));
+      qkv.push_back(decode(encode(random_floats(lengths[r] * columns()), dtype), dtype));
+    }
+  }
+  ~Layer() { std::free(cache); }
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  int64_t columns() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_size; }
+
+  struct Work {
+    size_t sequence;
+    int64_t begin, end;
+  };
+
+  // Write and attend to these tokens in one step; [tokens, heads * head_size] as floats.
+  std::vector<float> attend(const std::vector<Work>& work, float soft_cap, int64_t window) {
+    std::vector<float> values;
+    std::vector<int64_t> positions, slots;
+    std::vector<int32_t> starts{0}, seq_lens, step_tables;
+    for (const Work& w : work) {
+      const std::vector<float>& own = qkv[w.sequence];
+      values.insert(values.end(), own.begin() + w.begin * columns(), own.begin() + w.end * columns());
+      const int32_t* table = tables.data() + int64_t(w.sequence) * width;
+      for (int64_t p = w.begin; p < w.end; ++p) {
+        positions.push_back(p);
+        slots.push_back(table[p / shape.block_size] * shape.block_size + p % shape.block_size);
+      }
+      starts.push_back(int32_t(positions.size()));
+      seq_lens.push_back(int32_t(w.end));
+      step_tables.insert(step_tables.end(), table, table + width);
+    }
+    std::vector<char> data = encode(values, dtype);
+    const auto tokens = int64_t(positions.size());
+    std::vector<char> query(size_t(tokens * shape.heads * shape.head_size) * (dtype == QR_FLOAT32 ? 4 : 2));
+    std::vector<char> out(query.size());
+    CHECK(qr_rope_and_cache(query.data(), data.data(), dtype, positions.data(), nullptr, nullptr, nullptr, cache, dtype,
+                            num_blocks, shape.block_size, page, slots.data(), tokens, shape.heads, shape.kv_heads,
+                            shape.head_size, 0, 0, 1e-6f) == QR_OK);
+    CHECK(qr_paged_attention(out.data(), query.data(), dtype, cache, dtype, num_blocks, shape.block_size, page,
+                             starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
+                             shape.heads, shape.kv_heads, shape.head_size, 0.2f, soft_cap, window) == QR_OK);
+    return decode(out, dtype);
+  }
+
+  double naive(size_t sequence, int64_t position, int64_t head, int64_t d, float soft_cap, int64_t window) const {
+    const int64_t n = shape.head_size, kv = head / (shape.heads / shape.kv_heads);
+    const float* all = qkv[sequence].data();
+    const float* query = all + position * columns() + head * n;
+    double total = 0, sum = 0;
+    for (int64_t p = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; p <= position; ++p) {
+      const float* key = all + p * columns() + (shape.heads + kv) * n;
+      double score = 0;
+      for (int64_t i = 0; i < n; ++i) score += double(query[i]) * key[i];
+      score *= 0.2;
+      if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
+      const double weight = std::exp(score);
+      total += weight;
+      sum += weight * key[shape.kv_heads * n + d];
+    }
+    return sum / total;
+  }
+};
+
+const Shape kShapes[] = {{4, 2, 64, 32}, {2, 2, 128, 16}, {6, 1, 24, 8}, {2, 1, 80, 48}, {40, 1, 16, 5}};
+
+}  // namespace
+
+TEST(attention_matches_naive_loops) {
+  for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
+    for (const Shape& shape : kShapes)
+      for (auto [soft_cap, window] : {std::pair<float, int64_t>{0.0f, 0}, {3.0f, 0}, {0.0f, 19}}) {
+        Layer layer(shape, dtype, {1, 45, 300});
+        std::vector<float> out = layer.attend({{0, 0, 1}, {1, 0, 45}, {2, 0, 300}}, soft_cap, window);
+        const int64_t width = shape.heads * shape.head_size;
+        for (auto [sequence, position, row] :
+             {std::tuple<size_t, int64_t, int64_t>{0, 0, 0}, {1, 0, 1}, {1, 44, 45}, {2, 17, 63}, {2, 299, 345}})
+          for (int64_t column = 0; column < width; column += 7) {
+            const double want = layer.naive(sequence, position, column / shape.head_size, column % shape.head_size,
+                                            soft_cap, window);
+            const float got = out[size_t(row * width + column)];
+            CHECK(std::fabs(got - want) <= (dtype == QR_FLOAT32 ? 1e-5 : dtype == QR_BFLOAT16 ? 0.02 : 0.002),
+                  "dtype %d head size %ld block %ld cap %g window %ld: [%ld, %ld] %g, not %g", dtype,
+                  long(shape.head_size), long(shape.block_size), double(soft_cap), long(window), long(row),
+                  long(column), double(got), want);
+          }
+      }
+}
+
+TEST(a_token_has_the_same_bits_in_prefill_chunks_and_decode) {
+  for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
+    for (const Shape& shape : kShapes)
+      for (int64_t window : {0, 70}) {
+        const int64_t length = 530, width = shape.heads * shape.head_size;
+        Layer layer(shape, dtype, {length, 100});
+        const std::vector<float> whole = layer.attend({{0, 0, length}}, 0.0f, window);
+        for (int32_t threads : {1, 3}) {
+          qr_init(qr_isa_in_use(), threads);
+          for (int64_t chunk : {1, 3, 16, 100, 257})
+            for (int64_t begin = 0; begin < length; begin += chunk) {
+              if (chunk == 1 && begin % 37 != 0) continue;
+              const int64_t end = std::min(length, begin + chunk);
+              const std::vector<float> part = layer.attend({{1, 0, 100}, {0, begin, end}}, 0.0f, window);
+              CHECK(std::memcmp(part.data() + 100 * width, whole.data() + begin * width,
+                                size_t((end - begin) * width) * 4) == 0,
+                    "dtype %d head size %ld block %ld window %ld threads %d tokens %ld to %ld", dtype,
+                    long(shape.head_size), long(shape.block_size), long(window), threads, long(begin), long(end));
+            }
+        }
+        qr_init(qr_isa_in_use(), 2);
+      }
+}
