@@ -25,9 +25,10 @@ class Worker:
         Raises: CheckpointError and other ConfigErrors.
         """
         model_config, cache_config = config.model_config, config.cache_config
+        self.ops = config.device_config.ops
         with ledger.stage("ops"):
-            table.use(config.device_config.ops)
-            if config.device_config.ops == "cpu":
+            table.use(self.ops)
+            if self.ops == "cpu":
                 set_num_threads(config.device_config.num_threads)
         with ledger.stage("weights"):
             self.model = load_model(
@@ -52,7 +53,13 @@ class Worker:
         )
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
-        """Run one step, torch's own threads set to one: a sum that they split would change with their number."""
+        """Run one step, torch's own threads set to one: a sum that they split would change with their number.
+
+        Another engine of this process may have put other ops into the table since the last step. (Two that step at the
+        same time, in threads, must have the same ops.)
+        """
+        if table.in_use() != self.ops:
+            table.use(self.ops)
         num_threads = torch.get_num_threads()
         if num_threads != 1:
             torch.set_num_threads(1)
