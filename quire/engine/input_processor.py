@@ -42,6 +42,10 @@ class InputProcessor:
         self.config = config
         self.tokenizer = tokenizer
         self.clock = clock
+        known = config.model_config.eos_token_ids
+        first = [] if tokenizer is None else [token_id for token_id in known if token_id == tokenizer.eos_token_id]
+        self._eos_token_ids = tuple(dict.fromkeys([*first, *known]))
+        """The tokenizer's own comes first: it ends an output without a stop reason, as in vLLM."""
         self._ordinals = itertools.count()
 
     @property
@@ -67,7 +71,7 @@ class InputProcessor:
             sampling_params=params,
             seed=params.seed if params.seed is not None else self._draw_seed(),
             max_tokens=max_tokens,
-            eos_token_ids=self.config.model_config.eos_token_ids,
+            eos_token_ids=self._eos_token_ids,
             bad_words_token_ids=self._bad_words(params),
             cache_salt=salt,
             arrived_at=self.clock(),

@@ -102,9 +102,17 @@ def _read_config(path: Path) -> dict[str, object]:
 
 
 def _check_tokenizer(config: QuireConfig, tokenizer: Tokenizer | None) -> None:
-    """Ids the tokenizer can produce must have a row in the embedding, or the first use of one would fail."""
+    """Ids the tokenizer can produce must have a row in the embedding, or the first use of one would fail.
+
+    Padding and other tokens that were added without growing the model are common: a prompt that uses one is refused.
+    """
     vocab_size = config.model_config.arch.vocab_size
-    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+    if tokenizer is None or tokenizer.vocab_size <= vocab_size:
+        return
+    beyond = sorted(text for token_id, text in tokenizer.added_tokens.items() if token_id >= vocab_size)
+    if tokenizer.vocab_size - len(beyond) <= vocab_size:
+        log.warning("no embedding for %s; prompts that hold them are refused", ", ".join(map(repr, beyond)))
+    else:
         raise ConfigError(
             f"the tokenizer in {config.model_config.tokenizer_path} has ids up to {tokenizer.vocab_size - 1}, but the "
             f"model's vocabulary has {vocab_size} entries; it belongs to another model. "

@@ -92,10 +92,10 @@ def renamed(name: str, other: str) -> Damage:
 
 
 def tokenizer_with_many_ids(directory: Path) -> None:
-    added = {"content": "<|one too many|>", "special": True}
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({"added_tokens_decoder": {str(i): {**added, "content": f"<|{i}|>"} for i in range(270, 340)}})
-    )
+    file = directory / TOKENIZER
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"] |= {f"word {i}": i for i in range(270, 340)}
+    file.write_text(json.dumps(tokenizer))
 
 
 CASES: dict[str, Case] = {

@@ -1,0 +1,45 @@
+"""What is decided between tokenizer and model when an engine starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import InvalidParameter
+from tests.checkpoints import VOCAB_SIZE
+from tests.conftest import Checkpoint
+
+
+def copied(checkpoint: Checkpoint, directory: Path) -> Path:
+    return Path(shutil.copytree(checkpoint("llama"), directory / "model"))
+
+
+def test_a_padding_token_without_an_embedding_is_refused_only_in_prompts(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    directory = copied(checkpoint, tmp_path)
+    file = directory / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token": "[PAD]"}))
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": VOCAB_SIZE, "content": "[PAD]"})
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with LLM(str(directory)) as llm:
+        params = SamplingParams(max_tokens=2)
+        assert llm.generate("a", params)[0].finished
+        with pytest.raises(InvalidParameter, match=f"holds {VOCAB_SIZE}"):
+            llm.generate("a[PAD]b", params)
+
+
+def test_the_tokenizers_own_end_of_sequence_has_no_stop_reason(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory = copied(checkpoint, tmp_path)
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [258, 256]}))
+    with LLM(str(directory)) as llm:
+        for token_id, stop_reason in ((256, None), (258, 258)):
+            params = SamplingParams(max_tokens=5, logit_bias={token_id: 100}, temperature=0)
+            completion = llm.generate("a", params)[0].outputs[0]
+            assert (completion.finish_reason, completion.stop_reason) == ("stop", stop_reason)
