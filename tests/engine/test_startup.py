@@ -25,6 +25,8 @@ def test_a_padding_token_without_an_embedding_is_refused_only_in_prompts(
     file = directory / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token": "[PAD]"}))
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab |= {f"word {i}": i for i in range(len(vocab), VOCAB_SIZE)}  # the next id is the first without a row
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": VOCAB_SIZE, "content": "[PAD]"})
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     with LLM(str(directory)) as llm:
