@@ -1,6 +1,6 @@
 """What the control plane costs a step: scheduler, block manager and update over an executor that does nothing.
 
-    python benchmarks/control_plane.py [--num-seqs 256] [--steps 300]
+python benchmarks/control_plane.py [--num-seqs 256] [--steps 300]
 """
 
 from __future__ import annotations
