@@ -114,16 +114,76 @@ void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int
   }
 }
 
-const Gemm* choose(int32_t weight_dtype, int32_t x_dtype) {
-  const Kernels* table = kernels();
-  switch (weight_dtype) {
-    case QR_FLOAT32:
-      return &table->gemm_fp32;
-    case QR_FLOAT16:
-      return &table->gemm_fp16;
-    default:
-      return x_dtype == QR_BFLOAT16 ? &table->gemm_bf16 : &table->gemm_bf16_float;
+// ---- quantised weights ----
+
+int64_t quantized_panel_bytes(int32_t format, int64_t k) {
+  return round_up(k, kDepth) * kPanel / (format == QR_INT8 ? 1 : 2);
+}
+
+bool is_format(int32_t format, int64_t group) {
+  return format == QR_INT8 || (format == QR_INT4 && group > 0 && group % kDepth == 0);
+}
+
+// One row into its column of a panel; the layouts are those of kernels/gemm_quantized.h.
+void pack_quantized_row(uint8_t* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
+  const int64_t half = column / 16, c = column % 16;
+  for (int64_t i = 0; i < k; ++i) {
+    const int64_t step = i / 32, in_step = i % 32;
+    if (format == QR_INT8) {
+      const int value = row[i];
+      const int64_t lane = c / 4 * 16 + in_step % 4 / 2 * 8 + c % 4 * 2 + in_step % 2;
+      panel[step * 1024 + half * 512 + in_step / 4 * 64 + lane] = uint8_t(value < 0 ? 128 - value : value);
+    } else {
+      const int64_t at = step * 512 + half * 256 + in_step / 8 * 64 + c * 4 + in_step % 8 / 2;
+      panel[at] = uint8_t(panel[at] | (row[i] & 15) << (in_step % 2 * 4));
+    }
   }
+}
+
+// Call body(panel, begin, end) for each panel and the rows of a part that fall on it.
+template <class Body>
+void for_each_panel(int64_t row_offset, int64_t num_rows, const Body& body) {
+  const int64_t first = row_offset / kPanel, last = divide_up(row_offset + num_rows, kPanel);
+  parallel_for(last - first, [&](int64_t index) {
+    const int64_t panel = first + index;
+    int64_t begin = panel * kPanel, end = begin + kPanel;
+    if (begin < row_offset) begin = row_offset;
+    if (end > row_offset + num_rows) end = row_offset + num_rows;
+    body(panel, begin, end);
+  });
+}
+
+// ---- products ----
+
+struct Weight {
+  const Gemm* gemm;
+  GemmArgs args;  // what is known of the weight
+};
+
+Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
+  const Kernels* table = kernels();
+  Weight weight{};
+  weight.gemm = dtype == QR_FLOAT32          ? &table->gemm_fp32
+                : dtype == QR_FLOAT16        ? &table->gemm_fp16
+                : x_dtype == QR_BFLOAT16     ? &table->gemm_bf16
+                                             : &table->gemm_bf16_float;
+  weight.args.packed = packed;
+  weight.args.panel_bytes = panel_bytes(dtype, k);
+  return weight;
+}
+
+Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
+                        const int8_t* corrections, int32_t x_dtype, int64_t k) {
+  const Kernels* table = kernels();
+  Weight weight{};
+  weight.gemm = x_dtype == QR_BFLOAT16 ? &table->gemm_quantized : &table->gemm_quantized_float;
+  weight.args.packed = packed;
+  weight.args.panel_bytes = quantized_panel_bytes(format, k);
+  weight.args.format = format;
+  weight.args.group = group;
+  weight.args.scales = scales;
+  weight.args.corrections = corrections;
+  return weight;
 }
 
 // A piece streams about this much weight: 10-20 us, long against handing it out and short against a time slice.
@@ -135,6 +195,16 @@ constexpr int64_t kPieceRows = 256;
 constexpr int64_t kPiecePanels = 16;
 
 int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
+  // 0. Sums of x that zero points other than 8 are multiplied with.
+  if (args.corrections != nullptr) {
+    auto* sums = static_cast<float*>(scratch(3, args.rows * divide_up(args.k, args.group) * 4));
+    if (sums == nullptr) return QR_ENOMEM;
+    parallel_for(divide_up(args.rows, 32), [&](int64_t index) {
+      const int64_t begin = index * 32, end = begin + 32 < args.rows ? begin + 32 : args.rows;
+      kernels()->group_sums(sums, args.x, x_dtype, args.k, args.group, begin, end);
+    });
+    args.group_sums = sums;
+  }
   // 1. Bring x into the kernel's form: on this thread when small, on the pool when large.
   const int64_t prepared_bytes = gemm.prepared_bytes(args.rows, args.k, x_dtype);
   if (prepared_bytes != 0) {
@@ -167,6 +237,39 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   return QR_OK;
 }
 
+int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
+               int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
+  GemmArgs args = weight.args;
+  args.x = x;
+  args.rows = rows;
+  args.n = n;
+  args.k = k;
+  args.bias = bias;
+  args.activation = activation;
+  args.residual = residual;
+  args.residual_dtype = x_dtype;
+  args.out = out;
+  args.out_dtype = out_dtype;
+  return run(*weight.gemm, args, x_dtype);
+}
+
+int32_t gated_linear(const Weight& weight, void* out, const void* x, int32_t x_dtype, int64_t rows, int64_t f,
+                     int64_t k, const float* bias, int32_t activation) {
+  if (f % kPanel == 0) {
+    Weight gated = weight;
+    gated.args.up_panels = f / kPanel;
+    return linear(gated, out, x_dtype, x, x_dtype, rows, f, k, bias, activation, nullptr);
+  }
+  // The up half starts inside a panel: two steps.
+  auto* both = static_cast<float*>(scratch(2, rows * 2 * f * 4));
+  if (both == nullptr) return QR_ENOMEM;
+  const int32_t status = linear(weight, both, QR_FLOAT32, x, x_dtype, rows, 2 * f, k, bias, QR_NONE, nullptr);
+  for (int64_t row = 0; status == QR_OK && row < rows; ++row)
+    kernels()->gate(static_cast<char*>(out) + row * f * bytes_of(x_dtype), x_dtype, both + row * 2 * f,
+                    both + row * 2 * f + f, f, activation);
+  return status;
+}
+
 }  // namespace
 }  // namespace qr
 
@@ -185,12 +288,7 @@ int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_
       row_offset + num_rows > out_features)
     return QR_EINVAL;
   const int64_t bytes = panel_bytes(dtype, in_features);
-  const int64_t first = row_offset / kPanel, last = divide_up(row_offset + num_rows, kPanel);
-  parallel_for(last - first, [&](int64_t index) {
-    const int64_t panel = first + index;
-    int64_t begin = panel * kPanel, end = begin + kPanel;
-    if (begin < row_offset) begin = row_offset;
-    if (end > row_offset + num_rows) end = row_offset + num_rows;
+  for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {
     constexpr int64_t kStep = 32;  // 32 x 32 elements at a time: what is read and what is written stay in L1
     for (int64_t i = 0; i < in_features; i += kStep)
       for (int64_t row = begin; row < end; ++row)
@@ -214,6 +312,25 @@ int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out
   return QR_OK;
 }
 
+int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features) {
+  if ((format != QR_INT8 && format != QR_INT4) || out_features <= 0 || in_features <= 0) return QR_EINVAL;
+  return divide_up(out_features, kPanel) * quantized_panel_bytes(format, in_features);
+}
+
+int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, int64_t in_features, const int8_t* src,
+                          int64_t num_rows, int64_t src_stride, int64_t row_offset) {
+  if ((format != QR_INT8 && format != QR_INT4) || row_offset < 0 || num_rows < 0 ||
+      row_offset + num_rows > out_features)
+    return QR_EINVAL;
+  const int64_t bytes = quantized_panel_bytes(format, in_features);
+  for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      pack_quantized_row(static_cast<uint8_t*>(packed) + panel * bytes, format, row - panel * kPanel, in_features,
+                         src + (row - row_offset) * src_stride);
+  });
+  return QR_OK;
+}
+
 int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
                   int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
                   const void* residual) {
@@ -221,9 +338,8 @@ int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, 
   if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 ||
       activation < QR_NONE || activation > QR_RELU)
     return QR_EINVAL;
-  GemmArgs args{x,    packed,     rows,     n,       k,   panel_bytes(weight_dtype, k), 0,
-                bias, activation, residual, x_dtype, out, out_dtype};
-  return run(*choose(weight_dtype, x_dtype), args, x_dtype);
+  return linear(dense_weight(packed, weight_dtype, x_dtype, k), out, out_dtype, x, x_dtype, rows, n, k, bias,
+                activation, residual);
 }
 
 int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
@@ -232,19 +348,29 @@ int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* p
   if (!is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || f <= 0 || k <= 0 || activation < QR_NONE ||
       activation > QR_RELU)
     return QR_EINVAL;
-  if (f % kPanel != 0) {  // the up half starts inside a panel: two steps
-    auto* both = static_cast<float*>(scratch(2, rows * 2 * f * 4));
-    if (both == nullptr) return QR_ENOMEM;
-    const int32_t status = qr_linear(both, QR_FLOAT32, x, x_dtype, packed, weight_dtype, rows, 2 * f, k, bias, QR_NONE,
-                                     nullptr);
-    for (int64_t row = 0; status == QR_OK && row < rows; ++row)
-      kernels()->gate(static_cast<char*>(out) + row * f * bytes_of(x_dtype), x_dtype, both + row * 2 * f,
-                      both + row * 2 * f + f, f, activation);
-    return status;
-  }
-  GemmArgs args{x,    packed,     rows,    f,       k,   panel_bytes(weight_dtype, k), f / kPanel,
-                bias, activation, nullptr, x_dtype, out, x_dtype};
-  return run(*choose(weight_dtype, x_dtype), args, x_dtype);
+  return gated_linear(dense_weight(packed, weight_dtype, x_dtype, k), out, x, x_dtype, rows, f, k, bias, activation);
+}
+
+int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
+                            int32_t format, int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
+                            int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_format(format, group) || rows < 0 || n <= 0 || k <= 0 ||
+      activation < QR_NONE || activation > QR_RELU)
+    return QR_EINVAL;
+  return linear(quantized_weight(packed, format, group, scales, corrections, x_dtype, k), out, out_dtype, x, x_dtype,
+                rows, n, k, bias, activation, residual);
+}
+
+int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t format,
+                                  int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
+                                  int64_t f, int64_t k, const float* bias, int32_t activation) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (!is_dtype(x_dtype) || !is_format(format, group) || rows < 0 || f <= 0 || k <= 0 || activation < QR_NONE ||
+      activation > QR_RELU)
+    return QR_EINVAL;
+  return gated_linear(quantized_weight(packed, format, group, scales, corrections, x_dtype, k), out, x, x_dtype, rows,
+                      f, k, bias, activation);
 }
 
 int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum) {

@@ -1,12 +1,14 @@
 // What AVX512-BF16 and VNNI add to AVX-512.
 #include "kernels/attention_bf16.h"
 #include "kernels/gemm_bf16.h"
+#include "kernels/gemm_quantized.h"
 
 namespace qr {
 
 void fill_avx512_bf16(Kernels& kernels) {
   kernels.name = "avx512_bf16";
   kernels.gemm_bf16 = bf16_gemm();
+  kernels.gemm_quantized = Gemm{bf16_rows_bytes, bf16_rows, run_quantized<Bf16Parts>};
   kernels.attend_bf16 = attend<Bf16Math>;
 }
 

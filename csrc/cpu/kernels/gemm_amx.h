@@ -201,6 +201,59 @@ void run_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pane
   }
 }
 
+// Parts of K over tiles in L1, for quantised weights.
+struct AmxParts : AmxMicro {
+  using AmxMicro::AmxMicro;
+  void part(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, const char* tiles,
+            float* sums, bool fresh) const {
+    memory_barrier();
+    const char* x = static_cast<const char*>(g.x) + ((row_begin / 16) * steps + begin) * kTileBytes;
+    if (row_end - row_begin <= 16) {
+      one(x, end - begin, tiles, sums, fresh);
+    } else {
+      for (int64_t row = row_begin; row < row_end; row += 32, x += 2 * steps * kTileBytes, sums += 32 * kPanel)
+        two(x, end - begin, tiles, sums, fresh);
+    }
+    memory_barrier();
+  }
+
+  void one(const char* x, int64_t count, const char* tiles, float* sums, bool fresh) const {
+    if (fresh) {
+      _tile_zero(0);
+      _tile_zero(1);
+    } else {
+      _tile_loadd(0, sums, kPanel * 4);
+      _tile_loadd(1, sums + 16, kPanel * 4);
+    }
+    for (int64_t s = 0; s < count; ++s) {
+      _tile_loadd(4, x + s * kTileBytes, 64);
+      _tile_loadd(6, tiles + s * 2 * kTileBytes, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, tiles + (s * 2 + 1) * kTileBytes, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, sums, kPanel * 4);
+    _tile_stored(1, sums + 16, kPanel * 4);
+  }
+
+  void two(const char* x, int64_t count, const char* tiles, float* sums, bool fresh) const {
+    if (fresh) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    } else {
+      _tile_loadd(0, sums, kPanel * 4);
+      _tile_loadd(1, sums + 16, kPanel * 4);
+      _tile_loadd(2, sums + 16 * kPanel, kPanel * 4);
+      _tile_loadd(3, sums + 16 * kPanel + 16, kPanel * 4);
+    }
+    for (int64_t s = 0; s < count; ++s)
+      step(x + s * kTileBytes, x + (steps + s) * kTileBytes, tiles + s * 2 * kTileBytes);
+    store_sums(sums);
+  }
+};
+
 Gemm amx_gemm() { return Gemm{tile_rows_bytes, tile_rows, run_amx}; }
 
 }  // namespace

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import zeros
+from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
 from quire.ops.functional import LinearWeight
 
 lib = load()
@@ -50,6 +51,8 @@ def linear(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See `functional.linear`."""
+    if weight.format != "dense":
+        return quantized_linear(x, weight, bias, activation=activation, residual=residual, out_dtype=out_dtype)
     rows, in_features = x.shape
     dtype = x.dtype
     out = torch.empty((rows, weight.out_features), dtype=out_dtype or dtype)
@@ -75,6 +78,8 @@ def linear(
 
 def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:
     """See `functional.gated_linear`."""
+    if weight.format != "dense":
+        return quantized_gated_linear(x, weight, bias, activation=activation)
     rows, in_features = x.shape
     half = weight.out_features // 2
     out = torch.empty((rows, half), dtype=x.dtype)

@@ -1,0 +1,189 @@
+"""Linear layers over int8 and int4 weights; `csrc/cpu/kernels/gemm_quantized.h`.
+
+Weights are widened to bf16 integers, exactly, on their way from memory; scales multiply the float32 sums. Activations
+keep their precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
+from quire.ops.cpu.library import check, load
+from quire.ops.cpu.memory import zeros
+from quire.ops.functional import LinearWeight
+from quire.utils.math import cdiv
+
+lib = load()
+PANEL = 32
+"""Output features that are stored together."""
+INT8, INT4 = 1, 2
+"""By `qr_format`."""
+FORMATS = {"int8": (INT8, 0), "int4_g32": (INT4, 32), "int4_g64": (INT4, 64), "int4_g128": (INT4, 128)}
+"""Name -> (`qr_format`, input features that share a scale; 0: all)."""
+ROWS_AT_A_TIME = 512
+"""Rows quantised at a time: temporaries stay small."""
+
+
+def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
+    """Concatenate weights [N_i, M] along N and quantise each output feature, or each group of it, symmetrically.
+
+    int8: scale = largest magnitude / 127. int4: the element of largest magnitude becomes -8, so that the sixteen values
+    -8 .. 7 are all used; its sign goes to the scale.
+    """
+    code, group = FORMATS[format]
+    out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    packed = zeros(lib.qr_quantized_bytes(code, out_features, in_features))
+    scales = _empty_scales(code, group, out_features, in_features)
+    offset = 0
+    for part in parts:
+        for start in range(0, part.shape[0], ROWS_AT_A_TIME):
+            rows = part[start : start + ROWS_AT_A_TIME].float()
+            values, row_scales = _int8(rows) if code == INT8 else _int4(rows, group)
+            _pack(packed, code, out_features, values, offset)
+            _place(scales, code, row_scales, offset)
+            offset += rows.shape[0]
+    return LinearWeight(
+        out_features=out_features,
+        in_features=in_features,
+        format=format,
+        tensors={"packed": packed, "scales": scales},
+    )
+
+
+def pack_int4(values: Tensor, scales: Tensor, zero_points: Tensor | None, *, group_size: int) -> LinearWeight:
+    """A weight that a checkpoint brings quantised: (values - zero_point) * scale.
+
+    Shapes: values [N, M] int8 in 0 .. 15, scales [N, M / group_size], zero_points alike, integers (None: all 8).
+    """
+    out_features, in_features = values.shape
+    packed = zeros(lib.qr_quantized_bytes(INT4, out_features, in_features))
+    _pack(packed, INT4, out_features, values, 0)
+    placed = _empty_scales(INT4, group_size, out_features, in_features)
+    _place(placed, INT4, scales, 0)
+    tensors = {"packed": packed, "scales": placed}
+    if zero_points is not None:
+        corrections = torch.zeros(placed.shape, dtype=torch.int8)
+        _place(corrections, INT4, 8 - zero_points, 0)
+        tensors["corrections"] = corrections
+    return LinearWeight(
+        out_features=out_features, in_features=in_features, format=f"int4_g{group_size}", tensors=tensors
+    )
+
+
+def quantized_linear(
+    x: Tensor,
+    weight: LinearWeight,
+    bias: Tensor | None,
+    *,
+    activation: str | None,
+    residual: Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    """`functional.linear` where weight.format is in FORMATS."""
+    rows, in_features = x.shape
+    code, group = FORMATS[weight.format]
+    out = torch.empty((rows, weight.out_features), dtype=out_dtype or x.dtype)
+    corrections = weight.tensors.get("corrections")
+    check(
+        lib.qr_linear_quantized(
+            out.data_ptr(),
+            DTYPES[out.dtype],
+            x.data_ptr(),
+            DTYPES[x.dtype],
+            weight.tensors["packed"].data_ptr(),
+            code,
+            group,
+            weight.tensors["scales"].data_ptr(),
+            None if corrections is None else corrections.data_ptr(),
+            rows,
+            weight.out_features,
+            in_features,
+            None if bias is None else bias.data_ptr(),
+            ACTIVATIONS[activation],
+            None if residual is None else residual.data_ptr(),
+        )
+    )
+    return out
+
+
+def quantized_gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None, *, activation: str) -> Tensor:
+    """`functional.gated_linear` where weight.format is in FORMATS."""
+    rows, in_features = x.shape
+    code, group = FORMATS[weight.format]
+    half = weight.out_features // 2
+    out = torch.empty((rows, half), dtype=x.dtype)
+    corrections = weight.tensors.get("corrections")
+    check(
+        lib.qr_gated_linear_quantized(
+            out.data_ptr(),
+            x.data_ptr(),
+            DTYPES[x.dtype],
+            weight.tensors["packed"].data_ptr(),
+            code,
+            group,
+            weight.tensors["scales"].data_ptr(),
+            None if corrections is None else corrections.data_ptr(),
+            rows,
+            half,
+            in_features,
+            None if bias is None else bias.data_ptr(),
+            ACTIVATIONS[activation],
+        )
+    )
+    return out
+
+
+def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Shapes: rows [N, M] -> values [N, M] int8, scales [N, 1]."""
+    scales = rows.abs().amax(dim=1, keepdim=True).div_(127).clamp_(min=1e-30)
+    return (rows / scales).round_().to(torch.int8), scales
+
+
+def _int4(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Shapes: rows [N, M] -> values [N, M] int8 in 0 .. 15, scales [N, groups] as float16 keeps them."""
+    count, in_features = rows.shape
+    groups = torch.nn.functional.pad(rows, (0, -in_features % group)).view(count, -1, group)
+    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    scales = (largest / -8).half().float()
+    inverse = torch.where(scales == 0, 0.0, 1 / scales)
+    values = (groups * inverse).round_().clamp_(-8, 7).add_(8).to(torch.int8)
+    return values.view(count, -1)[:, :in_features], scales.squeeze(2)
+
+
+def _pack(packed: Tensor, code: int, out_features: int, values: Tensor, offset: int) -> None:
+    values = values.to(torch.int8)
+    if values.stride(1) != 1:
+        values = values.contiguous()
+    check(
+        lib.qr_pack_quantized(
+            packed.data_ptr(),
+            code,
+            out_features,
+            values.shape[1],
+            values.data_ptr(),
+            values.shape[0],
+            values.stride(0),
+            offset,
+        )
+    )
+
+
+def _empty_scales(code: int, group: int, out_features: int, in_features: int) -> Tensor:
+    """[panels, 32] float32 for int8, [panels, groups, 32] float16 for int4."""
+    panels = cdiv(out_features, PANEL)
+    if code == INT8:
+        return torch.zeros(panels, PANEL)
+    return torch.zeros(panels, cdiv(in_features, group), PANEL, dtype=torch.float16)
+
+
+def _place(target: Tensor, code: int, values: Tensor, offset: int) -> None:
+    """Put values [rows, groups] of rows offset .. into their panels."""
+    rows = torch.arange(offset, offset + values.shape[0])
+    if code == INT8:
+        target.view(-1)[rows] = values.squeeze(1)
+    else:
+        target[rows // PANEL, :, rows % PANEL] = values.to(target.dtype)

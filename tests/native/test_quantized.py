@@ -1,0 +1,84 @@
+"""int8 and int4 weights against the products of what they stand for, and bit for bit in any batch."""
+
+import pytest
+import torch
+
+from quire.ops.cpu import library
+
+if not library.available():
+    pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
+
+from quire.ops.cpu.gemm import gated_linear, linear
+from quire.ops.cpu.quantized import FORMATS, pack_int4, quantize_linear
+from quire.ops.functional import LinearWeight
+from tests.ops.implementations import assert_close, rand
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def dequantized(weight: LinearWeight) -> torch.Tensor:
+    """What a weight stands for, read out of the kernel itself: products with the unit vectors. [N, M]"""
+    return linear(torch.eye(weight.in_features), weight).T.contiguous()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_quantised_weights_are_close_to_the_originals(format: str) -> None:
+    dense = rand(70, 200)
+    values = dequantized(quantize_linear([dense[:33], dense[33:]], format=format))
+    step = dense.abs().max() / (127 if format == "int8" else 8)
+    assert (values - dense).abs().max() <= step * (0.51 if format == "int8" else 1.01)
+    assert (values - dense).square().mean().sqrt() < step * 0.4
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 128), (70, 200), (33, 45)])
+@pytest.mark.parametrize("rows", [1, 5, 16, 40])
+def test_products_are_those_of_the_dequantised_weight(
+    format: str, dtype: torch.dtype, shape: tuple[int, int], rows: int
+) -> None:
+    weight = quantize_linear([rand(*shape)], format=format)
+    x, bias, residual = (
+        rand(rows, shape[1], seed=1, dtype=dtype),
+        rand(shape[0], seed=2),
+        rand(rows, shape[0], dtype=dtype),
+    )
+    expected = torch.relu(x.double() @ dequantized(weight).double().T + bias) + residual
+    assert_close(linear(x, weight, bias, activation="relu", residual=residual), expected)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("half", [64, 20])
+def test_gated_products_are_gate_times_up(format: str, half: int) -> None:
+    weight = quantize_linear([rand(half, 96), rand(half, 96, seed=1)], format=format)
+    x = rand(9, 96, seed=2)
+    gate, up = (x.double() @ dequantized(weight).double().T).chunk(2, dim=-1)
+    assert_close(gated_linear(x, weight, activation="silu"), torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_every_batch(format: str, dtype: torch.dtype) -> None:
+    weight, x = quantize_linear([rand(100, 600)], format=format), rand(300, 600, seed=1, dtype=dtype)
+    whole, threads = linear(x, weight), library.num_threads()
+    try:
+        for count in (1, 3):
+            library.set_num_threads(count)
+            for size in (1, 2, 13, 16, 17, 33, 100, 257):
+                for start in (0, 41):
+                    assert torch.equal(linear(x[start : start + size], weight), whole[start : start + size])
+    finally:
+        library.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_points_shift_the_values_of_their_group(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 16, (70, 192), generator=generator)
+    zero_points = torch.randint(0, 16, (70, 3), generator=generator)
+    scales = (rand(70, 3).abs() + 0.1).half()
+    weight = pack_int4(values, scales, zero_points, group_size=64)
+    dense = (values - zero_points.repeat_interleave(64, 1)) * scales.double().repeat_interleave(64, 1)
+    x = rand(20, 192, seed=3, dtype=dtype)
+    assert_close(linear(x, weight), x.double() @ dense.T)
+    assert torch.equal(linear(x[3:4], weight), linear(x, weight)[3:4])
