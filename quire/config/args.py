@@ -55,6 +55,9 @@ class EngineArgs:
         choices=("auto", "float32", "float", "bfloat16", "float16", "half"),
     )
     max_model_len: int | None = knob(None, "Longest context in tokens; as the model says when left out.", least=2)
+    quantization: str | None = knob(
+        None, "Round the weights to integers while they are read; no calibration.", choices=("int8", "int4")
+    )
     load_format: str = knob(
         "auto", "How weights are read; dummy makes random ones.", choices=("auto", "safetensors", "dummy")
     )
@@ -153,7 +156,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (None,),
     "pipeline_parallel_size": (1,),
     "pooler_config": (None,),
-    "quantization": (None,),
     "quantization_config": (None,),
     "runner": ("auto", "generate"),
     "scheduling_policy": ("fcfs",),
@@ -196,7 +198,7 @@ def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
         raise ConfigError(f"option {option.name} must be {names}, got {shown(value)} ({type(value).__name__})")
     choices = option.metadata["choices"]
-    if choices and value not in choices:
+    if choices and value is not None and value not in choices:
         raise ConfigError(
             f"option {option.name} must be one of {', '.join(choices)}, got {shown(value)}"
             f"{nearest(value, list(choices))}"

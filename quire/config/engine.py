@@ -151,9 +151,10 @@ class ObservabilityConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantConfig:
-    """Weight format: as in the checkpoint."""
+    """Weight format."""
 
     method: str | None = None
+    """int8 or int4, made while the weights are read; None keeps the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

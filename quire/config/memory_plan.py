@@ -38,6 +38,20 @@ class MemoryPlan:
         }
 
 
+BYTES_PER_WEIGHT = {"int8": (1.0, 1.0), "int4": (0.5 + 2 / 128, 1.0)}
+"""quantization -> bytes per parameter of layers and of the head, scales included."""
+
+
+def weight_bytes(arch: ModelArch, dtype: str, quantization: str | None) -> int:
+    """Bytes of all weights. Quantised, a tied table is held twice: rows in the model's dtype, the head in integers."""
+    if quantization is None:
+        return arch.num_parameters() * DTYPE_BYTES[dtype]
+    table = arch.vocab_size * arch.hidden_size
+    body, head = BYTES_PER_WEIGHT[quantization]
+    num_body = arch.num_parameters() - table * (1 if arch.tie_word_embeddings else 2)
+    return int(table * (DTYPE_BYTES[dtype] + head) + num_body * body)
+
+
 def workspace_bytes(arch: ModelArch, dtype: str, *, max_num_seqs: int, max_num_batched_tokens: int) -> int:
     """Activations of the widest layer for a full step, and float32 logits with one working copy."""
     widest = 2 * arch.intermediate_size + 4 * arch.hidden_size + arch.num_heads * arch.head_size * 3

@@ -17,6 +17,7 @@ from quire.config.engine import (
     LoadConfig,
     ModelConfig,
     ObservabilityConfig,
+    QuantConfig,
     QuireConfig,
     SchedulerConfig,
 )
@@ -29,6 +30,7 @@ from quire.config.memory_plan import (
     check_memory,
     gib,
     plan_kv_bytes,
+    weight_bytes,
     workspace_bytes,
 )
 from quire.errors import ConfigError, InvalidParameter, shown
@@ -109,6 +111,7 @@ def resolve(
             max_chunk_tokens=min(chunk, scheduler.max_num_batched_tokens),
         ),
         device_config=_resolve_device(args, capabilities, choices),
+        quant_config=QuantConfig(method=args.quantization),
         load_config=LoadConfig(load_format=args.load_format, show_progress=args.use_tqdm_on_load),
         observability_config=ObservabilityConfig(log_stats=not args.disable_log_stats),
         memory_plan=plan.as_dict(),
@@ -120,6 +123,11 @@ def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choi
     given = None if args.ops == "auto" else args.ops
     ops = choices.pick("ops", given, capabilities.ops, capabilities.ops_reason)
     default, reason = capabilities.num_cores, "one per usable core"
+    if args.quantization is not None and ops != "cpu":
+        raise ConfigError(
+            f"quantization={args.quantization!r} needs the native kernels, and this engine runs the {ops} ops "
+            f"({choices.made['ops'].reason}). Install a C++ compiler and quire again, or leave quantization out."
+        )
     if ops == "reference":
         default, reason = (
             1,
@@ -186,7 +194,7 @@ def _resolve_memory(
     max_model_len: int,
 ) -> tuple[CacheConfig, int, MemoryPlan]:
     """Blocks of the KV cache, and the context length if memory had to shorten it."""
-    weights = arch.num_parameters() * DTYPE_BYTES[dtype]
+    weights = weight_bytes(arch, dtype, args.quantization)
     workspace = workspace_bytes(
         arch, dtype, max_num_seqs=scheduler.max_num_seqs, max_num_batched_tokens=scheduler.max_num_batched_tokens
     )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quire.distributed.groups import ParallelContext
+from quire.layers.quantization import DENSE, WeightScheme
 from quire.layers.weights import WHOLE, ShardSpec, WeightMap, WeightReader
-from quire.ops.functional import LinearWeight, pack_linear
-
-
-def _pack(parts: Sequence[Tensor], dtype: torch.dtype) -> LinearWeight:
-    return pack_linear(parts, dtype=dtype)
+from quire.ops.functional import LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +23,8 @@ class LayerContext:
     """Of activations and of the weights that are not kept in float32."""
     max_model_len: int
     parallel: ParallelContext = ParallelContext()
-    pack: Callable[[Sequence[Tensor], torch.dtype], LinearWeight] = _pack
-    """Lays out the parts of a linear weight; a quantisation scheme puts its own here."""
+    scheme: WeightScheme = DENSE
+    """How linear weights are kept."""
     name: str = ""
     """The layer's dotted name, as in the checkpoint."""
 
@@ -56,7 +52,9 @@ class LayerContext:
         self.weights.release([source])
         return value.add_(offset) if offset else value
 
-    def linear_weight(self, in_features: int, out_features: tuple[int, ...], shard: ShardSpec) -> LinearWeight:
+    def linear_weight(
+        self, in_features: int, out_features: tuple[int, ...], shard: ShardSpec, *, is_head: bool = False
+    ) -> LinearWeight:
         """The packed weight of a linear layer; `out_features` has one entry per layer that it computes."""
         transposed = self.weight_map.is_transposed(self.name)
         names, sizes = self._parts(out_features, "weight")
@@ -69,7 +67,7 @@ class LayerContext:
                 parts.append(self.weights.read(source, (size, in_features), shard))
         if parts[0].is_meta:
             return LinearWeight(out_features=sum(out_features), in_features=in_features, format="none", tensors={})
-        packed = self.pack(parts, self.dtype)
+        packed = self.scheme.pack(parts, self.dtype, is_head=is_head)
         self.weights.release(names)
         return packed
 

@@ -12,16 +12,16 @@ from quire.ops.functional import LinearWeight
 
 
 class Embedding:
-    """Rows of a table, times `scale`. A tied table is kept once, in the head's layout."""
+    """Rows of a table, times `scale`. A tied table is kept once, in the head's layout, unless the head is quantised."""
 
     def __init__(
         self, ctx: LayerContext, num_rows: int, hidden_size: int, *, scale: float = 1.0, tied: bool = False
     ) -> None:
-        self.table: Tensor | LinearWeight = (
-            ctx.linear_weight(hidden_size, (num_rows,), WHOLE)
-            if tied
-            else ctx.tensor("weight", (num_rows, hidden_size))
-        )
+        self.table: Tensor | LinearWeight
+        if tied and ctx.scheme.head is None:
+            self.table = ctx.linear_weight(hidden_size, (num_rows,), WHOLE, is_head=True)
+        else:
+            self.table = ctx.tensor("weight", (num_rows, hidden_size))
         # Rounded to the dtype first, as the models that scale their embeddings were trained.
         self.scale = None if scale == 1.0 else torch.tensor(scale, dtype=ctx.dtype)
 
@@ -32,7 +32,7 @@ class Embedding:
 
 
 class LMHead:
-    """Logits in float32, optionally capped; with the weight of the embedding it is tied to, or its own."""
+    """Logits in float32, optionally capped. A tied head is built with the embedding and its context."""
 
     def __init__(
         self,
@@ -43,11 +43,10 @@ class LMHead:
         tied_to: Embedding | None = None,
         soft_cap: float | None = None,
     ) -> None:
-        if tied_to is None:
-            self.weight = ctx.linear_weight(hidden_size, (vocab_size,), WHOLE)
-        else:
-            assert isinstance(tied_to.table, LinearWeight)
+        if tied_to is not None and isinstance(tied_to.table, LinearWeight):
             self.weight = tied_to.table
+        else:
+            self.weight = ctx.linear_weight(hidden_size, (vocab_size,), WHOLE, is_head=True)
         self.soft_cap = soft_cap
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from quire.config.arch import ModelArch
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
+from quire.layers.quantization import SCHEMES
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
 from quire.log import get_logger
@@ -29,11 +31,13 @@ def load_model(
     max_model_len: int,
     load_format: str = "auto",
     seed: int = 0,
+    quantization: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Build the model with its weights, converted to `dtype` slice by slice. Nothing in the directory is executed.
 
-    `progress` hears (bytes read, bytes in all). load_format "dummy" makes weights up from `seed` and reads no file.
+    `progress` hears (bytes read, bytes in all). `quantization` names a scheme of `layers.quantization`. load_format
+    "dummy" makes weights up from `seed` and reads no file.
     Raises: ConfigError for an architecture or option that is not supported, CheckpointError listing what is wrong with
     the files.
     """
@@ -42,26 +46,29 @@ def load_model(
     model_class = ModelRegistry.resolve(arch.architecture, source=arch.source)
     if "auto_map" in arch.raw:
         log.warning("config.json names code of its own (auto_map); quire never runs it source=%s", arch.source)
+    context = partial(
+        LayerContext,
+        weight_map=model_class.weights,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        scheme=SCHEMES[quantization],
+    )
     if load_format == "dummy":
-        reader = DummyReader(seed=seed, dtype=dtype)
-        ctx = LayerContext(weights=reader, weight_map=model_class.weights, dtype=dtype, max_model_len=max_model_len)
-        return model_class(arch, ctx)
-    return _load_checkpoint(path, arch, model_class, dtype, max_model_len, progress)
+        return model_class(arch, context(weights=DummyReader(seed=seed, dtype=dtype)))
+    return _load_checkpoint(path, arch, model_class, context, progress)
 
 
 def _load_checkpoint(
     path: Path,
     arch: ModelArch,
     model_class: ModelClass,
-    dtype: torch.dtype,
-    max_model_len: int,
+    context: Callable[..., LayerContext],
     progress: Callable[[int, int], None] | None,
 ) -> Model:
-    weight_map, checkpoint = model_class.weights, Checkpoint(path)
-    headers = HeaderReader(checkpoint, weight_map)
-    model_class(arch, LayerContext(weights=headers, weight_map=weight_map, dtype=dtype, max_model_len=max_model_len))
+    """Build the model against the headers first, then with its weights."""
+    checkpoint = Checkpoint(path)
+    headers = HeaderReader(checkpoint, model_class.weights)
+    model_class(arch, context(weights=headers))
     headers.raise_problems()
-    reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)
-    return model_class(
-        arch, LayerContext(weights=reader, weight_map=weight_map, dtype=dtype, max_model_len=max_model_len)
-    )
+    reader = CheckpointReader(checkpoint, model_class.weights, num_bytes=headers.num_bytes, progress=progress)
+    return model_class(arch, context(weights=reader))

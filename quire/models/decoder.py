@@ -47,22 +47,23 @@ class DecoderForCausalLM:
 
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
         spec, model = self.spec(arch), ctx.child("model")
+        tied, embed = arch.tie_word_embeddings, model.child("embed_tokens")
         self.embed_tokens = Embedding(
-            model.child("embed_tokens"),
+            embed,
             arch.vocab_size,
             arch.hidden_size,
             scale=spec.embedding_scale,
-            tied=arch.tie_word_embeddings,
+            tied=tied,
         )
         self.layers = [
             self.layer_class(arch, spec, model.child("layers").child(index), index) for index in range(arch.num_layers)
         ]
         self.norm = RMSNorm(model.child("norm"), arch.hidden_size, arch.norm_eps, offset=spec.norm_offset)
         self.lm_head = LMHead(
-            ctx.child("lm_head"),
+            embed if tied else ctx.child("lm_head"),
             arch.vocab_size,
             arch.hidden_size,
-            tied_to=self.embed_tokens if arch.tie_word_embeddings else None,
+            tied_to=self.embed_tokens if tied else None,
             soft_cap=arch.final_soft_cap,
         )
 

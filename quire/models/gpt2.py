@@ -54,12 +54,13 @@ class GPT2LMHeadModel:
                 "Use a generative GPT-2 checkpoint."
             )
         base = ctx.child("transformer")
-        self.wte = Embedding(base.child("wte"), arch.vocab_size, arch.hidden_size, tied=arch.tie_word_embeddings)
+        tied, embed = arch.tie_word_embeddings, base.child("wte")
+        self.wte = Embedding(embed, arch.vocab_size, arch.hidden_size, tied=tied)
         self.wpe = Embedding(base.child("wpe"), arch.max_position_embeddings, arch.hidden_size)
         self.blocks = [GPT2Block(arch, base.child("h").child(index), index) for index in range(arch.num_layers)]
         self.ln_f = LayerNorm(base.child("ln_f"), arch.hidden_size, arch.norm_eps)
-        tied_to = self.wte if arch.tie_word_embeddings else None
-        self.lm_head = LMHead(ctx.child("lm_head"), arch.vocab_size, arch.hidden_size, tied_to=tied_to)
+        head = embed if tied else ctx.child("lm_head")
+        self.lm_head = LMHead(head, arch.vocab_size, arch.hidden_size, tied_to=self.wte if tied else None)
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""

@@ -63,9 +63,8 @@ class OPTForCausalLM:
         affine = arch.raw.get("layer_norm_elementwise_affine", True)
         width = arch.embedding_size
         decoder = ctx.child("model").child("decoder")
-        self.embed_tokens = Embedding(
-            decoder.child("embed_tokens"), arch.vocab_size, width, tied=arch.tie_word_embeddings
-        )
+        tied, embed = arch.tie_word_embeddings, decoder.child("embed_tokens")
+        self.embed_tokens = Embedding(embed, arch.vocab_size, width, tied=tied)
         self.embed_positions = Embedding(
             decoder.child("embed_positions"), arch.max_position_embeddings + POSITION_OFFSET, arch.hidden_size
         )
@@ -80,8 +79,8 @@ class OPTForCausalLM:
         has_norm = arch.raw.get("do_layer_norm_before", True) and not arch.raw.get("_remove_final_layer_norm", False)
         norm = decoder.child("final_layer_norm")
         self.final_layer_norm = LayerNorm(norm, arch.hidden_size, NORM_EPS, affine=affine) if has_norm else None
-        tied_to = self.embed_tokens if arch.tie_word_embeddings else None
-        self.lm_head = LMHead(ctx.child("lm_head"), arch.vocab_size, width, tied_to=tied_to)
+        head = embed if tied else ctx.child("lm_head")
+        self.lm_head = LMHead(head, arch.vocab_size, width, tied_to=self.embed_tokens if tied else None)
         _check_flags(arch)
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:

@@ -78,6 +78,15 @@ def pack_linear(parts: Sequence[Tensor], *, dtype: dtype) -> LinearWeight:
     return cast(LinearWeight, op("pack_linear")(parts, dtype=dtype))
 
 
+def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
+    """Like `pack_linear`, each output feature, or each group of its inputs, rounded to integers times a scale.
+
+    format: "int8" (one scale for an output feature), "int4_g32", "int4_g64", "int4_g128" (one for so many inputs).
+    Not every implementation has it; `resolve` refuses quantisation where it is missing.
+    """
+    return cast(LinearWeight, op("quantize_linear")(parts, format=format))
+
+
 def linear(
     x: Tensor,
     weight: LinearWeight,

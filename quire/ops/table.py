@@ -18,6 +18,7 @@ IMPLEMENTATIONS = MappingProxyType({"reference": "quire.ops.reference", "cpu": "
 
 OPS = (
     "pack_linear",
+    "quantize_linear",
     "linear",
     "gated_linear",
     "embedding",

@@ -38,6 +38,7 @@ class Worker:
                 max_model_len=model_config.max_model_len,
                 load_format=config.load_config.load_format,
                 seed=model_config.seed,
+                quantization=config.quant_config.method,
                 progress=progress,
             )
         with ledger.stage("kv cache"):

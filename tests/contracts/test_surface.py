@@ -59,6 +59,7 @@ FLAGS = {
     "--num-threads",
     "--ops",
     "--override-generation-config",
+    "--quantization",
     "--revision",
     "--seed",
     "--skip-tokenizer-init",

@@ -120,7 +120,7 @@ def test_a_tied_embedding_is_kept_once_and_its_scale_leaves_the_head_alone() -> 
     tensors = {"embed.weight": rand(10, 8)}
     ctx, x = context(tensors), rand(3, 8, seed=1)
     embedding = Embedding(ctx.child("embed"), 10, 8, scale=2.0, tied=True)
-    head = LMHead(ctx.child("head"), 10, 8, tied_to=embedding)
+    head = LMHead(ctx.child("embed"), 10, 8, tied_to=embedding)
     assert head.weight is embedding.table
     assert torch.equal(embedding(torch.tensor([3])), tensors["embed.weight"][3:4] * 2)
     assert_close(head(x), x @ tensors["embed.weight"].T)

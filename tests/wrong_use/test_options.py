@@ -26,8 +26,10 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "twice": ({"num_blocks": 5, "num_gpu_blocks_override": 5}, ["num_gpu_blocks_override", "given twice"]),
     # known elsewhere
     "tensor_parallel_size": ({"tensor_parallel_size": 2}, ["tensor_parallel_size=2", "not supported yet", "only 1"]),
-    "quantization": ({"quantization": "awq"}, ["quantization='awq'", "not supported yet", "Leave it out"]),
-    "quantization an array": ({"quantization": np.array([1, 2])}, ["quantization=array", "not supported yet"]),
+    "quantization": ({"quantization": "awq"}, ["quantization", "one of int8, int4", "'awq'"]),
+    "quantization without kernels": ({"quantization": "int8", "ops": "reference"}, ["native kernels", "compiler"]),
+    "a config of quantization": ({"quantization_config": {"a": 1}}, ["quantization_config=", "not supported yet"]),
+    "an array": ({"tensor_parallel_size": np.array([1, 2])}, ["tensor_parallel_size=array", "not supported yet"]),
     "parallel True": ({"tensor_parallel_size": True}, ["tensor_parallel_size=True", "only 1"]),
     "trust_remote_code": ({"trust_remote_code": True}, ["trust_remote_code=True", "only False"]),
     "speculative_config": ({"speculative_config": {"method": "ngram"}}, ["speculative_config", "not supported yet"]),
@@ -148,8 +150,8 @@ def test_wrong_option_is_refused(checkpoint: Callable[..., Path], name: str) -> 
 def test_engine_args_refuse_what_is_unknown_themselves() -> None:
     with refused(ConfigError, "'max_modle_len'", "did you mean 'max_model_len'?"):
         EngineArgs(max_modle_len=5)  # type: ignore[call-arg]
-    with refused(ConfigError, "quantization='awq'", "not supported yet"):
-        EngineArgs(quantization="awq")  # type: ignore[call-arg]
+    with refused(ConfigError, "pipeline_parallel_size=2", "not supported yet"):
+        EngineArgs(pipeline_parallel_size=2)  # type: ignore[call-arg]
     with refused(ConfigError, "keywords only", "'model'"):
         EngineArgs("model")  # type: ignore[misc]
 
