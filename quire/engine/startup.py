@@ -28,6 +28,7 @@ from quire.observability.progress import load_progress
 from quire.platforms.current import current_capabilities
 from quire.tokenizer.chat import load_chat_template
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from quire.utils.lazy import nearest
 
 log = get_logger(__name__)
 
@@ -53,9 +54,22 @@ def create_config(args: EngineArgs) -> QuireConfig:
     """
     path = EMBEDDED_MODEL if args.model is None else resolve_model(args.model, args.revision)
     tokenizer_path = path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision)
-    raw = {**_read_config(path), **args.hf_overrides}
+    raw = _overridden(_read_config(path), args.hf_overrides)
     arch = ModelArch.from_config(raw, source=str(path / "config.json"))
     return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
+
+
+def _overridden(raw: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:
+    """config.json with the user's values; what would have no effect is refused, what may be a slip is said."""
+    lost = sorted({"rope_scaling", "rope_theta"} & overrides.keys())
+    if lost and "rope_parameters" in raw and "rope_parameters" not in overrides:
+        raise ConfigError(
+            f"hf_overrides gives {' and '.join(lost)}, but config.json has rope_parameters, which holds both and wins. "
+            "Override rope_parameters."
+        )
+    for key in overrides.keys() - raw.keys():
+        log.warning("hf_overrides: config.json has no %r%s", key, nearest(key, list(raw)))
+    return {**raw, **overrides}
 
 
 def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic, ledger: Ledger | None = None) -> EngineParts:

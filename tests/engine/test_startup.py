@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import InvalidParameter
+from quire.errors import ConfigError, InvalidParameter
 from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import Checkpoint
 
@@ -45,3 +45,15 @@ def test_the_tokenizers_own_end_of_sequence_has_no_stop_reason(checkpoint: Check
             params = SamplingParams(max_tokens=5, logit_bias={token_id: 100}, temperature=0)
             completion = llm.generate("a", params)[0].outputs[0]
             assert (completion.finish_reason, completion.stop_reason) == ("stop", stop_reason)
+
+
+def test_an_override_that_another_key_would_hide_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ConfigError, match="rope_parameters"):
+        LLM(str(checkpoint("llama")), hf_overrides={"rope_theta": 5000.0})
+
+
+def test_an_override_of_a_key_that_is_not_there_is_said(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(str(checkpoint("llama")), hf_overrides={"max_position_embedings": 64}):
+        assert "did you mean 'max_position_embeddings'" in caplog.text
