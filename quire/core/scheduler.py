@@ -90,8 +90,6 @@ class Scheduler:
         """Whether any request is not finished."""
         return bool(self.groups)
 
-    # -- deciding ---------------------------------------------------------------------------------------------
-
     def schedule(self) -> SchedulerOutputs:
         """Decide one step."""
         plan = SchedulerOutputs()
@@ -208,8 +206,6 @@ class Scheduler:
         seq.group.stats.num_preemptions += 1
         self.waiting.appendleft(seq)
         self.num_preemptions += 1
-
-    # -- learning ---------------------------------------------------------------------------------------------
 
     def update(self, plan: SchedulerOutputs, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in the result of a step: append tokens, index full blocks, fork, stop, free. Gives what is new."""
