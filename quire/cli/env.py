@@ -12,7 +12,7 @@ from quire import __version__, envs
 from quire.config.args import add_flags, from_namespace
 from quire.config.memory_plan import gib
 
-PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "jinja2", "msgspec", "huggingface_hub", "transformers")
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "transformers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
