@@ -259,6 +259,10 @@ QR_INLINE void paired_part(const float* x, int64_t stride, int64_t k, const char
 // What quantised products ask of an instruction set: sums (+)= x * tiles over k steps [begin, end) of 32.
 struct FloatParts {
   explicit FloatParts(const GemmArgs&) {}
+  static constexpr int64_t kStreamedRows = 0;  // sums live in registers for a whole part only
+  void begin(int64_t) const {}
+  void step_of(const GemmArgs&, int64_t, int64_t, int64_t, const char*) const {}
+  void end(int64_t, float*) const {}
   void part(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, const char* tiles,
             float* sums, bool fresh) const {
     const float* x = static_cast<const float*>(g.x) + begin * kDepth;

@@ -204,6 +204,36 @@ void run_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pane
 // Parts of K over tiles in L1, for quantised weights.
 struct AmxParts : AmxMicro {
   using AmxMicro::AmxMicro;
+
+  // Up to 32 rows, whose sums stay in tiles from begin to end.
+  static constexpr int64_t kStreamedRows = 32;
+  void begin(int64_t rows) const {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (rows <= 16) return;
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  void step_of(const GemmArgs& g, int64_t row_begin, int64_t rows, int64_t s, const char* tiles) const {
+    memory_barrier();
+    const char* x = static_cast<const char*>(g.x) + ((row_begin / 16) * steps + s) * kTileBytes;
+    if (rows > 16) return step(x, x + steps * kTileBytes, tiles);
+    _tile_loadd(4, x, 64);
+    _tile_loadd(6, tiles, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, tiles + kTileBytes, 64);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  void end(int64_t rows, float* sums) const {
+    _tile_stored(0, sums, kPanel * 4);
+    _tile_stored(1, sums + 16, kPanel * 4);
+    if (rows > 16) {
+      _tile_stored(2, sums + 16 * kPanel, kPanel * 4);
+      _tile_stored(3, sums + 16 * kPanel + 16, kPanel * 4);
+    }
+    memory_barrier();
+  }
+
   void part(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, const char* tiles,
             float* sums, bool fresh) const {
     memory_barrier();

@@ -89,6 +89,10 @@ QR_INLINE void bf16_part(const int32_t* x, int64_t stride, int64_t pairs, const 
 
 struct Bf16Parts {
   explicit Bf16Parts(const GemmArgs&) {}
+  static constexpr int64_t kStreamedRows = 0;  // sums live in registers for a whole part only
+  void begin(int64_t) const {}
+  void step_of(const GemmArgs&, int64_t, int64_t, int64_t, const char*) const {}
+  void end(int64_t, float*) const {}
   void part(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, const char* tiles,
             float* sums, bool fresh) const {
     const int64_t stride = (g.k + 1) / 2;

@@ -138,7 +138,8 @@ struct Int4Widener {
 
 #endif
 
-constexpr int64_t kPartSteps = 8;  // of 32 k: 16 KiB of tiles
+constexpr int64_t kPartSteps = 4;  // of 32 k: 8 KiB of tiles; 16 KiB already crowd what is prefetched out of L1
+constexpr int64_t kWidenPrefetch = 2048;
 
 // sums += part * scales (+ group sums of x * corrections * scales), for one group of one panel
 QR_INLINE void add_group(const GemmArgs& g, int64_t row_begin, int64_t rows, int64_t panel, int64_t group,
@@ -166,7 +167,7 @@ void run_panels(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t p
   const int64_t rows = row_end - row_begin, steps = divide_up(g.k, kDepth);
   const bool grouped = g.format == QR_INT4;
   const int64_t part_steps = grouped ? g.group / kDepth : kPartSteps, groups = divide_up(steps, part_steps);
-  const int64_t panel_floats = round_up(rows, 32) * kPanel, tile_bytes = part_steps * 2048;
+  const int64_t panel_floats = round_up(rows, 32) * kPanel, tile_bytes = (part_steps < 4 ? 4 : part_steps) * 2048;
   // two buffers of tiles: the next part is widened while the last is still being multiplied
   auto* sums = static_cast<float*>(scratch(0, 3 * panel_floats * 4 + 2 * tile_bytes));
   if (sums == nullptr) return;
@@ -175,24 +176,48 @@ void run_panels(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t p
   const Parts parts(g);
   const Widener widener;
   const int64_t step_bytes = 2 * Widener::kHalfBytes;
-  auto multiply = [&](int64_t panel, float* out) {
-    const char* weight = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
-    if (grouped) std::memset(out, 0, size_t(panel_floats) * 4);
+  auto widen = [&](const char* weight, int64_t s, char* out) __attribute__((always_inline)) {
+    const char* in = weight + s * step_bytes;
+    for (int64_t line = 0; line < step_bytes; line += 64) prefetch(in + kWidenPrefetch + line);
+    widener.half(in, out);
+    widener.half(in + Widener::kHalfBytes, out + 1024);
+  };
+  auto multiply_parts = [&](int64_t panel, const char* weight, float* out) {
     for (int64_t index = 0; index < groups; ++index) {
       const int64_t begin = index * part_steps, end = begin + part_steps < steps ? begin + part_steps : steps;
       char* buffer = tiles + index % 2 * tile_bytes;
-      for (int64_t s = begin; s < end; ++s) {
-        const char* in = weight + s * step_bytes;
-        for (int64_t line = 0; line < step_bytes; line += 64) prefetch(in + kPrefetchBytes + line);
-        widener.half(in, buffer + (s - begin) * 2048);
-        widener.half(in + Widener::kHalfBytes, buffer + (s - begin) * 2048 + 1024);
-      }
+      for (int64_t s = begin; s < end; ++s) widen(weight, s, buffer + (s - begin) * 2048);
       if (!grouped) {
         parts.part(g, row_begin, row_end, begin, end, buffer, out, index == 0);
         continue;
       }
       parts.part(g, row_begin, row_end, begin, end, buffer, part, true);
       add_group(g, row_begin, rows, panel, index, groups, part, out);
+    }
+  };
+  auto multiply = [&](int64_t panel, float* out) {
+    const char* weight = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
+    if (grouped) std::memset(out, 0, size_t(panel_floats) * 4);
+    if (rows <= Parts::kStreamedRows) {
+      // Widening runs ahead of the products by some steps, so that tiles are not read before their stores have left the
+      // store buffer, and neither waits for the other.
+      constexpr int64_t kAhead = 2, kRing = 4;
+      auto* ring = tiles;
+      parts.begin(rows);
+      for (int64_t s = 0; s < steps + kAhead; ++s) {
+        if (s < steps) widen(weight, s, ring + s % kRing * 2048);
+        const int64_t t = s - kAhead;
+        if (t < 0) continue;
+        parts.step_of(g, row_begin, rows, t, ring + t % kRing * 2048);
+        if (grouped && ((t + 1) % part_steps == 0 || t + 1 == steps)) {
+          parts.end(rows, part);
+          add_group(g, row_begin, rows, panel, t / part_steps, groups, part, out);
+          parts.begin(rows);
+        }
+      }
+      if (!grouped) parts.end(rows, out);
+    } else {
+      multiply_parts(panel, weight, out);
     }
     if (grouped) return;
     const float* scales = static_cast<const float*>(g.scales) + panel * kPanel;

@@ -1,0 +1,140 @@
+"""Choice of instruction set, the thread pool seen from Python, and bits that must not follow the number of threads."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from quire.errors import ConfigError
+from quire.ops.cpu import library
+
+if not library.available():
+    pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
+
+from quire.ops.cpu.gemm import linear, pack_linear
+from quire.ops.functional import LinearWeight
+from tests.ops.implementations import rand
+
+LOWER = library.ISA_NAMES[1 : library.ISA_NAMES.index(library.isa()) + 1]
+
+
+def in_child(code: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.fixture
+def weight() -> LinearWeight:
+    return pack_linear([rand(300, 200)], dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("isa", LOWER)
+def test_a_lower_instruction_set_can_be_forced(isa: str) -> None:
+    code = "from quire.ops.cpu import library; print(library.isa())"
+    assert in_child(code, QUIRE_CPU_ISA=isa) == isa
+
+
+@pytest.mark.parametrize("isa", LOWER)
+def test_every_instruction_set_computes_the_same_within_rounding(isa: str) -> None:
+    code = (
+        "import torch; from quire.ops.cpu.gemm import linear, pack_linear;"
+        "from tests.ops.implementations import rand;"
+        "out = linear(rand(5, 200, dtype=torch.bfloat16), pack_linear([rand(64, 200)], dtype=torch.bfloat16),"
+        "             out_dtype=torch.float32);"
+        "print(*out.flatten().tolist())"
+    )
+    values = torch.tensor([float(text) for text in in_child(code, QUIRE_CPU_ISA=isa).split()])
+    x, dense = rand(5, 200, dtype=torch.bfloat16), rand(64, 200).bfloat16()
+    assert torch.allclose(values.view(5, 64), x.float() @ dense.float().T, atol=1e-4)
+
+
+def test_an_instruction_set_beyond_the_machine_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CPU_ISA", "amx")
+    reason = library._wanted_isa(1)
+    assert isinstance(reason, str)
+    assert "avx2" in reason
+
+
+def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CPU_ISA", "sse9")
+    with pytest.raises(ConfigError, match="QUIRE_CPU_ISA"):
+        library._wanted_isa(4)
+
+
+def test_asking_whether_kernels_run_imports_no_torch() -> None:
+    code = "import sys; from quire.ops.cpu import library; library.available(); print('torch' in sys.modules)"
+    assert in_child(code) == "False"
+
+
+def test_threads_change_no_bit(weight: LinearWeight) -> None:
+    x, before = rand(70, 200, dtype=torch.bfloat16), library.num_threads()
+    expected = linear(x, weight)
+    try:
+        for count in (1, 2, 3, 7):
+            library.set_num_threads(count)
+            assert library.num_threads() == count
+            for _ in range(20):
+                assert torch.equal(linear(x, weight), expected)
+    finally:
+        library.set_num_threads(before)
+
+
+def test_threads_of_python_may_call_at_the_same_time(weight: LinearWeight) -> None:
+    x = rand(70, 200, dtype=torch.bfloat16)
+    expected, wrong = linear(x, weight), []
+
+    def work() -> None:
+        for _ in range(200):
+            if not torch.equal(linear(x, weight), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_forked_child_computes() -> None:
+    code = (
+        "import os, torch; from quire.ops.cpu.gemm import linear, pack_linear; from quire.ops.cpu import library;"
+        "library.set_num_threads(2); w = pack_linear([torch.ones(512, 256)], dtype=torch.bfloat16);"
+        "x = torch.ones(1, 256, dtype=torch.bfloat16); linear(x, w); pid = os.fork();"
+        "ok = bool((linear(x, w) == 256).all());"
+        "pid or os._exit(0 if ok else 1); print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), ok)"
+    )
+    assert in_child(code) == "0 True"
+
+
+def test_an_idle_pool_uses_no_cpu(weight: LinearWeight) -> None:
+    linear(rand(70, 200, dtype=torch.bfloat16), weight)
+    time.sleep(0.01)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.02
+
+
+def test_a_busy_neighbour_does_not_stop_the_pool() -> None:
+    """More threads than cores, all but one starved: pieces are taken by whoever runs, nobody waits by spinning."""
+    weight, before = pack_linear([rand(2048, 1024)], dtype=torch.bfloat16), library.num_threads()
+    x = rand(1, 1024, dtype=torch.bfloat16)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(len(os.sched_getaffinity(0)))]
+    try:
+        library.set_num_threads(4)
+        start = time.perf_counter()
+        for _ in range(50):
+            linear(x, weight)
+        assert time.perf_counter() - start < 5
+    finally:
+        library.set_num_threads(before)
+        for process in busy:
+            process.kill()
+            process.wait()
