@@ -117,19 +117,22 @@ void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int
 // ---- quantised weights ----
 
 int64_t quantized_panel_bytes(int32_t format, int64_t k) {
+  if (format == QR_INT8_DYNAMIC) return round_up(k, 64) * kPanel;
   return round_up(k, kDepth) * kPanel / (format == QR_INT8 ? 1 : 2);
 }
 
 bool is_format(int32_t format, int64_t group) {
-  return format == QR_INT8 || (format == QR_INT4 && group > 0 && group % kDepth == 0);
+  return format == QR_INT8 || format == QR_INT8_DYNAMIC || (format == QR_INT4 && group > 0 && group % kDepth == 0);
 }
 
-// One row into its column of a panel; the layouts are those of kernels/gemm_quantized.h.
+// One row into its column of a panel; the layouts are those of kernels/gemm_quantized.h and gemm_int8.h.
 void pack_quantized_row(uint8_t* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
   const int64_t half = column / 16, c = column % 16;
   for (int64_t i = 0; i < k; ++i) {
     const int64_t step = i / 32, in_step = i % 32;
-    if (format == QR_INT8) {
+    if (format == QR_INT8_DYNAMIC) {
+      panel[i / 64 * 2048 + half * 1024 + i % 64 / 4 * 64 + c * 4 + i % 4] = uint8_t(row[i]);
+    } else if (format == QR_INT8) {
       const int value = row[i];
       const int64_t lane = c / 4 * 16 + in_step % 4 / 2 * 8 + c % 4 * 2 + in_step % 2;
       panel[step * 1024 + half * 512 + in_step / 4 * 64 + lane] = uint8_t(value < 0 ? 128 - value : value);
@@ -176,7 +179,9 @@ Weight quantized_weight(const void* packed, int32_t format, int64_t group, const
                         const int8_t* corrections, int32_t x_dtype, int64_t k) {
   const Kernels* table = kernels();
   Weight weight{};
-  weight.gemm = x_dtype == QR_BFLOAT16 ? &table->gemm_quantized : &table->gemm_quantized_float;
+  weight.gemm = format == QR_INT8_DYNAMIC  ? &table->gemm_int8
+                : x_dtype == QR_BFLOAT16 ? &table->gemm_quantized
+                                         : &table->gemm_quantized_float;
   weight.args.packed = packed;
   weight.args.panel_bytes = quantized_panel_bytes(format, k);
   weight.args.format = format;
@@ -313,13 +318,13 @@ int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out
 }
 
 int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features) {
-  if ((format != QR_INT8 && format != QR_INT4) || out_features <= 0 || in_features <= 0) return QR_EINVAL;
+  if (format < QR_INT8 || format > QR_INT8_DYNAMIC || out_features <= 0 || in_features <= 0) return QR_EINVAL;
   return divide_up(out_features, kPanel) * quantized_panel_bytes(format, in_features);
 }
 
 int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, int64_t in_features, const int8_t* src,
                           int64_t num_rows, int64_t src_stride, int64_t row_offset) {
-  if ((format != QR_INT8 && format != QR_INT4) || row_offset < 0 || num_rows < 0 ||
+  if (format < QR_INT8 || format > QR_INT8_DYNAMIC || row_offset < 0 || num_rows < 0 ||
       row_offset + num_rows > out_features)
     return QR_EINVAL;
   const int64_t bytes = quantized_panel_bytes(format, in_features);

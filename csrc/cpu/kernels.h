@@ -127,6 +127,7 @@ struct Kernels {
   Gemm gemm_fp16;
   Gemm gemm_quantized;        // int8 and int4 weights, bf16 activations
   Gemm gemm_quantized_float;  // int8 and int4 weights, other activations
+  Gemm gemm_int8;             // int8 weights and activations
   // out[row][group] = sum of x over the group, rows [begin, end)
   void (*group_sums)(float* out, const void* x, int32_t x_dtype, int64_t k, int64_t group, int64_t begin, int64_t end);
   // out[i] = activation(gate[i]) * up[i], where a gated layer's halves do not fall on panels.
