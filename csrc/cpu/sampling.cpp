@@ -95,13 +95,91 @@ struct SampleArgs {
   int64_t draws;
 };
 
+// The first index whose running sum of weights exceeds the uniform's share.
+int64_t invert(const int64_t* weights, int64_t n, int64_t total, double uniform) {
+  int64_t target = int64_t(uniform * double(total));
+  if (target > total - 1) target = total - 1;
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    int64_t part = 0;
+    for (int64_t j = 0; j < 64; ++j) part += weights[i + j];
+    if (target < part) break;
+    target -= part;
+  }
+  for (; i < n - 1 && target >= weights[i]; ++i) target -= weights[i];
+  return i;
+}
+
+// A truncated row by its few best tokens alone: the limit of what is looked at is the k-th largest of the maxima of
+// blocks, which at least k tokens reach. False where these do not decide; then the whole row does, to the same token.
+bool sample_narrow(const SampleArgs& args, int64_t row, const Largest& largest) {
+  constexpr int64_t kBlock = 256, kMost = 4096, kMostBlocks = 2048;
+  const int64_t n = args.vocab, blocks = divide_up(n, kBlock), top_k = args.top_k[row];
+  const int64_t wanted = top_k > 0 ? top_k : 256;
+  if (blocks < wanted || blocks > kMostBlocks || largest.value != largest.value) return false;
+  const Kernels* table = kernels();
+  const float* logits = args.logits + row * n;
+  const double temperature = double(args.temperature[row]);
+  // 1. candidates, with a margin that keeps tokens apart whose weights could round to the same integer
+  float maxima[kMostBlocks];
+  for (int64_t b = 0; b < blocks; ++b)
+    maxima[b] = table->find_largest(logits + b * kBlock, (b + 1) * kBlock < n ? kBlock : n - b * kBlock).value;
+  std::nth_element(maxima, maxima + wanted - 1, maxima + blocks, [](float a, float b) { return a > b; });
+  const float limit = maxima[wanted - 1];
+  const float margin = std::nextafter(float(double(limit) - temperature * 1e-4), -INFINITY);
+  int64_t ids[kMost], weights[kMost + 1], keys[kMost], count = 0;
+  float values[kMost + 1];
+  for (int64_t i = table->next_above(logits, n, 0, margin); i < n; i = table->next_above(logits, n, i + 1, margin)) {
+    if (count == kMost) return false;
+    values[count] = logits[i];
+    ids[count++] = i;
+  }
+  values[count] = limit;
+  table->sample_weights(weights, values, count + 1, double(largest.value), temperature);
+  const int64_t least_certain = weights[count];
+  if (least_certain < (int64_t(1) << 20)) return false;
+  const double least = double(args.min_p[row]) * kWeightOne;
+  auto after_min_p = [&](int64_t weight) { return args.min_p[row] > 0 && double(weight) < least ? 0 : weight; };
+  // 2. what top-k leaves
+  for (int64_t i = 0; i < count; ++i) keys[i] = key_of(weights[i], ids[i]);
+  std::sort(keys, keys + count, [](int64_t a, int64_t b) { return a > b; });
+  int64_t kept_total = 0;
+  if (top_k > 0) {
+    for (int64_t i = 0; i < top_k; ++i) kept_total += after_min_p(keys[i] >> kIdBits);
+  } else {
+    auto* all = static_cast<int64_t*>(scratch(0, n * 8));
+    if (all == nullptr) return false;
+    table->sample_weights(all, logits, n, double(largest.value), temperature);
+    for (int64_t i = 0; i < n; ++i) kept_total += after_min_p(all[i]);
+  }
+  // 3. what top-p leaves of it
+  const double share_of = std::ceil(double(args.top_p[row]) * double(kept_total));
+  const int64_t share = share_of < double(kept_total) ? int64_t(share_of) : kept_total;
+  int64_t reached = 0, last = 0;
+  for (;; ++last) {
+    if (last == count || (keys[last] >> kIdBits) < least_certain) return false;
+    reached += after_min_p(keys[last] >> kIdBits);
+    if (reached >= share) break;
+  }
+  // 4. draws, in order of ids
+  int64_t total = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    weights[i] = key_of(weights[i], ids[i]) < keys[last] ? 0 : after_min_p(weights[i]);
+    total += weights[i];
+  }
+  for (int64_t draw = 0; draw < args.draws; ++draw)
+    args.ids[row * args.draws + draw] = ids[invert(weights, count, total, args.uniforms[row * args.draws + draw])];
+  return true;
+}
+
 bool sample_row(const SampleArgs& args, int64_t row) {
   const int64_t n = args.vocab;
   const float* logits = args.logits + row * n;
+  const Largest largest = kernels()->find_largest(logits, n);
+  if ((args.top_k[row] > 0 || args.top_p[row] < 1) && sample_narrow(args, row, largest)) return true;
   auto* weights = static_cast<int64_t*>(scratch(0, n * 8));
   if (weights == nullptr) return false;
   // 1. weights
-  const Largest largest = kernels()->find_largest(logits, n);
   kernels()->sample_weights(weights, logits, n, double(largest.value), double(args.temperature[row]));
   // 2. min-p
   if (args.min_p[row] > 0) {
@@ -121,19 +199,8 @@ bool sample_row(const SampleArgs& args, int64_t row) {
     }
   }
   // 4. the first token whose running sum exceeds the target
-  for (int64_t draw = 0; draw < args.draws; ++draw) {
-    int64_t target = int64_t(args.uniforms[row * args.draws + draw] * double(total));
-    if (target > total - 1) target = total - 1;
-    int64_t id = 0;
-    for (; id + 64 <= n; id += 64) {
-      int64_t part = 0;
-      for (int64_t i = 0; i < 64; ++i) part += weights[id + i];
-      if (target < part) break;
-      target -= part;
-    }
-    for (; id < n - 1 && target >= weights[id]; ++id) target -= weights[id];
-    args.ids[row * args.draws + draw] = id;
-  }
+  for (int64_t draw = 0; draw < args.draws; ++draw)
+    args.ids[row * args.draws + draw] = invert(weights, n, total, args.uniforms[row * args.draws + draw]);
   return true;
 }
 
