@@ -3,6 +3,10 @@
 // Work is handed out in small pieces by an atomic counter and the caller works too, so a thread that is not scheduled
 // (a neighbour took its core) holds up at most the piece it has in hand. Workers spin briefly between jobs, because
 // the ops of one step follow each other within microseconds, then sleep on a futex: an idle engine uses no CPU.
+//
+// Threads are not pinned. When a neighbour takes a core, the caller runs out of pieces, sleeps for the last one, and
+// the scheduler moves the thread that holds it to the core just freed; pinned, it would wait for its time slice.
+// Measured with bf16 streaming on two cores, one taken at a higher priority: two threads keep the rate of one alone.
 #pragma once
 
 #include <cstdint>
