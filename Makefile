@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # The build of torch to install. On Linux without a GPU choose the CPU build of your package index; any torch >= 2.9 serves.
 TORCH ?= torch==2.13.0
-PROMPT ?= def read_lines(path):
+PROMPT ?= What is a KV cache?
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .DELETE_ON_ERROR:
 
 run: setup
-	$(BIN)/quire run --stats --max-tokens 64 "$(PROMPT)"
+	$(BIN)/quire run --chat --stats "$(PROMPT)"
 
 test: setup
 	$(BIN)/python -m pytest
