@@ -4,16 +4,14 @@
     |-- RequestError            the caller's fault (4xx): one request is refused, nothing else changes
     |   |-- InvalidParameter    a field has a wrong type or value
     |   |-- UnsupportedFeature  known, but not built yet or not possible here
-    |   |-- PromptTooLong       the prompt does not fit the model's context
-    |   `-- UnknownRequest      an id that is not (or no longer) known
+    |   `-- PromptTooLong       the prompt does not fit the model's context
     |-- ConfigError             the operator's fault: refuses to start
     |   |-- ModelNotFound       no such directory or repository
     |   |-- CheckpointError     weights that are missing, damaged or do not fit the config
     |   |-- TokenizerError      tokenizer files that are missing or damaged
     |   `-- MissingDependency   an optional package is not installed
     `-- EngineError             ours (5xx)
-        |-- EngineDeadError     the engine stopped and cannot serve
-        `-- RequestFailed       one request failed while running; the others go on
+        `-- EngineDeadError     the engine stopped and cannot serve
 
 A message has three parts: what happened, the numbers, what to do. Errors cross process boundaries as
 their class name and constructor keywords (`as_wire` / `from_wire`), so attributes equal the keywords.
@@ -90,13 +88,6 @@ class PromptTooLong(RequestError):
         )
 
 
-class UnknownRequest(RequestError):
-    """An id that is not, or no longer, known."""
-
-    status = 404
-    code = "not_found"
-
-
 class ConfigError(QuireError):
     """The engine cannot start as configured."""
 
@@ -129,10 +120,6 @@ class EngineDeadError(EngineError):
 
     status = 503
     code = "engine_unavailable"
-
-
-class RequestFailed(EngineError):
-    """One request failed while running; the others go on."""
 
 
 def shown(value: object) -> str:

@@ -188,11 +188,6 @@ class HFTokenizer:
         return self._named_id("eos_token")
 
     @property
-    def pad_token_id(self) -> int | None:
-        """The token that fills rows, if the model has one."""
-        return self._named_id("pad_token")
-
-    @property
     def chat_template(self) -> str | None:
         """The template named `default`."""
         return self.chat_templates.get(DEFAULT_TEMPLATE)

@@ -77,9 +77,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "PromptTooLong": (400, "context_length_exceeded"),
     "QuireError": (500, "internal_error"),
     "RequestError": (400, "invalid_value"),
-    "RequestFailed": (500, "internal_error"),
     "TokenizerError": (500, "invalid_configuration"),
-    "UnknownRequest": (404, "not_found"),
     "UnsupportedFeature": (400, "unsupported_parameter"),
 }
 
