@@ -32,6 +32,9 @@ VARIABLES: dict[str, Variable] = {
     "QUIRE_LOG_LEVEL": Variable(
         parse=_choice("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO", help="Lowest level that is logged."
     ),
+    "QUIRE_API_KEY": Variable(
+        parse=str, default="", help="Keys that requests must carry, separated by commas; for servers without --api-key."
+    ),
     "QUIRE_CPU_ISA": Variable(
         parse=_choice("auto", "avx2", "avx512", "avx512_bf16", "amx"),
         default="auto",

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli import bench_startup
-from quire.config.args import add_flags, from_namespace, whole_number
+from quire.config.args import add_flags, from_namespace
+from quire.config.knobs import whole_number
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:

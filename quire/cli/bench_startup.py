@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.config.args import add_flags, from_namespace, whole_number
+from quire.config.args import add_flags, from_namespace
+from quire.config.knobs import whole_number
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from quire.config.args import whole_number
+from quire.config.knobs import whole_number
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
 NUMBERS = {

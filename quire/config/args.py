@@ -7,36 +7,14 @@ carries type, default, help and choices, and the flag, its help text and the key
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import json
-import math
-import os
-import types
-import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from numbers import Integral, Real
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
 from quire.errors import ConfigError, shown
 from quire.utils.lazy import nearest
-
-
-def knob(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    aliases: tuple[str, ...] = (),
-    least: int | None = None,
-    most: int = 2**63 - 1,
-) -> Any:
-    """A field of `EngineArgs`. `least` and `most` bound integers."""
-    metadata = {"help": help, "choices": choices, "aliases": aliases, "least": least, "most": most}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +78,7 @@ class EngineArgs:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for option in dataclasses.fields(self):
-            value = _read(option, hints[option.name], getattr(self, option.name))
-            object.__setattr__(self, option.name, value)
+        read_knobs(self)
         for names in CONTRADICTIONS:
             given = [name for name in names if getattr(self, name) not in (None, False)]
             if len(given) > 1:
@@ -184,128 +159,11 @@ def _unknown(key: str, value: object, known: list[str]) -> ConfigError:
     return ConfigError(f"unknown option {shown(key)}{nearest(key, known)}")
 
 
-def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    """The option as a plain value of its kind; paths and the numbers of numpy are understood.
-
-    Raises: ConfigError naming the option, the value and what is allowed.
-    """
-    kinds = tuple(
-        typing.get_origin(kind) or kind
-        for kind in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,))
-    )
-    value = _plain(value, kinds)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
-        raise ConfigError(f"option {option.name} must be {names}, got {shown(value)} ({type(value).__name__})")
-    choices = option.metadata["choices"]
-    if choices and value is not None and value not in choices:
-        raise ConfigError(
-            f"option {option.name} must be one of {', '.join(choices)}, got {shown(value)}"
-            f"{nearest(value, list(choices))}"
-        )
-    if isinstance(value, str) and not value:
-        raise ConfigError(f"option {option.name} is an empty string; leave it out, or say what is meant")
-    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"option {option.name} must have strings as keys, got {shown(list(value))}")
-    _check_range(option, value)
-    return value
-
-
-def _plain(value: Any, kinds: tuple[Any, ...]) -> Any:
-    if isinstance(value, bool):
-        return value
-    if int in kinds and isinstance(value, Integral):
-        return int(value)
-    if float in kinds and isinstance(value, Real):
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    if str in kinds and isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value
-
-
-def _check_range(option: dataclasses.Field[Any], value: object) -> None:
-    least, most = option.metadata["least"], option.metadata["most"]
-    if isinstance(value, int) and least is not None and value < least:
-        raise ConfigError(f"option {option.name} must be at least {least}, got {shown(value)}")
-    if isinstance(value, int) and value > most:
-        raise ConfigError(f"option {option.name} must be at most {most}, got {shown(value)}")
-    if isinstance(value, float) and not 0 < value <= 1:
-        raise ConfigError(f"option {option.name} must be in (0, 1], got {value}")
-
-
-def whole_number(text: str) -> int:
-    """An integer flag: `4096`, `4k` (thousand), `4K` (1024), `25.6k`, `2GiB`, `1.5G` (2**30).
-
-    Raises: argparse.ArgumentTypeError.
-    """
-    if text.lstrip("+-").isdecimal() and len(text) < 100:
-        return int(text)  # a float would lose digits
-    units = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
-    number = text.removesuffix("iB").removesuffix("B") if text[-1:] == "B" else text
-    unit = units.get(number[-1:], 1)
-    try:
-        value = float(number[:-1] if unit > 1 else number) * unit
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 4096, 4k, 4K or 2GiB") from None
-    if not math.isfinite(value) or value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(value)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
-    return value
-
-
 def add_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = ()) -> None:
     """One flag per field of `EngineArgs`; absent flags leave no attribute, so that defaults stay in one place."""
-    hints = typing.get_type_hints(EngineArgs)
-    group = parser.add_argument_group("engine")
-    for option in dataclasses.fields(EngineArgs):
-        if option.name in skip:
-            continue
-        flags = ["--" + name.replace("_", "-") for name in (option.name, *option.metadata["aliases"])]
-        default = {} if option.default is dataclasses.MISSING else option.default
-        help_text = option.metadata["help"] + ("" if default in (None, {}) else f" (default: {default})")
-        kind = _parser_of(hints[option.name])
-        if kind is bool:
-            group.add_argument(
-                *flags,
-                dest=option.name,
-                action=argparse.BooleanOptionalAction,
-                default=argparse.SUPPRESS,
-                help=help_text,
-            )
-            continue
-        choices = option.metadata["choices"] or None
-        metavar = None if choices else option.name.rpartition("_")[2].upper()
-        group.add_argument(
-            *flags,
-            dest=option.name,
-            type=kind,
-            default=argparse.SUPPRESS,
-            choices=choices,
-            metavar=metavar,
-            help=help_text,
-        )
-
-
-def _parser_of(hint: Any) -> Callable[[str], Any]:
-    text = str(hint)
-    if "dict" in text:
-        return _json_object
-    if hint is bool:
-        return bool
-    return whole_number if "int" in text else float if "float" in text else str
+    add_knob_flags(parser, EngineArgs, "engine", skip)
 
 
 def from_namespace(namespace: argparse.Namespace) -> EngineArgs:
     """The `EngineArgs` of parsed flags; attributes that are not engine options are left alone."""
-    names = {f.name for f in dataclasses.fields(EngineArgs)}
-    return EngineArgs(**{name: value for name, value in vars(namespace).items() if name in names})
+    return knobs_from_namespace(namespace, EngineArgs)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli.main import main
-from quire.config.args import whole_number
+from quire.config.knobs import whole_number
 
 Run = Callable[..., tuple[int, str, str]]
 

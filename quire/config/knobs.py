@@ -1,0 +1,184 @@
+"""Knobs: dataclass fields that carry their help, choices and bounds, and the command-line flags made from them.
+
+A knob is written once. Its flag, the check of its value and its line in --help follow from the field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import field
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from quire.errors import ConfigError, shown
+from quire.utils.lazy import nearest
+
+K = TypeVar("K")
+
+
+def knob(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    least: int | None = None,
+    most: int = 2**63 - 1,
+) -> Any:
+    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers."""
+    metadata = {"help": help, "choices": choices, "aliases": aliases, "least": least, "most": most}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def read_knobs(knobs: Any) -> None:
+    """Every field of a dataclass of knobs as a plain value of its kind. Mutates knobs.
+
+    Raises: ConfigError naming the option, the value and what is allowed.
+    """
+    hints = typing.get_type_hints(type(knobs))
+    for option in dataclasses.fields(knobs):
+        value = _read(option, hints[option.name], getattr(knobs, option.name))
+        object.__setattr__(knobs, option.name, value)
+
+
+def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    """The option as a plain value of its kind; paths and the numbers of numpy are understood.
+
+    Raises: ConfigError naming the option, the value and what is allowed.
+    """
+    kinds = tuple(
+        typing.get_origin(kind) or kind
+        for kind in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,))
+    )
+    value = _plain(value, kinds)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
+        raise ConfigError(f"option {option.name} must be {names}, got {shown(value)} ({type(value).__name__})")
+    choices = option.metadata["choices"]
+    if choices and value is not None and value not in choices:
+        raise ConfigError(
+            f"option {option.name} must be one of {', '.join(choices)}, got {shown(value)}"
+            f"{nearest(value, list(choices))}"
+        )
+    if isinstance(value, str) and not value:
+        raise ConfigError(f"option {option.name} is an empty string; leave it out, or say what is meant")
+    if isinstance(value, tuple) and not all(isinstance(item, str) and item for item in value):
+        raise ConfigError(f"option {option.name} must hold non-empty strings, got {shown(list(value))}")
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"option {option.name} must have strings as keys, got {shown(list(value))}")
+    _check_range(option, value)
+    return value
+
+
+def _plain(value: Any, kinds: tuple[Any, ...]) -> Any:
+    if isinstance(value, bool):
+        return value
+    if int in kinds and isinstance(value, Integral):
+        return int(value)
+    if float in kinds and isinstance(value, Real):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    if str in kinds and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if tuple in kinds and isinstance(value, list):
+        return tuple(value)
+    return value
+
+
+def _check_range(option: dataclasses.Field[Any], value: object) -> None:
+    least, most = option.metadata["least"], option.metadata["most"]
+    if isinstance(value, int) and least is not None and value < least:
+        raise ConfigError(f"option {option.name} must be at least {least}, got {shown(value)}")
+    if isinstance(value, int) and value > most:
+        raise ConfigError(f"option {option.name} must be at most {most}, got {shown(value)}")
+    if isinstance(value, float) and not 0 < value <= 1:
+        raise ConfigError(f"option {option.name} must be in (0, 1], got {value}")
+
+
+def whole_number(text: str) -> int:
+    """An integer flag: `4096`, `4k` (thousand), `4K` (1024), `25.6k`, `2GiB`, `1.5G` (2**30).
+
+    Raises: argparse.ArgumentTypeError.
+    """
+    if text.lstrip("+-").isdecimal() and len(text) < 100:
+        return int(text)  # a float would lose digits
+    units = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+    number = text.removesuffix("iB").removesuffix("B") if text[-1:] == "B" else text
+    unit = units.get(number[-1:], 1)
+    try:
+        value = float(number[:-1] if unit > 1 else number) * unit
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 4096, 4k, 4K or 2GiB") from None
+    if not math.isfinite(value) or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
+    return value
+
+
+def add_knob_flags(parser: argparse.ArgumentParser, cls: Any, title: str, skip: tuple[str, ...] = ()) -> None:
+    """One flag per field of a dataclass of knobs; absent flags leave no attribute: defaults stay in one place."""
+    hints = typing.get_type_hints(cls)
+    group = parser.add_argument_group(title)
+    for option in dataclasses.fields(cls):
+        if option.name in skip:
+            continue
+        flags = ["--" + name.replace("_", "-") for name in (option.name, *option.metadata["aliases"])]
+        default = {} if option.default is dataclasses.MISSING else option.default
+        help_text = option.metadata["help"] + ("" if default in (None, {}, ()) else f" (default: {default})")
+        kind = _parser_of(hints[option.name])
+        if kind is bool:
+            group.add_argument(
+                *flags,
+                dest=option.name,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=help_text,
+            )
+            continue
+        repeated: dict[str, Any] = {"action": "extend", "nargs": "+"} if "tuple" in str(hints[option.name]) else {}
+        choices = option.metadata["choices"] or None
+        metavar = None if choices else option.name.rpartition("_")[2].upper()
+        group.add_argument(
+            *flags,
+            dest=option.name,
+            type=kind,
+            default=argparse.SUPPRESS,
+            choices=choices,
+            metavar=metavar,
+            help=help_text,
+            **repeated,
+        )
+
+
+def knobs_from_namespace(namespace: argparse.Namespace, cls: type[K]) -> K:
+    """The dataclass of knobs that parsed flags describe; attributes that are not its fields are left alone."""
+    names = {option.name for option in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in vars(namespace).items() if name in names})
+
+
+def _parser_of(hint: Any) -> Callable[[str], Any]:
+    text = str(hint)
+    if "dict" in text:
+        return _json_object
+    if hint is bool:
+        return bool
+    return whole_number if "int" in text else float if "float" in text else str

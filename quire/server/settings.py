@@ -1,0 +1,146 @@
+"""`ServerSettings`: what an operator can say about the HTTP server, and the flags made from it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire import envs
+from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
+from quire.errors import ConfigError, shown
+from quire.utils.lazy import nearest
+
+LOOPBACK_NAMES = ("localhost", "ip6-localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How the server listens, whom it serves, and what it refuses. Sizes are bytes, times are seconds.
+
+    Raises: ConfigError naming the option, the value and what is allowed.
+    """
+
+    host: str = knob("127.0.0.1", "Address to listen on; 0.0.0.0 is every IPv4 one.")
+    port: int = knob(8000, "Port to listen on; 0 lets the system choose.", least=0, most=65535)
+    uds: str | None = knob(None, "Unix socket to listen on instead of an address.")
+    root_path: str = knob("/", "Path under which a proxy serves this server.")
+    api_server_count: int = knob(1, "Processes that serve HTTP.", least=1, most=64)
+    shutdown_timeout: int = knob(30, "Time that running requests get to finish after SIGTERM.", least=0)
+
+    api_key: tuple[str, ...] = knob(
+        (), "Keys of which every request must carry one; QUIRE_API_KEY when left out. Without any, all are served."
+    )
+    served_model_name: tuple[str, ...] = knob(
+        (), "Names under which the model is served; the first is shown. The model's own when left out."
+    )
+    response_role: str = knob("assistant", "Role of what the model writes.")
+    trust_request_chat_template: bool = knob(False, "Let requests bring a chat template of their own.")
+    default_chat_template_kwargs: dict[str, Any] = knob({}, "Variables every chat template sees, as JSON.")
+    strict_params: bool = knob(False, "Refuse fields that are not known instead of naming them in warnings.")
+    max_tokens_policy: str = knob(
+        "refuse",
+        "When prompt and max_tokens exceed the context: refuse the request, or cap its length and say so.",
+        choices=("refuse", "cap"),
+    )
+    share_prefix_cache: bool = knob(False, "Let requests with different keys reuse each other's prefixes.")
+
+    allowed_origins: tuple[str, ...] = knob((), "Origins whose web pages may call this server; none when left out.")
+    allowed_methods: tuple[str, ...] = knob(("GET", "POST"), "Methods such pages may use.")
+    allowed_headers: tuple[str, ...] = knob(("*",), "Headers such pages may send.")
+    allow_credentials: bool = knob(False, "Let such pages send cookies and the like.")
+    ssl_certfile: str | None = knob(None, "Certificate (PEM); makes the server speak TLS.")
+    ssl_keyfile: str | None = knob(None, "Private key of the certificate (PEM).")
+    ssl_ca_certs: str | None = knob(None, "Authorities whose client certificates are required (PEM).")
+
+    max_connections: int = knob(4096, "Open connections; more are closed at once.", least=1)
+    max_concurrent_requests: int = knob(1024, "Requests in progress; more are answered with status 429.", least=1)
+    max_concurrent_requests_per_key: int = knob(0, "The same for each API key; 0 sets no limit.", least=0)
+    max_requests_per_minute_per_key: int = knob(0, "Requests one API key may start in a minute; 0: any.", least=0)
+    max_body_size: int = knob(64 << 20, "Size of a request body.", least=1)
+    max_header_size: int = knob(64 << 10, "Size of a request line with all headers.", least=256)
+    max_header_count: int = knob(128, "Headers of a request.", least=4)
+    header_timeout: int = knob(10, "Time in which the headers must arrive.", least=1)
+    body_timeout: int = knob(60, "Time for which a body may stand still.", least=1)
+    write_timeout: int = knob(120, "Time for which a client may read nothing before it is cut.", least=1)
+    request_timeout: int = knob(0, "Time in which a request must be answered; 0 sets no limit.", least=0)
+    idle_timeout: int = knob(5, "Time for which a connection without requests is kept.", least=1)
+    sse_keep_alive_interval: int = knob(15, "A stream that stands still sends a comment this often; 0: never.", least=0)
+
+    disable_fastapi_docs: bool = knob(False, "Serve no /docs, /redoc and /openapi.json.")
+    enable_log_requests: bool = knob(False, "Log each request when it ends; prompts are never logged.")
+
+    def __new__(cls, *values: Any, **given: Any) -> ServerSettings:
+        """Refuse what has no name or an unknown one before the generated `__init__` raises its TypeError."""
+        if values:
+            raise ConfigError(f"ServerSettings takes keywords only; got {shown(values[0])} without a name")
+        names = [option.name for option in dataclasses.fields(cls)]
+        for key in given:
+            if key not in names:
+                raise ConfigError(f"unknown option {shown(key)}{nearest(key, names)}")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        read_knobs(self)
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("option ssl_keyfile is of no use without ssl_certfile; give both")
+        if self.ssl_ca_certs and not self.ssl_certfile:
+            raise ConfigError("option ssl_ca_certs needs TLS: give ssl_certfile and ssl_keyfile, too")
+        for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(f"option {name}: there is no file {path!r}")
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError("options allow_credentials and allowed_origins=* contradict each other; name the origins")
+        if not self.root_path.startswith("/"):
+            raise ConfigError(f"option root_path must start with /, got {self.root_path!r}")
+        for key in self.api_key:
+            if not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError("option api_key must hold printable ASCII without spaces: a header cannot carry it")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines can connect."""
+        if self.uds is not None or self.host in LOOPBACK_NAMES:
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return True
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should hear at the start."""
+        found = []
+        if self.is_open and not self.api_key:
+            found.append(
+                f"ANYONE WHO CAN REACH {self.host}:{self.port} CAN USE THIS SERVER: it listens on a public address and "
+                "has no API key. Set --api-key, or listen on 127.0.0.1."
+            )
+        if self.api_key and self.is_open and self.ssl_certfile is None:
+            found.append("API keys travel unencrypted: set --ssl-certfile, or let a proxy do TLS.")
+        return found
+
+
+def with_environment(settings: ServerSettings, environ: Mapping[str, str] = os.environ) -> ServerSettings:
+    """The settings with the API keys of QUIRE_API_KEY (separated by commas) where none were given."""
+    keys = tuple(key.strip() for key in envs.get("QUIRE_API_KEY", environ).split(",") if key.strip())
+    return dataclasses.replace(settings, api_key=keys) if keys and not settings.api_key else settings
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of `ServerSettings`."""
+    add_knob_flags(parser, ServerSettings, "server")
+
+
+def settings_from_namespace(namespace: argparse.Namespace) -> ServerSettings:
+    """The settings that parsed flags and the environment describe.
+
+    Raises: ConfigError.
+    """
+    return with_environment(knobs_from_namespace(namespace, ServerSettings))
