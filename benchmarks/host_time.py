@@ -47,8 +47,9 @@ def main() -> None:
     parser.add_argument("--num-seqs", type=int, default=32)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    llm = LLM(args.model, num_threads=1)
+    llm = LLM(args.model, num_threads=args.threads)
     clock = KernelClock()
     params = SamplingParams(temperature=args.temperature, max_tokens=args.steps + 50, ignore_eos=True)
     for i in range(args.num_seqs):

@@ -125,8 +125,6 @@ def attention_case(
         seq_lens=torch.full((sequences,), context, dtype=torch.int32),
         block_tables=torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks),
         block_size=block_size,
-        max_query_len=queries,
-        max_seq_len=context,
     )
     return Case(
         name=f"attention {sequences} x {context}" + (f" q{queries}" if queries > 1 else ""),

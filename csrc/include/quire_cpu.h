@@ -162,6 +162,15 @@ QR_API int32_t qr_sample(int64_t* ids, const float* logits, int64_t rows, int64_
                          const int64_t* top_k, const float* top_p, const float* min_p, const double* uniforms,
                          int64_t draws);
 
+/* ---- recorded runs (graph.cpp) ---- */
+
+/* The code of an op that can be replayed, by the name of its function; QR_EINVAL for any other. */
+QR_API int32_t qr_op_code(const char* name);
+
+/* Call recorded ops in order, each [code, argument, ...]: integers and pointers as they are, floats as the bits of a
+ * double. Stops at the first that fails and returns its status. */
+QR_API int32_t qr_replay(const int64_t* words, int64_t num_words);
+
 #ifdef __cplusplus
 }
 #endif

@@ -15,12 +15,12 @@ Conventions that hold for every op:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from quire.ops.table import op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor, dtype
 
@@ -66,8 +66,32 @@ class AttentionMetadata:
     block_tables: Tensor
     """[R, max blocks] int32, rows padded with 0."""
     block_size: int
-    max_query_len: int
-    max_seq_len: int
+
+
+class NotRecordable(Exception):
+    """A run that cannot become a graph; the message says why."""
+
+
+class Graph(Protocol):
+    """A run of ops whose arguments are fixed: what they read and write stays where it is, its contents may change."""
+
+    def replay(self) -> tuple[Tensor, ...]:
+        """Do the run again and give its outputs, valid until another graph of the same set is recorded or replayed."""
+
+
+class Graphs(Protocol):
+    """A set of graphs of which one runs at a time."""
+
+    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
+        """A graph of `run`, whose ops have not been executed yet, though it may be called.
+
+        What it reads must outlive the graph. Raises: NotRecordable where it computes with anything but ops.
+        """
+
+
+def make_graphs() -> Graphs:
+    """An empty set of graphs."""
+    return cast(Graphs, op("make_graphs")())
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: dtype) -> LinearWeight:

@@ -17,6 +17,7 @@ IMPLEMENTATIONS = MappingProxyType({"reference": "quire.ops.reference", "cpu": "
 """name -> package whose `OPS` maps op names to callables; an op it lacks falls back to the reference."""
 
 OPS = (
+    "make_graphs",
     "pack_linear",
     "quantize_linear",
     "linear",

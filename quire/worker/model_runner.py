@@ -11,9 +11,11 @@ from quire.models.interfaces import Model
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.logprobs import prompt_logprobs
 from quire.sampling.sampler import Sampler
+from quire.utils.math import cdiv
 from quire.worker.cache_engine import CacheEngine
+from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
-from quire.worker.input_builder import StepInputs, build_inputs
+from quire.worker.input_builder import InputBuilder, StepInputs
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt positions scored at a time: their float32 logits over a vocabulary of 150k are 38 MB."""
@@ -30,13 +32,22 @@ class ModelRunner:
         vocab_size: int,
         block_size: int,
         max_num_seqs: int,
+        max_num_batched_tokens: int,
         max_model_len: int,
     ) -> None:
         self.model = model
         self.cache = cache
-        self.block_size = block_size
         self.vocab_size = vocab_size
-        self.batch = InputBatch(max_num_seqs, -(-max_model_len // block_size))
+        max_num_blocks = cdiv(max_model_len, block_size)
+        self.batch = InputBatch(max_num_seqs, max_num_blocks)
+        self.inputs = InputBuilder(
+            cache.caches,
+            block_size=block_size,
+            max_num_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_blocks=max_num_blocks,
+        )
+        self.graphs = GraphRunner(model)
         self.sampler = Sampler(vocab_size)
         self._sampled: tuple[list[int], SamplingBatch] | None = None
 
@@ -49,20 +60,17 @@ class ModelRunner:
         self.cache.copy(plan.blocks_to_copy)  # 2. blocks
         if not plan.seq_ids:
             return ModelRunnerOutput()
-        inputs = build_inputs(plan, self.batch, self.cache.caches, self.block_size)
-        hidden = self.model.forward(inputs.token_ids, inputs.context)  # 3. model
+        inputs = self.inputs.build(plan, self.batch)
+        hidden, logits = self.graphs.run(inputs)  # 3. model
         result = ModelRunnerOutput(token_ids=[[] for _ in plan.seq_ids])
         self._score_prompts(plan, inputs, hidden, result)
-        self._sample(plan, inputs, hidden, result)  # 4. tokens
+        if logits is not None:
+            self._sample(plan, logits, result)  # 4. tokens
         return result
 
-    def _sample(self, plan: SchedulerOutputs, inputs: StepInputs, hidden: Tensor, result: ModelRunnerOutput) -> None:
+    def _sample(self, plan: SchedulerOutputs, logits: Tensor, result: ModelRunnerOutput) -> None:
         chosen = [i for i, samples in enumerate(plan.samples) if samples]
-        if not chosen:
-            return
         seq_ids = [plan.seq_ids[i] for i in chosen]
-        rows = [inputs.last_rows[i] for i in chosen]
-        logits = self.model.compute_logits(hidden if len(rows) == len(hidden) else hidden[rows])
         batch = self._batch_of(seq_ids)
         drawn = self.sampler.sample(logits, batch, [self.batch.to_fork.get(seq_id, 1) for seq_id in seq_ids])
         for k, (i, seq_id) in enumerate(zip(chosen, seq_ids, strict=True)):

@@ -50,6 +50,7 @@ class Worker:
             vocab_size=model_config.arch.vocab_size,
             block_size=cache_config.block_size,
             max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
             max_model_len=model_config.max_model_len,
         )
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.attention.context import ForwardContext
 from quire.engine.quarantine import execute_guarded
 from quire.errors import EngineDeadError
 from quire.executor.base import Executor
 from quire.executor.inproc import InprocExecutor
 from quire.messages.output import FinishReason
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from quire.models.interfaces import Model
+from quire.worker.graph_runner import GraphRunner
+from quire.worker.input_builder import StepInputs
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops
 from tests.fakes import FakeCore, expected_tokens
@@ -65,20 +65,16 @@ PROMPTS = [[7 * i + j for j in range(3 + 5 * i)] for i in range(6)]
 SETTINGS = [PARAMS.clone(n=1 + i % 3, prompt_logprobs=1 if i % 2 else None) for i in range(6)]
 
 
-class HalfWay:
-    """A model that computes and writes its cache, and then raises when it is armed."""
+class HalfWay(GraphRunner):
+    """Computes and writes the cache, and then raises when it is armed."""
 
-    def __init__(self, inner: Model) -> None:
-        self.inner = inner
-        self.is_armed = False
+    is_armed = False
 
-    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        return self.inner.forward(token_ids, context)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
+        outputs = super().run(inputs)
         if self.is_armed:
             raise RuntimeError("guilty")
-        return self.inner.compute_logits(hidden)
+        return outputs
 
 
 class Faulty:
@@ -88,7 +84,7 @@ class Faulty:
         assert isinstance(inner, InprocExecutor)
         assert inner.worker is not None
         self.inner = inner
-        self.model = inner.worker.runner.model = HalfWay(inner.worker.runner.model)
+        self.runner = inner.worker.runner.graphs = HalfWay(inner.worker.runner.model)
         self.is_guilty: Callable[[int], bool] = lambda seq_id: False
         self.half_way = False
         self.num_raised = 0
@@ -98,7 +94,7 @@ class Faulty:
         self.num_raised += guilty
         if guilty and not self.half_way:
             raise RuntimeError("guilty")
-        self.model.is_armed = guilty
+        self.runner.is_armed = guilty
         return self.inner.execute(plan)
 
     def close(self) -> None:

@@ -90,8 +90,6 @@ class Harness:
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
             block_tables=tables,
             block_size=self.block_size,
-            max_query_len=max(count for _, count in work),
-            max_seq_len=max(lengths),
         )
         context = ForwardContext(
             positions=torch.tensor(positions),

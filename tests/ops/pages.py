@@ -74,8 +74,6 @@ class Pages:
             seq_lens=torch.tensor([stop for _, _, stop in work], dtype=torch.int32),
             block_tables=self.tables[[row for row, _, _ in work]].contiguous(),
             block_size=self.block_size,
-            max_query_len=max(counts),
-            max_seq_len=max(stop for _, _, stop in work),
         )
         out = table["paged_attention"](
             query, self.cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap

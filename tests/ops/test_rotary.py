@@ -95,8 +95,6 @@ def test_keys_and_values_reach_the_slots_named(implementation: str, dtype: torch
         seq_lens=torch.tensor([2], dtype=torch.int32),
         block_tables=torch.tensor([[5]], dtype=torch.int32),
         block_size=8,
-        max_query_len=2,
-        max_seq_len=2,
     )
     actual = table["paged_attention"](query, cache, metadata, scale=0.25).view(2, HEADS, SIZE)
     parts = qkv.view(2, -1, SIZE)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire.messages.request import EngineCoreRequest
 from quire.utils.math import cdiv
 from quire.worker.input_batch import InputBatch
-from quire.worker.input_builder import build_inputs
+from quire.worker.input_builder import InputBuilder
 from tests.worker import plans
 
 
@@ -36,7 +36,15 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
     requests: list[EngineCoreRequest], block_size: int, chunk: int, extra_blocks: int, twice: bool
 ) -> None:
     core = plans.scheduler(block_size, cdiv(plans.MAX_MODEL_LEN, block_size) + extra_blocks, chunk)
-    batch = InputBatch(plans.MAX_NUM_SEQS, cdiv(plans.MAX_MODEL_LEN, block_size))
+    max_num_blocks = cdiv(plans.MAX_MODEL_LEN, block_size)
+    batch = InputBatch(plans.MAX_NUM_SEQS, max_num_blocks)
+    builder = InputBuilder(
+        [],
+        block_size=block_size,
+        max_num_tokens=plans.MAX_NUM_SEQS * plans.MAX_MODEL_LEN,
+        max_num_seqs=plans.MAX_NUM_SEQS,
+        max_num_blocks=max_num_blocks,
+    )
     for request in requests:
         core.add(request)
     for step in range(1000):
@@ -48,7 +56,7 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
             batch.apply(copy.deepcopy(plan))
         sequences = [core._scheduled[seq_id] for seq_id in plan.seq_ids]
         assert len(batch.rows) <= plans.MAX_NUM_SEQS
-        inputs = build_inputs(plan, batch, [], block_size)
+        inputs = builder.build(plan, batch)
 
         token_ids, positions, slots, starts, last = [], [], [], [0], []
         for seq, computed, count in zip(sequences, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True):
@@ -71,7 +79,7 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
         assert attention.query_start.tolist() == starts
         lengths = [a + b for a, b in zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)]
         assert attention.seq_lens.tolist() == lengths
-        assert (attention.max_seq_len, attention.max_query_len) == (max(lengths), max(plan.num_scheduled_tokens))
+        assert inputs.sampled_rows.tolist() == [row for row, samples in zip(last, plan.samples, strict=True) if samples]
         for table, seq, length in zip(attention.block_tables, sequences, lengths, strict=True):
             needed = cdiv(length, block_size)
             assert table[:needed].tolist() == seq.block_ids[:needed]

@@ -51,6 +51,7 @@ def runner() -> ModelRunner:
         vocab_size=VOCAB_SIZE,
         block_size=BLOCK_SIZE,
         max_num_seqs=4,
+        max_num_batched_tokens=200,
         max_model_len=200,
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
+from quire.ops.cpu.memory import empty
 from quire.ops.functional import AttentionMetadata
 
 lib = load()
@@ -23,7 +23,7 @@ def paged_attention(
 ) -> Tensor:
     """See `functional.paged_attention`."""
     tokens, heads, head_size = query.shape
-    out = torch.empty((tokens, heads * head_size), dtype=query.dtype)
+    out = empty((tokens, heads * head_size), query.dtype)
     _, num_blocks, kv_heads, block_size, width = kv_cache.shape
     tables = metadata.block_tables
     check(

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from quire.ops.cpu.attention import paged_attention
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
+from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.norm import layer_norm, rms_norm
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
@@ -15,6 +16,7 @@ from quire.ops.cpu.sampling import apply_penalties, argmax, sample, top_logprobs
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
+        "make_graphs": Graphs,
         "pack_linear": pack_linear,
         "quantize_linear": quantize_linear,
         "linear": linear,

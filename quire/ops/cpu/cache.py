@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load, pointers
-from quire.ops.cpu.memory import zeros
+from quire.ops.cpu.memory import empty, zeros
 from quire.ops.functional import LinearWeight
 
 lib = load()
@@ -54,7 +54,7 @@ def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     rows = token_ids.shape[0]
     if isinstance(table, LinearWeight):
         packed = table.tensors["packed"]
-        out = torch.empty((rows, table.in_features), dtype=packed.dtype)
+        out = empty((rows, table.in_features), packed.dtype)
         check(
             lib.qr_packed_rows(
                 out.data_ptr(),
@@ -67,7 +67,7 @@ def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
             )
         )
         return out
-    out = torch.empty((rows, table.shape[1]), dtype=table.dtype)
+    out = empty((rows, table.shape[1]), table.dtype)
     check(
         lib.qr_embedding(
             out.data_ptr(),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import check, load
-from quire.ops.cpu.memory import zeros
+from quire.ops.cpu.memory import empty, zeros
 from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
 from quire.ops.functional import LinearWeight
 
@@ -55,7 +55,7 @@ def linear(
         return quantized_linear(x, weight, bias, activation=activation, residual=residual, out_dtype=out_dtype)
     rows, in_features = x.shape
     dtype = x.dtype
-    out = torch.empty((rows, weight.out_features), dtype=out_dtype or dtype)
+    out = empty((rows, weight.out_features), out_dtype or dtype)
     packed = weight.tensors["packed"]
     check(
         lib.qr_linear(
@@ -82,7 +82,7 @@ def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *,
         return quantized_gated_linear(x, weight, bias, activation=activation)
     rows, in_features = x.shape
     half = weight.out_features // 2
-    out = torch.empty((rows, half), dtype=x.dtype)
+    out = empty((rows, half), x.dtype)
     packed = weight.tensors["packed"]
     check(
         lib.qr_gated_linear(

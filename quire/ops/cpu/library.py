@@ -5,7 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterable
+import struct
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +59,66 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_apply_penalties": (I32, PTR, I64, I64, *(PTR,) * 4, I64, *(PTR,) * 3),
     "qr_sample": (I32, PTR, PTR, I64, I64, *(PTR,) * 5, I64),
     "qr_embedding": (I32, PTR, PTR, I64, I64, PTR, I64),
+    "qr_op_code": (I32, ctypes.c_char_p),
+    "qr_replay": (I32, PTR, I64),
 }
+
+
+class _Recording(threading.local):
+    """What this thread records, if it does."""
+
+    words: array[int] | None = None
+
+
+_recording = _Recording()
+
+
+class Library:
+    """The functions of `SIGNATURES`. Ops that a graph may hold are noted instead of run while their thread records."""
+
+    def __init__(self, handle: ctypes.CDLL) -> None:
+        """Raises: AttributeError when the file lacks one."""
+        for name, (result, *arguments) in SIGNATURES.items():
+            function = getattr(handle, name)
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        for name in SIGNATURES:
+            code = self.qr_op_code(name.encode())
+            if code >= 0:
+                setattr(self, name, _recordable(getattr(self, name), code))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"libquire_cpu has no function {name}")
+
+
+def _recordable(function: Callable[..., int], code: int) -> Callable[..., int]:
+    def call(*arguments: float | None) -> int:
+        words = _recording.words
+        if words is None:
+            return function(*arguments)
+        words.append(code)
+        words.extend([_word(value) for value in arguments])
+        return 0
+
+    return call
+
+
+def _word(value: float | None) -> int:
+    """An argument as `qr_replay` takes it."""
+    if isinstance(value, float):
+        word: int = struct.unpack("q", struct.pack("d", value))[0]
+        return word
+    return value or 0
+
+
+@contextmanager
+def recording() -> Iterator[array[int]]:
+    """Note this thread's ops instead of running them; what they noted is for `qr_replay`."""
+    _recording.words = array("q")
+    try:
+        yield _recording.words
+    finally:
+        _recording.words = None
 
 
 def paths() -> list[Path]:
@@ -65,22 +128,20 @@ def paths() -> list[Path]:
 
 
 @functools.cache
-def _open() -> ctypes.CDLL | str:
+def _open() -> Library | str:
     """The library, checked and initialised; or the reason why there is none."""
     found = next((path for path in paths() if path.is_file()), None)
     if found is None:
         return f"the native kernels were not built (no compiler at install; in a checkout: {BUILD_COMMAND})"
     try:
-        library = ctypes.CDLL(str(found))
+        handle = ctypes.CDLL(str(found))
     except OSError as error:
         return f"the native kernels do not load: {error}"
     try:
-        version = library.qr_abi_version()
+        version = handle.qr_abi_version()
         if version != ABI_VERSION:
             return f"{found} has ABI {version}, this quire needs {ABI_VERSION}: build it again ({BUILD_COMMAND})"
-        for name, (result, *arguments) in SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        library = Library(handle)
     except AttributeError as error:
         return f"{found} is not the library of this quire: {error}; build it again ({BUILD_COMMAND})"
     best = library.qr_best_isa()
@@ -114,7 +175,7 @@ def available() -> bool:
     return unavailable_reason() is None
 
 
-def load() -> ctypes.CDLL:
+def load() -> Library:
     """The library, initialised.
 
     Raises: ConfigError where it cannot run.

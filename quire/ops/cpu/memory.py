@@ -1,17 +1,28 @@
-"""Memory for what is streamed: aligned, zero, in huge pages where the system allows."""
+"""Memory for what is streamed, and for what ops return."""
 
 from __future__ import annotations
 
+import math
 import mmap
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.utils.math import round_up
+
 HUGE_PAGE = 1 << 21
+REGION = 32 << 20
+"""Bytes an arena grows by, at least."""
 
 
 def zeros(num_bytes: int) -> Tensor:
-    """uint8 zeros, committed when first touched; 64-byte aligned, 2 MiB when large.
+    """uint8 zeros, committed when first touched; 64-byte aligned, 2 MiB when large, in huge pages if there are any.
 
     Huge pages raise the read bandwidth of a streamed weight by a fifth (a page walk per 4 KiB is what they save). They
     must be asked for: `madvise` is the usual system setting.
@@ -26,3 +37,71 @@ def zeros(num_bytes: int) -> Tensor:
     whole = torch.frombuffer(region, dtype=torch.uint8)
     start = -whole.data_ptr() % padding if padding else 0
     return whole[start : start + num_bytes]
+
+
+class Arena:
+    """Memory for the outputs of recorded ops: a tensor's bytes are free again once nothing refers to it any more.
+
+    Unlike malloc's they then still belong to the arena, whose recordings write them again whenever they are replayed.
+    """
+
+    def __init__(self) -> None:
+        self._regions: list[Tensor] = []
+        self._taken: dict[tuple[int, int], tuple[int, weakref.ref[memoryview]]] = {}
+        """(region, begin) -> end, and what tells that it is free."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor of at least one element, 64-byte aligned."""
+        return torch.frombuffer(self._take(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+
+    def untracked(self, tensor: Tensor) -> Tensor:
+        """The same memory as a tensor that does not keep it taken."""
+        for region in self._regions:
+            begin = tensor.data_ptr() - region.data_ptr()
+            if 0 <= begin < len(region):
+                return region[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        return tensor
+
+    def _take(self, num_bytes: int) -> memoryview:
+        """The first gap that is large enough."""
+        size = round_up(num_bytes, 64)
+        for index, region in enumerate(self._regions):
+            begin = 0
+            for (_, start), (end, _) in sorted(item for item in self._taken.items() if item[0][0] == index):
+                if start - begin >= size:
+                    break
+                begin = end
+            else:
+                if len(region) - begin < size:
+                    continue
+            piece = memoryview(region.numpy().data)[begin : begin + num_bytes]
+            self._taken[index, begin] = begin + size, weakref.ref(piece, partial(_forget, self._taken, (index, begin)))
+            return piece
+        self._regions.append(zeros(max(REGION, size)))
+        return self._take(num_bytes)
+
+
+def _forget(taken: dict[tuple[int, int], Any], key: tuple[int, int], _: object) -> None:
+    del taken[key]
+
+
+class _Use(threading.local):
+    arena: Arena | None = None
+
+
+_use = _Use()
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for an op's output: torch's, or the arena's while this thread records."""
+    return torch.empty(shape, dtype=dtype) if _use.arena is None else _use.arena.empty(shape, dtype)
+
+
+@contextmanager
+def from_arena(arena: Arena) -> Iterator[None]:
+    """Let this thread's `empty` take from `arena`."""
+    _use.arena = arena
+    try:
+        yield
+    finally:
+        _use.arena = None

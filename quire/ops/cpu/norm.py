@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
+from quire.ops.cpu.memory import empty
 
 lib = load()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
     """See `functional.rms_norm`."""
-    out = torch.empty_like(x)
+    out = empty(x.shape, x.dtype)
     rows, cols = x.shape
     check(
         lib.qr_rms_norm(
@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """See `functional.layer_norm`."""
-    out = torch.empty_like(x)
+    out = empty(x.shape, x.dtype)
     rows, cols = x.shape
     check(
         lib.qr_layer_norm(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import check, load
-from quire.ops.cpu.memory import zeros
+from quire.ops.cpu.memory import empty, zeros
 from quire.ops.functional import LinearWeight
 from quire.utils.math import cdiv
 
@@ -92,7 +92,7 @@ def quantized_linear(
     """`functional.linear` where weight.format is in FORMATS."""
     rows, in_features = x.shape
     code, group = FORMATS[weight.format]
-    out = torch.empty((rows, weight.out_features), dtype=out_dtype or x.dtype)
+    out = empty((rows, weight.out_features), out_dtype or x.dtype)
     corrections = weight.tensors.get("corrections")
     check(
         lib.qr_linear_quantized(
@@ -121,7 +121,7 @@ def quantized_gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None,
     rows, in_features = x.shape
     code, group = FORMATS[weight.format]
     half = weight.out_features // 2
-    out = torch.empty((rows, half), dtype=x.dtype)
+    out = empty((rows, half), x.dtype)
     corrections = weight.tensors.get("corrections")
     check(
         lib.qr_gated_linear_quantized(

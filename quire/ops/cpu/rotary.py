@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
+from quire.ops.cpu.memory import empty
 from quire.ops.functional import RopeAndCacheSpec
 
 lib = load()
@@ -24,7 +24,7 @@ def rope_and_cache(
 ) -> Tensor:
     """See `functional.rope_and_cache`. Norm and rotation are rounded once, after both."""
     tokens = qkv.shape[0]
-    query = torch.empty((tokens, spec.num_heads, spec.head_size), dtype=qkv.dtype)
+    query = empty((tokens, spec.num_heads, spec.head_size), qkv.dtype)
     _, num_blocks, _, block_size, width = kv_cache.shape
     check(
         lib.qr_rope_and_cache(

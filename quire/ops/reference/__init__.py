@@ -8,12 +8,14 @@ from types import MappingProxyType
 from quire.ops.reference.attention import paged_attention
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks
 from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
+from quire.ops.reference.graphs import Graphs
 from quire.ops.reference.norm import layer_norm, rms_norm
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import apply_penalties, argmax, sample, top_logprobs
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
+        "make_graphs": Graphs,
         "pack_linear": pack_linear,
         "linear": linear,
         "gated_linear": gated_linear,
