@@ -277,7 +277,9 @@ def _read_all(params: SamplingParams) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class Range:
+    """The values a field may have."""
+
     low: float
     high: float
     open_low: bool = False
@@ -291,25 +293,25 @@ class _Range:
         return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
 
 
-_RANGES = {
-    "n": _Range(1, MAX_N),
-    "temperature": _Range(0, 2),
-    "top_p": _Range(0, 1, open_low=True),
-    "top_k": _Range(-1, 2**31 - 1),
-    "min_p": _Range(0, 1),
-    "presence_penalty": _Range(-2, 2),
-    "frequency_penalty": _Range(-2, 2),
-    "repetition_penalty": _Range(0, math.inf, open_low=True),
-    "seed": _Range(-(2**63), 2**63 - 1),
-    "max_tokens": _Range(1, 2**31 - 1),
-    "min_tokens": _Range(0, 2**31 - 1),
-    "logprobs": _Range(-1, 2**31 - 1),
-    "prompt_logprobs": _Range(-1, 2**31 - 1),
+RANGES = {
+    "n": Range(1, MAX_N),
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, open_low=True),
+    "top_k": Range(-1, 2**31 - 1),
+    "min_p": Range(0, 1),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, math.inf, open_low=True),
+    "seed": Range(-(2**63), 2**63 - 1),
+    "max_tokens": Range(1, 2**31 - 1),
+    "min_tokens": Range(0, 2**31 - 1),
+    "logprobs": Range(-1, 2**31 - 1),
+    "prompt_logprobs": Range(-1, 2**31 - 1),
 }
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    for name, allowed in _RANGES.items():
+    for name, allowed in RANGES.items():
         value = getattr(params, name)
         if value is not None and value not in allowed:
             raise InvalidParameter(f"{name} must be {allowed}, got {shown(value)}", parameter=name)

@@ -1,24 +1,62 @@
-"""`AsyncLLMEngine`: the engine for asyncio programs: `async for output in engine.generate(...)`."""
+"""`AsyncLLMEngine`: the engine for asyncio programs: `async for output in engine.generate(...)`.
+
+The core steps in a thread of this process (`from_engine_args`) or in a process of its own (`launch`). In the second case
+a core that ends is replaced, and every request goes on from the tokens it has: its reader sees a pause.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from quire.config.args import EngineArgs
-from quire.engine.core_client import ThreadedCoreClient
+from quire.config.engine import QuireConfig
+from quire.engine.admission import Admission, AdmissionLimits
+from quire.engine.core_client import CoreClient, ProcessCoreClient, ThreadedCoreClient
+from quire.engine.core_protocol import CoreConfigured
+from quire.engine.core_supervisor import (
+    CoreDown,
+    CoreEvent,
+    CoreGone,
+    CoreSource,
+    CoreSupervisor,
+    CoreUp,
+    RestartPolicy,
+)
 from quire.engine.input_processor import ProcessedRequest, as_params, check_request_id
-from quire.engine.startup import EngineParts, start
-from quire.errors import EngineDeadError
+from quire.engine.startup import EngineParts, FrontParts, load_front, start
+from quire.engine.suspects import Suspects
+from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
 from quire.inputs import PromptType
+from quire.log import get_logger
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest
+from quire.messages.stats import StepStats
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.tokenizer.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+
+class EngineState(StrEnum):
+    """Whether a request would be served."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    """The core is being replaced; requests wait for it."""
+    DRAINING = "draining"
+    """What is here is finished, nothing new is taken."""
+    DEAD = "dead"
 
 
 class _Stream:
@@ -58,16 +96,19 @@ class _Stream:
 
 
 class AsyncLLMEngine:
-    """One engine in this process, its core stepping in a thread of its own.
+    """One engine: front here, core in a thread or in a process of its own.
 
     Create it anywhere; use it from one event loop.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
-        self.config = parts.config
-        self.tokenizer = parts.tokenizer
-        self._input = parts.input_processor
-        self._output = parts.output_processor
+    def __init__(self, core: EngineParts | CoreSource, limits: AdmissionLimits | None = None) -> None:
+        self.last_stats: StepStats | None = None
+        """How full the engine was after the last step; None before it, and when statistics are off."""
+        self.last_stats_at = 0.0
+        """When they came, by `time.monotonic()`."""
+        self.num_restarts = 0
+        """Cores that were replaced."""
+        self._admission = Admission(limits or AdmissionLimits())
         self._streams: dict[str, _Stream] = {}
         """By the user's request id."""
         self._readers: dict[str, _Stream] = {}
@@ -75,26 +116,103 @@ class AsyncLLMEngine:
         self._ordinals = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._errored = False
-        self._why_dead: str | None = None
-        self._core = ThreadedCoreClient(parts.core, self._from_core, self._on_death)
+        self._dead: QuireError | None = None
+        self._draining = False
+        self._suspects = Suspects()
+        self._front: FrontParts | None = None
+        self._core: CoreClient | None = None
+        """None while there is no core."""
+        self._source: CoreSource | None = None
+        """Of cores in other processes."""
+        self._follower: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        """Set while the engine is not starting."""
+        if isinstance(core, EngineParts):
+            self._front = core
+            self._core = ThreadedCoreClient(core.core, self._from_core, self._on_death)
+            self._settled.set()
+        else:
+            self._source = core
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> AsyncLLMEngine:
-        """Load the model and make ready.
+        """Load the model into this process and make ready.
 
         Raises: ConfigError and its kin.
         """
         return cls(start(args))
 
+    @classmethod
+    def launch(
+        cls, args: EngineArgs, *, policy: RestartPolicy | None = None, limits: AdmissionLimits | None = None
+    ) -> AsyncLLMEngine:
+        """Start the core in a process of its own and return at once; see `wait_ready`."""
+        return cls(CoreSupervisor(args, policy), limits)
+
+    @property
+    def config(self) -> QuireConfig:
+        """What was decided about the engine.
+
+        Raises: EngineUnavailable while it starts.
+        """
+        return self._parts.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it has one.
+
+        Raises: EngineUnavailable while the engine starts.
+        """
+        return self._parts.tokenizer
+
     @property
     def default_params(self) -> SamplingParams:
-        """What a request without sampling parameters gets."""
-        return self._input.default_params
+        """What a request without sampling parameters gets.
+
+        Raises: EngineUnavailable while the engine starts.
+        """
+        return self._parts.input_processor.default_params
+
+    @property
+    def state(self) -> EngineState:
+        """Whether a request would be served now."""
+        if self._dead is not None:
+            return EngineState.DEAD
+        if self._draining:
+            return EngineState.DRAINING
+        if self._core is not None:
+            return EngineState.READY
+        return EngineState.RESTARTING if self._settled.is_set() else EngineState.STARTING
+
+    @property
+    def why_dead(self) -> str | None:
+        """Why the engine has stopped for good."""
+        return None if self._dead is None else self._dead.message
 
     @property
     def errored(self) -> bool:
         """Whether the engine has stopped by itself."""
         return self._errored
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have readers."""
+        return len(self._streams)
+
+    @property
+    def num_queued(self) -> int:
+        """Those of them without a first token."""
+        return len(self._admission)
+
+    async def wait_ready(self) -> None:
+        """Return once requests can be served.
+
+        Raises: what kept the engine from starting, a ConfigError for example; EngineDeadError when it has stopped.
+        """
+        self._bind()
+        await self._settled.wait()
+        if self._dead is not None:
+            raise self._dead
 
     async def generate(
         self,
@@ -104,17 +222,23 @@ class AsyncLLMEngine:
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, the last one with `finished`. Leaving the loop aborts the request.
 
-        Raises: RequestError before the first output; EngineDeadError when the engine stops.
+        Raises: RequestError, EngineOverloaded or EngineUnavailable before the first output; EngineDeadError when the
+        engine stops; RequestQuarantined when it stops again and again because of this request.
         """
         request_id = uuid.uuid4().hex if request_id is None else request_id
         check_request_id(request_id, self._streams)
-        self._check_alive()
-        self._loop = asyncio.get_running_loop()
-        stream = self._streams[request_id] = _Stream(f"{request_id}#{next(self._ordinals)}")
+        self._check_open()
+        self._bind()
+        stream = _Stream(f"{request_id}#{next(self._ordinals)}")
+        self._admission.enter(stream.core_id)
+        self._streams[request_id] = stream
         try:
             params = as_params(sampling_params)
-            request = await asyncio.to_thread(self._input.process, stream.core_id, prompt, params)
+            if not self._settled.is_set():
+                await self.wait_ready()
+            request = await asyncio.to_thread(self._parts.input_processor.process, stream.core_id, prompt, params)
             self._check_alive()
+            self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
             self._start(stream, request)
             finished = False
             while not finished:
@@ -136,10 +260,32 @@ class AsyncLLMEngine:
         if output is not None:
             stream.put(output)
 
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests keep what they use.
+
+        Raises: EngineDeadError.
+        """
+        await self.wait_ready()
+        if self._core is not None:  # a core that is yet to come has nothing to forget
+            await asyncio.wrap_future(self._core.call("reset_prefix_cache"))
+
+    def drain(self) -> None:
+        """Take nothing new; what is here goes on to its end."""
+        self._draining = True
+
+    async def abort_all(self) -> None:
+        """Stop every request."""
+        for request_id in list(self._streams):
+            await self.abort(request_id)
+
     def close(self) -> None:
         """Stop the engine; running requests end with EngineDeadError. Harmless when called again."""
-        self._core.close()
-        self._die("the engine was closed")
+        if self._source is not None:
+            self._source.close()
+            self._on_loop(self._disconnect)
+        elif self._core is not None:
+            self._core.close()
+        self._die(EngineDeadError("the engine was closed"))
 
     def __enter__(self) -> AsyncLLMEngine:
         return self
@@ -147,52 +293,147 @@ class AsyncLLMEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _parts(self) -> FrontParts:
+        if self._front is None:
+            self._check_alive()
+            raise EngineUnavailable("the engine is starting; try again in a moment", retry_after=1)
+        return self._front
+
     def _check_alive(self) -> None:
-        if self._why_dead is not None:
-            raise EngineDeadError(self._why_dead)
+        if self._dead is not None:
+            raise EngineDeadError(self._dead.message)
+
+    def _check_open(self) -> None:
+        self._check_alive()
+        if self._draining:
+            raise EngineUnavailable("the server is shutting down; another one may serve this request", retry_after=1)
+
+    def _bind(self) -> None:
+        """Use the running event loop; a core process can speak to one loop only."""
+        loop = asyncio.get_running_loop()
+        if self._source is not None and self._loop is None:
+            self._loop = loop
+            self._follower = loop.create_task(self._follow(self._source), name="quire-core-events")
+        if self._source is not None and loop is not self._loop:
+            raise EngineDeadError("this engine's core process belongs to the event loop that used it first")
+        self._loop = loop
 
     def _start(self, stream: _Stream, request: ProcessedRequest) -> None:
-        """Give a request to the core."""
+        """Give a request to the core, or keep it for the next one."""
         stream.kind = request.core.sampling_params.output_kind
-        self._output.add(request)
+        self._parts.output_processor.add(request)
         self._readers[stream.core_id] = stream
         if not stream.aborted:
-            self._core.add(request.core)
+            if self._core is not None:
+                self._core.add(request.core)
             return
-        output = self._output.abort(stream.core_id)
+        output = self._parts.output_processor.abort(stream.core_id)
         assert output is not None
         stream.put(output)
 
     def _stop(self, stream: _Stream) -> RequestOutput | None:
         """Take a request from the core; its last output, or None when it is not there (any more)."""
         self._readers.pop(stream.core_id, None)
-        output = self._output.abort(stream.core_id)
-        if output is not None:
+        self._admission.leave(stream.core_id)
+        self._suspects.clear(stream.core_id)
+        output = None if self._front is None else self._front.output_processor.abort(stream.core_id)
+        if output is not None and self._core is not None:
             self._core.abort(AbortRequest(request_id=stream.core_id))
         return output
 
     def _from_core(self, news: EngineCoreOutputs) -> None:
         """In the core's thread: hand over to the event loop."""
-        if news.outputs:
-            self._on_loop(self._deliver, news)
+        self._on_loop(self._deliver, news)
 
     def _deliver(self, news: EngineCoreOutputs) -> None:
-        outputs, aborts = self._output.process(news.outputs)
+        if news.stats is not None:
+            self.last_stats, self.last_stats_at = news.stats, time.monotonic()
+        if not news.outputs:
+            return
+        outputs, aborts = self._parts.output_processor.process(news.outputs)
         for abort in aborts:
+            assert self._core is not None
             self._core.abort(abort)
+        for core_output in news.outputs:
+            if core_output.new_token_ids:
+                self._admission.leave(core_output.request_id)
+                self._suspects.clear(core_output.request_id)
         for output in outputs:
             self._readers[output.request_id].put(output)
+
+    async def _follow(self, source: CoreSource) -> None:
+        """Connect to one core after the other."""
+        events: asyncio.Queue[CoreEvent] = asyncio.Queue()
+        sink = partial(self._on_loop, events.put_nowait)
+        source.subscribe(sink)
+        try:
+            while self._dead is None:
+                match await events.get():
+                    case CoreConfigured() as event if self._front is None:
+                        self._front = await asyncio.to_thread(load_front, event.config)
+                    case CoreUp() as event:
+                        await self._core_up(event, lost=lambda: source.subscribe(sink))
+                    case CoreDown() as event:
+                        self._core_down(event)
+                    case CoreGone() as event:
+                        self._errored = True
+                        self._die(event.error)
+        except QuireError as error:
+            self._errored = True
+            self._die(error)
+            await asyncio.to_thread(source.close)
+        finally:
+            self._disconnect()
+
+    async def _core_up(self, event: CoreUp, lost: Callable[[], None]) -> None:
+        """Take a new core into use; it gets every request with the tokens it has."""
+        client = ProcessCoreClient(self._deliver, self._suspects.try_alone, lambda: self._core_lost(client, lost))
+        await client.connect(event.connection)
+        self._disconnect()
+        self._core = client
+        for core_id, stream in self._readers.items():
+            if core_id in self._parts.output_processor:
+                request = self._parts.output_processor.so_far(core_id)
+                client.add(replace(request, runs_alone=self._suspects.is_suspect(core_id)))
+        self._settled.set()
+
+    def _core_lost(self, client: CoreClient, reconnect: Callable[[], None]) -> None:
+        """The connection has ended: mostly with the core, which CoreDown says next; else there is another one to get."""
+        if client is self._core:
+            self._core = None
+            reconnect()
+
+    def _core_down(self, event: CoreDown) -> None:
+        self._disconnect()
+        self.num_restarts += 1
+        running = [core_id for core_id in self._readers if core_id in self._parts.output_processor]
+        log.warning("%s; %d requests wait for the next one", event.reason, len(running))
+        for core_id in self._suspects.core_ended(running, crashed=event.crashed):
+            stream = self._readers[core_id]
+            self._stop(stream)
+            stream.fail(
+                RequestQuarantined(
+                    f"this request is not run again: the engine ended whenever it ran it alone ({event.reason})"
+                )
+            )
+
+    def _disconnect(self) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
 
     def _on_death(self, error: EngineDeadError) -> None:
         """In the core's thread: tell everybody."""
         self._errored = True
-        self._die(error.message)
+        self._die(error)
 
-    def _die(self, why: str) -> None:
-        self._why_dead = self._why_dead or why
-        self._on_loop(self._fail_all, self._why_dead)
+    def _die(self, error: QuireError) -> None:
+        self._dead = self._dead or error
+        self._on_loop(self._fail_all, self._dead.message)
 
     def _fail_all(self, why: str) -> None:
+        self._settled.set()
         for stream in self._streams.values():
             self._stop(stream)
             stream.fail(EngineDeadError(why))

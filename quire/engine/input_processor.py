@@ -61,10 +61,8 @@ class InputProcessor:
         params = self.default_params if params is None else params
         text, token_ids, salt = self._parse(prompt)
         if token_ids is None:
-            token_ids = self._encode(text or "")
-        self._check_prompt(token_ids)
-        self._check_params(params)
-        max_tokens, warnings = self._max_tokens(params, len(token_ids))
+            token_ids = self.encode(text or "")
+        max_tokens, warnings = self.check(token_ids, params)
         core = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -77,6 +75,41 @@ class InputProcessor:
             arrived_at=self.clock(),
         )
         return ProcessedRequest(core, text, (*params.warnings, *warnings))
+
+    def check(self, token_ids: list[int], params: SamplingParams) -> tuple[int, list[str]]:
+        """Everything about tokens and parameters that depends on the model; how long the output may get, and warnings.
+
+        Raises: RequestErrors naming the field, the numbers and the remedy.
+        """
+        self._check_prompt(token_ids)
+        self._check_params(params)
+        return self._max_tokens(params, len(token_ids))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a prompt.
+
+        Raises: PromptTooLong before any work for a text that cannot fit; UnsupportedFeature without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise UnsupportedFeature(
+                "this engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids", parameter="prompt"
+            )
+        self.check_characters(text)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_characters(self, text: str) -> None:
+        """Refuse a text that is too long to be worth tokenising.
+
+        Raises: PromptTooLong.
+        """
+        limit = self.config.model_config.max_model_len
+        if len(text) > limit * CHARS_PER_TOKEN:
+            raise PromptTooLong(
+                f"This model's maximum context length is {limit} tokens; the prompt has {len(text)} characters, more "
+                f"than {CHARS_PER_TOKEN} per token. Shorten the prompt.",
+                num_tokens=len(text) // CHARS_PER_TOKEN,
+                limit=limit,
+            )
 
     def _parse(self, prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
         """(text, token ids, cache salt) of any kind of prompt."""
@@ -110,21 +143,6 @@ class InputProcessor:
             )
         check_unicode(salt or "", "cache_salt")
         return text, None if ids is None else _token_list(ids), salt
-
-    def _encode(self, text: str) -> list[int]:
-        if self.tokenizer is None:
-            raise UnsupportedFeature(
-                "this engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids", parameter="prompt"
-            )
-        limit = self.config.model_config.max_model_len
-        if len(text) > limit * CHARS_PER_TOKEN:
-            raise PromptTooLong(
-                f"This model's maximum context length is {limit} tokens; the prompt has {len(text)} characters, more "
-                f"than {CHARS_PER_TOKEN} per token. Shorten the prompt.",
-                num_tokens=len(text) // CHARS_PER_TOKEN,
-                limit=limit,
-            )
-        return self.tokenizer.encode(text)
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         model = self.config.model_config
