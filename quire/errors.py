@@ -11,7 +11,10 @@
     |   |-- TokenizerError      tokenizer files that are missing or damaged
     |   `-- MissingDependency   an optional package is not installed
     `-- EngineError             ours (5xx)
-        `-- EngineDeadError     the engine stopped and cannot serve
+        |-- EngineDeadError     the engine stopped and cannot serve
+        |-- EngineUnavailable   the engine does not serve now: it starts or drains
+        |-- EngineOverloaded    too much is queued already
+        `-- RequestQuarantined  the engine ended whenever it ran this request
 
 A message has three parts: what happened, the numbers, what to do. Errors cross process boundaries as
 their class name and constructor keywords (`as_wire` / `from_wire`), so attributes equal the keywords.
@@ -120,6 +123,34 @@ class EngineDeadError(EngineError):
 
     status = 503
     code = "engine_unavailable"
+
+
+class EngineUnavailable(EngineError):
+    """The engine does not serve now: it starts or drains. `retry_after` is in seconds."""
+
+    status = 503
+    code = "engine_unavailable"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.retry_after = retry_after
+
+
+class EngineOverloaded(EngineError):
+    """Too much is queued already. `retry_after` is in seconds."""
+
+    status = 429
+    code = "engine_overloaded"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.retry_after = retry_after
+
+
+class RequestQuarantined(EngineError):
+    """The engine ended whenever it ran this request, alone; it is not run again."""
+
+    code = "request_quarantined"
 
 
 def shown(value: object) -> str:

@@ -66,14 +66,24 @@ class Scheduler:
         self._scheduled: dict[int, Sequence] = {}
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Queue a request. Its id must be new (the engine sees to it)."""
+        """Queue a request, new or with progress. Its id must be new (the engine sees to it)."""
         assert request.request_id not in self.groups, request.request_id
         group = SequenceGroup(request)
-        seq = Sequence(self._new_seq_id(), group, 0, list(request.prompt_token_ids))
-        seq.num_to_fork = request.sampling_params.n
-        group.sequences[0] = seq
+        branches = request.progress.branches if request.progress else {}
+        for branch, output in (branches or {0: []}).items():
+            seq = Sequence(self._new_seq_id(), group, branch, [*request.prompt_token_ids, *output])
+            seq.num_to_fork = 1 if branches else request.sampling_params.n
+            group.sequences[branch] = seq
+            self.waiting.append(seq)
         self.groups[request.request_id] = group
-        self.waiting.append(seq)
+
+    def withdraw(self, request_id: str) -> EngineCoreRequest:
+        """Take an unfinished request out, in the form in which it can be added again."""
+        group = self.groups[request_id]
+        request = group.so_far()
+        for seq in list(group.sequences.values()):
+            self._finish(seq)
+        return request
 
     def abort(self, abort: AbortRequest) -> bool:
         """Drop a request, or one branch of it; False when it is not (or no longer) here."""
@@ -156,7 +166,7 @@ class Scheduler:
         self._num_slots += seq.num_to_fork
         if group.num_cached_tokens < 0:
             group.num_cached_tokens = seq.num_computed_tokens
-            group.stats.scheduled_at = self.clock()
+            group.stats.scheduled_at = group.stats.scheduled_at or self.clock()
 
     def _schedule(self, seq: Sequence, num_tokens: int, plan: SchedulerOutputs, budget: StepBudget) -> None:
         wanted = len(seq.token_ids) - seq.num_computed_tokens

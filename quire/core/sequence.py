@@ -6,9 +6,10 @@ the difference. The prompt of a group is computed once, by its first sequence, w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
 
-from quire.messages.request import EngineCoreRequest
+from quire.messages.request import EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestStats
 from quire.utils.hashing import root_hash
 
@@ -103,9 +104,21 @@ class SequenceGroup:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.sequences: dict[int, Sequence] = {}
         """Live branches by branch number."""
-        self.stats = RequestStats(arrived_at=request.arrived_at)
+        progress = request.progress or RequestProgress()
+        self.stats = progress.stats or RequestStats(arrived_at=request.arrived_at)
         self.root_hash = root_hash(request.cache_salt)
-        self.num_cached_tokens = -1
+        self.num_cached_tokens = progress.num_cached_tokens
         """Prompt tokens found in the prefix cache when first scheduled; -1 before."""
-        self.num_prompt_logprobs = 0
+        self.num_prompt_logprobs = progress.num_prompt_logprobs
         """Prompt positions already reported: a recomputed prompt does not report them again."""
+
+    def so_far(self) -> EngineCoreRequest:
+        """The request with its progress, as another scheduler (or this one) can go on with it."""
+        branches = {seq.branch: seq.token_ids[self.num_prompt_tokens :] for seq in self.sequences.values()}
+        progress = RequestProgress(
+            branches={branch: token_ids for branch, token_ids in branches.items() if token_ids},
+            num_prompt_logprobs=self.num_prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            stats=self.stats,
+        )
+        return replace(self.request, progress=progress)

@@ -1,7 +1,7 @@
 """`AsyncLLMEngine`: the engine for asyncio programs: `async for output in engine.generate(...)`.
 
-The core steps in a thread of this process (`from_engine_args`) or in a process of its own (`launch`). In the second case
-a core that ends is replaced, and every request goes on from the tokens it has: its reader sees a pause.
+The core steps in a thread of this process (`from_engine_args`) or in a process of its own (`launch`). In the second
+case a core that ends is replaced, and every request goes on from the tokens it has: its reader sees a pause.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class _Stream:
         self.kind = RequestOutputKind.CUMULATIVE
         self.aborted = False
         """abort() came while the prompt was being tokenised."""
+        self.in_core = False
+        """A core that has not ended was given the request."""
         self._pending: RequestOutput | None = None
         self._error: Exception | None = None
         self._ready = asyncio.Event()
@@ -327,6 +329,7 @@ class AsyncLLMEngine:
         if not stream.aborted:
             if self._core is not None:
                 self._core.add(request.core)
+                stream.in_core = True
             return
         output = self._parts.output_processor.abort(stream.core_id)
         assert output is not None
@@ -396,10 +399,11 @@ class AsyncLLMEngine:
             if core_id in self._parts.output_processor:
                 request = self._parts.output_processor.so_far(core_id)
                 client.add(replace(request, runs_alone=self._suspects.is_suspect(core_id)))
+                stream.in_core = True
         self._settled.set()
 
     def _core_lost(self, client: CoreClient, reconnect: Callable[[], None]) -> None:
-        """The connection has ended: mostly with the core, which CoreDown says next; else there is another one to get."""
+        """The connection has ended, mostly with the core, as CoreDown will say; else there is another one to get."""
         if client is self._core:
             self._core = None
             reconnect()
@@ -407,9 +411,8 @@ class AsyncLLMEngine:
     def _core_down(self, event: CoreDown) -> None:
         self._disconnect()
         self.num_restarts += 1
-        running = [core_id for core_id in self._readers if core_id in self._parts.output_processor]
-        log.warning("%s; %d requests wait for the next one", event.reason, len(running))
-        for core_id in self._suspects.core_ended(running, crashed=event.crashed):
+        bereft = [core_id for core_id, stream in self._readers.items() if stream.in_core]
+        for core_id in self._suspects.core_ended(bereft, crashed=event.crashed):
             stream = self._readers[core_id]
             self._stop(stream)
             stream.fail(
@@ -417,6 +420,8 @@ class AsyncLLMEngine:
                     f"this request is not run again: the engine ended whenever it ran it alone ({event.reason})"
                 )
             )
+        for stream in self._readers.values():
+            stream.in_core = False
 
     def _disconnect(self) -> None:
         core, self._core = self._core, None

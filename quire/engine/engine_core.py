@@ -12,6 +12,8 @@ from quire.engine.quarantine import execute_guarded
 from quire.executor.base import Executor
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.stats import StepStats
+from quire.messages.step import SchedulerOutputs
 
 
 class EngineCore:
@@ -48,6 +50,10 @@ class EngineCore:
         result = execute_guarded(self.executor, plan)  # 2. compute
         outputs = self.scheduler.update(plan, result)  # 3. learn
         return EngineCoreOutputs(outputs=outputs, stats=self.scheduler.stats(plan) if self.log_stats else None)
+
+    def stats(self) -> StepStats | None:
+        """How full the engine is between steps; None when statistics are off."""
+        return self.scheduler.stats(SchedulerOutputs()) if self.log_stats else None
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""

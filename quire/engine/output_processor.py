@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from quire.engine.input_processor import ProcessedRequest
 from quire.messages.output import EngineCoreOutput, FinishReason, PositionLogprobs
-from quire.messages.request import AbortRequest
+from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestStats
 from quire.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from quire.sampling_params import RequestOutputKind
@@ -69,6 +69,24 @@ class OutputProcessor:
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             stats=RequestStats(arrived_at=request.core.arrived_at),
         )
+
+    def so_far(self, request_id: str) -> EngineCoreRequest:
+        """The request with its progress, for a core that has never heard of it."""
+        state = self._states[request_id]
+        request = state.request.core
+        live = {i: branch.token_ids for i, branch in enumerate(state.branches) if branch.finish_reason is None}
+        started = any(branch.token_ids for branch in state.branches)
+        num_prompt_logprobs = 0
+        if request.sampling_params.prompt_logprobs is not None:  # complete before the first token
+            reported = state.prompt_logprobs or []
+            num_prompt_logprobs = len(request.prompt_token_ids) - 1 if started else max(0, len(reported) - 1)
+        progress = RequestProgress(
+            branches=live if started else {},
+            num_prompt_logprobs=num_prompt_logprobs,
+            num_cached_tokens=state.num_cached_tokens if started else -1,
+            stats=state.stats,
+        )
+        return replace(request, progress=progress)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Stop following a request; its last output, or None when it is not (or no longer) known."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +37,19 @@ EMBEDDED_MODEL = Path(__file__).parents[1] / "tiny"
 
 
 @dataclass(slots=True)
-class EngineParts:
-    """What an engine is made of."""
+class FrontParts:
+    """What turns prompts into requests and tokens into text."""
 
     config: QuireConfig
     tokenizer: Tokenizer | None
     input_processor: InputProcessor
     output_processor: OutputProcessor
+
+
+@dataclass(slots=True)
+class EngineParts(FrontParts):
+    """What an engine in one process is made of."""
+
     core: EngineCore
     ledger: Ledger
 
@@ -78,31 +85,59 @@ def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic, ledger:
     Raises: ConfigError and its kin, before weights are read where possible.
     """
     ledger = Ledger() if ledger is None else ledger
-    for warning in envs.unknown():
-        log.warning("%s", warning)
-    with ThreadPoolExecutor(1) as background:
-        torch_import = background.submit(importlib.import_module, "torch")  # overlaps with the small files
+    with importing_torch(ledger):  # overlaps with the small files
         with ledger.stage("config"):
             config = create_config(args)
         with ledger.stage("tokenizer"):
-            tokenizer = None if args.skip_tokenizer_init else load_tokenizer(config.model_config.tokenizer_path)
-            _check_tokenizer(config, tokenizer)
-            _check_chat_template(config, tokenizer)
+            front = load_front(config, clock)
+    return EngineParts(
+        config=config,
+        tokenizer=front.tokenizer,
+        input_processor=front.input_processor,
+        output_processor=front.output_processor,
+        core=load_core(config, clock, ledger),
+        ledger=ledger,
+    )
+
+
+@contextmanager
+def importing_torch(ledger: Ledger) -> Iterator[None]:
+    """Import the worker and torch while the block runs."""
+    with ThreadPoolExecutor(1) as background:
+        torch_import = background.submit(importlib.import_module, "torch")
+        yield
         with ledger.stage("imports"):
             torch_import.result()
             importlib.import_module("quire.worker.worker")
-    with load_progress(config.load_config.show_progress) as progress:
-        executor = create_executor(config, ledger, progress)
-    core = EngineCore(config, executor, clock)
-    _report(config, ledger)
-    return EngineParts(
+
+
+def load_front(config: QuireConfig, clock: Callable[[], float] = time.monotonic) -> FrontParts:
+    """Tokenizer and processors; no torch.
+
+    Raises: ConfigError and its kin.
+    """
+    tokenizer = None if config.model_config.skip_tokenizer_init else load_tokenizer(config.model_config.tokenizer_path)
+    _check_tokenizer(config, tokenizer)
+    _check_chat_template(config, tokenizer)
+    return FrontParts(
         config=config,
         tokenizer=tokenizer,
         input_processor=InputProcessor(config, tokenizer, clock),
         output_processor=OutputProcessor(tokenizer),
-        core=core,
-        ledger=ledger,
     )
+
+
+def load_core(config: QuireConfig, clock: Callable[[], float], ledger: Ledger) -> EngineCore:
+    """Model and KV cache, ready to step.
+
+    Raises: CheckpointError and its kin.
+    """
+    for warning in envs.unknown():
+        log.warning("%s", warning)
+    with load_progress(config.load_config.show_progress) as progress:
+        executor = create_executor(config, ledger, progress)
+    _report(config, ledger)
+    return EngineCore(config, executor, clock)
 
 
 def _read_config(path: Path) -> dict[str, object]:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from quire.messages.stats import RequestStats
 from quire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestProgress:
+    """What a request has given so far, for a core that takes it over: it goes on at exactly the next token."""
+
+    branches: dict[int, list[int]] = field(default_factory=dict)
+    """Output tokens of each branch that has not ended; empty before the first token."""
+    num_prompt_logprobs: int = 0
+    """Prompt positions that were reported."""
+    num_cached_tokens: int = -1
+    """What was reported as found in the prefix cache; -1 before it was looked up."""
+    stats: RequestStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +39,10 @@ class EngineCoreRequest:
     """`bad_words` as token sequences, with and without a leading space."""
     cache_salt: str | None = None
     arrived_at: float = 0.0
+    progress: RequestProgress | None = None
+    """None for a new request."""
+    runs_alone: bool = False
+    """Run it with nothing beside it until it has a new token: it may be what ended another core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

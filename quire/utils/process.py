@@ -1,0 +1,42 @@
+"""What a process can know of another, and the tie between a parent and its children."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; exits at once if it is too late.
+
+    A process that is stopped or busy cannot see its parent go, but it can be killed.
+    """
+    if os.uname().sysname == "Linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def thread_states(pid: int) -> str:
+    """One letter per thread, as in proc(5): R runs or could, S and D sleep, T is stopped; empty when unknown."""
+    states = ""
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            states += (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        pass
+    return states
+
+
+def describe_exit(returncode: int) -> str:
+    """How a process ended, for people."""
+    if returncode >= 0:
+        return f"exited with status {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
