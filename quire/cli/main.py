@@ -13,6 +13,7 @@ from quire import __version__
 from quire.errors import QuireError
 
 COMMANDS = {
+    "serve": "serve a model over HTTP, as OpenAI does",
     "run": "complete a prompt with a model, here and now",
     "chat": "talk to a model in the terminal",
     "bench": "measure latency or throughput",

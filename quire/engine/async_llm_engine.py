@@ -29,9 +29,9 @@ from quire.engine.core_supervisor import (
     CoreSource,
     CoreSupervisor,
     CoreUp,
-    RestartPolicy,
 )
-from quire.engine.input_processor import ProcessedRequest, as_params, check_request_id
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
+from quire.engine.restart_policy import RestartPolicy
 from quire.engine.startup import EngineParts, FrontParts, load_front, start
 from quire.engine.suspects import Suspects
 from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
@@ -166,6 +166,14 @@ class AsyncLLMEngine:
         Raises: EngineUnavailable while the engine starts.
         """
         return self._parts.tokenizer
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """What tokenises and checks prompts.
+
+        Raises: EngineUnavailable while the engine starts.
+        """
+        return self._parts.input_processor
 
     @property
     def default_params(self) -> SamplingParams:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from quire.engine.core_protocol import DATA, Trial, UtilityCall, UtilityResult
 from quire.engine.engine_core import EngineCore
@@ -160,8 +160,7 @@ class ProcessCoreClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The loop has taken the socket."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """The core has said something."""

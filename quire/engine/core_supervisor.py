@@ -24,7 +24,6 @@ from typing import Protocol
 
 from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
-from quire.config.knobs import knob, read_knobs
 from quire.engine.core_protocol import (
     CONTROL,
     Attach,
@@ -35,6 +34,7 @@ from quire.engine.core_protocol import (
     RestartCore,
     StartCore,
 )
+from quire.engine.restart_policy import RestartPolicy
 from quire.errors import EngineDeadError, EngineError, QuireError, from_wire
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, MalformedFrame
@@ -53,21 +53,6 @@ BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Pause before the n-th restart in a window; the last one for all further ones."""
 OUTSIDE_SIGNALS = frozenset({-1, -2, -9, -15})
 """Exit statuses of a process that was ended from outside: SIGHUP, SIGINT, SIGKILL, SIGTERM."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartPolicy:
-    """When to give up on a core. Times are seconds.
-
-    Raises: ConfigError.
-    """
-
-    max_engine_restarts: int = knob(5, "Times the engine process is replaced in a window before giving up.", least=0)
-    engine_restart_window: int = knob(600, "The window in which replacements count.", least=1)
-    step_timeout: int = knob(60, "A step that takes longer, and ten times the longest so far, hangs.", least=1)
-
-    def __post_init__(self) -> None:
-        read_knobs(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,88 @@
+"""`quire serve [MODEL]`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quire.config.args import EngineArgs, add_flags
+from quire.config.knobs import add_knob_flags, knobs_from_namespace
+from quire.errors import ConfigError, shown
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this subcommand."""
+    from quire.engine.admission import AdmissionLimits
+    from quire.engine.restart_policy import RestartPolicy
+    from quire.server.settings import add_server_flags
+
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="directory or hub id; the embedded one if absent")
+    parser.add_argument("--config", metavar="FILE", help="YAML with flags as keys; those given here win")
+    add_server_flags(parser)
+    add_knob_flags(parser, AdmissionLimits, "admission")
+    add_knob_flags(parser, RestartPolicy, "supervision")
+    add_flags(parser)
+    parser.set_defaults(run=partial(run, parser=parser, started_at=time.monotonic()))
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser, started_at: float) -> int:
+    """Serve until a signal ends it.
+
+    Raises: QuireError when the server cannot start.
+    """
+    from quire.engine.admission import AdmissionLimits
+    from quire.engine.restart_policy import RestartPolicy
+    from quire.server.launch import ServeOptions, serve
+    from quire.server.settings import settings_from_namespace
+
+    if args.config is not None:
+        for name, value in vars(parser.parse_args(flags_of_file(args.config))).items():
+            if vars(args).get(name) is None:
+                setattr(args, name, value)
+    options = ServeOptions(
+        args=_engine_args(args),
+        settings=settings_from_namespace(args),
+        limits=knobs_from_namespace(args, AdmissionLimits),
+        policy=knobs_from_namespace(args, RestartPolicy),
+    )
+    serve(options, started_at)
+    return 0
+
+
+def _engine_args(args: argparse.Namespace) -> EngineArgs:
+    given = vars(args).get("model")
+    if args.model_tag is not None:
+        if given not in (None, args.model_tag):
+            raise ConfigError(f"the model is given twice: {args.model_tag!r} and --model {given!r}; give one")
+        args.model = args.model_tag
+    return knobs_from_namespace(args, EngineArgs)
+
+
+def flags_of_file(path: str) -> list[str]:
+    """The flags that a YAML file spells as keys and values.
+
+    Raises: ConfigError.
+    """
+    import yaml
+
+    try:
+        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"--config {path}: must map flags to values, got {shown(options)}")
+    return [word for key, value in options.items() for word in _words(str(key).replace("_", "-"), value)]
+
+
+def _words(flag: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, list):
+        return [f"--{flag}", *map(str, value)] if value else []
+    return [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]

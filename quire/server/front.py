@@ -1,0 +1,161 @@
+"""One process that serves HTTP: an app on a listening socket, until it has drained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.errors import QuireError
+from quire.log import get_logger
+from quire.server.settings import ServerSettings
+
+log = get_logger(__name__)
+
+LAST_WORDS_S = 2
+"""Time for replies that are already written to reach their readers."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: what a signal means is decided here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Front:
+    """The HTTP server around one engine."""
+
+    def __init__(self, engine: AsyncLLMEngine, settings: ServerSettings, sock: socket.socket) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.sock = sock
+        self._server: _Server | None = None
+        self._stop = asyncio.Event()
+        self._drainer: asyncio.Task[None] | None = None
+        self._failure: QuireError | None = None
+
+    async def run(self, make_app: Callable[[], ASGIApp], on_ready: Callable[[], None]) -> None:
+        """Serve until drained or stopped.
+
+        Raises: ConfigError and its kin when the engine cannot start.
+        """
+        watcher = asyncio.create_task(self._watch_start(on_ready))
+        self._server = _Server(uvicorn_config(make_app(), self.settings))
+        try:
+            await self._server.serve([self.sock])
+        finally:
+            watcher.cancel()
+            if self._drainer is not None:
+                self._drainer.cancel()
+            await asyncio.to_thread(self.engine.close)
+        if self._failure is not None:
+            raise self._failure
+
+    def drain(self) -> None:
+        """Refuse what is new, finish what is here, then end; harmless when called again."""
+        if self._drainer is None:
+            self.engine.drain()
+            log.info("draining %d requests, for %d s at most", self.engine.num_unfinished, self._timeout_s)
+            self._drainer = asyncio.create_task(self._finish())
+
+    def stop(self) -> None:
+        """End now: requests end with what they have."""
+        self.drain()
+        self._stop.set()
+
+    def on_signal(self) -> None:
+        """The first signal drains, the second stops."""
+        if self._drainer is None:
+            self.drain()
+        else:
+            self.stop()
+
+    @property
+    def _timeout_s(self) -> int:
+        return self.settings.shutdown_timeout
+
+    async def _finish(self) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while self.engine.num_unfinished and time.monotonic() < deadline and not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 0.05)
+        if self.engine.num_unfinished:
+            log.warning("aborting %d requests", self.engine.num_unfinished)
+            await self.engine.abort_all()
+        self._exit()
+
+    def _exit(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def _watch_start(self, on_ready: Callable[[], None]) -> None:
+        try:
+            await self.engine.wait_ready()
+        except QuireError as error:
+            self._failure = error
+            self._exit()
+        else:
+            on_ready()
+
+
+def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    """uvicorn as the settings want it."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        loop="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        root_path=settings.root_path.rstrip("/"),
+        limit_concurrency=None,
+        timeout_keep_alive=settings.idle_timeout,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_ca_certs=settings.ssl_ca_certs,
+        ssl_cert_reqs=2 if settings.ssl_ca_certs else 0,
+    )
+
+
+def run_front(
+    engine: AsyncLLMEngine,
+    settings: ServerSettings,
+    sock: socket.socket,
+    *,
+    on_ready: Callable[[], None],
+    handle_signals: Callable[[Front, asyncio.AbstractEventLoop], None],
+) -> None:
+    """Serve in the main thread until drained.
+
+    Raises: ConfigError and its kin when the engine cannot start.
+    """
+    import uvloop
+
+    from quire.server.app import create_app
+
+    async def main() -> None:
+        front = Front(engine, settings, sock)
+        handle_signals(front, asyncio.get_running_loop())
+        await front.run(lambda: create_app(engine, settings), on_ready)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def drain_then_stop(front: Front, loop: asyncio.AbstractEventLoop) -> None:
+    """SIGTERM and SIGINT: the first drains, the second stops at once."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, front.on_signal)

@@ -1,0 +1,74 @@
+"""Listening sockets, bound before anything expensive happens, with errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+
+from quire.errors import ConfigError
+
+BACKLOG = 2048
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """A listening socket on an address of this machine; port 0 lets the system choose.
+
+    Raises: ConfigError.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--host {host}: no such address ({error}); give one of this machine, or 127.0.0.1") from None
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another --port or --host, or "
+            "stop what listens there."
+        ) from None
+    return sock
+
+
+def listen_unix(path: str) -> socket.socket:
+    """A listening unix socket that only this user can connect to; one that a dead server left behind is replaced.
+
+    Raises: ConfigError.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(BACKLOG)
+    except (OSError, ValueError) as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on the unix socket {path}: {error}. Choose another --uds.") from None
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Remove a socket file that nobody listens on."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise FileExistsError(17, "a file that is no socket stands there")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+
+
+def url_of(sock: socket.socket, *, tls: bool) -> str:
+    """Where a listening socket is reached."""
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host, port = name[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
