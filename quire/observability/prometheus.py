@@ -1,0 +1,197 @@
+"""Prometheus metrics: `quire:` names, and the same series under `vllm:` names that dashboards and scalers read.
+
+The engine fills plain `StepStats` and `RequestStats`; this module reads them from outside. Labels are never text that
+a client sent, so the number of series is bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+
+from quire.config.engine import QuireConfig
+from quire.messages.stats import StepStats
+from quire.outputs import RequestOutput
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OWN, COMPATIBLE = "quire:", "vllm:"
+
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+                640, 2560)  # fmt: skip
+_INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
+                20, 40, 80)  # fmt: skip
+_REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_LABELS = ("model_name", "engine")
+
+
+def _up_to(limit: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50 ... as far as a count of tokens can go."""
+    steps = (mantissa * 10**exponent for exponent in range(9) for mantissa in (1, 2, 5))
+    return [float(step) for step in steps if step <= max(limit, 1)]
+
+
+class _Both:
+    """A registry's metrics under their own and under the compatible names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            yield metric
+            if metric.name.startswith(OWN):
+                yield _renamed(metric)
+
+
+def _renamed(metric: Metric) -> Metric:
+    twin = Metric(COMPATIBLE + metric.name.removeprefix(OWN), metric.documentation, metric.type, metric.unit)
+    twin.samples = [Sample(COMPATIBLE + s.name.removeprefix(OWN), *s[1:]) for s in metric.samples]
+    return twin
+
+
+class Metrics:
+    """Everything that is counted about one engine and its server."""
+
+    def __init__(self, config: QuireConfig, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._values = (model_name, "0")
+        tokens = _up_to(config.model_config.max_model_len)
+        self.running = self._gauge("num_requests_running", "Sequences in the running batch.")
+        self.waiting = self._gauge("num_requests_waiting", "Requests that wait for the batch.")
+        self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
+        self.restarts = self._gauge("engine_restarts", "Engine cores that were replaced.")
+        self.prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
+        self.prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were started.")
+        self.cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from the prefix cache.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.preemptions = self._counter("num_preemptions", "Times a request was preempted.")
+        self.success = Counter(
+            f"{OWN}request_success",
+            "Requests by how they ended.",
+            (*_LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        self.rejections = Counter(
+            f"{OWN}admission_rejections", "Requests that were refused for load.", ("model_name", "reason"),
+            registry=self._registry,
+        )  # fmt: skip
+        self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Token to token.", _INTER_TOKEN)
+        self.per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first.", _INTER_TOKEN
+        )
+        self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _REQUEST)
+        self.queue_time = self._histogram("request_queue_time_seconds", "Arrival to the first step.", _REQUEST)
+        self.prefill_time = self._histogram("request_prefill_time_seconds", "First step to first token.", _REQUEST)
+        self.decode_time = self._histogram("request_decode_time_seconds", "First to last token.", _REQUEST)
+        self.inference_time = self._histogram("request_inference_time_seconds", "First step to last token.", _REQUEST)
+        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", tokens)
+        self.request_generation = self._histogram("request_generation_tokens", "Output tokens of a request.", tokens)
+        self.http_requests = Counter(
+            "http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self._registry
+        )
+        self.http_time = Histogram(
+            "http_request_duration_seconds", "HTTP requests from headers to end.", ("handler", "method"),
+            registry=self._registry, buckets=_REQUEST,
+        )  # fmt: skip
+        cache = config.cache_config
+        info = {"block_size": cache.block_size, "num_gpu_blocks": cache.num_blocks}
+        facts = Gauge(f"{OWN}cache_config_info", "The KV cache.", (*info, "engine"), registry=self._registry)
+        facts.labels(*map(str, info.values()), "0").set(1)
+        self._seen = StepStats()
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(OWN + name, text, _LABELS, registry=self._registry).labels(*self._values)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(OWN + name, text, _LABELS, registry=self._registry).labels(*self._values)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        made = Histogram(OWN + name, text, _LABELS, registry=self._registry, buckets=tuple(buckets))
+        return made.labels(*self._values)
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was refused for load; reason is one of a closed set."""
+        self.rejections.labels(self._values[0], reason).inc()
+
+    def finished(self, reason: str) -> None:
+        """Count the end of a request."""
+        self.success.labels(*self._values, reason).inc()
+
+    def expose(self, stats: StepStats | None, num_restarts: int) -> bytes:
+        """The text that a scraper reads."""
+        self.restarts.set(num_restarts)
+        if stats is not None:
+            self.running.set(stats.num_running)
+            self.waiting.set(stats.num_waiting)
+            self._count_prefixes(stats)
+            used = stats.num_total_blocks - stats.num_free_blocks
+            self.kv_usage.set(used / stats.num_total_blocks if stats.num_total_blocks else 0)
+        return generate_latest(_Both(self._registry))
+
+    def _count_prefixes(self, stats: StepStats) -> None:
+        """The core counts from its own start; a replaced one begins anew."""
+        seen = self._seen if stats.prefix_cache_queries >= self._seen.prefix_cache_queries else StepStats()
+        self.prefix_queries.inc(stats.prefix_cache_queries - seen.prefix_cache_queries)
+        self.prefix_hits.inc(stats.prefix_cache_hits - seen.prefix_cache_hits)
+        self._seen = stats
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The one record of a request: filled as its outputs come, closed exactly once."""
+
+    metrics: Metrics
+    arrived_at: float = field(default_factory=time.monotonic)
+    last_at: float = 0.0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    reason: str = "abort"
+    """How it ended: stop, length, abort or error."""
+
+    def observe(self, output: RequestOutput) -> None:
+        """Take in an output."""
+        now = time.monotonic()
+        metrics = self.metrics
+        count = sum(len(completion.token_ids) for completion in output.outputs)
+        if not self.last_at:
+            self.num_prompt_tokens, self.num_cached_tokens = len(output.prompt_token_ids), output.num_cached_tokens
+            metrics.prompt_tokens.inc(self.num_prompt_tokens)
+            metrics.cached_tokens.inc(self.num_cached_tokens)
+        elif count:
+            metrics.inter_token.observe((now - self.last_at) / count)
+        self.last_at = now
+        self.num_output_tokens += count
+        metrics.generation_tokens.inc(count)
+        if output.finished:
+            self._finish(output)
+
+    def close(self) -> None:
+        """Count the end."""
+        self.metrics.finished(self.reason)
+
+    def _finish(self, output: RequestOutput) -> None:
+        reasons = [completion.finish_reason for completion in output.outputs]
+        self.reason = next((reason for reason in reasons if reason is not None), "stop")
+        stats, metrics = output.metrics, self.metrics
+        metrics.request_prompt.observe(self.num_prompt_tokens)
+        metrics.request_generation.observe(self.num_output_tokens)
+        metrics.e2e.observe(self.last_at - self.arrived_at)
+        if stats is None or not stats.first_token_at:
+            return
+        metrics.preemptions.inc(stats.num_preemptions)
+        metrics.first_token.observe(stats.first_token_at - stats.arrived_at)
+        metrics.queue_time.observe(stats.scheduled_at - stats.arrived_at)
+        metrics.prefill_time.observe(stats.first_token_at - stats.scheduled_at)
+        metrics.decode_time.observe(stats.last_token_at - stats.first_token_at)
+        metrics.inference_time.observe(stats.last_token_at - stats.scheduled_at)
+        if stats.num_generation_tokens > 1:
+            between = stats.last_token_at - stats.first_token_at
+            metrics.per_token.observe(between / (stats.num_generation_tokens - 1))

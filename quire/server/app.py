@@ -1,0 +1,66 @@
+"""`create_app`: the server as an ASGI application, over an engine that somebody else starts and stops."""
+
+from __future__ import annotations
+
+import difflib
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from quire import __version__
+from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.errors import QuireError
+from quire.server import admin, chat, completions
+from quire.server.errors import ApiError, as_api_error, error_response
+from quire.server.middleware import Authentication, Limits, RequestContext
+from quire.server.protocol.openai import Error
+from quire.server.service import Service
+from quire.server.settings import ServerSettings
+
+ROUTES = (completions.routes, chat.routes, admin.routes)
+
+
+def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -> FastAPI:
+    """The application. The engine may still be starting: until it is ready, requests are answered with 503."""
+    settings = ServerSettings() if settings is None else settings
+    service = Service(engine, settings)
+    hidden = settings.disable_fastapi_docs
+    app = FastAPI(
+        title="quire",
+        version=__version__,
+        docs_url=None if hidden else "/docs",
+        redoc_url=None if hidden else "/redoc",
+        openapi_url=None if hidden else "/openapi.json",
+        root_path=settings.root_path.rstrip("/"),
+        redirect_slashes=False,
+        responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
+    )
+    for routes in ROUTES:
+        app.include_router(routes(service))
+    for kind in (HTTPException, RequestValidationError, QuireError, Exception):
+        app.add_exception_handler(kind, _answer)
+    app.add_middleware(Limits, service=service)
+    app.add_middleware(Authentication, service=service)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+        )
+    app.add_middleware(RequestContext, service=service)
+    return app
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    """Any exception as an error reply."""
+    path = request.url.path
+    if isinstance(error, HTTPException) and not isinstance(error, ApiError) and error.status_code == 404:
+        near = difflib.get_close_matches(path, list(request.app.openapi()["paths"]), n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        error = ApiError(404, "not_found", f"Unknown route {request.method[:16]} {path[:128]!r}.{hint}")
+    return error_response(as_api_error(error), path)

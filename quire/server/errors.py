@@ -1,0 +1,162 @@
+"""Every failure as a status and a body: OpenAI's error object, or Anthropic's on its routes.
+
+Message texts are part of the interface: client libraries match substrings such as "maximum context length is".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import Response
+
+from quire.errors import EngineDeadError, EngineError, PromptTooLong, QuireError, shown
+from quire.log import get_logger
+
+log = get_logger(__name__)
+
+MAX_MESSAGE = 2000
+ANTHROPIC_PATH = "/v1/messages"
+JSON = "application/json"
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+_FIELDS = {"prompt_token_ids": "prompt"}
+"""What the engine calls a field -> what a client calls it."""
+
+
+class ApiError(HTTPException):
+    """A request that is answered with an error. The message says what happened, the numbers, and what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """A field that is refused."""
+    return ApiError(400, code, message, param=param)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Any exception as what the client is told; what only concerns the operator is logged instead."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error.errors())
+    if isinstance(error, QuireError):
+        return _of_engine(error)
+    if isinstance(error, StarletteHTTPException):
+        return ApiError(
+            error.status_code, _CODES.get(error.status_code, "invalid_value"), str(error.detail), headers=error.headers
+        )
+    log.error("request failed: %s", shown(error), exc_info=error)
+    return ApiError(500, "internal_error", "The server failed on this request. The cause is in its log.")
+
+
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    """The body of an error on a route."""
+    message = error.message[:MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
+    if path.startswith(ANTHROPIC_PATH):
+        default = "invalid_request_error" if error.status_code < 500 else "api_error"
+        kind = _ANTHROPIC_TYPES.get(error.status_code, default)
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    default = "invalid_request_error" if error.status_code < 500 else "server_error"
+    kind = _TYPES.get(error.status_code, default)
+    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: ApiError, path: str) -> Response:
+    """The reply that carries an error."""
+    body = msgspec.json.encode(error_body(error, path))
+    return Response(body, error.status_code, error.headers, JSON)
+
+
+def _of_engine(error: QuireError) -> ApiError:
+    if isinstance(error, EngineError):
+        return _of_engine_fault(error)
+    param = error.fields.get("parameter")
+    if isinstance(error, PromptTooLong):
+        param = "prompt"
+    param = _FIELDS.get(str(param), param)
+    message = error.message.replace("prompt_token_ids", "prompt")
+    return ApiError(error.status, error.code, message, param=param)
+
+
+def _of_engine_fault(error: EngineError) -> ApiError:
+    """What happened to the engine is for its operator; what it refuses on purpose is for the client."""
+    message = error.message
+    if isinstance(error, EngineDeadError) or type(error) is EngineError:
+        log.error("engine: %s", error.message)
+        message = "The engine failed. The cause is in the server's log."
+    retry_after = error.fields.get("retry_after", 1)
+    headers = {"Retry-After": str(retry_after)} if error.status in (429, 503) else {}
+    return ApiError(error.status, error.code, message, headers=headers)
+
+
+_KINDS = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "string_unicode": "text without unpaired surrogates",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+
+def _of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first problem in a sentence; the others only counted, so that a reply stays small."""
+    first = problems[0]
+    param = _path(first["loc"])
+    what = f"{param} " if param else "The request body "
+    if first["type"] == "missing" and param:
+        code, message = "missing_required_parameter", f"Missing required parameter: '{param}'."
+    elif first["type"] == "missing":
+        code, message = "invalid_json", "The request has no body; send a JSON object."
+    elif first["type"] == "kind":
+        code, message = "invalid_type", f"{what}{first['msg']}; got {shown(first['input'])}."
+    elif first["type"] in _KINDS:
+        code, message = "invalid_type", f"{what}must be {_KINDS[first['type']]}; got {shown(first['input'])}."
+    else:
+        reason = str(first["msg"])
+        code = "invalid_value"
+        message = f"{what}is refused: {reason[:1].lower()}{reason[1:]}; got {shown(first['input'])}."
+    if len(problems) > 1:
+        message += f" ({len(problems) - 1} more like it.)"
+    return ApiError(400, code, message, param=param or None)
+
+
+def _path(loc: Sequence[str | int]) -> str:
+    """messages[0].role from ("body", "messages", 0, "role")."""
+    text = ""
+    for part in loc[1:]:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text[:200]

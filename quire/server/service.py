@@ -1,0 +1,115 @@
+"""What every route needs: the engine, the settings, the metrics, and who is asking."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from starlette.types import Scope
+
+from quire import __version__
+from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.errors import EngineError, UnsupportedFeature
+from quire.observability.prometheus import Metrics
+from quire.server.errors import ApiError
+from quire.server.settings import ServerSettings
+from quire.tokenizer.chat import ChatTemplate, load_chat_template
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Context:
+    """One HTTP request, as the middleware leaves it in the scope for the routes."""
+
+    label: str
+    """The client's X-Request-Id as far as it is harmless, or one made here; shown, never used as a key."""
+    key: int = -1
+    """Which API key it carries; -1 without keys."""
+    tenant: str | None = None
+    """What sets the cached prefixes of this API key apart from those of others."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def context_of(scope: Scope) -> Context:
+    """The context of a request that came through the middleware."""
+    context = scope["quire"]
+    assert isinstance(context, Context)
+    return context
+
+
+class Service:
+    """The engine as the routes see it. Holds nothing about any one request."""
+
+    def __init__(self, engine: AsyncLLMEngine, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.num_requests = 0
+        """Requests in progress; kept by the middleware."""
+        self.created = int(time.time())
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether the engine has come so far that its config and tokenizer are known."""
+        try:
+            return self.engine.config is not None
+        except EngineError:
+            return False
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """What is counted; needs the config, so it is made when it is first used."""
+        return Metrics(self.engine.config, self.names[0])
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names under which the model is listed; a local directory is listed without its path."""
+        model = self.engine.config.model_config.model
+        return self.settings.served_model_name or (Path(model).name if Path(model).is_dir() else model,)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for servers that give equal answers: version, model and how it is computed."""
+        config = self.engine.config
+        facts = (__version__, config.model_config.model, config.model_config.dtype, config.quant_config.method)
+        return f"fp_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises: UnsupportedFeature when the engine runs without one.
+        """
+        if self.engine.tokenizer is None:
+            raise UnsupportedFeature(
+                "This server has no tokenizer (--skip-tokenizer-init): send token ids to /v1/completions.",
+                parameter="prompt",
+            )
+        return self.engine.tokenizer
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The template of conversations.
+
+        Raises: UnsupportedFeature when there is none.
+        """
+        return load_chat_template(self.tokenizer, self.engine.config.model_config.chat_template)
+
+    def check_model(self, given: str | None, *, is_given: bool = True) -> str:
+        """The name to show in a reply; a request that names no model gets the one there is.
+
+        Raises: ApiError 404.
+        """
+        if not is_given or given in self.names or given == self.engine.config.model_config.model:
+            return given or self.names[0]
+        name = "null" if given is None else repr(given[:128])[1:-1]
+        raise ApiError(
+            404,
+            "model_not_found",
+            f"The model `{name}` does not exist. Available: {', '.join(self.names)}.",
+            param="model",
+        )

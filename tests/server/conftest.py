@@ -1,0 +1,96 @@
+"""A server over a real socket, the embedded model behind it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from quire.config.args import EngineArgs
+from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.engine.startup import EngineParts, start
+from quire.server.app import create_app
+from quire.server.front import uvicorn_config
+from quire.server.settings import ServerSettings
+
+MODEL = "quire-tiny"
+NUM_BLOCKS = 512
+TIMEOUT = 60
+"""Seconds after which a test that waits for what never comes is ended."""
+
+
+class Running:
+    """A server in a thread of this process."""
+
+    def __init__(self, parts: EngineParts, engine: AsyncLLMEngine, settings: ServerSettings) -> None:
+        self.parts = parts
+        self.engine = engine
+        self._sock = socket.create_server(("127.0.0.1", 0))
+        self.url = "http://127.0.0.1:{}".format(self._sock.getsockname()[1])
+        self._server = uvicorn.Server(uvicorn_config(create_app(engine, settings), settings))
+        self._thread = threading.Thread(target=self._server.run, args=([self._sock],))
+        self._thread.start()
+        self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT)
+
+    def close(self) -> None:
+        self.client.close()
+        self._server.should_exit = True
+        self._thread.join(TIMEOUT)
+        self._sock.close()
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs and every block is free."""
+        return self.engine.num_unfinished == 0 and self.parts.core.scheduler.blocks.pool.num_free == NUM_BLOCKS
+
+    def wait_idle(self) -> None:
+        wait_for(lambda: self.is_idle)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def engine_parts() -> Iterator[tuple[EngineParts, AsyncLLMEngine]]:
+    parts = start(EngineArgs(num_gpu_blocks_override=NUM_BLOCKS, block_size=16, use_tqdm_on_load=False))
+    with AsyncLLMEngine(parts) as engine:
+        yield parts, engine
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def serve(engine_parts: tuple[EngineParts, AsyncLLMEngine]) -> Serve:
+    """settings -> a context in which a server with them runs, all over the same engine."""
+
+    @contextmanager
+    def run(**settings: Any) -> Iterator[Running]:
+        server = Running(*engine_parts, ServerSettings(**settings))
+        try:
+            yield server
+        finally:
+            server.close()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def server(serve: Serve) -> Iterator[Running]:
+    """A server with default settings."""
+    with serve() as running:
+        yield running
