@@ -34,7 +34,7 @@ from quire.engine.core_protocol import (
     RestartCore,
     StartCore,
 )
-from quire.engine.restart_policy import RestartPolicy
+from quire.engine.restart_policy import RestartBudget, RestartPolicy
 from quire.errors import EngineDeadError, EngineError, QuireError, from_wire
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, MalformedFrame
@@ -49,8 +49,6 @@ STARVED_SILENCE_S = 15.0
 """The same for one that could run but is not given the processor."""
 STARTING_SILENCE_S = 120.0
 """The same while libraries are read from a cold disk in one breath."""
-BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""Pause before the n-th restart in a window; the last one for all further ones."""
 OUTSIDE_SIGNALS = frozenset({-1, -2, -9, -15})
 """Exit statuses of a process that was ended from outside: SIGHUP, SIGINT, SIGKILL, SIGTERM."""
 
@@ -155,10 +153,11 @@ class CoreSupervisor:
         self._order: StartCore | RestartCore = StartCore(args=args)
         self._policy = policy or RestartPolicy()
         self._sinks: list[Callable[[CoreEvent], None]] = []
+        self._lock = threading.Lock()
         self._new_sinks: deque[Callable[[CoreEvent], None]] = deque()
         self._config: QuireConfig | None = None
         self._gone: CoreGone | None = None
-        self._restarts: deque[float] = deque()
+        self._budget = RestartBudget(self._policy)
         self._closing = False
         self._core: _CoreProcess | None = None
         self._wake, self._woken = socket.socketpair()
@@ -174,12 +173,17 @@ class CoreSupervisor:
     @property
     def num_restarts(self) -> int:
         """Restarts in the current window."""
-        return len(self._restarts)
+        return len(self._budget)
 
     def subscribe(self, sink: Callable[[CoreEvent], None]) -> None:
         """See `CoreSource`."""
         self._new_sinks.append(sink)
         self._wake_up()
+
+    def unsubscribe(self, sink: Callable[[CoreEvent], None]) -> None:
+        """Tell this one nothing more (but for what is being told now)."""
+        with self._lock:
+            self._sinks = [other for other in self._sinks if other != sink]
 
     def close(self) -> None:
         """End the core and the thread."""
@@ -271,8 +275,8 @@ class CoreSupervisor:
         """Tell new subscribers how things stand."""
         while self._new_sinks:
             sink = self._new_sinks.popleft()
-            if sink not in self._sinks:
-                self._sinks.append(sink)
+            with self._lock:
+                self._sinks = [other for other in self._sinks if other != sink] + [sink]
             if self._config is not None:
                 sink(CoreConfigured(config=self._config))
             if self._gone is not None:
@@ -293,19 +297,15 @@ class CoreSupervisor:
 
     def _learn(self, end: _End) -> None:
         """Decide between another core and the end; waits before the former."""
-        now = time.monotonic()
-        while self._restarts and now - self._restarts[0] > self._policy.engine_restart_window:
-            self._restarts.popleft()
         if end.error is not None:
             self._publish(CoreGone(end.error))
             return
-        if len(self._restarts) >= self._policy.max_engine_restarts:
-            count = f"{len(self._restarts)} restarts in {self._policy.engine_restart_window} s"
+        pause_s = self._budget.spend()
+        if pause_s is None:
+            count = f"{len(self._budget)} restarts in {self._policy.engine_restart_window} s"
             self._publish(CoreGone(EngineDeadError(f"{end.reason}, after {count} (--max-engine-restarts)")))
             return
-        pause_s = BACK_OFF_S[min(len(self._restarts), len(BACK_OFF_S) - 1)]
-        log.error("%s; restart %d in %.1f s", end.reason, len(self._restarts) + 1, pause_s)
-        self._restarts.append(now)
+        log.error("%s; restart %d in %.1f s", end.reason, len(self._budget), pause_s)
         self._publish(CoreDown(end.reason, end.crashed))
         until = time.monotonic() + pause_s
         while not self._closing and (left := until - time.monotonic()) > 0:

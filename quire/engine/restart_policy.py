@@ -1,10 +1,16 @@
-"""How often a core process is replaced, and what counts as hanging."""
+"""How often a process is replaced, and what counts as hanging."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.config.knobs import knob, read_knobs
+
+BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""Pause before the n-th restart in a window; the last one for all further ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +26,26 @@ class RestartPolicy:
 
     def __post_init__(self) -> None:
         read_knobs(self)
+
+
+class RestartBudget:
+    """The restarts of one process in the current window."""
+
+    def __init__(self, policy: RestartPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+        self.policy = policy
+        self._clock = clock
+        self._restarts: deque[float] = deque()
+
+    def __len__(self) -> int:
+        now = self._clock()
+        while self._restarts and now - self._restarts[0] > self.policy.engine_restart_window:
+            self._restarts.popleft()
+        return len(self._restarts)
+
+    def spend(self) -> float | None:
+        """Seconds to wait before the next restart, which is counted; None when none is left."""
+        count = len(self)
+        if count >= self.policy.max_engine_restarts:
+            return None
+        self._restarts.append(self._clock())
+        return BACK_OFF_S[min(count, len(BACK_OFF_S) - 1)]

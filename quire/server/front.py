@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.log import get_logger
+from quire.server.connection import limited_connection
 from quire.server.settings import ServerSettings
 
 log = get_logger(__name__)
@@ -111,7 +112,7 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     """uvicorn as the settings want it."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=limited_connection(settings),
         loop="none",
         lifespan="on",
         log_config=None,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.config.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
-from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.core_supervisor import CoreSupervisor
-from quire.engine.restart_policy import RestartPolicy
+from quire.engine.restart_policy import RestartBudget, RestartPolicy
 from quire.log import get_logger
 from quire.server.settings import ServerSettings
 from quire.utils.net import listen_tcp, listen_unix, url_of
@@ -50,14 +50,34 @@ def serve(options: ServeOptions, started_at: float) -> None:
 
         supervisor = CoreSupervisor(options.args, options.policy)  # loading overlaps with all that follows
         try:
-            from quire.server.front import drain_then_stop, run_front
-
-            engine = AsyncLLMEngine(supervisor, options.limits)
-            run_front(engine, settings, sock, on_ready=on_ready, handle_signals=drain_then_stop)
+            if settings.api_server_count == 1:
+                _serve_here(options, supervisor, sock, on_ready)
+            else:
+                _serve_in_fronts(options, supervisor, sock, on_ready)
         finally:
             supervisor.close()
             if settings.uds is not None:
                 os.unlink(settings.uds)
+
+
+def _serve_here(
+    options: ServeOptions, supervisor: CoreSupervisor, sock: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    from quire.engine.async_llm_engine import AsyncLLMEngine
+    from quire.server.front import drain_then_stop, run_front
+
+    engine = AsyncLLMEngine(supervisor, options.limits)
+    run_front(engine, options.settings, sock, on_ready=on_ready, handle_signals=drain_then_stop)
+
+
+def _serve_in_fronts(
+    options: ServeOptions, supervisor: CoreSupervisor, sock: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    from quire.server.front_group import FrontGroup
+    from quire.server.link import FrontOrders
+
+    orders = FrontOrders(settings=options.settings, limits=options.limits)
+    FrontGroup(orders, sock, supervisor, RestartBudget(options.policy), on_ready).run()
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

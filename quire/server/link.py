@@ -1,0 +1,134 @@
+"""What a parent process and its fronts say to each other, and the front's end of it.
+
+The parent passes open descriptors along: the listening socket that all fronts share, and each front's own connection to
+every new core.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quire.engine.admission import AdmissionLimits
+from quire.engine.core_protocol import CoreConfigured
+from quire.engine.core_supervisor import CoreDown, CoreEvent, CoreGone, CoreUp
+from quire.errors import from_wire
+from quire.messages.codec import Codec, FrameReader
+from quire.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontOrders:
+    """Parent -> front, first of all; comes with the listening socket."""
+
+    settings: ServerSettings
+    limits: AdmissionLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConnected:
+    """Parent -> front; comes with a connection to a core that is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreFinished:
+    """Parent -> front: there will be no core any more; the error as `QuireError.as_wire` writes it."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Parent -> front: drain, or stop at once."""
+
+    at_once: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconnect:
+    """Front -> parent: the connection to the core is lost; if there is a core, give another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontReady:
+    """Front -> parent: requests are served."""
+
+
+LINK = Codec((FrontOrders, CoreConfigured, CoreConnected, CoreDown, CoreFinished, Finish, Reconnect, FrontReady))
+_WITH_DESCRIPTOR = (FrontOrders, CoreConnected)
+
+
+def send(sock: socket.socket, message: object, *descriptors: int) -> None:
+    """Send a message, with a descriptor where its kind has one."""
+    frame = LINK.encode(message)
+    sent = socket.send_fds(sock, [frame], descriptors) if descriptors else 0
+    sock.sendall(memoryview(frame)[sent:])
+
+
+class ParentLink:
+    """A front's connection to its parent: where its cores come from (a `CoreSource`), and who tells it to end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._messages = self._read()
+        self._sink: Callable[[CoreEvent], None] | None = None
+        self.on_finish: Callable[[bool], None] = lambda at_once: os._exit(0)
+        """Called from another thread with `Finish.at_once`."""
+
+    def orders(self) -> tuple[FrontOrders, socket.socket]:
+        """What the parent says first, and the listening socket."""
+        message, descriptor = next(self._messages)
+        assert isinstance(message, FrontOrders), message
+        return message, socket.socket(fileno=descriptor)
+
+    def subscribe(self, sink: Callable[[CoreEvent], None]) -> None:
+        """See `CoreSource`."""
+        if self._sink is None:
+            self._sink = sink
+            threading.Thread(target=self._listen, args=(sink,), name="quire-parent", daemon=True).start()
+        else:
+            self.tell(Reconnect())
+
+    def tell(self, message: Reconnect | FrontReady) -> None:
+        """Say something to the parent."""
+        try:
+            send(self._sock, message)
+        except OSError:
+            pass  # it is gone, and this process goes with it
+
+    def close(self) -> None:
+        """Nothing to let go: the core is the parent's."""
+
+    def _listen(self, sink: Callable[[CoreEvent], None]) -> None:
+        for message, descriptor in self._messages:
+            match message:
+                case CoreConnected():
+                    sink(CoreUp(socket.socket(fileno=descriptor)))
+                case CoreConfigured() | CoreDown():
+                    sink(message)
+                case CoreFinished():
+                    sink(CoreGone(from_wire(message.name, message.fields)))
+                case Finish():
+                    self.on_finish(message.at_once)
+        os._exit(1)  # without a parent nobody supervises the core
+
+    def _read(self) -> Iterator[tuple[object, int]]:
+        """Messages and their descriptors (or -1) until the parent is gone."""
+        reader = FrameReader(LINK)
+        descriptors: deque[int] = deque()
+        while True:
+            try:
+                data, received, _, _ = socket.recv_fds(self._sock, 1 << 16, 16)
+            except OSError:
+                return
+            descriptors.extend(received)
+            for message in reader.feed(data):
+                yield message, descriptors.popleft() if isinstance(message, _WITH_DESCRIPTOR) else -1
+            if not data:
+                return
