@@ -1,14 +1,11 @@
 // Linear layers: packing, choice of kernel, and how the work is cut into pieces.
-#include "kernels.h"
-#include "threads.h"
+#include "gemm.h"
 
 #include <atomic>
 #include <cstring>
 
 namespace qr {
 namespace {
-
-bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
 
 // K as stored: whole tiles for bf16.
 int64_t padded_depth(int32_t dtype, int64_t k) { return dtype == QR_BFLOAT16 ? round_up(k, kDepth) : k; }
@@ -114,54 +111,7 @@ void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int
   }
 }
 
-// ---- quantised weights ----
-
-int64_t quantized_panel_bytes(int32_t format, int64_t k) {
-  if (format == QR_INT8_DYNAMIC) return round_up(k, 64) * kPanel;
-  return round_up(k, kDepth) * kPanel / (format == QR_INT8 ? 1 : 2);
-}
-
-bool is_format(int32_t format, int64_t group) {
-  return format == QR_INT8 || format == QR_INT8_DYNAMIC || (format == QR_INT4 && group > 0 && group % kDepth == 0);
-}
-
-// One row into its column of a panel; the layouts are those of kernels/gemm_quantized.h and gemm_int8.h.
-void pack_quantized_row(uint8_t* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
-  const int64_t half = column / 16, c = column % 16;
-  for (int64_t i = 0; i < k; ++i) {
-    const int64_t step = i / 32, in_step = i % 32;
-    if (format == QR_INT8_DYNAMIC) {
-      panel[i / 64 * 2048 + half * 1024 + i % 64 / 4 * 64 + c * 4 + i % 4] = uint8_t(row[i]);
-    } else if (format == QR_INT8) {
-      const int value = row[i];
-      const int64_t lane = c / 4 * 16 + in_step % 4 / 2 * 8 + c % 4 * 2 + in_step % 2;
-      panel[step * 1024 + half * 512 + in_step / 4 * 64 + lane] = uint8_t(value < 0 ? 128 - value : value);
-    } else {
-      const int64_t at = step * 512 + half * 256 + in_step / 8 * 64 + c * 4 + in_step % 8 / 2;
-      panel[at] = uint8_t(panel[at] | (row[i] & 15) << (in_step % 2 * 4));
-    }
-  }
-}
-
-// Call body(panel, begin, end) for each panel and the rows of a part that fall on it.
-template <class Body>
-void for_each_panel(int64_t row_offset, int64_t num_rows, const Body& body) {
-  const int64_t first = row_offset / kPanel, last = divide_up(row_offset + num_rows, kPanel);
-  parallel_for(last - first, [&](int64_t index) {
-    const int64_t panel = first + index;
-    int64_t begin = panel * kPanel, end = begin + kPanel;
-    if (begin < row_offset) begin = row_offset;
-    if (end > row_offset + num_rows) end = row_offset + num_rows;
-    body(panel, begin, end);
-  });
-}
-
 // ---- products ----
-
-struct Weight {
-  const Gemm* gemm;
-  GemmArgs args;  // what is known of the weight
-};
 
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
   const Kernels* table = kernels();
@@ -175,22 +125,6 @@ Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t 
   return weight;
 }
 
-Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
-                        const int8_t* corrections, int32_t x_dtype, int64_t k) {
-  const Kernels* table = kernels();
-  Weight weight{};
-  weight.gemm = format == QR_INT8_DYNAMIC  ? &table->gemm_int8
-                : x_dtype == QR_BFLOAT16 ? &table->gemm_quantized
-                                         : &table->gemm_quantized_float;
-  weight.args.packed = packed;
-  weight.args.panel_bytes = quantized_panel_bytes(format, k);
-  weight.args.format = format;
-  weight.args.group = group;
-  weight.args.scales = scales;
-  weight.args.corrections = corrections;
-  return weight;
-}
-
 // A piece streams about this much weight: 10-20 us, long against handing it out and short against a time slice.
 constexpr int64_t kPieceBytes = 256 * 1024;
 // A piece shorter than this (2 us) costs more to hand out than to compute.
@@ -200,17 +134,7 @@ constexpr int64_t kPieceRows = 256;
 constexpr int64_t kPiecePanels = 16;
 
 int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
-  // 0. Sums of x that zero points other than 8 are multiplied with.
-  if (args.corrections != nullptr) {
-    auto* sums = static_cast<float*>(scratch(3, args.rows * divide_up(args.k, args.group) * 4));
-    if (sums == nullptr) return QR_ENOMEM;
-    parallel_for(divide_up(args.rows, 32), [&](int64_t index) {
-      const int64_t begin = index * 32, end = begin + 32 < args.rows ? begin + 32 : args.rows;
-      kernels()->group_sums(sums, args.x, x_dtype, args.k, args.group, begin, end);
-    });
-    args.group_sums = sums;
-  }
-  // 1. Bring x into the kernel's form: on this thread when small, on the pool when large.
+  // Bring x into the kernel's form: on this thread when small, on the pool when large.
   const int64_t prepared_bytes = gemm.prepared_bytes(args.rows, args.k, x_dtype);
   if (prepared_bytes != 0) {
     void* prepared = scratch(1, prepared_bytes);
@@ -222,7 +146,7 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
     });
     args.x = prepared;
   }
-  // 2. Cut: blocks of rows, and groups of panels that share one.
+  // Cut: blocks of rows, and groups of panels that share one.
   const int64_t panels = divide_up(args.n, kPanel);
   const int64_t weight = args.panel_bytes * (args.up_panels != 0 ? 2 : 1);
   const int64_t row_blocks = divide_up(args.rows, kPieceRows);
@@ -232,7 +156,10 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   const int64_t least = args.rows <= 32 ? divide_up(kLeastPieceBytes, weight) : 1;
   if (group < least) group = least;
   const int64_t groups = divide_up(panels, group);
-  parallel_for(groups * row_blocks, [&](int64_t index) {
+  const int64_t pieces = groups * row_blocks, threads = num_threads(), each = divide_up(pieces, threads);
+  parallel_for(each * threads, [&](int64_t ticket) {
+    const int64_t index = ticket % threads * each + ticket / threads;
+    if (index >= pieces) return;
     const int64_t row_begin = index % row_blocks * kPieceRows;
     const int64_t row_end = row_begin + kPieceRows < args.rows ? row_begin + kPieceRows : args.rows;
     const int64_t panel_begin = index / row_blocks * group;
@@ -241,6 +168,8 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   });
   return QR_OK;
 }
+
+}  // namespace
 
 int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
                int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
@@ -275,7 +204,6 @@ int32_t gated_linear(const Weight& weight, void* out, const void* x, int32_t x_d
   return status;
 }
 
-}  // namespace
 }  // namespace qr
 
 using namespace qr;
@@ -317,31 +245,12 @@ int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out
   return QR_OK;
 }
 
-int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features) {
-  if (format < QR_INT8 || format > QR_INT8_DYNAMIC || out_features <= 0 || in_features <= 0) return QR_EINVAL;
-  return divide_up(out_features, kPanel) * quantized_panel_bytes(format, in_features);
-}
-
-int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, int64_t in_features, const int8_t* src,
-                          int64_t num_rows, int64_t src_stride, int64_t row_offset) {
-  if (format < QR_INT8 || format > QR_INT8_DYNAMIC || row_offset < 0 || num_rows < 0 ||
-      row_offset + num_rows > out_features)
-    return QR_EINVAL;
-  const int64_t bytes = quantized_panel_bytes(format, in_features);
-  for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      pack_quantized_row(static_cast<uint8_t*>(packed) + panel * bytes, format, row - panel * kPanel, in_features,
-                         src + (row - row_offset) * src_stride);
-  });
-  return QR_OK;
-}
-
 int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
                   int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
                   const void* residual) {
   if (kernels() == nullptr) return QR_ESTATE;
   if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 ||
-      activation < QR_NONE || activation > QR_RELU)
+      !is_activation(activation))
     return QR_EINVAL;
   return linear(dense_weight(packed, weight_dtype, x_dtype, k), out, out_dtype, x, x_dtype, rows, n, k, bias,
                 activation, residual);
@@ -350,32 +259,10 @@ int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, 
 int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
                         int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || f <= 0 || k <= 0 || activation < QR_NONE ||
-      activation > QR_RELU)
+  if (!is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || f <= 0 || k <= 0 ||
+      !is_activation(activation))
     return QR_EINVAL;
   return gated_linear(dense_weight(packed, weight_dtype, x_dtype, k), out, x, x_dtype, rows, f, k, bias, activation);
-}
-
-int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
-                            int32_t format, int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
-                            int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
-  if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_format(format, group) || rows < 0 || n <= 0 || k <= 0 ||
-      activation < QR_NONE || activation > QR_RELU)
-    return QR_EINVAL;
-  return linear(quantized_weight(packed, format, group, scales, corrections, x_dtype, k), out, out_dtype, x, x_dtype,
-                rows, n, k, bias, activation, residual);
-}
-
-int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t format,
-                                  int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
-                                  int64_t f, int64_t k, const float* bias, int32_t activation) {
-  if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(x_dtype) || !is_format(format, group) || rows < 0 || f <= 0 || k <= 0 || activation < QR_NONE ||
-      activation > QR_RELU)
-    return QR_EINVAL;
-  return gated_linear(quantized_weight(packed, format, group, scales, corrections, x_dtype, k), out, x, x_dtype, rows,
-                      f, k, bias, activation);
 }
 
 int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum) {
@@ -383,7 +270,10 @@ int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum) {
   if (table == nullptr) return QR_ESTATE;
   if (bytes < 0 || bytes % 256 != 0) return QR_EINVAL;
   std::atomic<uint64_t> total{0};
-  parallel_for(divide_up(bytes, kPieceBytes), [&](int64_t index) {
+  const int64_t pieces = divide_up(bytes, kPieceBytes), threads = num_threads(), each = divide_up(pieces, threads);
+  parallel_for(each * threads, [&](int64_t ticket) {
+    const int64_t index = ticket % threads * each + ticket / threads;
+    if (index >= pieces) return;
     const int64_t begin = index * kPieceBytes;
     const int64_t size = bytes - begin < kPieceBytes ? bytes - begin : kPieceBytes;
     total.fetch_add(table->read_sum(static_cast<const char*>(data) + begin, size));

@@ -1,8 +1,7 @@
 // What AMX tiles add to AVX512-BF16.
 #include "kernels/attention_amx.h"
 #include "kernels/gemm_amx.h"
-#include "kernels/gemm_int8_amx.h"
-#include "kernels/gemm_quantized.h"
+#include "kernels/gemm_quantized_amx.h"
 
 namespace qr {
 
@@ -32,8 +31,7 @@ int32_t execute_amx() {
 void fill_amx(Kernels& kernels) {
   kernels.name = "amx";
   kernels.gemm_bf16 = amx_gemm();
-  kernels.gemm_quantized = Gemm{tile_rows_bytes, tile_rows, run_quantized<AmxParts>};
-  kernels.gemm_int8 = Gemm{int8_rows_bytes, int8_rows<true>, run_int8<AmxInt8Micro>};
+  fill_amx_quantized(kernels);
   kernels.attend_bf16 = attend<AmxMath>;
 }
 

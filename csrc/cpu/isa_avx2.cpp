@@ -1,7 +1,6 @@
 // The kernels on AVX2 with FMA: floats only, bf16 by shifting.
 #include "kernels/attention.h"
 #include "kernels/gemm.h"
-#include "kernels/gemm_int8.h"
 #include "kernels/gemm_quantized.h"
 #include "kernels/norm.h"
 #include "kernels/rotary.h"
@@ -25,10 +24,7 @@ void fill_avx2(Kernels& kernels) {
   kernels.sample_weights = sample_weights;
   kernels.count_not_below = count_not_below;
   kernels.next_above = next_above;
-  kernels.gemm_quantized = kernels.gemm_quantized_float =
-      Gemm{float_rows_bytes, float_rows, run_quantized<FloatParts>};
-  kernels.gemm_int8 = Gemm{int8_rows_bytes, int8_rows<false>, run_int8<MaddMicro>};
-  kernels.group_sums = group_sums;
+  fill_quantized(kernels);
   kernels.gate = gate;
   kernels.read_sum = read_sum;
 }

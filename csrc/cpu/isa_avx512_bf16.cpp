@@ -8,7 +8,7 @@ namespace qr {
 void fill_avx512_bf16(Kernels& kernels) {
   kernels.name = "avx512_bf16";
   kernels.gemm_bf16 = bf16_gemm();
-  kernels.gemm_quantized = Gemm{bf16_rows_bytes, bf16_rows, run_quantized<Bf16Parts>};
+  fill_quantized(kernels);
   kernels.attend_bf16 = attend<Bf16Math>;
 }
 

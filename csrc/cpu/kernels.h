@@ -32,11 +32,8 @@ struct GemmArgs {
   void* out;
   int32_t out_dtype;
   // quantised weights only
-  int32_t format;
-  int64_t group;              // k of one scale
   const void* scales;         // int8: float32 [n]; int4: float16 [panels][groups][32]
   const int8_t* corrections;  // int4: 8 - zero point, [panels][groups][32]; null: all zero points are 8
-  const float* group_sums;    // [rows][groups] of x, where there are corrections
 };
 
 // One way to multiply: a (weight dtype, activation dtype) pair on one instruction set.
@@ -125,11 +122,8 @@ struct Kernels {
   Gemm gemm_bf16_float;  // bf16 weights, float activations (any other dtype)
   Gemm gemm_fp32;
   Gemm gemm_fp16;
-  Gemm gemm_quantized;        // int8 and int4 weights, bf16 activations
-  Gemm gemm_quantized_float;  // int8 and int4 weights, other activations
-  Gemm gemm_int8;             // int8 weights and activations
-  // out[row][group] = sum of x over the group, rows [begin, end)
-  void (*group_sums)(float* out, const void* x, int32_t x_dtype, int64_t k, int64_t group, int64_t begin, int64_t end);
+  Gemm gemm_int8;
+  Gemm gemm_int4[3];  // in groups of 32, 64, 128
   // out[i] = activation(gate[i]) * up[i], where a gated layer's halves do not fall on panels.
   void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, int32_t activation);
   Largest (*find_largest)(const float* x, int64_t n);

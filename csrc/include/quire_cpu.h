@@ -30,7 +30,7 @@ enum {
 
 typedef enum { QR_FLOAT32 = 0, QR_BFLOAT16 = 1, QR_FLOAT16 = 2 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4 } qr_activation;
-typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_INT8_DYNAMIC = 3 } qr_format;
+typedef enum { QR_INT8 = 1, QR_INT4 = 2 } qr_format;
 typedef enum { QR_AVX2 = 1, QR_AVX512 = 2, QR_AVX512_BF16 = 3, QR_AMX = 4 } qr_isa;
 
 /* ---- start-up ---- */
@@ -76,10 +76,12 @@ QR_API int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_
 QR_API int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
                                int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation);
 
-/* Quantised weights: int8 -127..127 with a float32 scale for each output (QR_INT8_DYNAMIC: activations are quantised
- * too, each row by its largest magnitude, and sums are integers); int4 0..15 with a float16 scale and an int8
- * correction (8 - zero point; null: all zero) for each output and `group` (a multiple of 32) of inputs, both laid out
- * as [panels of 32 outputs][groups][32]. scales and corrections cover whole panels. */
+/* ---- linear layers over quantised weights (gemm_quantized.cpp) ---- */
+
+/* int8 -127..127 with a float32 scale for each output; int4 0..15 with a float16 scale and an int8 correction (8 - zero
+ * point; null: all zero) for each output and `group` (32, 64 or 128) of inputs, both laid out as [panels of 32
+ * outputs][groups][32]. scales and corrections cover whole panels. Activations are rounded to int8 on the way in, each
+ * group of a row (128 for int8 weights) by its largest magnitude. */
 QR_API int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features);
 
 /* As qr_pack_linear, from one byte for each weight. */

@@ -238,43 +238,6 @@ struct PairedPanel {
   }
 };
 
-// A part of K: x and its stride point at the part's first element.
-template <int R>
-QR_INLINE void paired_part(const float* x, int64_t stride, int64_t k, const char* tiles, float* sums, bool fresh) {
-  vf acc[R][kVectors];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) acc[r][v] = fresh ? zero() : load(sums + r * kPanel + v * W);
-  for (int64_t i = 0; i < k; ++i) {
-    const char* pair = tiles + (i / 32) * 2048 + (i % 32) / 2 * 64;
-    for (int v = 0; v < kVectors; ++v) {
-      const char* at = pair + (v * W / 16) * 1024 + (v * W % 16) * 4;
-      const vf weight = i % 2 == 0 ? low_half(at) : high_half(at);
-      for (int r = 0; r < R; ++r) acc[r][v] = fma(weight, set1(x[r * stride + i]), acc[r][v]);
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
-}
-
-// What quantised products ask of an instruction set: sums (+)= x * tiles over k steps [begin, end) of 32.
-struct FloatParts {
-  explicit FloatParts(const GemmArgs&) {}
-  static constexpr int64_t kStreamedRows = 0;  // sums live in registers for a whole part only
-  void begin(int64_t) const {}
-  void step_of(const GemmArgs&, int64_t, int64_t, int64_t, const char*) const {}
-  void end(int64_t, float*) const {}
-  void part(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, const char* tiles,
-            float* sums, bool fresh) const {
-    const float* x = static_cast<const float*>(g.x) + begin * kDepth;
-    const int64_t k = (end * kDepth < g.k ? end * kDepth : g.k) - begin * kDepth;
-    int64_t row = row_begin;
-    for (; row + kRowBlock <= row_end; row += kRowBlock)
-      paired_part<kRowBlock>(x + row * g.k, g.k, k, tiles, sums + (row - row_begin) * kPanel, fresh);
-    for (; row < row_end; ++row)
-      paired_part<1>(x + row * g.k, g.k, k, tiles, sums + (row - row_begin) * kPanel, fresh);
-  }
-};
-
 template <class Panel, int R>
 struct RowTail {
   QR_INLINE void run(int64_t rows, const float* x, int64_t k, const char* panel, float* sums) {

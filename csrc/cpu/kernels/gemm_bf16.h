@@ -69,43 +69,6 @@ struct Bf16Micro {
   }
 };
 
-template <int R>
-QR_INLINE void bf16_part(const int32_t* x, int64_t stride, int64_t pairs, const char* tiles, float* sums, bool fresh) {
-  __m512 acc[R][2];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2; ++v) acc[r][v] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * kPanel + v * 16);
-  for (int64_t i = 0; i < pairs; ++i) {
-    const char* w = tiles + i / 16 * 2048 + i % 16 * 64;
-    const __m512bh w0 = as_bf16(_mm512_loadu_si512(w)), w1 = as_bf16(_mm512_loadu_si512(w + 1024));
-    for (int r = 0; r < R; ++r) {
-      const __m512bh value = as_bf16(_mm512_set1_epi32(x[r * stride + i]));
-      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, value);
-      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, value);
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2; ++v) _mm512_storeu_ps(sums + r * kPanel + v * 16, acc[r][v]);
-}
-
-struct Bf16Parts {
-  explicit Bf16Parts(const GemmArgs&) {}
-  static constexpr int64_t kStreamedRows = 0;  // sums live in registers for a whole part only
-  void begin(int64_t) const {}
-  void step_of(const GemmArgs&, int64_t, int64_t, int64_t, const char*) const {}
-  void end(int64_t, float*) const {}
-  void part(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, const char* tiles,
-            float* sums, bool fresh) const {
-    const int64_t stride = (g.k + 1) / 2;
-    const int32_t* x = static_cast<const int32_t*>(g.x) + begin * 16;
-    const int64_t pairs = (end * 16 < stride ? end * 16 : stride) - begin * 16;
-    int64_t row = row_begin;
-    for (; row + 8 <= row_end; row += 8)
-      bf16_part<8>(x + row * stride, stride, pairs, tiles, sums + (row - row_begin) * kPanel, fresh);
-    for (; row < row_end; ++row)
-      bf16_part<1>(x + row * stride, stride, pairs, tiles, sums + (row - row_begin) * kPanel, fresh);
-  }
-};
-
 Gemm bf16_gemm() { return Gemm{bf16_rows_bytes, bf16_rows, run_gemm<Bf16Micro>}; }
 
 }  // namespace

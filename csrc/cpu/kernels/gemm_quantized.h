@@ -1,10 +1,10 @@
-// Products with int8 and int4 weights: a part of a panel is widened to bf16 tiles in L1, exactly (integers up to 127
-// have 7 significant bits), and multiplied as bf16 is; scales are applied to the float32 sums. So a weight costs a
-// byte or half of memory traffic, and five instructions for 64 of them.
+// Products with int8 and int4 weights. Activations are quantised too, each group of k in a row by its largest
+// magnitude; products are summed as integers within a group, exactly, and over groups in float32 in order of k. So
+// every instruction set and every number of rows give the same sums, and nothing is widened on the way from memory.
 //
-//   int8  [K/32][2 halves of 16 columns][8 rows of 4 k][64]: sign and magnitude; a 16-byte lane of a row holds 4
-//         columns, first their k 0 and 1, then their k 2 and 3, so that unpacking gives pairs of all columns
-//   int4  [K/32][2 halves][4 rows of 8 k][16 columns][8 nibbles], value - 8
+//   int8  [K/64][2 halves of 16 columns][16 rows of 4 k][16 columns][4]: AMX tiles
+//   int4  [K/64][2 halves][8 rows of 8 k][16 columns][4]: k 0..3 of a row in the low nibbles, k 4..7 in the high ones,
+//         in two's complement; shifted into the upper half of a byte, a nibble is 16 times its value
 #pragma once
 
 #include "gemm.h"
@@ -12,256 +12,301 @@
 namespace qr {
 namespace {
 
-QR_INLINE uint32_t bf16_of_integer(int value) {
-  uint32_t bits;
-  const float f = float(value);
-  std::memcpy(&bits, &f, 4);
-  return bits >> 16;
-}
+constexpr int64_t kQuantizedDepth = 64;
 
+// ---- activations ----
+
+struct RowGroup {
+  float scale, sum;  // sum of the integers
+};
+
+// x prepared: a RowGroup for each row and group, then integers [rows / height][K / 64][height][64].
+template <int Group>
+struct QuantizedRows {
+  int64_t groups, steps, height;
+  RowGroup* row_groups;
+  int8_t* values;
+
+  QuantizedRows(const void* prepared, int64_t rows, int64_t k)
+      : groups(divide_up(k, Group)), steps(divide_up(k, kQuantizedDepth)), height(rows < 16 ? rows : 16),
+        row_groups(static_cast<RowGroup*>(const_cast<void*>(prepared))),
+        values(reinterpret_cast<int8_t*>(row_groups) + values_at(rows, k)) {}
+
+  int64_t step_bytes() const { return height * kQuantizedDepth; }
+  int8_t* line(int64_t row, int64_t step) const {
+    return values + (row / height * steps + step) * step_bytes() + row % height * kQuantizedDepth;
+  }
+
+  static int64_t values_at(int64_t rows, int64_t k) {
+    return round_up(rows * divide_up(k, Group) * int64_t(sizeof(RowGroup)), 64);
+  }
+  static int64_t bytes(int64_t rows, int64_t k, int32_t) {
+    return values_at(rows, k) + round_up(rows, 16) * round_up(k, kQuantizedDepth);
+  }
+};
+
+QR_INLINE void store_int8(int8_t* out, vf v) {
 #if defined(__AVX512F__)
-
-#if defined(__AVX512VBMI__)
-
-// Both bytes of the bf16 of each magnitude, looked up by its seven bits; vpermi2b ignores the sign above them.
-struct Int8Widener {
-  __m512i low[2], high[2];
-  Int8Widener() {
-    alignas(64) uint8_t table[2][128];
-    for (int i = 0; i < 128; ++i) {
-      table[0][i] = uint8_t(bf16_of_integer(i));
-      table[1][i] = uint8_t(bf16_of_integer(i) >> 8);
-    }
-    for (int half = 0; half < 2; ++half) {
-      low[half] = _mm512_load_si512(table[0] + half * 64);
-      high[half] = _mm512_load_si512(table[1] + half * 64);
-    }
-  }
-  static constexpr int64_t kHalfBytes = 512;
-  void half(const char* in, char* tile) const {
-    for (int row = 0; row < 8; ++row) {
-      const __m512i v = _mm512_loadu_si512(in + row * 64);
-      const __m512i l = _mm512_permutex2var_epi8(low[0], v, low[1]);
-      __m512i h = _mm512_permutex2var_epi8(high[0], v, high[1]);
-      h = _mm512_ternarylogic_epi32(h, v, _mm512_set1_epi8(int8_t(0x80)), 0xf8);  // h | (v & 0x80)
-      _mm512_storeu_si512(tile + row * 128, _mm512_unpacklo_epi8(l, h));
-      _mm512_storeu_si512(tile + row * 128 + 64, _mm512_unpackhi_epi8(l, h));
-    }
-  }
-};
-
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
 #else
-
-struct Int8Widener {
-  static constexpr int64_t kHalfBytes = 512;
-  // words of (first, second) byte -> pairs of bf16
-  QR_INLINE __m512i pairs(__m512i words) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7f), sign = _mm512_set1_epi32(int(0x80000000));
-    const __m512i first = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_and_si512(words, magnitude)));
-    const __m512i second =
-        _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(words, 8), magnitude)));
-    const __m512i a = _mm512_or_si512(first, _mm512_and_si512(_mm512_slli_epi32(words, 24), sign));
-    const __m512i b = _mm512_or_si512(second, _mm512_and_si512(_mm512_slli_epi32(words, 16), sign));
-    return _mm512_or_si512(_mm512_srli_epi32(a, 16), b);
-  }
-  void half(const char* in, char* tile) const {
-    for (int row = 0; row < 8; ++row) {
-      const __m512i v = _mm512_loadu_si512(in + row * 64);
-      _mm512_storeu_si512(tile + row * 128, pairs(_mm512_unpacklo_epi16(v, v)));
-      _mm512_storeu_si512(tile + row * 128 + 64, pairs(_mm512_unpackhi_epi16(v, v)));
-    }
-  }
-};
-
+  const __m256i words = _mm256_cvtps_epi32(v);
+  const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(half, half));
 #endif
-
-// The bf16 of a nibble - 8 by a table of 16 in one register; vpermd ignores the bits above the index.
-struct Int4Widener {
-  __m512i even, odd;
-  Int4Widener() {
-    alignas(64) uint32_t table[16];
-    for (int i = 0; i < 16; ++i) table[i] = bf16_of_integer(i - 8);
-    even = _mm512_load_si512(table);
-    odd = _mm512_slli_epi32(even, 16);
-  }
-  static constexpr int64_t kHalfBytes = 256;
-  template <int Pair>
-  QR_INLINE __m512i pair(__m512i v, __m512i even, __m512i odd) {
-    const __m512i first = _mm512_permutexvar_epi32(Pair == 0 ? v : _mm512_srli_epi32(v, Pair * 8), even);
-    return _mm512_or_si512(first, _mm512_permutexvar_epi32(_mm512_srli_epi32(v, Pair * 8 + 4), odd));
-  }
-  void half(const char* in, char* tile) const {
-    for (int row = 0; row < 4; ++row, tile += 256) {
-      const __m512i v = _mm512_loadu_si512(in + row * 64);
-      _mm512_storeu_si512(tile, pair<0>(v, even, odd));
-      _mm512_storeu_si512(tile + 64, pair<1>(v, even, odd));
-      _mm512_storeu_si512(tile + 128, pair<2>(v, even, odd));
-      _mm512_storeu_si512(tile + 192, pair<3>(v, even, odd));
-    }
-  }
-};
-
-#else
-
-// AVX2: by tables in memory; this set is for correctness on old machines, not for speed.
-struct Int8Widener {
-  uint16_t table[256];
-  Int8Widener() {
-    for (int i = 0; i < 256; ++i) table[i] = uint16_t(bf16_of_integer(i & 127) | uint32_t(i & 128) << 8);
-  }
-  static constexpr int64_t kHalfBytes = 512;
-  void half(const char* in, char* tile) const {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(in);
-    auto* out = reinterpret_cast<uint16_t*>(tile);
-    for (int row = 0; row < 8; ++row)
-      for (int lane = 0; lane < 4; ++lane)
-        for (int upper = 0; upper < 2; ++upper)
-          for (int i = 0; i < 8; ++i)
-            out[(row * 2 + upper) * 32 + lane * 8 + i] = table[bytes[row * 64 + lane * 16 + upper * 8 + i]];
-  }
-};
-
-struct Int4Widener {
-  uint32_t table[256];
-  Int4Widener() {
-    for (int i = 0; i < 256; ++i) table[i] = bf16_of_integer(i % 16 - 8) | bf16_of_integer(i / 16 - 8) << 16;
-  }
-  static constexpr int64_t kHalfBytes = 256;
-  void half(const char* in, char* tile) const {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(in);
-    for (int row = 0; row < 4; ++row)
-      for (int column = 0; column < 16; ++column)
-        for (int pair = 0; pair < 4; ++pair)
-          std::memcpy(tile + (row * 4 + pair) * 64 + column * 4, &table[bytes[row * 64 + column * 4 + pair]], 4);
-  }
-};
-
-#endif
-
-constexpr int64_t kPartSteps = 4;  // of 32 k: 8 KiB of tiles; 16 KiB already crowd what is prefetched out of L1
-constexpr int64_t kWidenPrefetch = 2048;
-
-// sums += part * scales (+ group sums of x * corrections * scales), for one group of one panel
-QR_INLINE void add_group(const GemmArgs& g, int64_t row_begin, int64_t rows, int64_t panel, int64_t group,
-                         int64_t groups, const float* part, float* sums) {
-  const int64_t at = (panel * groups + group) * kPanel;
-  const Fp16* scales = static_cast<const Fp16*>(g.scales) + at;
-  for (int v = 0; v < kVectors; ++v) {
-    const vf scale = load(scales + v * W);
-    vf correction = zero();
-    if (g.corrections != nullptr) {
-      alignas(64) float values[W];
-      for (int i = 0; i < W; ++i) values[i] = float(g.corrections[at + v * W + i]);
-      correction = mul(load(values), scale);
-    }
-    for (int64_t row = 0; row < rows; ++row) {
-      vf sum = fma(load(part + row * kPanel + v * W), scale, load(sums + row * kPanel + v * W));
-      if (g.corrections != nullptr) sum = fma(set1(g.group_sums[(row_begin + row) * groups + group]), correction, sum);
-      store(sums + row * kPanel + v * W, sum);
-    }
-  }
 }
 
-template <class Parts, class Widener>
-void run_panels(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  const int64_t rows = row_end - row_begin, steps = divide_up(g.k, kDepth);
-  const bool grouped = g.format == QR_INT4;
-  const int64_t part_steps = grouped ? g.group / kDepth : kPartSteps, groups = divide_up(steps, part_steps);
-  const int64_t panel_floats = round_up(rows, 32) * kPanel, tile_bytes = (part_steps < 4 ? 4 : part_steps) * 2048;
-  // two buffers of tiles: the next part is widened while the last is still being multiplied
-  auto* sums = static_cast<float*>(scratch(0, 3 * panel_floats * 4 + 2 * tile_bytes));
-  if (sums == nullptr) return;
-  float *up_sums = sums + panel_floats, *part = up_sums + panel_floats;
-  char* tiles = reinterpret_cast<char*>(part + panel_floats);
-  const Parts parts(g);
-  const Widener widener;
-  const int64_t step_bytes = 2 * Widener::kHalfBytes;
-  auto widen = [&](const char* weight, int64_t s, char* out) __attribute__((always_inline)) {
-    const char* in = weight + s * step_bytes;
-    for (int64_t line = 0; line < step_bytes; line += 64) prefetch(in + kWidenPrefetch + line);
-    widener.half(in, out);
-    widener.half(in + Widener::kHalfBytes, out + 1024);
-  };
-  auto multiply_parts = [&](int64_t panel, const char* weight, float* out) {
-    for (int64_t index = 0; index < groups; ++index) {
-      const int64_t begin = index * part_steps, end = begin + part_steps < steps ? begin + part_steps : steps;
-      char* buffer = tiles + index % 2 * tile_bytes;
-      for (int64_t s = begin; s < end; ++s) widen(weight, s, buffer + (s - begin) * 2048);
-      if (!grouped) {
-        parts.part(g, row_begin, row_end, begin, end, buffer, out, index == 0);
-        continue;
-      }
-      parts.part(g, row_begin, row_end, begin, end, buffer, part, true);
-      add_group(g, row_begin, rows, panel, index, groups, part, out);
-    }
-  };
-  auto multiply = [&](int64_t panel, float* out) {
-    const char* weight = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
-    if (grouped) std::memset(out, 0, size_t(panel_floats) * 4);
-    if (rows <= Parts::kStreamedRows) {
-      // Widening runs ahead of the products by some steps, so that tiles are not read before their stores have left the
-      // store buffer, and neither waits for the other.
-      constexpr int64_t kAhead = 2, kRing = 4;
-      auto* ring = tiles;
-      parts.begin(rows);
-      for (int64_t s = 0; s < steps + kAhead; ++s) {
-        if (s < steps) widen(weight, s, ring + s % kRing * 2048);
-        const int64_t t = s - kAhead;
-        if (t < 0) continue;
-        parts.step_of(g, row_begin, rows, t, ring + t % kRing * 2048);
-        if (grouped && ((t + 1) % part_steps == 0 || t + 1 == steps)) {
-          parts.end(rows, part);
-          add_group(g, row_begin, rows, panel, t / part_steps, groups, part, out);
-          parts.begin(rows);
-        }
-      }
-      if (!grouped) parts.end(rows, out);
-    } else {
-      multiply_parts(panel, weight, out);
-    }
-    if (grouped) return;
-    const float* scales = static_cast<const float*>(g.scales) + panel * kPanel;
-    for (int64_t row = 0; row < rows; ++row)
-      for (int v = 0; v < kVectors; ++v)
-        store(out + row * kPanel + v * W, mul(load(out + row * kPanel + v * W), load(scales + v * W)));
-  };
-  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-    multiply(panel, sums);
-    if (g.up_panels != 0) multiply(panel + g.up_panels, up_sums);
-    finish(g, row_begin, row_end, panel, sums, up_sums);
-  }
-}
-
-template <class Parts>
-void run_quantized(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  if (g.format == QR_INT4)
-    run_panels<Parts, Int4Widener>(g, row_begin, row_end, panel_begin, panel_end);
-  else
-    run_panels<Parts, Int8Widener>(g, row_begin, row_end, panel_begin, panel_end);
-}
-
-template <class T>
-void sum_groups(float* out, const T* x, int64_t k, int64_t group) {
-  for (int64_t begin = 0; begin < k; begin += group) {
-    const int64_t n = k - begin < group ? k - begin : group;
-    vf total = zero();
-    each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-      total = add(total, load_some(x + begin + i, count));
+template <class Format, class T>
+void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t row, int64_t k) {
+  for (int64_t group = 0; group < out.groups; ++group) {
+    const int64_t begin = group * Format::kGroup, end = begin + Format::kGroup < k ? begin + Format::kGroup : k;
+    vf top = zero(), invalid = zero();
+    each_vector(end - begin, [&](int64_t i, int n) __attribute__((always_inline)) {
+      const vf value = load_some(x + begin + i, n);
+      top = max(abs(value), top);
+      invalid = fma(value, zero(), invalid);  // NaN once there is an infinity or a NaN
     });
-    *out++ = sum(total);
+    const float magnitude = largest(top);
+    const vf inverse = set1(magnitude > 1e-30f ? 127.0f / magnitude : 0.0f);
+    vf total = zero();
+    const int64_t stop = begin + Format::kGroup < out.steps * 64 ? begin + Format::kGroup : out.steps * 64;
+    for (int64_t i = begin; i < stop; i += W) {
+      const int64_t left = end - i;
+      const vf value = left >= W ? load(x + i) : left > 0 ? load(x + i, int(left)) : zero();
+      const vf rounded = round(mul(value, inverse));
+      total = add(total, rounded);
+      store_int8(out.line(row, i / 64) + i % 64, rounded);
+    }
+    out.row_groups[row * out.groups + group] = {magnitude / 127.0f * Format::kUnit + sum(invalid), sum(total)};
   }
 }
 
-void group_sums(float* out, const void* x, int32_t x_dtype, int64_t k, int64_t group, int64_t begin, int64_t end) {
-  const int64_t groups = divide_up(k, group);
+template <class Format>
+void quantize_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end) {
+  const QuantizedRows<Format::kGroup> out(prepared, rows, k);
   for (int64_t row = begin; row < end; ++row) {
     if (x_dtype == QR_FLOAT32)
-      sum_groups(out + row * groups, static_cast<const float*>(x) + row * k, k, group);
+      quantize_row<Format>(out, static_cast<const float*>(x) + row * k, row, k);
     else if (x_dtype == QR_BFLOAT16)
-      sum_groups(out + row * groups, static_cast<const Bf16*>(x) + row * k, k, group);
+      quantize_row<Format>(out, static_cast<const Bf16*>(x) + row * k, row, k);
     else
-      sum_groups(out + row * groups, static_cast<const Fp16*>(x) + row * k, k, group);
+      quantize_row<Format>(out, static_cast<const Fp16*>(x) + row * k, row, k);
   }
+}
+
+// ---- integers ----
+
+#if defined(__AVX512F__)
+using vi = __m512i;
+QR_INLINE vi none() { return _mm512_setzero_si512(); }
+QR_INLINE vi load_bytes(const char* p) { return _mm512_loadu_si512(p); }
+QR_INLINE vi four_bytes(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
+QR_INLINE vi flip(vi v, int byte) { return _mm512_xor_si512(v, _mm512_set1_epi8(int8_t(byte))); }
+QR_INLINE vi upper_nibbles(vi v) { return _mm512_and_si512(v, _mm512_set1_epi8(int8_t(0xf0))); }
+QR_INLINE vi lower_nibbles(vi v) { return upper_nibbles(_mm512_slli_epi16(v, 4)); }
+QR_INLINE vi add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+QR_INLINE vf floats(vi v) { return _mm512_cvtepi32_ps(v); }
+#else
+using vi = __m256i;
+QR_INLINE vi none() { return _mm256_setzero_si256(); }
+QR_INLINE vi load_bytes(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+QR_INLINE vi four_bytes(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm256_set1_epi32(four);
+}
+QR_INLINE vi flip(vi v, int byte) { return _mm256_xor_si256(v, _mm256_set1_epi8(int8_t(byte))); }
+QR_INLINE vi upper_nibbles(vi v) { return _mm256_and_si256(v, _mm256_set1_epi8(int8_t(0xf0))); }
+QR_INLINE vi lower_nibbles(vi v) { return upper_nibbles(_mm256_slli_epi16(v, 4)); }
+QR_INLINE vi add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+QR_INLINE vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
+#endif
+
+// acc += sums of four products of unsigned w and signed x
+QR_INLINE vi dot(vi acc, vi w, vi x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpbusd_epi32(acc, w, x);
+#elif defined(__AVX512F__)
+  const vi even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(0xff)),
+                                    _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
+  const vi odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(x, 8));
+  return _mm512_add_epi32(acc, _mm512_add_epi32(even, odd));
+#else
+  const vi even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)),
+                                    _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+  const vi odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+#endif
+}
+
+// ---- weights ----
+
+// One scale for a column. Activations keep groups, which hold what an outlier among them costs.
+struct Int8 {
+  static constexpr int kGroup = 128;
+  static constexpr bool kGrouped = false;
+  static constexpr int64_t kHalfBytes = 1024;  // 64 k of 16 columns
+  static constexpr float kUnit = 1.0f;         // value of an integer 1
+  // Unsigned (128 more) integers of k 8 row .. 8 row + 7 of one half.
+  QR_INLINE void row(const char* half, int row, vi& first, vi& second) {
+    first = flip(load_bytes(half + row * 128), 0x80);
+    second = flip(load_bytes(half + row * 128 + 64), 0x80);
+  }
+};
+
+// A scale, and optionally a zero point, for each Group of k in a column.
+template <int Group>
+struct Int4 {
+  static constexpr int kGroup = Group;
+  static constexpr bool kGrouped = true;
+  static constexpr int64_t kHalfBytes = 512;
+  static constexpr float kUnit = 1.0f / 16;
+  QR_INLINE void row(const char* half, int row, vi& first, vi& second) {
+    const vi both = flip(load_bytes(half + row * 64), 0x88);
+    first = lower_nibbles(both);
+    second = upper_nibbles(both);
+  }
+};
+
+// What turns the integer sums of one group of a panel into floats.
+template <class Format>
+struct GroupScales {
+  vf scale[kVectors], correction[kVectors];
+  bool corrected;
+
+  QR_INLINE GroupScales of(const GemmArgs& g, int64_t panel, int64_t groups, int64_t group) {
+    GroupScales out;
+    out.corrected = Format::kGrouped && g.corrections != nullptr;
+    if (!Format::kGrouped) return out;
+    const int64_t at = (panel * groups + group) * kPanel;
+    const Fp16* scales = static_cast<const Fp16*>(g.scales) + at;
+    prefetch(scales + 8 * kPanel);
+    for (int v = 0; v < kVectors; ++v) {
+      out.scale[v] = load(scales + v * W);
+      if (!out.corrected) continue;
+      alignas(64) float values[W];
+      for (int i = 0; i < W; ++i) values[i] = float(g.corrections[at + v * W + i]) / Format::kUnit;
+      out.correction[v] = load(values);
+    }
+    return out;
+  }
+
+  // total + integers * scales; all but the last operation are exact or, for the scale, one rounding
+  __attribute__((always_inline)) vf add(vf total, vf integers, RowGroup x, int v) const {
+    if (Format::kGrouped) {
+      if (corrected) integers = fma(correction[v], set1(x.sum), integers);
+      integers = mul(integers, scale[v]);
+    }
+    return fma(integers, set1(x.scale), total);
+  }
+};
+
+// ---- products ----
+
+template <class Format>
+QR_INLINE void scale_columns(const GemmArgs& g, int64_t panel, int64_t rows, float* sums) {
+  if (Format::kGrouped) return;
+  const float* scales = static_cast<const float*>(g.scales) + panel * kPanel;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int v = 0; v < kVectors; ++v)
+      store(sums + row * kPanel + v * W, mul(load(sums + row * kPanel + v * W), load(scales + v * W)));
+}
+
+// R rows of one block of x times a panel.
+template <class Format, int R>
+void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel,
+                   float* sums) {
+  constexpr int kSteps = Format::kGroup < 64 ? 1 : Format::kGroup / 64, kRows = Format::kGroup < 64 ? 4 : 8;
+  constexpr int kChains = R * kVectors <= 8 ? 2 : 1;  // few sums would wait for each other
+  const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
+  const RowGroup* row_groups = x.row_groups + row * x.groups;
+  vf total[R][kVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) total[r][v] = zero();
+  for (int64_t group = 0; group < x.groups; ++group) {
+    vi acc[R][kVectors][kChains];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v)
+        for (int c = 0; c < kChains; ++c) acc[r][v][c] = none();
+    const int64_t first = group * Format::kGroup / 64;
+    const int64_t last = first + kSteps < x.steps ? first + kSteps : x.steps;
+    const int start = Format::kGroup < 64 ? int(group % 2) * 4 : 0;
+    for (int64_t step = first; step < last; ++step) {
+      const int8_t* lines = x.line(row, step) + start * 8;
+      const char* weight = packed + step * 2 * Format::kHalfBytes + start * (Format::kHalfBytes / 8);
+      for (int i = 0; i < kRows; ++i) {
+        for (int64_t at = 0; at < Format::kHalfBytes / 8; at += 64) {
+          prefetch(weight + i * (Format::kHalfBytes / 8) + at + kPrefetchBytes);
+          prefetch(weight + i * (Format::kHalfBytes / 8) + at + Format::kHalfBytes + kPrefetchBytes);
+        }
+        for (int v = 0; v < kVectors; ++v) {
+          vi low, high;
+          Format::row(weight + v * W / 16 * Format::kHalfBytes + v * W % 16 * 4, i, low, high);
+          for (int r = 0; r < R; ++r) {
+            const int8_t* eight = lines + r * kQuantizedDepth + i * 8;
+            acc[r][v][0] = dot(acc[r][v][0], low, four_bytes(eight));
+            acc[r][v][kChains - 1] = dot(acc[r][v][kChains - 1], high, four_bytes(eight + 4));
+          }
+        }
+      }
+    }
+    const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
+    for (int r = 0; r < R; ++r) {
+      const RowGroup of = row_groups[r * x.groups + group];
+      for (int v = 0; v < kVectors; ++v) {
+        const vi integers = kChains == 1 ? acc[r][v][0] : add(acc[r][v][0], acc[r][v][1]);
+        total[r][v] = scales.add(total[r][v], add(floats(integers), set1(-128.0f * of.sum)), of, v);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, total[r][v]);
+}
+
+template <class Format, int R>
+QR_INLINE void multiply_at_most(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t rows,
+                                int64_t panel, float* sums) {
+  if constexpr (R > 0) {
+    if (rows >= R)
+      multiply_rows<Format, R>(g, x, row, panel, sums);
+    else
+      multiply_at_most<Format, R - 1>(g, x, row, rows, panel, sums);
+  }
+}
+
+template <class Format>
+struct QuantizedMicro {
+  static constexpr int kRows = W == 16 ? 8 : 2;  // whose sums fit the register file; divides the height of a block of x
+  QuantizedRows<Format::kGroup> x;
+
+  explicit QuantizedMicro(const GemmArgs& g) : x(g.x, g.rows, g.k) {}
+
+  int64_t panel_of(const GemmArgs& g, const char* packed) const {
+    return (packed - static_cast<const char*>(g.packed)) / g.panel_bytes;
+  }
+
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, const char*,
+                float* sums) const {
+    const int64_t panel = panel_of(g, packed);
+    for (int64_t row = row_begin; row < row_end; row += kRows)
+      multiply_at_most<Format, kRows>(g, x, row, row_end - row, panel, sums + (row - row_begin) * kPanel);
+    scale_columns<Format>(g, panel, row_end - row_begin, sums);
+  }
+};
+
+template <class Format>
+Gemm quantized_gemm() {
+  return Gemm{QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<QuantizedMicro<Format>>};
+}
+
+void fill_quantized(Kernels& kernels) {
+  kernels.gemm_int8 = quantized_gemm<Int8>();
+  kernels.gemm_int4[0] = quantized_gemm<Int4<32>>();
+  kernels.gemm_int4[1] = quantized_gemm<Int4<64>>();
+  kernels.gemm_int4[2] = quantized_gemm<Int4<128>>();
 }
 
 }  // namespace

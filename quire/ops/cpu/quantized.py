@@ -1,7 +1,7 @@
 """Linear layers over int8 and int4 weights; `csrc/cpu/kernels/gemm_quantized.h`.
 
-Weights are widened to bf16 integers, exactly, on their way from memory; scales multiply the float32 sums. Activations
-keep their precision, but for int8_dynamic: there each row is quantised by its largest magnitude, and sums are integers.
+Activations are quantised to int8 on the way in, each group of a row by its largest magnitude. Products are summed as
+integers within a group and as float32 over groups.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from quire.utils.math import cdiv
 lib = load()
 PANEL = 32
 """Output features that are stored together."""
-INT8, INT4, INT8_DYNAMIC = 1, 2, 3
+INT8, INT4 = 1, 2
 """By `qr_format`."""
 FORMATS = {
     "int8": (INT8, 0),
-    "int8_dynamic": (INT8_DYNAMIC, 0),
     "int4_g32": (INT4, 32),
     "int4_g64": (INT4, 64),
     "int4_g128": (INT4, 128),
@@ -181,7 +180,7 @@ def _pack(packed: Tensor, code: int, out_features: int, values: Tensor, offset: 
 def _empty_scales(code: int, group: int, out_features: int, in_features: int) -> Tensor:
     """[panels, 32] float32 for int8, [panels, groups, 32] float16 for int4."""
     panels = cdiv(out_features, PANEL)
-    if code != INT4:
+    if code == INT8:
         return torch.zeros(panels, PANEL)
     return torch.zeros(panels, cdiv(in_features, group), PANEL, dtype=torch.float16)
 
@@ -189,7 +188,7 @@ def _empty_scales(code: int, group: int, out_features: int, in_features: int) ->
 def _place(target: Tensor, code: int, values: Tensor, offset: int) -> None:
     """Put values [rows, groups] of rows offset .. into their panels."""
     rows = torch.arange(offset, offset + values.shape[0])
-    if code != INT4:
+    if code == INT8:
         target.view(-1)[rows] = values.squeeze(1)
     else:
         target[rows // PANEL, :, rows % PANEL] = values.to(target.dtype)

@@ -1,0 +1,143 @@
+// int8 times int8 by AMX tiles: 16 rows x 64 k times 64 k x 16 columns per instruction; int4 is unpacked into tiles in
+// L1, one part of K ahead of the products.
+#pragma once
+
+#include "gemm_amx.h"
+#include "gemm_quantized.h"
+
+namespace qr {
+namespace {
+
+template <class Format>
+struct AmxQuantizedMicro : QuantizedMicro<Format> {
+  using QuantizedMicro<Format>::x;
+  static constexpr int64_t kGroup = Format::kGroup, kDepth = kGroup < 64 ? kGroup : 64;  // k of one instruction
+  static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;                          // packed, of 64 k
+  static constexpr int64_t kFewRows = 4;  // as fast by vectors, without filling tiles
+  static constexpr int64_t kShortPart = 2, kLongPart = 8;  // steps of 64 k unpacked at a time
+  bool in_tiles;
+  alignas(64) mutable char buffers[2][Format::kGrouped ? kLongPart * 2 * kTileBytes : 64];
+
+  explicit AmxQuantizedMicro(const GemmArgs& g) : QuantizedMicro<Format>(g), in_tiles(g.rows > kFewRows) {
+    if (!in_tiles) return;
+    TileConfig config;
+    for (int tile = 0; tile < 4; ++tile) config.set(tile, int(x.height), 64);           // sums
+    for (int tile = 4; tile < 6; ++tile) config.set(tile, int(x.height), int(kDepth));  // x
+    for (int tile = 6; tile < 8; ++tile) config.set(tile, int(kDepth / 4), 64);         // weights
+    config.use();
+  }
+  ~AmxQuantizedMicro() {
+    if (in_tiles) _tile_release();
+  }
+  AmxQuantizedMicro(const AmxQuantizedMicro&) = delete;
+  AmxQuantizedMicro& operator=(const AmxQuantizedMicro&) = delete;
+
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, const char* next,
+                float* sums) const {
+    if (!in_tiles) return QuantizedMicro<Format>::multiply(g, row_begin, row_end, packed, next, sums);
+    const int64_t panel = this->panel_of(g, packed), rows = row_end - row_begin, blocks = divide_up(rows, 32);
+    const int64_t part = blocks > 1 ? kLongPart : kShortPart, parts = divide_up(x.steps, part);
+    std::memset(sums, 0, size_t(rows) * kPanel * 4);
+    const char* tiles = unpacked(packed, 0, part);
+    for (int64_t index = 0; index < parts; ++index) {
+      const int64_t begin = index * part, end = begin + part < x.steps ? begin + part : x.steps;
+      const char* following = index + 1 < parts ? unpacked(packed, index + 1, part) : nullptr;
+      // what will be read next is fetched meanwhile, each block of rows its share
+      const int64_t ahead = Format::kGrouped ? 2 * part * kStepBytes : blocks > 1 ? part * kStepBytes : kTilePrefetch;
+      const int64_t share = divide_up(kStepBytes, blocks);
+      const char* later = packed + begin * kStepBytes + ahead;
+      for (int64_t block = 0; block < blocks; ++block) {
+        const int64_t row = row_begin + block * 32;
+        multiply_part(g, panel, row, row_end - row < 32 ? row_end - row : 32, tiles, begin, end,
+                      later + block * share, share, sums + block * 32 * kPanel);
+      }
+      tiles = following;
+    }
+    scale_columns<Format>(g, panel, rows, sums);
+  }
+
+  // Tiles of the part `index`.
+  const char* unpacked(const char* packed, int64_t index, int64_t part) const {
+    const char* in = packed + index * part * kStepBytes;
+    if constexpr (Format::kGrouped) {
+      const int64_t left = x.steps - index * part, halves = 2 * (left < part ? left : part);
+      char* out = buffers[index % 2];
+      for (int64_t half = 0; half < halves; ++half)
+        for (int row = 0; row < 8; ++row) {
+          const vi both = load_bytes(in + half * Format::kHalfBytes + row * 64);
+          _mm512_store_si512(out + half * kTileBytes + row * 128, lower_nibbles(both));
+          _mm512_store_si512(out + half * kTileBytes + row * 128 + 64, upper_nibbles(both));
+        }
+      return out;
+    }
+    return in;
+  }
+
+  // Up to 32 rows over k steps [begin, end).
+  void multiply_part(const GemmArgs& g, int64_t panel, int64_t row, int64_t rows, const char* tiles, int64_t begin,
+                     int64_t end, const char* later, int64_t share, float* sums) const {
+    alignas(64) int32_t integers[32 * kPanel];
+    const int64_t groups = x.groups, step_bytes = x.step_bytes();
+    const int64_t second = x.steps * step_bytes;  // from one tile of rows to the next
+    const int64_t last_group = end == x.steps ? groups : end * 64 / kGroup;
+    const int8_t* values = x.line(row, begin);
+    for (int64_t group = begin * 64 / kGroup; group < last_group; ++group) {
+      memory_barrier();
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      const int64_t last = (group + 1) * kGroup < end * 64 ? (group + 1) * kGroup : end * 64;
+      for (int64_t k = group * kGroup; k < last; k += kDepth) {
+        const char* w = tiles + (uint64_t(k) / 64 - uint64_t(begin)) * 2 * kTileBytes + uint64_t(k) % 64 * 16;
+        for (int64_t line = 0; line < share; line += 64) prefetch(later + line);
+        _tile_loadd(4, values, 64);
+        _tile_loadd(6, w, 64);
+        _tile_dpbssd(0, 4, 6);
+        _tile_loadd(7, w + kTileBytes, 64);
+        _tile_dpbssd(1, 4, 7);
+        if (rows > 16) {
+          _tile_loadd(5, values + second, 64);
+          _tile_dpbssd(2, 5, 6);
+          _tile_dpbssd(3, 5, 7);
+        }
+        if (kDepth == 32 && k % 64 == 0) {
+          values += 32;
+        } else {
+          values += step_bytes - (64 - kDepth);
+          later += kStepBytes;
+        }
+      }
+      _tile_stored(0, integers, kPanel * 4);
+      _tile_stored(1, integers + 16, kPanel * 4);
+      if (rows > 16) {
+        _tile_stored(2, integers + 16 * kPanel, kPanel * 4);
+        _tile_stored(3, integers + 16 * kPanel + 16, kPanel * 4);
+      }
+      memory_barrier();
+      const auto scales = GroupScales<Format>::of(g, panel, groups, group);
+      const RowGroup* of = x.row_groups + row * groups + group;
+      float* sum = sums;
+      for (int64_t r = 0; r < rows; ++r, sum += kPanel, of += groups)
+        for (int v = 0; v < kVectors; ++v) {
+          const vf products = floats(_mm512_load_si512(integers + r * kPanel + v * W));
+          store(sum + v * W, scales.add(load(sum + v * W), products, *of, v));
+        }
+    }
+  }
+};
+
+template <class Format>
+Gemm amx_quantized_gemm() {
+  return Gemm{QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<AmxQuantizedMicro<Format>>};
+}
+
+void fill_amx_quantized(Kernels& kernels) {
+  kernels.gemm_int8 = amx_quantized_gemm<Int8>();
+  kernels.gemm_int4[0] = amx_quantized_gemm<Int4<32>>();
+  kernels.gemm_int4[1] = amx_quantized_gemm<Int4<64>>();
+  kernels.gemm_int4[2] = amx_quantized_gemm<Int4<128>>();
+}
+
+}  // namespace
+}  // namespace qr
