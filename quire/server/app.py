@@ -13,14 +13,14 @@ from starlette.responses import Response
 from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
-from quire.server import admin, chat, completions
+from quire.server import admin, chat, completions, messages, responses
 from quire.server.errors import ApiError, as_api_error, error_response
 from quire.server.middleware import Authentication, Limits, RequestContext
 from quire.server.protocol.openai import Error
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
 
-ROUTES = (completions.routes, chat.routes, admin.routes)
+ROUTES = (completions.routes, chat.routes, responses.routes, messages.routes, admin.routes)
 
 
 def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -> FastAPI:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+import uvloop
 
 from quire.config.args import EngineArgs
 from quire.engine.async_llm_engine import AsyncLLMEngine
@@ -27,22 +29,27 @@ TIMEOUT = 60
 
 
 class Running:
-    """A server in a thread of this process."""
+    """A server in the event loop of another thread."""
 
-    def __init__(self, parts: EngineParts, engine: AsyncLLMEngine, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        parts: EngineParts,
+        engine: AsyncLLMEngine,
+        settings: ServerSettings,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self.parts = parts
         self.engine = engine
         self._sock = socket.create_server(("127.0.0.1", 0))
-        self.url = "http://127.0.0.1:{}".format(self._sock.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn_config(create_app(engine, settings), settings))
-        self._thread = threading.Thread(target=self._server.run, args=([self._sock],))
-        self._thread.start()
+        self._done = asyncio.run_coroutine_threadsafe(self._server.serve([self._sock]), loop)
         self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT)
 
     def close(self) -> None:
         self.client.close()
         self._server.should_exit = True
-        self._thread.join(TIMEOUT)
+        self._done.result(TIMEOUT)
         self._sock.close()
 
     def post(self, path: str, **body: Any) -> httpx.Response:
@@ -65,6 +72,18 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(scope="session")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """The one event loop of all servers: an engine belongs to one."""
+    made = uvloop.new_event_loop()
+    thread = threading.Thread(target=made.run_forever)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join(TIMEOUT)
+    made.close()
+
+
+@pytest.fixture(scope="session")
 def engine_parts() -> Iterator[tuple[EngineParts, AsyncLLMEngine]]:
     parts = start(EngineArgs(num_gpu_blocks_override=NUM_BLOCKS, block_size=16, use_tqdm_on_load=False))
     with AsyncLLMEngine(parts) as engine:
@@ -75,12 +94,12 @@ Serve = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def serve(engine_parts: tuple[EngineParts, AsyncLLMEngine]) -> Serve:
+def serve(engine_parts: tuple[EngineParts, AsyncLLMEngine], loop: asyncio.AbstractEventLoop) -> Serve:
     """settings -> a context in which a server with them runs, all over the same engine."""
 
     @contextmanager
     def run(**settings: Any) -> Iterator[Running]:
-        server = Running(*engine_parts, ServerSettings(**settings))
+        server = Running(*engine_parts, ServerSettings(**settings), loop)
         try:
             yield server
         finally:
