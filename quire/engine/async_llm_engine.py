@@ -406,7 +406,7 @@ class AsyncLLMEngine:
         for core_id, stream in self._readers.items():
             if core_id in self._parts.output_processor:
                 request = self._parts.output_processor.so_far(core_id)
-                client.add(replace(request, runs_alone=self._suspects.is_suspect(core_id)))
+                client.add(replace(request, runs_alone=core_id in self._suspects))
                 stream.in_core = True
         self._settled.set()
 
@@ -420,8 +420,9 @@ class AsyncLLMEngine:
         self._disconnect()
         self.num_restarts += 1
         bereft = [core_id for core_id, stream in self._readers.items() if stream.in_core]
-        for core_id in self._suspects.core_ended(bereft, crashed=event.crashed):
-            stream = self._readers[core_id]
+        guilty = self._suspects.core_ended(bereft, crashed=event.crashed)
+        if guilty in self._readers:
+            stream = self._readers[guilty]
             self._stop(stream)
             stream.fail(
                 RequestQuarantined(

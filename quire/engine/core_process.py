@@ -345,7 +345,7 @@ def _without(request: EngineCoreRequest, branch: int | None) -> EngineCoreReques
     return replace(request, progress=replace(request.progress, branches=branches)) if branches else None
 
 
-def serve(control: Control) -> int:
+def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> int:
     """Load what the first message asks for, then run; the exit status."""
     threading.Thread(target=control.beat, name="quire-heartbeat", daemon=True).start()
     starting = True
@@ -362,7 +362,7 @@ def serve(control: Control) -> int:
         core = load_core(config, time.monotonic, ledger)
         control.send(CoreReady(stages=ledger.stages))
         starting = False
-        EngineCoreProc(core, control).run()
+        make_proc(core, control).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except Exception as error:
@@ -375,7 +375,7 @@ def serve(control: Control) -> int:
     return 0
 
 
-def main() -> None:
+def main(make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> None:
     """Entry point: `core_process DESCRIPTOR PARENT_PID`.
 
     Signals for the group are for the parent to answer: it drains, and this process serves until it is let go.
@@ -384,7 +384,7 @@ def main() -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     descriptor, parent_pid = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
-    status = serve(Control(socket.socket(fileno=descriptor)))
+    status = serve(Control(socket.socket(fileno=descriptor)), make_proc)
     sys.stderr.flush()
     os._exit(status)  # nothing is worth the time that tearing down a model takes
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -38,10 +39,11 @@ from quire.engine.restart_policy import RestartBudget, RestartPolicy
 from quire.errors import EngineDeadError, EngineError, QuireError, from_wire
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, MalformedFrame
-from quire.utils.process import describe_exit, thread_states
+from quire.utils.process import describe_exit, num_oom_kills, thread_states
 
 log = get_logger(__name__)
 
+CORE_MODULE = "quire.engine.core_process"
 TICK_S = 0.25
 SILENCE_S = 1.5
 """Without a heartbeat for so long, a process none of whose threads could run is stalled."""
@@ -49,8 +51,8 @@ STARVED_SILENCE_S = 15.0
 """The same for one that could run but is not given the processor."""
 STARTING_SILENCE_S = 120.0
 """The same while libraries are read from a cold disk in one breath."""
-OUTSIDE_SIGNALS = frozenset({-1, -2, -9, -15})
-"""Exit statuses of a process that was ended from outside: SIGHUP, SIGINT, SIGKILL, SIGTERM."""
+OUTSIDE_SIGNALS = frozenset(-number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))
+"""Exit statuses of a process that somebody else ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class CoreDown:
 
     reason: str
     crashed: bool
-    """It ended by itself or hung; otherwise somebody ended it from outside."""
+    """It ended by itself, for want of memory, or hung; otherwise somebody ended it from outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +105,10 @@ class _End:
 class _CoreProcess:
     """One core process and what is known of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         self.control, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "quire.engine.core_process", str(theirs.fileno()), str(os.getpid())]
+            command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self.reader = FrameReader(CONTROL)
         self.is_ready = False
@@ -114,6 +116,7 @@ class _CoreProcess:
         self.failure: CoreFailed | None = None
         self.heard_at = time.monotonic()
         self.ticks_stopped = 0
+        self.num_oom_kills = num_oom_kills()
 
     def attach(self) -> socket.socket:
         """A new connection to the core."""
@@ -149,7 +152,9 @@ class _CoreProcess:
 class CoreSupervisor:
     """The core process of one engine, and those that replace it. One thread does everything."""
 
-    def __init__(self, args: EngineArgs, policy: RestartPolicy | None = None) -> None:
+    def __init__(self, args: EngineArgs, policy: RestartPolicy | None = None, module: str = CORE_MODULE) -> None:
+        """`module` is what a core process runs."""
+        self._module = module
         self._order: StartCore | RestartCore = StartCore(args=args)
         self._policy = policy or RestartPolicy()
         self._sinks: list[Callable[[CoreEvent], None]] = []
@@ -201,7 +206,7 @@ class CoreSupervisor:
     def _run(self) -> None:
         try:
             while not self._closing and self._gone is None:
-                self._core = _CoreProcess()
+                self._core = _CoreProcess(self._module)
                 try:
                     end = self._watch(self._core)
                 finally:
@@ -293,6 +298,8 @@ class CoreSupervisor:
             error = from_wire(core.failure.name, core.failure.fields)
             final = core.failure.starting and core.failure.name not in ("EngineError", "EngineDeadError")
             return _End(error.message, crashed=True, error=error if final else None)
+        if returncode == -signal.SIGKILL and num_oom_kills() > core.num_oom_kills:
+            return _End("the engine process was killed for want of memory", crashed=True)
         return _End(f"the engine process {describe_exit(returncode)}", crashed=returncode not in OUTSIDE_SIGNALS)
 
     def _learn(self, end: _End) -> None:

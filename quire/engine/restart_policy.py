@@ -22,6 +22,7 @@ class RestartPolicy:
 
     max_engine_restarts: int = knob(5, "Times the engine process is replaced in a window before giving up.", least=0)
     engine_restart_window: int = knob(600, "The window in which replacements count.", least=1)
+    engine_restart_pause: int = knob(4, "Longest pause before a replacement; the first follows at once.", least=0)
     step_timeout: int = knob(60, "A step that takes longer, and ten times the longest so far, hangs.", least=1)
 
     def __post_init__(self) -> None:
@@ -48,4 +49,4 @@ class RestartBudget:
         if count >= self.policy.max_engine_restarts:
             return None
         self._restarts.append(self._clock())
-        return BACK_OFF_S[min(count, len(BACK_OFF_S) - 1)]
+        return min(BACK_OFF_S[min(count, len(BACK_OFF_S) - 1)], self.policy.engine_restart_pause)

@@ -1,33 +1,24 @@
-"""Which requests may have ended a core, and which one did.
+"""Which requests may have crashed a core, and which one did.
 
-A request is *suspect* when a core crashed while it had the request, or when two cores in a row ended, in whatever way,
-before it got another token. Suspects run one at a time, each alone until it has a new token, which clears it. Whoever
-is alone in a core that crashes is guilty; a core that is killed from outside proves less and counts half, so that
-somebody who kills cores at random does not make a request guilty.
+When a core crashes, every request it had is *suspect*. Suspects run one at a time, each alone until it has a new token,
+which clears it: a replayed request goes on at exactly the token that was next, so what crashed once crashes at once.
+Whoever is alone in a core that crashes is guilty. A core that is killed from outside proves nothing about anybody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-
-GUILTY = 2
-
-
-@dataclass(slots=True)
-class _Record:
-    num_deaths: int = 0
-    crashed: bool = False
-    alone: int = 0
-    """Evidence from cores that ran nothing else."""
 
 
 class Suspects:
-    """The requests of one front that had a core end under them and have no token since."""
+    """The requests of one front that had a core crash under them and have no token since."""
 
     def __init__(self) -> None:
-        self._records: dict[str, _Record] = {}
+        self._suspects: set[str] = set()
         self._on_trial: str | None = None
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._suspects
 
     def try_alone(self, request_id: str | None) -> None:
         """The core says that it runs this request alone from now on; None ends that."""
@@ -35,23 +26,14 @@ class Suspects:
 
     def clear(self, request_id: str) -> None:
         """The request has a new token, or has ended."""
-        if self._records:
-            self._records.pop(request_id, None)
-            if request_id == self._on_trial:
-                self._on_trial = None
+        self._suspects.discard(request_id)
+        if request_id == self._on_trial:
+            self._on_trial = None
 
-    def core_ended(self, request_ids: Iterable[str], *, crashed: bool) -> list[str]:
-        """A core ended that had these requests; gives those that are guilty."""
-        for request_id in request_ids:
-            record = self._records.setdefault(request_id, _Record())
-            record.num_deaths += 1
-            record.crashed |= crashed
-            if request_id == self._on_trial:
-                record.alone += 2 if crashed else 1
-        self._on_trial = None
-        return [request_id for request_id, record in self._records.items() if record.alone >= GUILTY]
-
-    def is_suspect(self, request_id: str) -> bool:
-        """Whether the request must run alone first."""
-        record = self._records.get(request_id)
-        return record is not None and (record.crashed or record.num_deaths >= 2)
+    def core_ended(self, request_ids: Iterable[str], *, crashed: bool) -> str | None:
+        """A core ended that had these requests; gives the one that is guilty, if any is."""
+        tried, self._on_trial = self._on_trial, None
+        if not crashed:
+            return None
+        self._suspects.update(request_ids)
+        return tried

@@ -73,7 +73,7 @@ class FrameReader:
         self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Any]:
+    def feed(self, data: bytes | bytearray) -> Iterator[Any]:
         """The messages that these bytes complete.
 
         Raises: MalformedFrame; the rest of the stream has no meaning then.

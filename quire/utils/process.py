@@ -32,6 +32,15 @@ def thread_states(pid: int) -> str:
     return states
 
 
+def num_oom_kills() -> int:
+    """Processes of this machine that the kernel has killed for want of memory; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
 def describe_exit(returncode: int) -> str:
     """How a process ended, for people."""
     if returncode >= 0:
