@@ -79,7 +79,6 @@ def _check_headers(request: Request, limit: int) -> None:
             415,
             "unsupported_media_type",
             "Content-Type must be application/json.",
-            param="Content-Type",
             headers=_CLOSE,
         )
     coding = request.headers.get("content-encoding", "identity").lower()

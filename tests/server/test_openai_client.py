@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -216,11 +217,30 @@ def test_a_client_that_times_out_leaves_nothing_behind(server: Running) -> None:
     server.wait_idle()
 
 
-def test_a_client_retries_when_it_is_told_to(serve: Any) -> None:
-    with serve(max_requests_per_minute_per_key=1) as limited:
-        with openai.OpenAI(base_url=f"{limited.url}/v1", api_key="any", max_retries=0) as client:
-            client.completions.create(model=MODEL, prompt="a", max_tokens=1)
-            with pytest.raises(openai.RateLimitError) as caught:
-                client.completions.create(model=MODEL, prompt="a", max_tokens=1)
-        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 61
+def test_a_client_that_is_told_to_come_back_does(serve: Any) -> None:
+    with (
+        serve(max_concurrent_requests=1) as limited,
+        openai.OpenAI(base_url=f"{limited.url}/v1", api_key="any", max_retries=9) as patient,
+        openai.OpenAI(base_url=f"{limited.url}/v1", api_key="any", max_retries=0) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        busy = other.completions.create(
+            model=MODEL, prompt="import", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(busy))
+        with pytest.raises(openai.RateLimitError) as caught:
+            other.completions.create(model=MODEL, prompt="a", max_tokens=1)
+        assert caught.value.response.headers["retry-after"] == "1"
         assert caught.value.code == "rate_limit_exceeded"
+        reply = pool.submit(patient.completions.create, model=MODEL, prompt="a", max_tokens=1)
+        busy.close()
+        assert reply.result(60).choices[0].finish_reason == "length"
+
+
+def test_a_key_that_starts_too_many_requests_is_told_when_to_come_back(serve: Any) -> None:
+    with serve(max_requests_per_minute_per_key=1, api_key=("one", "two")) as limited:
+        keys = {key: {"Authorization": f"Bearer {key}"} for key in ("one", "two")}
+        body = {"prompt": "a", "max_tokens": 1}
+        replies = [limited.client.post("/v1/completions", json=body, headers=keys[k]) for k in ("one", "one", "two")]
+        assert [reply.status_code for reply in replies] == [200, 429, 200]
+        assert 1 <= int(replies[1].headers["retry-after"]) <= 61

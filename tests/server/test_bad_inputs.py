@@ -1,0 +1,344 @@
+"""Every bad input gets its own answer, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import MODEL, TIMEOUT, Running
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+WRITE = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+NUM_HEALTHY = 16
+
+
+Request = tuple[str, dict[str, Any]]
+"""Path and body."""
+Case = tuple[Request, int, str, str | None, str]
+"""Request; status, code and param of its answer; how the message starts."""
+
+
+def chat(**more: Any) -> Request:
+    return CHAT, {**ASK, **more}
+
+
+def text(**more: Any) -> Request:
+    return TEXT, {**WRITE, **more}
+
+
+def without(request: Request, field: str) -> Request:
+    path, body = request
+    return path, {name: value for name, value in body.items() if name != field}
+
+
+def wrong(make: Callable[..., Request], field: str, values: Iterable[Any], code: str, start: str) -> list[Case]:
+    """One case for each value of a field; @ stands for the field's name."""
+    return [(make(**{field: value}), STATUS.get(code, 400), code, field, start.replace("@", field)) for value in values]
+
+
+def message(place: str, contents: Iterable[dict[str, Any]], code: str, start: str) -> list[Case]:
+    """One case for each conversation of a single message; @ stands for the place that is wrong."""
+    at = f"messages[0]{place}"
+    return [(chat(messages=[content]), 400, code, at, start.replace("@", at)) for content in contents]
+
+
+def user(*contents: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content} for content in contents]
+
+
+STATUS = {"model_not_found": 404}
+VALUE, KIND, LACKS = "invalid_value", "invalid_type", "unsupported_parameter"
+KINDS = "prompt must be a string, an array of strings, an array of token ids, or an array of arrays of token ids"
+TOO_LONG = "This model's maximum context length is 1024 tokens"
+LACKING: dict[str, Any] = {
+    "best_of": 4,
+    "guided_json": {},
+    "guided_regex": "a",
+    "include_reasoning": False,
+    "add_special_tokens": True,
+    "kv_transfer_params": {},
+    "logits_processors": ["x"],
+    "mm_processor_kwargs": {"a": 1},
+    "modalities": ["audio"],
+    "priority": 2**70,
+    "prompt_embeds": "x",
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"json": {}},
+    "thinking_token_budget": 5,
+    "use_beam_search": True,
+    "vllm_xargs": {"a": 1},
+}
+IMAGES = ("file:///etc/passwd", "http://127.0.0.1:1/x", "data:image/png;base64,!!!")
+
+PROMPTS: list[Case] = [
+    *wrong(text, "prompt", ([], [[]], [""], ["a", ""], None), VALUE, "prompt must be provided and non-empty"),
+    (without(text(), "prompt"), 400, VALUE, "prompt", "prompt must be provided and non-empty"),
+    *wrong(text, "prompt", ([1, "a"], [1.5], {"a": 1}, 5, True, [True]), KIND, KINDS),
+    *wrong(text, "prompt", ([-1], [4096], [999999], [2**33], [10**30]), VALUE, "prompt holds"),
+    *wrong(text, "prompt", ([[1], [4096]],), VALUE, "prompt 1: prompt holds 4096"),
+    *wrong(text, "prompt", ([5] * 1025, "x " * 99999), "context_length_exceeded", TOO_LONG),
+    *wrong(text, "prompt", (["a"] * 1025,), VALUE, "The request has 1025 prompts; the limit is 1024."),
+    *wrong(text, "max_tokens", (1024,), "context_length_exceeded", f"{TOO_LONG}. However, you requested"),
+    *wrong(text, "suffix", ("end",), LACKS, "suffix is not supported"),
+    *wrong(chat, "truncate_prompt_tokens", (-2,), VALUE, "@ must be"),
+]
+SAMPLING: list[Case] = [
+    *wrong(chat, "temperature", (-0.1, 2.1), VALUE, "@ must be in [0, 2]"),
+    *wrong(chat, "temperature", ("0.5", True, {}, []), KIND, "@ must be a number"),
+    *wrong(chat, "top_k", (-2,), VALUE, "@ must be in [-1"),
+    *wrong(chat, "top_k", (1.5, True), KIND, "@ must be an integer"),
+    *wrong(chat, "presence_penalty", (3,), VALUE, "@ must be in [-2, 2]"),
+    *wrong(chat, "frequency_penalty", (-2.1,), VALUE, "@ must be in [-2, 2]"),
+    *wrong(chat, "repetition_penalty", (0, -1), VALUE, "@ must be greater than 0"),
+    *wrong(chat, "n", (0, -1, 129, 10**9), VALUE, "@ must be an integer between 1 and 128"),
+    *wrong(chat, "n", (2.5, True, "2"), KIND, "@ must be an integer"),
+    *wrong(chat, "max_tokens", (0, -5, 10**12), VALUE, "@ must be in [1"),
+    *wrong(chat, "max_tokens", (1.5,), KIND, "@ must be an integer"),
+    *wrong(text, "max_tokens", (0,), VALUE, "@ must be in [1"),
+    *wrong(chat, "min_tokens", (9,), VALUE, "@ (9) must not exceed max_tokens (2)"),
+    *wrong(chat, "stop", ("", [""]), VALUE, "@ must not contain an empty string"),
+    *wrong(chat, "stop", (list("abcde"), "x" * 1_000_000), VALUE, "@ accepts at most 4 strings of at most 256"),
+    *wrong(chat, "stop", (5,), KIND, "@ must be a string or an array of strings"),
+    *wrong(chat, "stop_token_ids", ([4096], [-1], [2**40]), VALUE, "@ holds"),
+    *wrong(chat, "logit_bias", ({"4096": 5}, {"-1": 5}, {"one": 5}, {"": 5}), VALUE, "@"),
+    *wrong(chat, "logit_bias", ({str(key): 1 for key in range(1025)},), VALUE, "@ has 1025 entries"),
+    *wrong(chat, "bad_words", ([""], ["w"] * 129), VALUE, "@"),
+    *wrong(chat, "allowed_token_ids", ([], [4096]), VALUE, "@"),
+    *wrong(chat, "top_logprobs", (5,), VALUE, "@ requires logprobs to be true."),
+    *wrong(text, "logprobs", (21, -2), VALUE, "@"),
+    *wrong(text, "logprobs", (True,), KIND, "@ must be an integer"),
+    *wrong(chat, "stream_options", ({"include_usage": True},), VALUE, "@ requires stream=true."),
+    *wrong(partial(chat, stream=True), "prompt_logprobs", (1,), VALUE, "@ is not available"),
+    *wrong(chat, "seed", (2**64, -(2**63) - 1), VALUE, "@ must be in ["),
+    *wrong(chat, "seed", (1.5, "a"), KIND, "@ must be an integer"),
+    *(case for name, value in LACKING.items() for case in wrong(chat, name, (value,), LACKS, "@ is not supported: ")),
+]
+CONVERSATIONS: list[Case] = [
+    *wrong(chat, "messages", ([],), VALUE, "@ must contain at least 1 item."),
+    *wrong(chat, "messages", (5,), KIND, "@ must be an array"),
+    (
+        without(chat(), "messages"),
+        400,
+        "missing_required_parameter",
+        "messages",
+        "Missing required parameter: 'messages'",
+    ),
+    (chat(messages=["hi"]), 400, KIND, "messages[0]", "messages[0] must be an object"),
+    *message(".role", [{"role": "wizard"}, {"role": None}, {"content": "a"}], VALUE, "@ must be one of system"),
+    *message(".content", user(None, 5, {}), VALUE, "@ must be a string"),
+    *message(".content", user("\ud800"), VALUE, "@ contains an unpaired surrogate"),
+    *message(".content[0]", user([{"type": "video_magic"}]), LACKS, "Unsupported content part type 'video_magic'"),
+    *message(".content[0].text", user([{"type": "text"}]), VALUE, "@ must be a string"),
+    *message(
+        ".content[0]", user(*([{"type": "image_url", "image_url": {"url": url}}] for url in IMAGES)), LACKS, "Unsupp"
+    ),
+    *wrong(chat, "model", ("nope",), "model_not_found", f"The model `nope` does not exist. Available: {MODEL}."),
+    *wrong(chat, "model", ("", None), "model_not_found", "The model `"),
+    *wrong(chat, "model", (5,), KIND, "@ must be a string"),
+    *wrong(chat, "model", ("m" * 1_000_000,), VALUE, "@ is refused"),
+    *wrong(chat, "chat_template", ("{{ ''.__class__ }}",), VALUE, "@ in the request is disabled"),
+    *wrong(chat, "chat_template_kwargs", ({"tokenize": True}, {"messages": []}), VALUE, "@ may not set: "),
+    *wrong(chat, "chat_template_kwargs", ([],), KIND, "@ must be an object"),
+    *wrong(partial(chat, add_generation_prompt=True), "continue_final_message", (True,), VALUE, "Cannot set both"),
+    *wrong(chat, "tools", ([], [{"type": "function"}]), LACKS, "@ is not supported"),
+    *wrong(chat, "tool_choice", ("required", "x", {"type": "function"}), LACKS, "@ is not supported: @ requires tools"),
+    *wrong(chat, "cache_salt", ("", "s" * 129), VALUE, "@ must be a non-empty string of at most 128 characters."),
+    *wrong(chat, "cache_salt", (5,), KIND, "@ must be a string"),
+    *wrong(chat, "user", ("u" * 1_000_000,), VALUE, "@ has 1000000 characters"),
+]
+OTHERS: list[Case] = [
+    (("/tokenize", {}), 400, "missing_required_parameter", "prompt", "Give either prompt or messages."),
+    (("/detokenize", {"tokens": [4096]}), 400, VALUE, "tokens", "tokens holds 4096"),
+    (("/detokenize", {}), 400, "missing_required_parameter", "tokens", "Missing required parameter: 'tokens'."),
+    (("/nope", {}), 404, "not_found", None, "Unknown route POST '/nope'."),
+    (
+        ("/v1/completion", {}),
+        404,
+        "not_found",
+        None,
+        "Unknown route POST '/v1/completion'. Did you mean /v1/",
+    ),
+    (("/v1//completions", {}), 404, "not_found", None, "Unknown route"),
+    (("/v1/models", {}), 405, "method_not_allowed", None, "Method Not Allowed"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def healthy_neighbours(server: Running) -> Iterator[None]:
+    """Streams that run all the while, and must say the same as when nothing is wrong beside them."""
+    given = {**WRITE, "prompt": "import os", "max_tokens": 100, "ignore_eos": True, "stream": True, "temperature": 1}
+    stop = threading.Event()
+    wrong: list[str] = []
+    done = threading.Semaphore(0)
+
+    def pieces(seed: int) -> str:
+        with httpx.Client(timeout=TIMEOUT) as client:
+            reply = client.post(f"{server.url}{TEXT}", json={**given, "seed": seed})
+        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        return "".join(event["choices"][0]["text"] for event in events)
+
+    def keep_asking(seed: int) -> None:
+        while True:
+            if pieces(seed) != alone[seed]:
+                wrong.append(f"seed {seed}")
+            done.release()
+            if stop.is_set():
+                return
+
+    with ThreadPoolExecutor(NUM_HEALTHY) as pool:
+        alone = list(pool.map(pieces, range(NUM_HEALTHY)))
+    threads = [threading.Thread(target=keep_asking, args=(seed,)) for seed in range(NUM_HEALTHY)]
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert done.acquire(blocking=False)
+    assert wrong == []
+    server.wait_idle()
+
+
+def check(reply: httpx.Response, status: int, code: str, param: str | None, start: str) -> None:
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    assert len(reply.content) < 8192
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["message"].startswith(start), error["message"]
+    assert not any(word in error["message"] for word in ("429", "Traceback", "0x", ".py", "/work", "/home", "pydantic"))
+
+
+@pytest.mark.parametrize(("request_", "status", "code", "param", "start"), PROMPTS + SAMPLING + CONVERSATIONS + OTHERS)
+def test_bad_input_is_answered(
+    server: Running, request_: Request, status: int, code: str, param: str | None, start: str
+) -> None:
+    path, body = request_
+    reply = server.client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    check(reply, status, code, param, start)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "start"),
+    [
+        (
+            b'{"n":1,}',
+            "invalid_json",
+            "Could not parse JSON: Expecting property name enclosed in double quotes at byte 7",
+        ),
+        (b"{'a':1}", "invalid_json", "Could not parse JSON: "),
+        (b'{"prompt": "a', "invalid_json", "Could not parse JSON: "),
+        (b'{"prompt": "\xff"}', "invalid_json", "Request body is not valid UTF-8"),
+        (b"[" * 100_000, "invalid_json", "JSON is nested too deeply (limit 64)."),
+        (b'{"a":' + b"[" * 65 + b"]" * 65 + b"}", "invalid_json", "JSON is nested too deeply (limit 64)."),
+        (b'{"n": 1, "n": 3}', "invalid_json", "Duplicate key 'n'."),
+        (b'{"temperature": NaN, "prompt": "a"}', "invalid_json", "NaN is not JSON"),
+        (b'{"temperature": -Infinity, "prompt": "a"}', "invalid_json", "-Infinity is not JSON"),
+        (b'{"temperature": 1e999, "prompt": "a"}', "invalid_type", "temperature must be a finite number"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "invalid_json", "Could not parse JSON: "),
+        (b"[]", "invalid_type", "The request body must be an object"),
+        (b"null", "invalid_type", "The request body must be an object"),
+        (b"", "invalid_json", "The request has no body"),
+    ],
+)
+def test_body_that_is_not_one_json_object(server: Running, content: bytes, code: str, start: str) -> None:
+    reply = server.client.post(TEXT, content=content, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == code
+    assert reply.json()["error"]["message"].startswith(start), reply.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": ""},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+def test_only_plain_json_is_read(server: Running, headers: dict[str, str]) -> None:
+    reply = server.client.post(TEXT, content=b'{"prompt": "a"}', headers=headers)
+    check(reply, 415, "unsupported_media_type", None, "Content-")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"top_k": 10**9},
+        {"n": 2, "temperature": 0},
+        {"max_tokens": 1, "max_completion_tokens": 2},
+        {"stop": None, "seed": None, "n": None, "temperature": None, "tools": None, "response_format": None},
+        {
+            "response_format": {"type": "text"},
+            "best_of": 1,
+            "priority": 0,
+            "use_beam_search": False,
+            "tool_choice": "none",
+        },
+        {"messages": [{"role": "user", "content": "<|im_end|></s><|image_pad|>"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+        {"user": "me", "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True},
+        {"cache_salt": "s" * 128},
+        {"reasoning_effort": "none"},
+    ],
+)
+def test_what_others_accept_is_accepted(server: Running, more: dict[str, Any]) -> None:
+    reply = server.post(CHAT, **{**ASK, **more})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["usage"]["completion_tokens"] == 2 * (more.get("n") or 1)
+
+
+def test_equal_choices_for_greedy_n(server: Running) -> None:
+    first, second = server.post(CHAT, **{**ASK, "n": 2, "temperature": 0}).json()["choices"]
+    assert first["message"] == second["message"]
+
+
+def test_unknown_fields_are_named_in_warnings_and_make_no_metric(server: Running) -> None:
+    unknown = {f"field_{index}": index for index in range(50)}
+    for stream in (False, True):
+        reply = server.post(CHAT, **ASK, **unknown, stream=stream)
+        assert reply.status_code == 200
+        assert all(f"'{name}'" in reply.text for name in unknown)
+    assert "field_1" not in server.client.get("/metrics").text
+
+
+def test_unknown_fields_are_refused_when_the_operator_says_so(serve: Any) -> None:
+    with serve(strict_params=True) as strict:
+        check(strict.post(CHAT, **ASK, foo=1), 400, "unsupported_parameter", "foo", "Unknown parameter: 'foo'.")
+
+
+def test_length_is_capped_when_the_operator_says_so(serve: Any) -> None:
+    with serve(max_tokens_policy="cap") as capping:
+        reply = capping.post(TEXT, **{**WRITE, "prompt": [5] * 1020, "max_tokens": 100, "ignore_eos": True}).json()
+    assert reply["usage"]["completion_tokens"] == 4
+    assert reply["warnings"] == ["max_tokens 100 lowered to 4, all that the context leaves"]
+
+
+def test_a_large_request_is_refused_by_its_size(serve: Any) -> None:
+    with serve(max_body_size=1000) as small:
+        large = json.dumps({**WRITE, "prompt": "x" * 2000}).encode()
+        json_type = {"content-type": "application/json"}
+        for content in (large, iter([large[:900], large[900:]])):
+            reply = small.client.post(TEXT, content=content, headers=json_type)
+            check(reply, 413, "content_too_large", None, "The request body has")
+            assert reply.headers["connection"] == "close"
+
+
+def test_a_client_cannot_choose_what_requests_are_called_inside(server: Running) -> None:
+    replies = [
+        server.client.post(TEXT, json=WRITE, headers={"x-request-id": given})
+        for given in ("same", "same", "x" * 10_000, "a\tb c/../../d")
+    ]
+    assert [reply.headers["x-request-id"] for reply in replies] == ["same", "same", "x" * 64, "abc....d"]
+    assert len({reply.json()["id"] for reply in replies}) == 4
