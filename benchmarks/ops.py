@@ -1,9 +1,11 @@
 """Native CPU ops against torch and against the machine's read bandwidth, measured in the same run.
 
-    python benchmarks/ops.py [--rounds 5] [--dtype bfloat16] [--out 4096 --in 4096] [--megabytes 800]
+    python -m benchmarks.ops [--rounds 5] [--dtype bfloat16] [--kinds linear,attention,rope,small]
+        [--out 4096 --in 4096] [--kv-cache-dtype int8] [--megabytes 800]
 
 Every round measures each case once, in turn, so that a busy machine disturbs all alike; the table holds medians. A
-linear layer cycles through `--megabytes` of weights, more than the caches hold.
+linear layer cycles through `--megabytes` of weights, more than the caches hold; attention and RoPE through as much
+cache, up to 28 layers of it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch.nn import functional as F
@@ -48,7 +51,7 @@ class Case:
     def line(self, bandwidth: float) -> str:
         time_s = statistics.median(self.times)
         rate = self.num_bytes / time_s / 1e9
-        cells = [f"{self.name:<28}", f"{time_s * 1e6:>10.1f}"]
+        cells = [f"{self.name:<34}", f"{time_s * 1e6:>10.1f}"]
         cells += [f"{rate:>8.1f}", f"{rate / bandwidth:>8.2f}"] if self.num_bytes else [" " * 8, " " * 8]
         cells += [f"{self.flops / time_s / 1e12:>8.2f}" if self.flops else " " * 8]
         if self.baseline_times:
@@ -98,45 +101,114 @@ def linear_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Cas
     return cases
 
 
-def attention_case(
-    ops: dict[str, table.Op], dtype: torch.dtype, sequences: int, context: int, queries: int = 1
-) -> Case:
-    """Qwen3-0.6B's heads: 16 over 8 of 128 elements."""
-    heads, kv_heads, head_size, block_size, layers = 16, 8, 128, 32, 4
-    blocks = -(-context // block_size)
-    caches = [
-        ops["allocate_kv_cache"](
-            num_blocks=sequences * blocks,
-            block_size=block_size,
-            num_kv_heads=kv_heads,
-            head_size=head_size,
-            dtype=dtype,
+@dataclass
+class Layers:
+    """The caches of some layers with Qwen3-0.6B's heads: 16 over 8 of 128 elements."""
+
+    ops: dict[str, table.Op]
+    dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
+    sequences: int
+    context: int
+    megabytes: int
+    block_size: int = 32
+    spec: RopeAndCacheSpec = field(
+        default_factory=lambda: RopeAndCacheSpec(num_heads=16, num_kv_heads=8, head_size=128, rotary_dim=128)
+    )
+
+    def __post_init__(self) -> None:
+        self.blocks = -(-self.context // self.block_size)
+        self.slots = torch.arange(self.sequences * self.blocks * self.block_size)
+        self.cos_sin = torch.randn(max(8192, self.context), self.spec.rotary_dim)
+        self.norm = torch.ones(self.spec.head_size)
+        qkv = self.qkv(self.slots.numel())
+        self.caches = [self.allocate()]
+        wanted = (self.megabytes << 20) // self.caches[0].nbytes
+        self.caches += [self.allocate() for _ in range(min(27, max(1, wanted)))]
+        for cache in self.caches:
+            self.write(qkv, cache, self.slots)
+
+    def allocate(self) -> torch.Tensor:
+        return cast(
+            torch.Tensor,
+            self.ops["allocate_kv_cache"](
+                num_blocks=self.sequences * self.blocks,
+                block_size=self.block_size,
+                num_kv_heads=self.spec.num_kv_heads,
+                head_size=self.spec.head_size,
+                dtype=self.kv_cache_dtype,
+            ),
         )
-        for _ in range(layers)
+
+    def qkv(self, tokens: int) -> torch.Tensor:
+        return torch.randn(tokens, (self.spec.num_heads + 2 * self.spec.num_kv_heads) * self.spec.head_size).to(
+            self.dtype
+        )
+
+    def write(self, qkv: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> object:
+        positions = slots % (self.blocks * self.block_size)
+        rope_and_cache = self.ops["rope_and_cache"]
+        return rope_and_cache(qkv, positions, self.cos_sin, self.norm, self.norm, cache, slots, self.spec)
+
+    def rope_case(self, queries: int) -> Case:
+        """The last `queries` tokens of each sequence, all that a step does but the positions."""
+        qkv = self.qkv(self.sequences * queries)
+        slots = self.slots.view(self.sequences, -1)[:, self.context - queries : self.context].flatten()
+        num_bytes = 2 * qkv.nbytes
+        return Case(
+            name=f"rope_and_cache {self.sequences} x {queries} at {self.context}",
+            run=lambda call: self.write(qkv, self.caches[call % len(self.caches)], slots),
+            calls=len(self.caches),
+            num_bytes=num_bytes,
+        )
+
+    def attention_case(self, queries: int) -> Case:
+        """Attention of the last `queries` tokens of each sequence."""
+        heads, kv_heads, head_size = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_size
+        query = torch.randn(self.sequences * queries, heads, head_size).to(self.dtype)
+        metadata = AttentionMetadata(
+            query_start=torch.arange(0, self.sequences * queries + 1, queries, dtype=torch.int32),
+            seq_lens=torch.full((self.sequences,), self.context, dtype=torch.int32),
+            block_tables=torch.arange(self.sequences * self.blocks, dtype=torch.int32).view(self.sequences, -1),
+            block_size=self.block_size,
+        )
+        attention, layers = self.ops["paged_attention"], len(self.caches)
+        return Case(
+            name=f"attention {self.sequences} x {queries} at {self.context}",
+            run=lambda call: attention(query, self.caches[call % layers], metadata, scale=head_size**-0.5),
+            calls=layers if queries == 1 else 2,
+            num_bytes=2 * self.sequences * self.context * kv_heads * head_size * self.kv_cache_dtype.itemsize,
+            flops=2 * 2 * self.sequences * queries * heads * head_size * (self.context - (queries - 1) // 2),
+        )
+
+
+ATTENTION_SIZES = ((1, 128), (1, 1024), (1, 8192), (8, 128), (8, 2048), (32, 192))
+"""Sequences and their context in a decode step."""
+PREFILL_SIZES = (1024, 4096, 8192)
+
+
+def attention_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+    dtype, kv_cache_dtype = getattr(torch, args.dtype), getattr(torch, args.kv_cache_dtype or args.dtype)
+    cases = [
+        Layers(ops, dtype, kv_cache_dtype, sequences, context, args.megabytes).attention_case(1)
+        for sequences, context in ATTENTION_SIZES
     ]
-    spec = RopeAndCacheSpec(num_heads=heads, num_kv_heads=kv_heads, head_size=head_size, rotary_dim=0)
-    slots = torch.arange(sequences * blocks * block_size)
-    qkv = torch.randn(slots.numel(), (heads + 2 * kv_heads) * head_size).to(dtype)
-    for cache in caches:
-        ops["rope_and_cache"](qkv, slots, None, None, None, cache, slots, spec)
-    query = torch.randn(sequences * queries, heads, head_size).to(dtype)
-    metadata = AttentionMetadata(
-        query_start=torch.arange(0, sequences * queries + 1, queries, dtype=torch.int32),
-        seq_lens=torch.full((sequences,), context, dtype=torch.int32),
-        block_tables=torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks),
-        block_size=block_size,
-    )
-    return Case(
-        name=f"attention {sequences} x {context}" + (f" q{queries}" if queries > 1 else ""),
-        run=lambda call: ops["paged_attention"](query, caches[call % layers], metadata, scale=head_size**-0.5),
-        calls=8,
-        num_bytes=sequences * context * kv_heads * head_size * 2 * dtype.itemsize,
-        flops=2 * 2 * sequences * queries * heads * head_size * (context - (queries - 1) // 2),
-    )
+    return cases + [
+        Layers(ops, dtype, kv_cache_dtype, 1, context, 0).attention_case(context) for context in PREFILL_SIZES
+    ]
 
 
-def small_cases(ops: dict[str, table.Op], dtype: torch.dtype) -> list[Case]:
-    cases = []
+def rope_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+    dtype, kv_cache_dtype = getattr(torch, args.dtype), getattr(torch, args.kv_cache_dtype or args.dtype)
+    return [
+        Layers(ops, dtype, kv_cache_dtype, sequences, context, args.megabytes).rope_case(queries)
+        for sequences, context, queries in ((1, 192, 1), (32, 192, 1), (1, 1024, 1024))
+    ]
+
+
+def small_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+    cases: list[Case] = []
+    dtype = getattr(torch, args.dtype)
     weight, reference = torch.ones(1024), table.implementation_of("reference")
     for rows in (1, 32):
         x = torch.randn(rows, 1024).to(dtype)
@@ -170,6 +242,14 @@ def small_cases(ops: dict[str, table.Op], dtype: torch.dtype) -> list[Case]:
     return cases
 
 
+KINDS: dict[str, Callable[[dict[str, table.Op], argparse.Namespace], list[Case]]] = {
+    "linear": linear_cases,
+    "attention": attention_cases,
+    "rope": rope_cases,
+    "small": small_cases,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -177,13 +257,12 @@ def main() -> None:
     parser.add_argument("--out", type=int, default=4096)
     parser.add_argument("--in", dest="inner", type=int, default=4096)
     parser.add_argument("--megabytes", type=int, default=800)
+    parser.add_argument("--kv-cache-dtype", choices=["bfloat16", "float32", "float16", "int8"])
+    parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated: " + ", ".join(KINDS))
     args = parser.parse_args()
-    ops, dtype = table.implementation_of("cpu"), getattr(torch, args.dtype)
+    ops = table.implementation_of("cpu")
     read = read_bandwidth(args.megabytes)
-    cases = [read, *linear_cases(ops, args)]
-    cases += [attention_case(ops, dtype, *size) for size in ((1, 128), (1, 8192), (8, 512), (32, 192))]
-    cases += [attention_case(ops, dtype, 1, 1024, 1024)]
-    cases += small_cases(ops, dtype)
+    cases = [read, *(case for kind in args.kinds.split(",") for case in KINDS[kind](ops, args))]
     for _ in range(args.rounds):
         for case in cases:
             case.measure()
@@ -191,7 +270,7 @@ def main() -> None:
     print(
         f"{library.isa()}, {library.num_threads()} threads, torch {torch.__version__} {torch.get_num_threads()} threads"
     )
-    print(f"{'case':<28} {'us':>10} {'GB/s':>8} {'of read':>8} {'TFLOP/s':>8} {'torch us':>10} {'ratio':>8}")
+    print(f"{'case':<34} {'us':>10} {'GB/s':>8} {'of read':>8} {'TFLOP/s':>8} {'torch us':>10} {'ratio':>8}")
     for case in cases:
         print(case.line(bandwidth))
 
