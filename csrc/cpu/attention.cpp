@@ -1,8 +1,42 @@
-// Paged attention: one piece for each sequence, kv head and tile of query rows.
-#include "kernels.h"
+// Paged attention: a unit for each sequence, kv head and tile of query rows; long contexts are divided further, so that
+// one sequence keeps every thread busy.
+#include <atomic>
+
+#include "kernels/cache.h"
 #include "threads.h"
 
 using namespace qr;
+
+namespace {
+
+// Pieces that a thread should find: enough that nobody waits long for the last one.
+constexpr int64_t kPiecesPerThread = 8;
+// Divided units leave each split's sums in memory; past this many bytes of them nothing is divided.
+constexpr int64_t kMostPartialBytes = int64_t(1) << 28;
+
+// The units of one sequence, and where they begin among all.
+struct Units {
+  int64_t tiles;        // for each kv head
+  int64_t splits;       // of the longest
+  int64_t ranges;       // that each unit is divided into
+  int64_t first_piece;  // units * ranges before
+  int64_t first_unit;   // divided ones before
+  int64_t first_split;  // of divided units before
+};
+
+// Which part of its context a tile of rows sees: splits [begin, end).
+struct SplitRange {
+  int64_t begin, end;
+};
+
+SplitRange splits_of(const AttentionArgs& args, int64_t sequence, int64_t row_begin, int64_t row_end) {
+  const int64_t group = args.heads / args.layout.kv_heads, tokens = pages_of_split(args.layout) * args.layout.block_size;
+  const int64_t first = args.seq_lens[sequence] - (args.query_start[sequence + 1] - args.query_start[sequence]);
+  const int64_t from = first + row_begin / group - args.window + 1;
+  return {args.window > 0 && from > 0 ? from / tokens : 0, (first + (row_end - 1) / group) / tokens + 1};
+}
+
+}  // namespace
 
 extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtype, const void* cache,
                                       int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
@@ -12,9 +46,9 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
                                       int64_t window) {
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
-  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_FLOAT16 ||
+  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_CACHE_INT8 ||
       page != qr_cache_page(cache_dtype, block_size, head_size) || kv_heads <= 0 || heads % kv_heads != 0 ||
-      sequences < 0)
+      sequences < 0 || !(scale > 0.0f))
     return QR_EINVAL;
   const AttentionArgs args{out,
                            query,
@@ -30,33 +64,75 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
                            soft_cap,
                            window};
   const int64_t group = heads / kv_heads;
-  // first_piece[r]: pieces of the sequences before r
-  auto* first_piece = static_cast<int64_t*>(scratch(2, (sequences + 1) * 8));
-  if (first_piece == nullptr) return QR_ENOMEM;
-  first_piece[0] = 0;
+  auto* units = static_cast<Units*>(scratch(2, (sequences + 1) * int64_t(sizeof(Units))));
+  if (units == nullptr) return QR_ENOMEM;
+  int64_t work = 0;
   for (int64_t r = 0; r < sequences; ++r) {
     const int64_t rows = (int64_t(query_start[r + 1]) - query_start[r]) * group;
     if (rows < 0 || seq_lens[r] < query_start[r + 1] - query_start[r] ||
         divide_up(seq_lens[r], block_size) > table_stride)
       return QR_EINVAL;
-    first_piece[r + 1] = first_piece[r] + divide_up(rows, kQueryRows) * kv_heads;
+    const int64_t last_tile = rows > 0 ? (rows - 1) / kQueryRows * kQueryRows : 0;
+    const SplitRange longest = splits_of(args, r, last_tile, rows);
+    units[r].tiles = divide_up(rows, kQueryRows);
+    units[r].splits = longest.end - longest.begin + 2;  // an earlier tile's window may touch two more
+    work += units[r].tiles * kv_heads * units[r].splits;
   }
-  const AttendFn attend =
-      cache_dtype == QR_BFLOAT16 && dtype == QR_BFLOAT16 ? table->attend_bf16 : table->attend[cache_dtype];
-  parallel_for(first_piece[sequences], [&](int64_t index) {
+  const int64_t fair = divide_up(work, num_threads() * kPiecesPerThread);
+  const int64_t split_floats = partial_floats(args.layout);
+  for (int64_t r = 0; r <= sequences; ++r) {
+    units[r].first_piece = units[r].first_unit = units[r].first_split = 0;
+    if (r == 0) continue;
+    Units& before = units[r - 1];
+    const int64_t own = before.tiles * kv_heads, wanted = num_threads() == 1 ? 1 : divide_up(before.splits, fair);
+    const bool fits = (before.first_split + own * before.splits) * split_floats * 4 <= kMostPartialBytes;
+    before.ranges = fits ? wanted : 1;
+    const bool divided = before.ranges > 1;
+    units[r].first_piece = before.first_piece + own * before.ranges;
+    units[r].first_unit = before.first_unit + (divided ? own : 0);
+    units[r].first_split = before.first_split + (divided ? own * before.splits : 0);
+  }
+  const Units& all = units[sequences];
+  float* partials = nullptr;
+  std::atomic<int64_t>* left = nullptr;  // pieces to come of each divided unit: whoever ends the last one merges
+  if (all.first_unit > 0) {
+    auto* memory = static_cast<char*>(scratch(3, all.first_split * split_floats * 4 + all.first_unit * 8));
+    if (memory == nullptr) return QR_ENOMEM;
+    partials = reinterpret_cast<float*>(memory);
+    left = reinterpret_cast<std::atomic<int64_t>*>(memory + all.first_split * split_floats * 4);
+    for (int64_t r = 0; r < sequences; ++r)
+      for (int64_t u = units[r].first_unit; u < units[r + 1].first_unit; ++u) left[u].store(units[r].ranges);
+  }
+
+  const AttendFn attend = (dtype == QR_BFLOAT16 ? table->attend_bf16 : table->attend)[cache_dtype];
+  parallel_for(all.first_piece, [&](int64_t index) {
     int64_t low = 0, high = sequences;  // the last sequence whose first piece is not beyond index
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
-      (first_piece[middle] <= index ? low : high) = middle;
+      (units[middle].first_piece <= index ? low : high) = middle;
     }
-    const int64_t tiles = (first_piece[low + 1] - first_piece[low]) / kv_heads, own = index - first_piece[low];
+    const Units& own = units[low];
+    const int64_t range = (index - own.first_piece) % own.ranges, unit = (index - own.first_piece) / own.ranges;
     const int64_t rows = (int64_t(query_start[low + 1]) - query_start[low]) * group;
     AttentionPiece piece;
     piece.sequence = low;
-    piece.kv_head = own / tiles;  // tiles of one head follow each other: they share its pages
-    piece.row_begin = own % tiles * kQueryRows;
+    piece.kv_head = unit / own.tiles;  // tiles of one head follow each other: they share its pages
+    piece.row_begin = unit % own.tiles * kQueryRows;
     piece.row_end = piece.row_begin + kQueryRows < rows ? piece.row_begin + kQueryRows : rows;
+    const SplitRange seen = splits_of(args, low, piece.row_begin, piece.row_end);
+    const int64_t count = seen.end - seen.begin;
+    piece.split_begin = seen.begin + count * range / own.ranges;
+    piece.split_end = seen.begin + count * (range + 1) / own.ranges;
+    piece.partials = nullptr;
+    if (own.ranges == 1) return attend(args, piece);
+    float* first = partials + (own.first_split + unit * own.splits) * split_floats;
+    piece.partials = first + (piece.split_begin - seen.begin) * split_floats;
     attend(args, piece);
+    if (left[own.first_unit + unit].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    piece.split_begin = seen.begin;
+    piece.split_end = seen.end;
+    piece.partials = first;
+    table->merge_splits(args, piece);
   });
   return QR_OK;
 }

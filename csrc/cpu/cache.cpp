@@ -9,13 +9,14 @@ using namespace qr;
 extern "C" {
 
 int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size) {
-  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || block_size <= 0 || head_size <= 0 || head_size > 1024 ||
+  if (dtype < QR_FLOAT32 || dtype > QR_CACHE_INT8 || block_size <= 0 || head_size <= 0 || head_size > 1024 ||
       head_size % 2 != 0)
     return QR_EINVAL;
   const CacheLayout layout{dtype, 0, 0, block_size, head_size, 0};
-  // A multiple of the slots, so that a page is [S, X] of a tensor; without padding, X is the head size.
-  if (padded_slots(layout) == block_size) return block_size * head_size;
-  return round_up(divide_up(padded_slots(layout) * head_size, block_size), 32) * block_size;
+  const int64_t slot = head_size + (dtype == QR_CACHE_INT8 ? 4 : 0);  // elements, with the scale
+  // A multiple of the slots, so that a page is [S, X] of a tensor; without padding, X is the slot.
+  if (padded_slots(layout) == block_size) return block_size * slot;
+  return round_up(divide_up(padded_slots(layout) * slot, block_size), 32) * block_size;
 }
 
 int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t table_rows, const int64_t* ids,

@@ -32,7 +32,8 @@ void fill_amx(Kernels& kernels) {
   kernels.name = "amx";
   kernels.gemm_bf16 = amx_gemm();
   fill_amx_quantized(kernels);
-  kernels.attend_bf16 = attend<AmxMath>;
+  kernels.attend_bf16[QR_BFLOAT16] = attend<AmxMath, Bf16>;
+  kernels.attend_bf16[QR_CACHE_INT8] = attend<AmxMath, int8_t>;
 }
 
 }  // namespace qr

@@ -16,9 +16,12 @@ void fill_avx2(Kernels& kernels) {
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
   kernels.rope_and_cache = rope_and_cache;
-  kernels.attend[QR_FLOAT32] = attend<FloatMath<float>>;
-  kernels.attend[QR_BFLOAT16] = kernels.attend_bf16 = attend<FloatMath<Bf16>>;
-  kernels.attend[QR_FLOAT16] = attend<FloatMath<Fp16>>;
+  kernels.attend[QR_FLOAT32] = attend<FloatMath<float>, float>;
+  kernels.attend[QR_BFLOAT16] = attend<FloatMath<Bf16>, Bf16>;
+  kernels.attend[QR_FLOAT16] = attend<FloatMath<Fp16>, Fp16>;
+  kernels.attend[QR_CACHE_INT8] = attend<FloatMath<Bf16>, int8_t>;
+  for (int cache = 0; cache < 4; ++cache) kernels.attend_bf16[cache] = kernels.attend[cache];
+  kernels.merge_splits = merge_splits;
   kernels.find_largest = find_largest;
   kernels.sum_exponentials = sum_exponentials;
   kernels.sample_weights = sample_weights;

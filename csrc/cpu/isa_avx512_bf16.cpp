@@ -9,7 +9,8 @@ void fill_avx512_bf16(Kernels& kernels) {
   kernels.name = "avx512_bf16";
   kernels.gemm_bf16 = bf16_gemm();
   fill_quantized(kernels);
-  kernels.attend_bf16 = attend<Bf16Math>;
+  kernels.attend_bf16[QR_BFLOAT16] = attend<Bf16Math, Bf16>;
+  kernels.attend_bf16[QR_CACHE_INT8] = attend<Bf16Math, int8_t>;
 }
 
 }  // namespace qr

@@ -17,7 +17,7 @@ constexpr int64_t kDepth = 32;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
-inline int64_t bytes_of(int32_t dtype) { return dtype == QR_FLOAT32 ? 4 : 2; }
+inline int64_t bytes_of(int32_t dtype) { return dtype == QR_FLOAT32 ? 4 : dtype == QR_CACHE_INT8 ? 1 : 2; }
 
 struct GemmArgs {
   const void* x;  // [rows, k], as the kernel's `prepare` left it
@@ -102,6 +102,8 @@ constexpr int64_t kSplitTokens = 256;
 
 struct AttentionPiece {
   int64_t sequence, kv_head, row_begin, row_end;  // row = token of the sequence in this step * group + head of the group
+  int64_t split_begin, split_end;
+  float* partials;  // where each split is left for `merge_splits`; null: all splits are here, out is written
 };
 
 using AttendFn = void (*)(const AttentionArgs& args, const AttentionPiece& piece);
@@ -116,8 +118,9 @@ struct Kernels {
   void (*rms_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
   void (*layer_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
   void (*rope_and_cache)(const RopeArgs& args, int64_t token_begin, int64_t token_end);
-  AttendFn attend[3];  // by cache dtype, computed in float32
-  AttendFn attend_bf16;  // bf16 queries and cache
+  AttendFn attend[4];       // by cache dtype, computed in float32
+  AttendFn attend_bf16[4];  // by cache dtype, for bf16 queries
+  AttendFn merge_splits;
   Gemm gemm_bf16;        // bf16 weights, bf16 activations
   Gemm gemm_bf16_float;  // bf16 weights, float activations (any other dtype)
   Gemm gemm_fp32;

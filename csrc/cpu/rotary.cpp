@@ -1,5 +1,5 @@
-// From QKV to query and cache: tokens are independent, a few at a time make a piece.
-#include "kernels.h"
+// From QKV to query and cache: tokens are independent, but those that write the same cache lines are one piece.
+#include "kernels/cache.h"
 #include "threads.h"
 
 using namespace qr;
@@ -10,7 +10,7 @@ extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t dtype
                                      const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
                                      int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_FLOAT16 ||
+  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_CACHE_INT8 ||
       page != qr_cache_page(cache_dtype, block_size, head_size) || heads <= 0 || kv_heads <= 0 ||
       rotary_dim > head_size)
     return QR_EINVAL;
@@ -30,10 +30,13 @@ extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t dtype
                       rotary_dim,
                       interleaved != 0,
                       eps};
-  constexpr int64_t kTokens = 8;  // some 5 us
-  parallel_for(divide_up(tokens, kTokens), [&](int64_t index) {
-    const int64_t begin = index * kTokens;
-    kernels()->rope_and_cache(args, begin, begin + kTokens < tokens ? begin + kTokens : tokens);
-  });
+  constexpr int64_t kTokens = 4;  // some 5 us
+  auto* begins = static_cast<int64_t*>(scratch(2, (divide_up(tokens, kTokens) + 1) * 8));
+  if (begins == nullptr) return QR_ENOMEM;
+  int64_t pieces = 0;
+  for (int64_t token = 0; token < tokens; ++token)
+    if (token == 0 || (token - begins[pieces - 1] >= kTokens && !shares_group(args, token))) begins[pieces++] = token;
+  begins[pieces] = tokens;
+  parallel_for(pieces, [&](int64_t index) { kernels()->rope_and_cache(args, begins[index], begins[index + 1]); });
   return QR_OK;
 }

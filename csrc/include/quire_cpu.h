@@ -28,7 +28,8 @@ enum {
   QR_ESTATE = -4        /* qr_init was not called */
 };
 
-typedef enum { QR_FLOAT32 = 0, QR_BFLOAT16 = 1, QR_FLOAT16 = 2 } qr_dtype;
+/* QR_CACHE_INT8 is for caches only: int8 -127..127 with a float32 scale for each token and kv head. */
+typedef enum { QR_FLOAT32 = 0, QR_BFLOAT16 = 1, QR_FLOAT16 = 2, QR_CACHE_INT8 = 3 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2 } qr_format;
 typedef enum { QR_AVX2 = 1, QR_AVX512 = 2, QR_AVX512_BF16 = 3, QR_AMX = 4 } qr_isa;
@@ -122,8 +123,8 @@ QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t dtype, co
                                  const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
                                  int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps);
 
-/* out[tokens, heads, head_size]: causal attention of each sequence's tokens over its pages. soft_cap 0 and window 0
- * mean none. */
+/* out[tokens, heads, head_size]: causal attention of each sequence's tokens over its pages. scale is above 0; soft_cap
+ * 0 and window 0 mean none. */
 QR_API int32_t qr_paged_attention(void* out, const void* query, int32_t dtype, const void* cache, int32_t cache_dtype,
                                   int64_t num_blocks, int64_t block_size, int64_t page, const int32_t* query_start,
                                   const int32_t* seq_lens, int64_t sequences, const int32_t* block_tables,

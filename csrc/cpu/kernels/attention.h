@@ -3,9 +3,11 @@
 // The context is taken in splits of a fixed number of tokens, aligned to position 0. Within a split: all scores, their
 // maximum, the exponentials, their product with the values; then the split is merged into the running result, in
 // order. A token that a row may not see has the weight 0 exactly and adds exact zeros, so a row's bits do not depend on
-// which rows it shares a piece with, on the chunk it came in, or on whether this is prefill or decode.
+// which rows it shares a piece with, on the chunk it came in, or on whether this is prefill or decode. Splits of one
+// piece may be computed on several threads: they are merged in the same order.
 //
-// A Math says how scores and weighted values are computed; the rest is shared.
+// A Math says how scores and weighted values are computed; the rest is shared. An int8 cache is widened to bf16, which
+// holds its integers exactly, a page at a time; the scales of keys multiply scores, those of values the weights.
 #pragma once
 
 #include <type_traits>
@@ -18,6 +20,8 @@ namespace qr {
 namespace {
 
 constexpr float kMinusInfinity = -__builtin_inff();
+constexpr float kLowest = -3.402823466e38f;  // only minus infinity is less
+constexpr float kLog2E = 1.44269504088896341f;
 
 // What a piece works with, in thread scratch.
 struct Workspace {
@@ -28,10 +32,10 @@ struct Workspace {
   float* scores;         // [row_capacity][columns]
   void* weights;         // [row_capacity][columns], float or bf16
   float* partial;        // [row_capacity][E]: this split's weighted values
-  float* result;         // [row_capacity][E]: of all splits so far
-  char* copies;          // of pages of values with slots that must not count, zero there
-  const void** keys;     // pages of the split
-  const void** values;
+  const void** keys;     // pages of the split, and the one that is read after them
+  const void** values;   // likewise
+  float* key_scales;     // [columns], or null
+  float* value_scales;   // [columns], or null
 };
 
 // Rows of weights as Math wants them.
@@ -42,11 +46,18 @@ struct Softmax {
   float largest, total;
 };
 
-// Scores of one row over a split become weights exp(score - largest). Slots [visible_begin, visible_end) count, by
-// position relative to the split's first page.
-template <class Weight>
-Softmax softmax_row(const AttentionArgs& args, float* scores, Weight* weights, int64_t pages, int64_t visible_begin,
+// The exponents of softmax are (score - largest) * this, to base 2; a soft cap has scaled the scores already.
+QR_INLINE float exponent_factor(const AttentionArgs& args) {
+  return args.soft_cap == 0.0f ? args.scale * kLog2E : kLog2E;
+}
+
+// Scores of one row over a split become weights exp(score - largest), times the values' scales. Slots [visible_begin,
+// visible_end) count, by position relative to the split's first page.
+template <bool Scaled, class Weight>
+Softmax softmax_row(const AttentionArgs& args, const Workspace& w, int64_t row, int64_t pages, int64_t visible_begin,
                     int64_t visible_end) {
+  float* scores = w.scores + row * w.columns;
+  Weight* weights = static_cast<Weight*>(w.weights) + row * w.columns;
   const int64_t slots = args.layout.block_size, padded = padded_slots(args.layout);
   // without padding between the pages, the split is one long page
   const int64_t segment = slots == padded ? pages * slots : slots, stride = slots == padded ? segment : padded;
@@ -61,16 +72,18 @@ Softmax softmax_row(const AttentionArgs& args, float* scores, Weight* weights, i
     const int64_t begin = visible_begin - s * segment, end = visible_end - s * segment;
     const int64_t limit = end < segment ? end : segment;
     for (int64_t i = begin > 0 ? begin / W * W : 0; i < limit; i += W) {
-      vf score = mul(load(scores + s * stride + i), scale);
-      if (args.soft_cap != 0.0f) score = mul(tanh(mul(score, per_cap)), cap);
+      vf score = load(scores + s * stride + i);
+      const bool at_edge = i < begin || i + W > limit;
+      if (Scaled) score = mul(score, load(w.key_scales + s * stride + i));
+      if (args.soft_cap != 0.0f) score = mul(tanh(mul(mul(score, scale), per_cap)), cap);
       if (i < begin) score = where_less(lane, set1(float(begin - i)), minus_infinity, score);
       if (i + W > limit) score = where_less(lane, set1(float(limit - i)), score, minus_infinity);
-      store(scores + s * stride + i, score);
+      if (Scaled || at_edge || args.soft_cap != 0.0f) store(scores + s * stride + i, score);
       largest = max(largest, score);
     }
   }
-  const float top = qr::largest(largest);
-  const vf shift = set1(top);
+  const float top = qr::largest(largest), factor = exponent_factor(args);
+  const vf multiplier = set1(factor), shift = set1(-top * factor);
   vf total = zero();
   for (int64_t s = 0; s < segments; ++s) {
     const int64_t begin = visible_begin - s * segment, end = visible_end - s * segment;
@@ -79,54 +92,129 @@ Softmax softmax_row(const AttentionArgs& args, float* scores, Weight* weights, i
     int64_t i = 0;
     for (; i < stride && i < first; i += W) store_weight(weights, s * stride + i, zero());
     for (; i < limit; i += W) {
-      const vf weight = exp(sub(load(scores + s * stride + i), shift));
+      const vf weight = exp2(fma(load(scores + s * stride + i), multiplier, shift));
       total = add(total, weight);
-      store_weight(weights, s * stride + i, weight);
+      store_weight(weights, s * stride + i, Scaled ? mul(weight, load(w.value_scales + s * stride + i)) : weight);
     }
     for (; i < stride; i += W) store_weight(weights, s * stride + i, zero());
   }
   return Softmax{top, sum(total)};
 }
 
-// result = result * exp(running - top) + partial * exp(largest - top)
-QR_INLINE void merge(float* result, const float* partial, int64_t n, float old_factor, float new_factor) {
-  const vf a = set1(old_factor), b = set1(new_factor);
-  for (int64_t i = 0; i < n; i += W) store(result + i, fma(load(result + i), a, mul(load(partial + i), b)));
-}
+// What the splits of a row have come to so far.
+struct Merged {
+  alignas(64) float largest[kQueryRows];
+  alignas(64) float total[kQueryRows];
+  float* values;  // [rows][wide]
+  int64_t rows, wide;
+  float factor;
 
-QR_INLINE float exp_one(float x) {
-  alignas(64) float lanes[W];
-  store(lanes, exp(set1(x)));
-  return lanes[0];
-}
+  Merged(const AttentionArgs& args, float* values, int64_t rows)
+      : values(values), rows(rows), wide(padded_head(args.layout)), factor(exponent_factor(args)) {
+    for (int64_t row = 0; row < kQueryRows; ++row) {
+      largest[row] = kMinusInfinity;
+      total[row] = 0.0f;
+    }
+    for (int64_t i = 0; i < rows * wide; i += W) store(values + i, zero());
+  }
+
+  // Both sides are scaled to the larger maximum.
+  void add_split(const float* split_largest, const float* split_total, const float* split_values) {
+    alignas(64) float before[kQueryRows];
+    alignas(64) float now[kQueryRows];
+    const vf lowest = set1(kLowest), multiplier = set1(factor);
+    for (int64_t row = 0; row < rows; row += W) {
+      const vf old = load(largest + row), own = load(split_largest + row), top = max(old, own);
+      const vf a = where_less(old, lowest, zero(), exp2(mul(sub(old, top), multiplier)));
+      const vf b = exp2(mul(sub(own, top), multiplier));
+      store(before + row, a);
+      store(now + row, b);
+      const vf both = add(mul(load(total + row), a), mul(load(split_total + row), b));
+      store(total + row, where_less(own, lowest, load(total + row), both));
+      store(largest + row, top);
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      if (split_largest[row] < kLowest) continue;  // sees nothing of this split
+      const vf a = set1(before[row]), b = set1(now[row]);
+      float* out = values + row * wide;
+      const float* in = split_values + row * wide;
+      for (int64_t i = 0; i < wide; i += W) store(out + i, fma(load(out + i), a, mul(load(in + i), b)));
+    }
+  }
+
+  // Normalise, and round once.
+  template <class QueryAt>
+  void write(const AttentionArgs& args, const QueryAt& query_at) const {
+    for (int64_t row = 0; row < rows; ++row) {
+      const vf divisor = set1(total[row]);
+      each_vector(args.layout.head_size, [&](int64_t i, int n) __attribute__((always_inline)) {
+        const vf v = div(load_some(values + row * wide + i, n), divisor);
+        const int64_t at = query_at(row) + i;
+        if (args.dtype == QR_FLOAT32)
+          store_some(static_cast<float*>(args.out) + at, v, n);
+        else if (args.dtype == QR_BFLOAT16)
+          store_some(static_cast<Bf16*>(args.out) + at, v, n);
+        else
+          store_some(static_cast<Fp16*>(args.out) + at, v, n);
+      });
+    }
+  }
+};
+
+// Where the rows of a piece lie in query and out, and in their sequence.
+struct Rows {
+  int64_t first_token, first_position, heads, group, head, kv_head, row_begin;
+
+  Rows(const AttentionArgs& args, const AttentionPiece& piece)
+      : first_token(args.query_start[piece.sequence]),
+        first_position(args.seq_lens[piece.sequence] - (args.query_start[piece.sequence + 1] - first_token)),
+        heads(args.heads), group(args.heads / args.layout.kv_heads), head(args.layout.head_size),
+        kv_head(piece.kv_head), row_begin(piece.row_begin) {}
+
+  int64_t operator()(int64_t row) const {
+    const int64_t r = row_begin + row;
+    return ((first_token + r / group) * heads + kv_head * group + r % group) * head;
+  }
+  int64_t position(int64_t row) const { return first_position + (row_begin + row) / group; }
+};
 
 // A page's values, zero from slot `used` on.
 template <class T>
 void copy_value_page(T* out, const T* in, int64_t used, int64_t padded, int64_t head) {
-  if (sizeof(T) == 2 && std::is_same<T, Bf16>::value) {
-    const int64_t whole = used / 2 * 2;
-    std::memcpy(out, in, size_t(whole * head) * 2);
-    std::memset(static_cast<void*>(out + whole * head), 0, size_t((padded - whole) * head) * 2);
-    if (used != whole)
-      for (int64_t d = 0; d < head; ++d) out[whole * head + 2 * d] = in[whole * head + 2 * d];
-  } else {
-    std::memcpy(static_cast<void*>(out), in, size_t(used * head) * sizeof(T));
-    std::memset(static_cast<void*>(out + used * head), 0, size_t((padded - used) * head) * sizeof(T));
+  const int64_t whole = std::is_same<T, Bf16>::value ? used / 2 * 2 : used;
+  std::memcpy(static_cast<void*>(out), in, size_t(whole * head) * sizeof(T));
+  std::memset(static_cast<void*>(out + whole * head), 0, size_t((padded - whole) * head) * sizeof(T));
+  if (used != whole)  // the first of an interleaved pair
+    for (int64_t d = 0; d < head; ++d) out[whole * head + 2 * d] = in[whole * head + 2 * d];
+}
+
+// The scales behind a page; slots that nobody wrote get 0, for what is there may be NaN.
+QR_INLINE void copy_scales(float* out, const int8_t* scales, int64_t used, int64_t padded) {
+  std::memcpy(out, scales, size_t(used) * 4);
+  for (int64_t slot = used; slot < padded; ++slot) out[slot] = 0.0f;
+}
+
+// int8 in the order of the cache to bf16, n a multiple of 32; `then` is what will be read next.
+QR_INLINE void widen(Bf16* out, const int8_t* in, int64_t n, const int8_t* then) {
+  for (int64_t i = 0; i < n; i += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(then + i), _MM_HINT_T1);
+    widen_32(out + i, in + i);
+    if (i + 32 < n) widen_32(out + i + 32, in + i + 32);
   }
 }
 
-template <class Math>
+template <class Math, class Stored>
 void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   using Weight = typename Math::Weight;
   using Cache = typename Math::Cache;
+  constexpr bool kWidened = !std::is_same<Stored, Cache>::value;
   const CacheLayout& layout = args.layout;
   const int64_t slots = layout.block_size, padded = padded_slots(layout), head = layout.head_size;
-  const int64_t wide = padded_head(layout), group = args.heads / layout.kv_heads;
-  const int64_t split_pages = kSplitTokens / slots > 0 ? kSplitTokens / slots : 1;
-  const int64_t first_token = args.query_start[piece.sequence];
-  const int64_t num_tokens = args.query_start[piece.sequence + 1] - first_token;
-  const int64_t seq_len = args.seq_lens[piece.sequence], first_position = seq_len - num_tokens;
+  const int64_t wide = padded_head(layout), elements = padded * head;
+  const int64_t split_pages = pages_of_split(layout);
+  const int64_t seq_len = args.seq_lens[piece.sequence];
   const int32_t* table = args.block_tables + piece.sequence * args.table_stride;
+  const Rows at(args, piece);
 
   // 1. scratch
   Workspace w;
@@ -134,101 +222,104 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.row_capacity = w.rows <= 16 ? 16 : kQueryRows;
   w.columns = split_pages * padded;
   const int64_t cells = kQueryRows * w.columns, outputs = kQueryRows * wide;
-  const int64_t page_bytes = round_up(padded * head * int64_t(sizeof(Cache)) + kCacheSlack, 64);
-  const int64_t copies = slots == padded ? 1 : split_pages;
+  const int64_t page_bytes = round_up(elements * int64_t(sizeof(Cache)) + kCacheSlack, 64);
+  const int64_t copies = kWidened ? split_pages + 1 : slots == padded ? 1 : split_pages;
   char* memory = static_cast<char*>(
       scratch(0, head * 1024 + cells * 4 + cells * int64_t(sizeof(Weight)) + 2 * outputs * 4 + copies * page_bytes +
-                     2 * split_pages * int64_t(sizeof(void*)) + 64));
+                     2 * round_up(w.columns * 4, 64) + 2 * (split_pages + 1) * int64_t(sizeof(void*)) + 64));
   if (memory == nullptr) return;
   auto take = [&](int64_t bytes) {
-    char* at = memory;
+    char* taken = memory;
     memory += round_up(bytes, 64);
-    return at;
+    return taken;
   };
   w.query = take(head * 1024);  // two tiles of rows in steps of two dimensions, at worst
   w.scores = reinterpret_cast<float*>(take(cells * 4));
   w.weights = take(cells * int64_t(sizeof(Weight)));
-  w.partial = reinterpret_cast<float*>(take(outputs * 4));
-  w.result = reinterpret_cast<float*>(take(outputs * 4));
-  w.copies = take(copies * page_bytes);
+  auto* split_values = reinterpret_cast<float*>(take(outputs * 4));
+  auto* merged_values = reinterpret_cast<float*>(take(outputs * 4));
+  char* page_copies = take(copies * page_bytes);
+  w.key_scales = reinterpret_cast<float*>(take(w.columns * 4));
+  w.value_scales = reinterpret_cast<float*>(take(w.columns * 4));
   w.keys = reinterpret_cast<const void**>(memory);
-  w.values = w.keys + split_pages;
-  float running[kQueryRows], total[kQueryRows];
-  for (int64_t row = 0; row < w.rows; ++row) {
-    running[row] = kMinusInfinity;
-    total[row] = 0.0f;
-  }
-  for (int64_t i = 0; i < w.rows * wide; i += W) store(w.result + i, zero());
+  w.values = w.keys + split_pages + 1;
+  Merged merged(args, merged_values, piece.partials == nullptr ? w.rows : 0);
 
   // 2. queries
-  auto query_at = [&](int64_t row) {
-    const int64_t r = piece.row_begin + row;
-    return ((first_token + r / group) * args.heads + piece.kv_head * group + r % group) * head;
-  };
-  const Math math(args, w, query_at);
+  const Math math(args, w, at);
 
   // 3. splits, in order
-  auto position_of = [&](int64_t row) { return first_position + (piece.row_begin + row) / group; };
   auto seen_from = [&](int64_t position) {
     return args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
   };
-  const int64_t last = position_of(w.rows - 1), first = seen_from(position_of(0));
-  const int64_t split_tokens = split_pages * slots;
-  for (int64_t split = first / split_tokens; split <= last / split_tokens; ++split) {
-    const int64_t begin_page = split * split_pages > first / slots ? split * split_pages : first / slots;
-    int64_t end_page = (split + 1) * split_pages;
-    if (end_page > last / slots + 1) end_page = last / slots + 1;
+  const auto* cache = static_cast<const Stored*>(args.cache);
+  const int64_t last_page = at.position(w.rows - 1) / slots, first_page = seen_from(at.position(0)) / slots;
+  for (int64_t split = piece.split_begin; split < piece.split_end; ++split) {
+    const int64_t begin_page = split * split_pages > first_page ? split * split_pages : first_page;
+    const int64_t end_page = (split + 1) * split_pages <= last_page ? (split + 1) * split_pages : last_page + 1;
     const int64_t pages = end_page - begin_page, base = begin_page * slots;
     for (int64_t i = 0; i < pages; ++i) {
-      const int64_t block = table[begin_page + i];
-      w.keys[i] = static_cast<const Cache*>(args.cache) + key_page(layout, block, piece.kv_head);
-      w.values[i] = static_cast<const Cache*>(args.cache) + value_page(layout, block, piece.kv_head);
+      w.keys[i] = cache + key_page(layout, table[begin_page + i], piece.kv_head);
+      w.values[i] = cache + value_page(layout, table[begin_page + i], piece.kv_head);
     }
-    math.scores(w, pages);
-    // Slots past the sequence, or past the page's, hold whatever was there: 0 * NaN would be NaN.
-    for (int64_t i = slots == padded ? pages - 1 : 0; i < pages; ++i) {
-      const int64_t left = seq_len - (begin_page + i) * slots, used = left < slots ? left : slots;
-      if (used == padded) continue;
-      auto* copy = reinterpret_cast<Cache*>(w.copies + i % copies * page_bytes);
-      copy_value_page(copy, static_cast<const Cache*>(w.values[i]), used, padded, head);
-      w.values[i] = copy;
-    }
-    float largest[kQueryRows], sums[kQueryRows];
-    for (int64_t row = 0; row < w.rows; ++row) {
-      const int64_t position = position_of(row);
-      const int64_t from = seen_from(position) - base, to = position + 1 - base;
-      const Softmax s = softmax_row(args, w.scores + row * w.columns, static_cast<Weight*>(w.weights) + row * w.columns,
-                                    pages, from > 0 ? from : 0, to);
-      largest[row] = s.largest;
-      sums[row] = s.total;
-    }
-    math.weighted_values(w, pages);
-    for (int64_t row = 0; row < w.rows; ++row) {
-      if (largest[row] == kMinusInfinity) continue;  // sees nothing of this split
-      const float top = running[row] > largest[row] ? running[row] : largest[row];
-      const float old_factor = exp_one(running[row] - top), new_factor = exp_one(largest[row] - top);
-      merge(w.result + row * wide, w.partial + row * wide, wide, old_factor, new_factor);
-      total[row] = total[row] * old_factor + sums[row] * new_factor;
-      running[row] = top;
-    }
-  }
+    const int32_t after = table[end_page <= last_page ? end_page : end_page - 1];
+    w.keys[pages] = cache + key_page(layout, after, piece.kv_head);
+    w.values[pages] = cache + value_page(layout, after, piece.kv_head);
 
-  // 4. normalise and round once
-  for (int64_t row = 0; row < w.rows; ++row) {
-    float* result = w.result + row * wide;
-    const vf divisor = set1(total[row]);
-    for (int64_t i = 0; i < wide; i += W) store(result + i, div(load(result + i), divisor));
-    each_vector(head, [&](int64_t i, int n) __attribute__((always_inline)) {
-      const vf v = load_some(result + i, n);
-      const int64_t at = query_at(row) + i;
-      if (args.dtype == QR_FLOAT32)
-        store_some(static_cast<float*>(args.out) + at, v, n);
-      else if (args.dtype == QR_BFLOAT16)
-        store_some(static_cast<Bf16*>(args.out) + at, v, n);
-      else
-        store_some(static_cast<Fp16*>(args.out) + at, v, n);
-    });
+    math.begin_scores();
+    for (int64_t i = 0; i < pages; ++i) {
+      if constexpr (kWidened) {
+        auto* keys = static_cast<const Stored*>(w.keys[i]), *values = static_cast<const Stored*>(w.values[i]);
+        auto* key_copy = reinterpret_cast<Bf16*>(page_copies + split_pages * page_bytes);
+        auto* value_copy = reinterpret_cast<Bf16*>(page_copies + i * page_bytes);
+        const int64_t left = seq_len - (begin_page + i) * slots, used = left < slots ? left : slots;
+        copy_scales(w.key_scales + i * padded, keys + elements, used, padded);
+        copy_scales(w.value_scales + i * padded, values + elements, used, padded);
+        widen(key_copy, keys, elements, static_cast<const Stored*>(w.keys[i + 1]));
+        math.scores(w, i, key_copy, nullptr, nullptr);
+        widen(value_copy, values, elements, static_cast<const Stored*>(w.values[i + 1]));
+        w.values[i] = value_copy;
+      } else {
+        math.scores(w, i, static_cast<const Cache*>(w.keys[i]), static_cast<const Cache*>(w.keys[i + 1]),
+                    static_cast<const Cache*>(w.values[i]));
+        // Slots past the sequence, or past the page's, hold whatever was there: 0 * NaN would be NaN.
+        const int64_t left = seq_len - (begin_page + i) * slots, used = left < slots ? left : slots;
+        if (used == padded) continue;
+        auto* copy = reinterpret_cast<Cache*>(page_copies + i % copies * page_bytes);
+        copy_value_page(copy, static_cast<const Cache*>(w.values[i]), used, padded, head);
+        w.values[i] = copy;
+      }
+    }
+    float* partial = piece.partials == nullptr ? nullptr : piece.partials + (split - piece.split_begin) * partial_floats(layout);
+    alignas(64) float own_largest[kQueryRows];
+    alignas(64) float own_total[kQueryRows];
+    float* largest = partial == nullptr ? own_largest : partial;
+    float* total = partial == nullptr ? own_total : partial + kQueryRows;
+    w.partial = partial == nullptr ? split_values : partial + 2 * kQueryRows;
+    for (int64_t row = 0; row < w.rows; ++row) {
+      const int64_t from = seen_from(at.position(row)) - base, to = at.position(row) + 1 - base;
+      const Softmax s = softmax_row<kWidened, Weight>(args, w, row, pages, from > 0 ? from : 0, to);
+      largest[row] = s.largest;
+      total[row] = s.total;
+    }
+    math.begin_values();
+    math.weighted_values(w, pages);
+    if (partial == nullptr) merged.add_split(largest, total, w.partial);
   }
+  if (piece.partials == nullptr) merged.write(args, at);
+}
+
+// The splits of one piece that several threads computed.
+void merge_splits(const AttentionArgs& args, const AttentionPiece& piece) {
+  const int64_t rows = piece.row_end - piece.row_begin;
+  auto* values = static_cast<float*>(scratch(0, kQueryRows * padded_head(args.layout) * 4));
+  if (values == nullptr) return;
+  Merged merged(args, values, rows);
+  for (int64_t split = piece.split_begin; split < piece.split_end; ++split) {
+    const float* partial = piece.partials + (split - piece.split_begin) * partial_floats(args.layout);
+    merged.add_split(partial, partial + kQueryRows, partial + 2 * kQueryRows);
+  }
+  merged.write(args, Rows(args, piece));
 }
 
 // ---- float32 arithmetic over any cache ----
@@ -251,6 +342,23 @@ struct CacheReader<Bf16> {
     return half(page + (slot / 2 * head + d) * 2, slot % 2);
   }
 };
+
+// Call body(count, row) for blocks of Most rows, then of 2, then for a last one; count is a constant.
+template <int Most, class Body>
+QR_INLINE void each_row_block(int64_t rows, const Body& body) {
+  int64_t row = 0;
+  for (; row + Most <= rows; row += Most) body(std::integral_constant<int, Most>(), row);
+  for (; row + 2 <= rows; row += 2) body(std::integral_constant<int, 2>(), row);
+  if (row < rows) body(std::integral_constant<int, 1>(), row);
+}
+
+// The values of 16 slots are read after all keys: let them come while the keys are worked on. Null: none to come.
+template <class T>
+QR_INLINE void prefetch_group(const T* values, int64_t slot, int64_t head) {
+  const char* begin = reinterpret_cast<const char*>(values + slot * head);
+  for (int64_t i = 0; values != nullptr && i < 16 * head * int64_t(sizeof(T)); i += 64)
+    _mm_prefetch(begin + i, _MM_HINT_T1);
+}
 
 template <class T>
 struct FloatMath {
@@ -296,24 +404,18 @@ struct FloatMath {
       for (int v = 0; v < kVectorsOfGroup; ++v) store(out + r * columns + v * W, acc[r][v]);
   }
 
-  void scores(const Workspace& w, int64_t pages) const {
+  void begin_scores() const {}
+  void begin_values() const {}
+
+  void scores(const Workspace& w, int64_t page, const T* keys, const T*, const T* values) const {
     const float* query = static_cast<const float*>(w.query);
-    for (int64_t page = 0; page < pages; ++page) {
-      const T* keys = static_cast<const T*>(w.keys[page]);
-      const char* values = static_cast<const char*>(w.values[page]);
-      for (int64_t slot = 0; slot < padded; slot += 16) {
-        // the values are read next: let them come while the keys are worked on
-        for (int64_t i = 0; i < 16 * head * int64_t(sizeof(T)); i += 64)
-          _mm_prefetch(values + slot * head * int64_t(sizeof(T)) + i, _MM_HINT_T1);
-        const T* group = keys + slot * head;
-        float* out = w.scores + page * padded + slot;
-        int64_t row = 0;
-        for (; row + kKeyRows <= w.rows; row += kKeyRows)
-          score_rows<kKeyRows>(query + row * wide, head, wide, group, out + row * w.columns, w.columns);
-        for (; row + 2 <= w.rows; row += 2)
-          score_rows<2>(query + row * wide, head, wide, group, out + row * w.columns, w.columns);
-        if (row < w.rows) score_rows<1>(query + row * wide, head, wide, group, out + row * w.columns, w.columns);
-      }
+    for (int64_t slot = 0; slot < padded; slot += 16) {
+      const T* group = keys + slot * head;
+      prefetch_group(values, slot, head);
+      float* out = w.scores + page * padded + slot;
+      each_row_block<kKeyRows>(w.rows, [&](auto count, int64_t row) __attribute__((always_inline)) {
+        score_rows<count.value>(query + row * wide, head, wide, group, out + row * w.columns, w.columns);
+      });
     }
   }
 
@@ -349,11 +451,9 @@ struct FloatMath {
   }
 
   void weighted_values(const Workspace& w, int64_t pages) const {
-    int64_t row = 0;
-    for (; row + kValueRows <= w.rows; row += kValueRows)
-      value_row_block<kValueRows>(w, pages, padded, head, wide, row);
-    for (; row + 2 <= w.rows; row += 2) value_row_block<2>(w, pages, padded, head, wide, row);
-    if (row < w.rows) value_row_block<1>(w, pages, padded, head, wide, row);
+    each_row_block<kValueRows>(w.rows, [&](auto count, int64_t row) __attribute__((always_inline)) {
+      value_row_block<count.value>(w, pages, padded, head, wide, row);
+    });
   }
 };
 

@@ -47,82 +47,92 @@ struct AmxMath {
   AmxMath(const AmxMath&) = delete;
   AmxMath& operator=(const AmxMath&) = delete;
 
-  bool reconfigure() const { return depth != dims; }
+  // Scores need no configuration of their own where tiles of keys and of values are of one depth.
+  void begin_scores() const {
+    if (depth != dims) for_scores.use();
+  }
+  void begin_values() const {
+    if (depth != dims) for_values.use();
+  }
 
-  void scores(const Workspace& w, int64_t pages) const {
-    memory_barrier();
-    if (reconfigure()) for_scores.use();
-    const char* query = static_cast<const char*>(w.query);
-    const int64_t query_bytes = steps * kTileBytes, tile_bytes = dims * 32, group_bytes = head * 32;
-    const int64_t stride = w.columns * 4;
-    for (int64_t page = 0; page < pages; ++page) {
-      const char* values = static_cast<const char*>(w.values[page]);
-      const char* later = static_cast<const char*>(w.keys[page + 1 < pages ? page + 1 : page]);
-      for (int64_t slot = 0; slot < padded; slot += 32) {
-        const char* keys = static_cast<const char*>(w.keys[page]) + slot * head * 2;
-        float* out = w.scores + page * padded + slot;
-        const bool two = slot + 16 < padded;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int64_t s = 0; s < steps; ++s) {
-          // Few rows wait for memory: the values of this page are read after all keys; the next page's keys at once.
-          const int64_t ahead = slot * head * 2 + s * 2 * tile_bytes;
-          for (int64_t byte = 0; w.rows <= 16 && byte < (two ? 2 : 1) * tile_bytes; byte += 64) {
-            _mm_prefetch(values + ahead + byte, _MM_HINT_T1);
-            prefetch(later + ahead + byte);
-          }
-          _tile_loadd(4, query + s * kTileBytes, 64);
-          _tile_loadd(6, keys + s * tile_bytes, 64);
-          _tile_dpbf16ps(0, 4, 6);
-          if (two) {
-            _tile_loadd(7, keys + group_bytes + s * tile_bytes, 64);
-            _tile_dpbf16ps(1, 4, 7);
-          }
-          if (w.rows > 16) {
-            _tile_loadd(5, query + query_bytes + s * kTileBytes, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            if (two) _tile_dpbf16ps(3, 5, 7);
-          }
-        }
-        _tile_stored(0, out, stride);
-        if (two) _tile_stored(1, out + 16, stride);
-        if (w.rows > 16) {
-          _tile_stored(2, out + 16 * w.columns, stride);
-          if (two) _tile_stored(3, out + 16 * w.columns + 16, stride);
-        }
-      }
-    }
-    memory_barrier();
+  void scores(const Workspace& w, int64_t page, const Bf16* keys, const Bf16* later, const Bf16* values) const {
+    if (w.rows > 16)
+      score_tiles<2>(w, page, keys, nullptr, nullptr);
+    else  // few rows wait for memory: the values of this page are read after all keys; the next page's keys at once
+      score_tiles<1>(w, page, keys, later, values);
   }
 
   void weighted_values(const Workspace& w, int64_t pages) const {
     memory_barrier();
-    if (reconfigure()) for_values.use();
     // Few rows: page by page, so that each page is read once from end to end; reloading short sums costs little.
     // Many rows: all pages for some columns at a time, so that the sums stay in tiles. Same bits.
     const int64_t pass = w.rows <= 4 ? 1 : pages;
     for (int64_t first = 0; first < pages; first += pass) {
       const int64_t last = first + pass < pages ? first + pass : pages;
       if (w.rows > 16) {
-        for (int64_t d = 0; d < wide; d += 32) two_by_two(w, first, last, d);
+        for (int64_t d = 0; d < wide; d += 32) value_tiles<2, 2>(w, first, last, d);
       } else {
         int64_t d = 0;
-        for (; d + 64 <= wide; d += 64) one_by_four(w, first, last, d);
-        if (d < wide) one_by_two(w, first, last, d);
+        for (; d + 64 <= wide; d += 64) value_tiles<1, 4>(w, first, last, d);
+        if (d < wide) value_tiles<1, 2>(w, first, last, d);
       }
     }
     memory_barrier();
   }
 
-  QR_INLINE const char* weights_at(const Workspace& w, int64_t row, int64_t column) {
-    return reinterpret_cast<const char*>(static_cast<const Bf16*>(w.weights) + row * w.columns + column);
+ private:
+  // Rows tiles of rows times all slots of a page.
+  template <int Rows>
+  void score_tiles(const Workspace& w, int64_t page, const Bf16* keys, const Bf16* later, const Bf16* values) const {
+    memory_barrier();
+    const char* query = static_cast<const char*>(w.query);
+    const int64_t tile = dims * 16, group = head * 16;
+    for (int64_t slot = 0; slot < padded; slot += 32) {
+      const bool two = slot + 16 < padded;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t s = 0; s < steps; ++s) {
+        if (Rows == 1 && values != nullptr) {
+          const int64_t ahead = slot * head + s * 2 * tile;
+          for (int64_t i = ahead; i < ahead + (two ? 2 : 1) * tile; i += 32) {
+            _mm_prefetch(values + i, _MM_HINT_T1);
+            prefetch(later + i);
+          }
+        }
+        const Bf16* key = keys + slot * head + s * tile;
+        _tile_loadd(4, query + s * kTileBytes, 64);
+        _tile_loadd(6, key, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (two) {
+          _tile_loadd(7, key + group, 64);
+          _tile_dpbf16ps(1, 4, 7);
+        }
+        if (Rows == 2) {
+          _tile_loadd(5, query + (steps + s) * kTileBytes, 64);
+          _tile_dpbf16ps(2, 5, 6);
+          if (two) _tile_dpbf16ps(3, 5, 7);
+        }
+      }
+      float* out = w.scores + page * padded + slot;
+      _tile_stored(0, out, w.columns * 4);
+      if (two) _tile_stored(1, out + 16, w.columns * 4);
+      if (Rows == 2) {
+        _tile_stored(2, out + 16 * w.columns, w.columns * 4);
+        if (two) _tile_stored(3, out + 16 * w.columns + 16, w.columns * 4);
+      }
+    }
+    memory_barrier();
   }
 
-  void one_by_four(const Workspace& w, int64_t first, int64_t last, int64_t d) const {
+  // Rows tiles of rows times Columns tiles of dimensions from d on, over pages [first, last).
+  template <int Rows, int Columns>
+  void value_tiles(const Workspace& w, int64_t first, int64_t last, int64_t d) const {
+    static_assert(Rows == 1 || Columns == 2, "four sums");
+    const int64_t weight_stride = w.columns * 2, value_stride = head * 4, out_stride = wide * 4;
     float* out = w.partial + d;
-    const int64_t out_stride = wide * 4, value_stride = head * 4, weight_stride = w.columns * 2;
+    float* rest = Rows == 2 ? out + 16 * wide : out + 32;
     if (first == 0) {
       _tile_zero(0);
       _tile_zero(1);
@@ -131,74 +141,33 @@ struct AmxMath {
     } else {
       _tile_loadd(0, out, out_stride);
       _tile_loadd(1, out + 16, out_stride);
-      _tile_loadd(2, out + 32, out_stride);
-      _tile_loadd(3, out + 48, out_stride);
+      if (Rows * Columns == 4) _tile_loadd(2, rest, out_stride);
+      if (Rows * Columns == 4) _tile_loadd(3, rest + 16, out_stride);
     }
     for (int64_t page = first; page < last; ++page)
       for (int64_t slot = 0; slot < padded; slot += depth) {
-        const char* values = static_cast<const char*>(w.values[page]) + (slot * head + d * 2) * 2;
-        _tile_loadd(4, weights_at(w, 0, page * padded + slot), weight_stride);
+        const Bf16* weights = static_cast<const Bf16*>(w.weights) + page * padded + slot;
+        const Bf16* values = static_cast<const Bf16*>(w.values[page]) + slot * head + d * 2;
+        _tile_loadd(4, weights, weight_stride);
         _tile_loadd(6, values, value_stride);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, values + 64, value_stride);
+        _tile_loadd(7, values + 32, value_stride);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(6, values + 128, value_stride);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(7, values + 192, value_stride);
-        _tile_dpbf16ps(3, 4, 7);
+        if (Rows == 2) {
+          _tile_loadd(5, weights + 16 * w.columns, weight_stride);
+          _tile_dpbf16ps(2, 5, 6);
+          _tile_dpbf16ps(3, 5, 7);
+        } else if (Columns == 4) {
+          _tile_loadd(6, values + 64, value_stride);
+          _tile_dpbf16ps(2, 4, 6);
+          _tile_loadd(7, values + 96, value_stride);
+          _tile_dpbf16ps(3, 4, 7);
+        }
       }
     _tile_stored(0, out, out_stride);
     _tile_stored(1, out + 16, out_stride);
-    _tile_stored(2, out + 32, out_stride);
-    _tile_stored(3, out + 48, out_stride);
-  }
-
-  void one_by_two(const Workspace& w, int64_t first, int64_t last, int64_t d) const {
-    float* out = w.partial + d;
-    const int64_t out_stride = wide * 4, value_stride = head * 4, weight_stride = w.columns * 2;
-    if (first == 0) {
-      _tile_zero(0);
-      _tile_zero(1);
-    } else {
-      _tile_loadd(0, out, out_stride);
-      _tile_loadd(1, out + 16, out_stride);
-    }
-    for (int64_t page = first; page < last; ++page)
-      for (int64_t slot = 0; slot < padded; slot += depth) {
-        const char* values = static_cast<const char*>(w.values[page]) + (slot * head + d * 2) * 2;
-        _tile_loadd(4, weights_at(w, 0, page * padded + slot), weight_stride);
-        _tile_loadd(6, values, value_stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, values + 64, value_stride);
-        _tile_dpbf16ps(1, 4, 7);
-      }
-    _tile_stored(0, out, out_stride);
-    _tile_stored(1, out + 16, out_stride);
-  }
-
-  void two_by_two(const Workspace& w, int64_t first, int64_t last, int64_t d) const {
-    float* out = w.partial + d;
-    const int64_t out_stride = wide * 4, value_stride = head * 4, weight_stride = w.columns * 2;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t page = first; page < last; ++page)
-      for (int64_t slot = 0; slot < padded; slot += depth) {
-        const char* values = static_cast<const char*>(w.values[page]) + (slot * head + d * 2) * 2;
-        _tile_loadd(4, weights_at(w, 0, page * padded + slot), weight_stride);
-        _tile_loadd(6, values, value_stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, values + 64, value_stride);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, weights_at(w, 16, page * padded + slot), weight_stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    _tile_stored(0, out, out_stride);
-    _tile_stored(1, out + 16, out_stride);
-    _tile_stored(2, out + 16 * wide, out_stride);
-    _tile_stored(3, out + 16 * wide + 16, out_stride);
+    if (Rows * Columns == 4) _tile_stored(2, rest, out_stride);
+    if (Rows * Columns == 4) _tile_stored(3, rest + 16, out_stride);
   }
 };
 

@@ -34,22 +34,18 @@ struct Bf16Math {
     for (int r = 0; r < R; ++r) _mm512_storeu_ps(out + r * columns, acc[r]);
   }
 
-  void scores(const Workspace& w, int64_t pages) const {
+  void begin_scores() const {}
+  void begin_values() const {}
+
+  void scores(const Workspace& w, int64_t page, const Bf16* keys, const Bf16*, const Bf16* values) const {
     const int32_t* query = static_cast<const int32_t*>(w.query);
     const int64_t stride = wide / 2, pairs = head / 2;
-    for (int64_t page = 0; page < pages; ++page) {
-      const char* values = static_cast<const char*>(w.values[page]);
-      for (int64_t slot = 0; slot < padded; slot += 16) {
-        for (int64_t i = 0; i < head * 32; i += 64) _mm_prefetch(values + slot * head * 2 + i, _MM_HINT_T1);
-        const Bf16* group = static_cast<const Bf16*>(w.keys[page]) + slot * head;
-        float* out = w.scores + page * padded + slot;
-        int64_t row = 0;
-        for (; row + 8 <= w.rows; row += 8)
-          score_rows<8>(query + row * stride, pairs, stride, group, out + row * w.columns, w.columns);
-        for (; row + 2 <= w.rows; row += 2)
-          score_rows<2>(query + row * stride, pairs, stride, group, out + row * w.columns, w.columns);
-        if (row < w.rows) score_rows<1>(query + row * stride, pairs, stride, group, out + row * w.columns, w.columns);
-      }
+    for (int64_t slot = 0; slot < padded; slot += 16) {
+      prefetch_group(values, slot, head);
+      float* out = w.scores + page * padded + slot;
+      each_row_block<8>(w.rows, [&](auto count, int64_t row) __attribute__((always_inline)) {
+        score_rows<count.value>(query + row * stride, pairs, stride, keys + slot * head, out + row * w.columns, w.columns);
+      });
     }
   }
 
@@ -87,10 +83,9 @@ struct Bf16Math {
   }
 
   void weighted_values(const Workspace& w, int64_t pages) const {
-    int64_t row = 0;
-    for (; row + 4 <= w.rows; row += 4) value_row_block<4, 4>(w, pages, padded, head, wide, row);
-    for (; row + 2 <= w.rows; row += 2) value_row_block<2, 8>(w, pages, padded, head, wide, row);
-    if (row < w.rows) value_row_block<1, 8>(w, pages, padded, head, wide, row);
+    each_row_block<4>(w.rows, [&](auto count, int64_t row) __attribute__((always_inline)) {
+      value_row_block<count.value, count.value == 4 ? 4 : 8>(w, pages, padded, head, wide, row);
+    });
   }
 };
 

@@ -5,6 +5,8 @@
 //   keys, float32/float16  [P/16][D][16 slots]
 //   values, bf16           [P/2][D][2]: pairs of slots interleaved, the other operand of AMX
 //   values, others         [P][D]
+//   int8                   as bf16, but of each 32 elements the 16 even ones first, which is cheap to widen; then P
+//                          float32, the scale of each slot. So a page is all that copying and sharing need to know.
 // Writing one token's key touches a cache line for each pair of elements: lines that attention is about to read.
 // Values are read in whole vectors and tiles, up to kCacheSlack bytes past a page.
 #pragma once
@@ -13,10 +15,19 @@
 
 namespace qr {
 
+// Pages whose softmax is taken at once.
+inline int64_t pages_of_split(const CacheLayout& layout) {
+  return layout.block_size < kSplitTokens ? kSplitTokens / layout.block_size : 1;
+}
 inline int64_t padded_slots(const CacheLayout& layout) { return round_up(layout.block_size, 16); }
 // Head size of the sums, in whole tiles.
 inline int64_t padded_head(const CacheLayout& layout) { return round_up(layout.head_size, 32); }
 constexpr int64_t kCacheSlack = 128;
+// Floats that one split of one piece comes to: maxima, totals, weighted values.
+inline int64_t partial_floats(const CacheLayout& layout) { return kQueryRows * (2 + padded_head(layout)); }
+
+// Where an element of a bf16 page lies in an int8 one.
+inline int64_t int8_place(int64_t at) { return at / 32 * 32 + at % 2 * 16 + at % 32 / 2; }
 
 // Offsets in elements.
 inline int64_t key_page(const CacheLayout& layout, int64_t block, int64_t kv_head) {
@@ -24,6 +35,12 @@ inline int64_t key_page(const CacheLayout& layout, int64_t block, int64_t kv_hea
 }
 inline int64_t value_page(const CacheLayout& layout, int64_t block, int64_t kv_head) {
   return ((layout.num_blocks + block) * layout.kv_heads + kv_head) * layout.page;
+}
+
+// Whether a token's key shares its cache lines with the one before: the next slot of the same 16.
+inline bool shares_group(const RopeArgs& args, int64_t token) {
+  const int64_t slot = args.slots[token];
+  return slot == args.slots[token - 1] + 1 && slot % args.layout.block_size % 16 != 0;
 }
 
 }  // namespace qr

@@ -1,36 +1,29 @@
 // From the QKV projection to query and cache, one token at a time: head norms, rotation, and the write to the pages.
 #pragma once
 
+#include <type_traits>
+
 #include "cache.h"
+#include "gemm.h"
 #include "norm.h"
 
 namespace qr {
 namespace {
 
 constexpr int64_t kMaxHead = 1024;
+constexpr int64_t kGroup = 16;  // slots whose keys share cache lines
 
-void read_head(float* out, const void* data, int32_t dtype, int64_t at, int64_t n) {
+template <class T>
+void read_head(float* out, const T* in, int64_t n) {
   each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    vf v;
-    if (dtype == QR_FLOAT32)
-      v = load_some(static_cast<const float*>(data) + at + i, count);
-    else if (dtype == QR_BFLOAT16)
-      v = load_some(static_cast<const Bf16*>(data) + at + i, count);
-    else
-      v = load_some(static_cast<const Fp16*>(data) + at + i, count);
-    store_some(out + i, v, count);
+    store_some(out + i, load_some(in + i, count), count);
   });
 }
 
-void write_head(void* data, int32_t dtype, int64_t at, const float* in, int64_t n) {
+template <class T>
+void write_head(T* out, const float* in, int64_t n) {
   each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    vf v = load_some(in + i, count);
-    if (dtype == QR_FLOAT32)
-      store_some(static_cast<float*>(data) + at + i, v, count);
-    else if (dtype == QR_BFLOAT16)
-      store_some(static_cast<Bf16*>(data) + at + i, v, count);
-    else
-      store_some(static_cast<Fp16*>(data) + at + i, v, count);
+    store_some(out + i, load_some(in + i, count), count);
   });
 }
 
@@ -64,60 +57,154 @@ void rotate_head(float* x, const float* cos_sin, int64_t rotary_dim, bool interl
   });
 }
 
-void write_key(const RopeArgs& args, int64_t block, int64_t slot, int64_t kv_head, const float* key) {
-  const int64_t n = args.layout.head_size;
-  const int64_t at = key_page(args.layout, block, kv_head) + slot / 16 * n * 16;
-  if (args.layout.dtype == QR_FLOAT32) {
-    float* out = static_cast<float*>(args.cache) + at + slot % 16;
-    for (int64_t i = 0; i < n; ++i) out[i * 16] = key[i];
-    return;
-  }
-  alignas(64) uint16_t narrow[kMaxHead];
-  write_head(narrow, args.layout.dtype, 0, key, n);
-  auto* out = static_cast<uint16_t*>(args.cache) + at;
-  if (args.layout.dtype == QR_FLOAT16) {
-    for (int64_t i = 0; i < n; ++i) out[i * 16 + slot % 16] = narrow[i];
-    return;
-  }
-  for (int64_t i = 0; i < n; i += 2) std::memcpy(out + i * 16 + slot % 16 * 2, narrow + i, 4);
+// Integers of the largest magnitude 127; gives their scale.
+float quantize_head(int8_t* out, const float* in, int64_t n) {
+  vf largest = zero();
+  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    largest = max(abs(load_some(in + i, count)), largest);
+  });
+  const float top = qr::largest(largest);
+  const float per_scale = top > 0.0f ? 127.0f / top : 0.0f;
+  for (int64_t i = 0; i < n; ++i) out[i] = int8_t(__builtin_nearbyintf(in[i] * per_scale));
+  return top / 127.0f;
 }
 
-void write_value(const RopeArgs& args, int64_t block, int64_t slot, int64_t kv_head, const float* value) {
+// Where consecutive tokens, of one group of slots, go in the pages of a kv head.
+struct Run {
+  int64_t block, slot, count;
+};
+
+// Rows [count][n] of keys. The tokens of a group share cache lines: they are written together.
+template <class T>
+void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
   const int64_t n = args.layout.head_size;
-  const int64_t at = value_page(args.layout, block, kv_head);
-  if (args.layout.dtype != QR_BFLOAT16) {
-    write_head(args.cache, args.layout.dtype, at + slot * n, value, n);
-    return;
-  }
-  alignas(64) uint16_t narrow[kMaxHead];
-  write_head(narrow, QR_BFLOAT16, 0, value, n);
-  auto* out = static_cast<uint16_t*>(args.cache) + at + slot / 2 * n * 2 + slot % 2;
-  for (int64_t i = 0; i < n; ++i) out[i * 2] = narrow[i];
+  T* out = static_cast<T*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup;
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t t = 0; t < run.count; ++t) out[i * kGroup + run.slot % kGroup + t] = rows[t * n + i];
+}
+void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const Bf16* rows) {
+  const int64_t n = args.layout.head_size;
+  Bf16* out = static_cast<Bf16*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup;
+  for (int64_t i = 0; i < n; i += 2)
+    for (int64_t t = 0; t < run.count; ++t)
+      std::memcpy(out + i * kGroup + (run.slot % kGroup + t) * 2, rows + t * n + i, 4);
 }
 
-void rope_and_cache(const RopeArgs& args, int64_t token_begin, int64_t token_end) {
-  const int64_t n = args.layout.head_size, kv_heads = args.layout.kv_heads;
+template <class T>
+void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
+  const int64_t n = args.layout.head_size;
+  T* out = static_cast<T*>(args.cache) + value_page(args.layout, run.block, kv_head) + run.slot * n;
+  std::memcpy(static_cast<void*>(out), rows, size_t(run.count * n) * sizeof(T));
+}
+void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const Bf16* rows) {
+  const int64_t n = args.layout.head_size;
+  auto* page = reinterpret_cast<uint16_t*>(static_cast<Bf16*>(args.cache) + value_page(args.layout, run.block, kv_head));
+  const auto* in = reinterpret_cast<const uint16_t*>(rows);
+  for (int64_t t = 0; t < run.count; ++t) {
+    uint16_t* pair = page + (run.slot + t) / 2 * n * 2;
+    const uint16_t* own = in + t * n;
+    if ((run.slot + t) % 2 == 0 && t + 1 < run.count) {
+      for (int64_t i = 0; i < n; ++i) {
+        pair[2 * i] = own[i];
+        pair[2 * i + 1] = own[n + i];
+      }
+      ++t;
+    } else {
+      for (int64_t i = 0; i < n; ++i) pair[2 * i + (run.slot + t) % 2] = own[i];
+    }
+  }
+}
+void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const int8_t* rows) {
+  const int64_t n = args.layout.head_size;
+  int8_t* out = static_cast<int8_t*>(args.cache) + value_page(args.layout, run.block, kv_head);
+  for (int64_t t = 0; t < run.count; ++t) {
+    const int64_t slot = run.slot + t, pair = slot / 2 * n * 2;
+    for (int64_t i = 0; i < n; ++i) out[int8_place(pair + 2 * i + slot % 2)] = rows[t * n + i];
+  }
+}
+
+// Lines of the cache that a run will write are read first, and attention reads them soon: let them come.
+void prefetch_run(const RopeArgs& args, const Run& run) {
+  const int64_t n = args.layout.head_size, size = bytes_of(args.layout.dtype);
+  for (int64_t h = 0; h < args.layout.kv_heads; ++h) {
+    const char* keys = static_cast<const char*>(args.cache) + key_page(args.layout, run.block, h) * size;
+    const char* values = static_cast<const char*>(args.cache) + value_page(args.layout, run.block, h) * size;
+    for (int64_t i = 0; i < kGroup * n * size; i += 64) prefetch(keys + run.slot / kGroup * kGroup * n * size + i);
+    for (int64_t i = 0; i < 2 * n * size; i += 64) prefetch(values + run.slot / 2 * 2 * n * size + i);
+  }
+}
+
+// Tokens [begin, end) of a run: queries to query, keys and values to the cache.
+template <class T, class Stored>
+void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
+  const int64_t n = args.layout.head_size, kv_heads = args.layout.kv_heads, heads = args.heads;
+  const auto* qkv = static_cast<const T*>(args.qkv);
   alignas(64) float head[kMaxHead];
-  for (int64_t token = token_begin; token < token_end; ++token) {
-    const int64_t row = token * (args.heads + 2 * kv_heads) * n;
-    const float* cos_sin = args.cos_sin == nullptr ? nullptr : args.cos_sin + args.positions[token] * args.rotary_dim;
-    const int64_t block = args.slots[token] / args.layout.block_size, slot = args.slots[token] % args.layout.block_size;
-    for (int64_t h = 0; h < args.heads + kv_heads; ++h) {
-      const bool is_query = h < args.heads;
-      const float* norm = is_query ? args.q_norm : args.k_norm;
-      read_head(head, args.qkv, args.dtype, row + h * n, n);
-      if (norm != nullptr) norm_head(head, norm, n, args.eps);
-      if (cos_sin != nullptr) rotate_head(head, cos_sin, args.rotary_dim, args.interleaved);
-      if (is_query)
-        write_head(args.query, args.dtype, (token * args.heads + h) * n, head, n);
-      else
-        write_key(args, block, slot, h - args.heads, head);
+  alignas(64) Stored rows[kGroup * kMaxHead];
+  auto read = [&](int64_t token, int64_t h, const float* norm, bool turned) __attribute__((always_inline)) {
+    read_head(head, qkv + (token * (heads + 2 * kv_heads) + h) * n, n);
+    if (norm != nullptr) norm_head(head, norm, n, args.eps);
+    if (turned && args.cos_sin != nullptr)
+      rotate_head(head, args.cos_sin + args.positions[token] * args.rotary_dim, args.rotary_dim, args.interleaved);
+  };
+  auto keep = [&](int64_t t, int64_t page) __attribute__((always_inline)) {
+    if constexpr (std::is_same<Stored, int8_t>::value) {
+      const float scale = quantize_head(rows + t * n, head, n);
+      char* scales = static_cast<char*>(args.cache) + page + padded_slots(args.layout) * n;
+      std::memcpy(scales + (run.slot + t) * 4, &scale, 4);
+    } else {
+      write_head(rows + t * n, head, n);
     }
-    for (int64_t h = 0; h < kv_heads; ++h) {
-      read_head(head, args.qkv, args.dtype, row + (args.heads + kv_heads + h) * n, n);
-      write_value(args, block, slot, h, head);
+  };
+  for (int64_t t = 0; t < run.count; ++t)
+    for (int64_t h = 0; h < heads; ++h) {
+      read(begin + t, h, args.q_norm, true);
+      write_head(static_cast<T*>(args.query) + ((begin + t) * heads + h) * n, head, n);
     }
+  for (int64_t h = 0; h < kv_heads; ++h) {
+    for (int64_t t = 0; t < run.count; ++t) {
+      read(begin + t, heads + h, args.k_norm, true);
+      keep(t, key_page(args.layout, run.block, h));
+    }
+    write_keys(args, run, h, rows);
+    for (int64_t t = 0; t < run.count; ++t) {
+      read(begin + t, heads + kv_heads + h, nullptr, false);
+      keep(t, value_page(args.layout, run.block, h));
+    }
+    write_values(args, run, h, rows);
   }
+}
+
+template <class T>
+void rope_tokens(const RopeArgs& args, int64_t begin, int64_t end) {
+  const int64_t block_size = args.layout.block_size;
+  auto run_at = [&](int64_t token) {
+    Run run{args.slots[token] / block_size, args.slots[token] % block_size, 1};
+    while (token + run.count < end && shares_group(args, token + run.count)) ++run.count;
+    return run;
+  };
+  for (int64_t token = begin; token < end;) {
+    const Run run = run_at(token);
+    if (run.count < kGroup) prefetch_run(args, run);
+    if (args.layout.dtype == QR_FLOAT32)
+      rope_run<T, float>(args, token, run);
+    else if (args.layout.dtype == QR_BFLOAT16)
+      rope_run<T, Bf16>(args, token, run);
+    else if (args.layout.dtype == QR_FLOAT16)
+      rope_run<T, Fp16>(args, token, run);
+    else
+      rope_run<T, int8_t>(args, token, run);
+    token += run.count;
+  }
+}
+
+void rope_and_cache(const RopeArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == QR_FLOAT32)
+    rope_tokens<float>(args, begin, end);
+  else if (args.dtype == QR_BFLOAT16)
+    rope_tokens<Bf16>(args, begin, end);
+  else
+    rope_tokens<Fp16>(args, begin, end);
 }
 
 }  // namespace

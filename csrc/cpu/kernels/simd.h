@@ -118,6 +118,13 @@ QR_INLINE float sum(vf v) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
 QR_INLINE float largest(vf v) { return _mm512_reduce_max_ps(v); }
+// 32 integers to bf16, exactly: the first 16 become the even elements, the others the odd ones.
+QR_INLINE void widen_32(Bf16* out, const int8_t* in) {
+  const __m512 even = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in))));
+  const __m512 odd = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in) + 1)));
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  _mm512_storeu_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(odd)));
+}
 
 #else
 
@@ -193,6 +200,15 @@ QR_INLINE float largest(vf v) {
   b = _mm_max_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
+QR_INLINE void widen_32(Bf16* out, const int8_t* in) {
+  for (int half = 0; half < 16; half += 8) {
+    const __m256i even = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + half)));
+    const __m256i odd = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + 16 + half)));
+    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(even)), 16);
+    const __m256i high = _mm256_castps_si256(_mm256_cvtepi32_ps(odd));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * half), _mm256_blend_epi16(low, high, 0xaa));
+  }
+}
 
 #endif
 
@@ -231,6 +247,18 @@ QR_INLINE vf exp(vf x) {
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
   return where_less(x, low, zero(), times_power_of_two(p, n));
+}
+
+// 2^x for x <= 0 within 2e-7: what softmax needs, in half the instructions of `exp`. 1 at 0, 0 below -126, NaN at NaN.
+QR_INLINE vf exp2(vf x) {
+  const vf n = round(x), r = sub(x, n);
+  vf p = set1(0.0013390866806730628f);
+  p = fma(p, r, set1(0.009666373953223228f));
+  p = fma(p, r, set1(0.055503569543361664f));
+  p = fma(p, r, set1(0.2402234822511673f));
+  p = fma(p, r, set1(0.6931471824645996f));
+  p = fma(p, r, set1(1.0f));
+  return where_less(x, set1(-126.0f), zero(), times_power_of_two(p, n));
 }
 
 QR_INLINE vf sigmoid(vf x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
