@@ -49,6 +49,11 @@ class EngineArgs:
     skip_tokenizer_init: bool = knob(False, "Take and give token ids only.")
     chat_template: str | None = knob(None, "File with the chat template, or the template itself.")
     enable_prefix_caching: bool = knob(True, "Reuse the KV cache of equal prefixes.")
+    kv_cache_dtype: str = knob(
+        "auto",
+        "Type of cached keys and values; auto takes the model's, int8 halves a 16-bit one and adds a scale per token.",
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
+    )
     block_size: int | None = knob(None, "Tokens per KV block.", least=1)
     gpu_memory_utilization: float | None = knob(
         None,
@@ -125,7 +130,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (False,),
     "enforce_eager": (True, False),
     "hf_token": (None,),
-    "kv_cache_dtype": ("auto",),
     "limit_mm_per_prompt": (None,),
     "logits_processors": (None,),
     "mm_processor_kwargs": (None,),

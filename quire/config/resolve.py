@@ -72,6 +72,9 @@ def resolve(
     """
     choices = _Choices()
     dtype = _resolve_dtype(args, arch, choices)
+    kv_cache_dtype = choices.pick(
+        "kv_cache_dtype", None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype, dtype, "the model's"
+    )
     scheduler = _resolve_scheduler(args, choices)
     block_size = choices.pick(
         "block_size", args.block_size, capabilities.block_size, f"preferred on {capabilities.name}"
@@ -84,6 +87,7 @@ def resolve(
         capabilities,
         choices,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         scheduler=scheduler,
         block_size=block_size,
         max_model_len=max_model_len,
@@ -189,6 +193,7 @@ def _resolve_memory(
     choices: _Choices,
     *,
     dtype: str,
+    kv_cache_dtype: str,
     scheduler: SchedulerConfig,
     block_size: int,
     max_model_len: int,
@@ -198,7 +203,7 @@ def _resolve_memory(
     workspace = workspace_bytes(
         arch, dtype, max_num_seqs=scheduler.max_num_seqs, max_num_batched_tokens=scheduler.max_num_batched_tokens
     )
-    block_bytes = bytes_per_block(arch, block_size, dtype)
+    block_bytes = bytes_per_block(arch, block_size, kv_cache_dtype)
     if args.num_gpu_blocks_override is not None:
         num_blocks, reason = args.num_gpu_blocks_override, "given"
     elif args.kv_cache_memory_bytes is not None:
@@ -224,7 +229,7 @@ def _resolve_memory(
         block_size=block_size,
         num_blocks=num_blocks,
         enable_prefix_caching=args.enable_prefix_caching,
-        dtype=dtype,
+        dtype=kv_cache_dtype,
     )
     return cache, max_model_len, plan
 

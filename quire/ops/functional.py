@@ -181,6 +181,8 @@ def allocate_kv_cache(*, num_blocks: int, block_size: int, num_kv_heads: int, he
     """Uninitialised keys and values of one layer in the implementation's layout; dimension 1 is the block.
 
     The reference layout is [2, B, K, S, D]: one head's page is contiguous. Memory is committed when first written.
+    dtype may differ from the model's. int8 keeps each token's key and value of each kv head as integers -127..127 times
+    a float32 scale, its largest magnitude over 127; a page holds its scales.
     """
     return cast(
         "Tensor",

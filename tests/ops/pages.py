@@ -33,15 +33,17 @@ class Pages:
         head_size: int = 16,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
         seed: int = 0,
     ) -> Pages:
         spec = RopeAndCacheSpec(num_heads=heads, num_kv_heads=kv_heads, head_size=head_size, rotary_dim=0)
         width = -(-max(seq_lens) // block_size)
         num_blocks = width * len(seq_lens) + 3
         cache = ops(implementation)["allocate_kv_cache"](
-            num_blocks=num_blocks, block_size=block_size, num_kv_heads=kv_heads, head_size=head_size, dtype=dtype
+            num_blocks=num_blocks, block_size=block_size, num_kv_heads=kv_heads, head_size=head_size, dtype=cache_dtype or dtype
         )
-        cache.fill_(float("nan"))  # what nobody wrote must not be read
+        # what nobody wrote must not be read: NaN, and so are the scales of int8
+        cache.fill_(-1 if cache_dtype == torch.int8 else float("nan"))
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         tables = order[: width * len(seq_lens)].view(len(seq_lens), width).int()
         width = (heads + 2 * kv_heads) * head_size

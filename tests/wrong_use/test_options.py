@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "trust_remote_code": ({"trust_remote_code": True}, ["trust_remote_code=True", "only False"]),
     "speculative_config": ({"speculative_config": {"method": "ngram"}}, ["speculative_config", "not supported yet"]),
     "enable_lora": ({"enable_lora": True}, ["enable_lora=True", "not supported yet"]),
-    "kv_cache_dtype": ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype='fp8'", "only 'auto'"]),
+    "kv_cache_dtype": ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype", "'fp8'", "int8"]),
     "runner": ({"runner": "pooling"}, ["runner='pooling'", "'generate'"]),
     "cpu_offload_gb": ({"cpu_offload_gb": 4}, ["cpu_offload_gb=4", "not supported yet"]),
     "logits_processors": ({"logits_processors": ["a:B"]}, ["logits_processors", "not supported yet"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import DTYPES
+from quire.ops.cpu.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
 from quire.ops.functional import AttentionMetadata
@@ -32,7 +32,7 @@ def paged_attention(
             query.data_ptr(),
             DTYPES[query.dtype],
             kv_cache.data_ptr(),
-            DTYPES[kv_cache.dtype],
+            CACHE_DTYPES[kv_cache.dtype],
             num_blocks,
             block_size,
             block_size * width,

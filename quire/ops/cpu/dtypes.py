@@ -6,5 +6,6 @@ import torch
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """By `qr_dtype`."""
+CACHE_DTYPES = {**DTYPES, torch.int8: 3}
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 """By `qr_activation`."""

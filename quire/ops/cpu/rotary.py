@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import DTYPES
+from quire.ops.cpu.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
 from quire.ops.functional import RopeAndCacheSpec
@@ -36,7 +36,7 @@ def rope_and_cache(
             None if q_norm is None else q_norm.data_ptr(),
             None if k_norm is None else k_norm.data_ptr(),
             kv_cache.data_ptr(),
-            DTYPES[kv_cache.dtype],
+            CACHE_DTYPES[kv_cache.dtype],
             num_blocks,
             block_size,
             block_size * width,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.functional import AttentionMetadata
+from quire.ops.reference.cache import dequantize
 from quire.ops.reference.threads import one_thread
 from quire.utils.math import cdiv
 
@@ -58,9 +59,12 @@ def paged_attention(
 
 def _gather(kv_cache: Tensor, block_table: Tensor, base: int, seq_len: int) -> tuple[Tensor, Tensor]:
     """Keys and values of positions base .. seq_len in float32, zeros up to a whole split. Shapes: each [K, U, D]."""
-    _, _, num_kv_heads, block_size, head_size = kv_cache.shape
+    num_kv_heads, block_size = kv_cache.shape[2:4]
     first_block = base // block_size
     pages = kv_cache[:, block_table[first_block : cdiv(seq_len, block_size)]]
+    if kv_cache.dtype == torch.int8:
+        pages = dequantize(pages)
+    head_size = pages.shape[-1]
     tokens = pages.transpose(1, 2).reshape(2, num_kv_heads, -1, head_size)
     skipped = base - first_block * block_size
     gathered = torch.zeros(2, num_kv_heads, cdiv(seq_len - base, SPLIT) * SPLIT, head_size)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.functional import RopeAndCacheSpec
+from quire.ops.reference.cache import quantize
 from quire.ops.reference.norm import rms_norm
 
 
@@ -32,8 +33,9 @@ def rope_and_cache(
         query, key = _rotate(query, rows, spec), _rotate(key, rows, spec)
     block_size = kv_cache.shape[3]
     blocks, slots = slot_mapping // block_size, slot_mapping % block_size
-    kv_cache[0, blocks, :, slots] = key.to(kv_cache.dtype)
-    kv_cache[1, blocks, :, slots] = value
+    for half, rows in enumerate((key, value)):
+        kept = quantize(rows.float()) if kv_cache.dtype == torch.int8 else rows.to(kv_cache.dtype)
+        kv_cache[half, blocks, :, slots] = kept
     return query.to(qkv.dtype).contiguous()
 
 
