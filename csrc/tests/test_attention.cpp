@@ -16,19 +16,20 @@ struct Shape {
 // One layer's cache with sequences written through the kernel, blocks in reverse order, NaN where nothing was written.
 struct Layer {
   Shape shape;
-  int32_t dtype;
+  int32_t dtype, cache_dtype;
   int64_t page, num_blocks, width;
   std::vector<int64_t> lengths;
   std::vector<std::vector<float>> qkv;  // [length, (heads + 2 kv_heads) head_size], as rounded to dtype
   std::vector<int32_t> tables;
   char* cache;
 
-  Layer(Shape shape, int32_t dtype, const std::vector<int64_t>& lengths) : shape(shape), dtype(dtype), lengths(lengths) {
-    page = qr_cache_page(dtype, shape.block_size, shape.head_size);
+  Layer(Shape shape, int32_t dtype, int32_t cache_dtype, const std::vector<int64_t>& lengths)
+      : shape(shape), dtype(dtype), cache_dtype(cache_dtype), lengths(lengths) {
+    page = qr_cache_page(cache_dtype, shape.block_size, shape.head_size);
     width = 0;
     for (int64_t length : lengths) width = std::max(width, (length + shape.block_size - 1) / shape.block_size);
     num_blocks = width * int64_t(lengths.size()) + 1;
-    const int64_t bytes = 2 * num_blocks * shape.kv_heads * page * (dtype == QR_FLOAT32 ? 4 : 2);
+    const int64_t bytes = 2 * num_blocks * shape.kv_heads * page * (cache_dtype == QR_FLOAT32 ? 4 : cache_dtype == QR_CACHE_INT8 ? 1 : 2);
     cache = aligned_zeros(bytes + 128);
     std::memset(cache, 0xff, size_t(bytes));
     for (size_t r = 0; r < lengths.size(); ++r) {
@@ -68,13 +69,21 @@ struct Layer {
     const auto tokens = int64_t(positions.size());
     std::vector<char> query(size_t(tokens * shape.heads * shape.head_size) * (dtype == QR_FLOAT32 ? 4 : 2));
     std::vector<char> out(query.size());
-    CHECK(qr_rope_and_cache(query.data(), data.data(), dtype, positions.data(), nullptr, nullptr, nullptr, cache, dtype,
-                            num_blocks, shape.block_size, page, slots.data(), tokens, shape.heads, shape.kv_heads,
+    CHECK(qr_rope_and_cache(query.data(), data.data(), dtype, positions.data(), nullptr, nullptr, nullptr, cache,
+                            cache_dtype,                            num_blocks, shape.block_size, page, slots.data(), tokens, shape.heads, shape.kv_heads,
                             shape.head_size, 0, 0, 1e-6f) == QR_OK);
-    CHECK(qr_paged_attention(out.data(), query.data(), dtype, cache, dtype, num_blocks, shape.block_size, page,
+    CHECK(qr_paged_attention(out.data(), query.data(), dtype, cache, cache_dtype, num_blocks, shape.block_size, page,
                              starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
                              shape.heads, shape.kv_heads, shape.head_size, 0.2f, soft_cap, window) == QR_OK);
     return decode(out, dtype);
+  }
+
+  // An element of a head as the cache keeps it.
+  double kept(const float* head, int64_t i) const {
+    if (cache_dtype != QR_CACHE_INT8) return head[i];
+    float largest = 0;
+    for (int64_t d = 0; d < shape.head_size; ++d) largest = std::max(largest, std::fabs(head[d]));
+    return largest == 0 ? 0 : std::nearbyint(head[i] * (127 / largest)) * double(largest / 127);
   }
 
   double naive(size_t sequence, int64_t position, int64_t head, int64_t d, float soft_cap, int64_t window) const {
@@ -84,27 +93,32 @@ struct Layer {
     double total = 0, sum = 0;
     for (int64_t p = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; p <= position; ++p) {
       const float* key = all + p * columns() + (shape.heads + kv) * n;
+      const float* value = key + shape.kv_heads * n;
       double score = 0;
-      for (int64_t i = 0; i < n; ++i) score += double(query[i]) * key[i];
+      for (int64_t i = 0; i < n; ++i) score += double(query[i]) * kept(key, i);
       score *= 0.2;
       if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
       const double weight = std::exp(score);
       total += weight;
-      sum += weight * key[shape.kv_heads * n + d];
+      sum += weight * kept(value, d);
     }
     return sum / total;
   }
 };
 
+// Of queries, of the cache.
+const std::pair<int32_t, int32_t> kDtypes[] = {{QR_FLOAT32, QR_FLOAT32},     {QR_BFLOAT16, QR_BFLOAT16},
+                                               {QR_FLOAT16, QR_FLOAT16},     {QR_FLOAT32, QR_CACHE_INT8},
+                                               {QR_BFLOAT16, QR_CACHE_INT8}, {QR_BFLOAT16, QR_FLOAT32}};
 const Shape kShapes[] = {{4, 2, 64, 32}, {2, 2, 128, 16}, {6, 1, 24, 8}, {2, 1, 80, 48}, {40, 1, 16, 5}};
 
 }  // namespace
 
 TEST(attention_matches_naive_loops) {
-  for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
+  for (auto [dtype, cache_dtype] : kDtypes)
     for (const Shape& shape : kShapes)
       for (auto [soft_cap, window] : {std::pair<float, int64_t>{0.0f, 0}, {3.0f, 0}, {0.0f, 19}}) {
-        Layer layer(shape, dtype, {1, 45, 300});
+        Layer layer(shape, dtype, cache_dtype, {1, 45, 300});
         std::vector<float> out = layer.attend({{0, 0, 1}, {1, 0, 45}, {2, 0, 300}}, soft_cap, window);
         const int64_t width = shape.heads * shape.head_size;
         for (auto [sequence, position, row] :
@@ -114,19 +128,19 @@ TEST(attention_matches_naive_loops) {
                                             soft_cap, window);
             const float got = out[size_t(row * width + column)];
             CHECK(std::fabs(got - want) <= (dtype == QR_FLOAT32 ? 1e-5 : dtype == QR_BFLOAT16 ? 0.02 : 0.002),
-                  "dtype %d head size %ld block %ld cap %g window %ld: [%ld, %ld] %g, not %g", dtype,
-                  long(shape.head_size), long(shape.block_size), double(soft_cap), long(window), long(row),
-                  long(column), double(got), want);
+                  "dtype %d cache %d head size %ld block %ld cap %g window %ld: [%ld, %ld] %g, not %g", dtype,
+                  cache_dtype, long(shape.head_size), long(shape.block_size), double(soft_cap), long(window),
+                  long(row), long(column), double(got), want);
           }
       }
 }
 
 TEST(a_token_has_the_same_bits_in_prefill_chunks_and_decode) {
-  for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
+  for (auto [dtype, cache_dtype] : kDtypes)
     for (const Shape& shape : kShapes)
       for (int64_t window : {0, 70}) {
         const int64_t length = 530, width = shape.heads * shape.head_size;
-        Layer layer(shape, dtype, {length, 100});
+        Layer layer(shape, dtype, cache_dtype, {length, 100});
         const std::vector<float> whole = layer.attend({{0, 0, length}}, 0.0f, window);
         for (int32_t threads : {1, 3}) {
           qr_init(qr_isa_in_use(), threads);
@@ -137,8 +151,9 @@ TEST(a_token_has_the_same_bits_in_prefill_chunks_and_decode) {
               const std::vector<float> part = layer.attend({{1, 0, 100}, {0, begin, end}}, 0.0f, window);
               CHECK(std::memcmp(part.data() + 100 * width, whole.data() + begin * width,
                                 size_t((end - begin) * width) * 4) == 0,
-                    "dtype %d head size %ld block %ld window %ld threads %d tokens %ld to %ld", dtype,
-                    long(shape.head_size), long(shape.block_size), long(window), threads, long(begin), long(end));
+                    "dtype %d cache %d head size %ld block %ld window %ld threads %d tokens %ld to %ld", dtype,
+                    cache_dtype, long(shape.head_size), long(shape.block_size), long(window), threads, long(begin),
+                    long(end));
             }
         }
         qr_init(qr_isa_in_use(), 2);

@@ -48,6 +48,7 @@ def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
     config = resolved(tmp_path)
     automatic = {
         "dtype": config.model_config.dtype,
+        "kv_cache_dtype": config.cache_config.dtype,
         "max_model_len": config.model_config.max_model_len,
         "block_size": config.cache_config.block_size,
         "num_blocks": config.cache_config.num_blocks,

@@ -41,6 +41,7 @@ FLAGS = {
     "--generation-config",
     "--gpu-memory-utilization",
     "--hf-overrides",
+    "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
     "--load-format",
     "--long-prefill-token-threshold",

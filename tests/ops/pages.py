@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.functional import AttentionMetadata, RopeAndCacheSpec
+from quire.ops.reference.cache import dequantize, quantize
 from tests.ops.implementations import ops, rand
 
 
@@ -40,7 +41,11 @@ class Pages:
         width = -(-max(seq_lens) // block_size)
         num_blocks = width * len(seq_lens) + 3
         cache = ops(implementation)["allocate_kv_cache"](
-            num_blocks=num_blocks, block_size=block_size, num_kv_heads=kv_heads, head_size=head_size, dtype=cache_dtype or dtype
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=kv_heads,
+            head_size=head_size,
+            dtype=cache_dtype or dtype,
         )
         # what nobody wrote must not be read: NaN, and so are the scales of int8
         cache.fill_(-1 if cache_dtype == torch.int8 else float("nan"))
@@ -92,6 +97,8 @@ class Pages:
         query = heads[: spec.num_heads]
         key = heads[spec.num_heads : -spec.num_kv_heads].repeat_interleave(groups, 0)
         value = heads[-spec.num_kv_heads :].repeat_interleave(groups, 0)
+        if self.cache.dtype == torch.int8:
+            key, value = dequantize(quantize(key.float())).double(), dequantize(quantize(value.float())).double()
         scores = query @ key.transpose(1, 2) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)

@@ -6,7 +6,15 @@ import torch
 from tests.ops.implementations import assert_close, implementations_of, torch_threads
 from tests.ops.pages import Pages
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.int8),
+    (torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.float32),
+]
+"""Of the model, of the cache."""
 each_implementation = pytest.mark.parametrize("implementation", implementations_of("paged_attention"))
 each_view = pytest.mark.parametrize(
     ("sliding_window", "soft_cap"), [(None, None), (24, None), (1, None), (None, 5.0), (130, 5.0)]
@@ -14,12 +22,16 @@ each_view = pytest.mark.parametrize(
 
 
 @each_implementation
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @each_view
 def test_attention_is_softmax_over_what_is_visible(
-    implementation: str, dtype: torch.dtype, sliding_window: int | None, soft_cap: float | None
+    implementation: str,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> None:
-    pages = Pages.of(implementation, [1, 7, 130, 300], dtype=dtype)
+    pages = Pages.of(implementation, [1, 7, 130, 300], dtype=dtype, cache_dtype=cache_dtype)
     outputs = pages.attend(
         [(0, 0, 1), (1, 0, 7), (2, 0, 130), (3, 0, 300)], sliding_window=sliding_window, soft_cap=soft_cap
     )
@@ -31,33 +43,38 @@ def test_attention_is_softmax_over_what_is_visible(
 @each_implementation
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 4), (8, 2), (9, 3)])
 @pytest.mark.parametrize("head_size", [16, 24, 64, 80, 128])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
 def test_attention_takes_any_grouping_and_head_size(
-    implementation: str, heads: tuple[int, int], head_size: int
+    implementation: str, heads: tuple[int, int], head_size: int, cache_dtype: torch.dtype
 ) -> None:
-    pages = Pages.of(implementation, [40], heads=heads[0], kv_heads=heads[1], head_size=head_size)
+    pages = Pages.of(
+        implementation, [40], heads=heads[0], kv_heads=heads[1], head_size=head_size, cache_dtype=cache_dtype
+    )
     assert_close(pages.attend([(0, 0, 40)])[0], pages.naive(0))
 
 
 @each_implementation
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32, 256])
-def test_attention_takes_any_block_size(implementation: str, block_size: int) -> None:
-    pages = Pages.of(implementation, [150], block_size=block_size)
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+def test_attention_takes_any_block_size(implementation: str, block_size: int, cache_dtype: torch.dtype) -> None:
+    pages = Pages.of(implementation, [150], block_size=block_size, cache_dtype=cache_dtype)
     assert_close(pages.attend([(0, 0, 150)])[0], pages.naive(0))
 
 
 @each_implementation
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3), (1, 1)])
 @each_view
 def test_chunks_do_not_change_bits(
     implementation: str,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype,
     heads: tuple[int, int],
     sliding_window: int | None,
     soft_cap: float | None,
 ) -> None:
     length = 290
-    pages = Pages.of(implementation, [length], heads=heads[0], kv_heads=heads[1], dtype=dtype)
+    pages = Pages.of(implementation, [length], heads=heads[0], kv_heads=heads[1], dtype=dtype, cache_dtype=cache_dtype)
     whole = pages.attend([(0, 0, length)], sliding_window=sliding_window, soft_cap=soft_cap)[0]
     for chunk in (1, 7, 64, 129):
         parts = [
@@ -68,13 +85,17 @@ def test_chunks_do_not_change_bits(
 
 
 @each_implementation
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @each_view
 def test_neighbours_and_threads_do_not_change_bits(
-    implementation: str, dtype: torch.dtype, sliding_window: int | None, soft_cap: float | None
+    implementation: str,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> None:
     lengths = [1, 130, 64, 257, 3, 128]
-    pages = Pages.of(implementation, lengths, dtype=dtype)
+    pages = Pages.of(implementation, lengths, dtype=dtype, cache_dtype=cache_dtype)
     alone = [
         pages.attend([(row, 0, length)], sliding_window=sliding_window, soft_cap=soft_cap)[0]
         for row, length in enumerate(lengths)
@@ -85,6 +106,29 @@ def test_neighbours_and_threads_do_not_change_bits(
             outputs = pages.attend(mixed, sliding_window=sliding_window, soft_cap=soft_cap)
         for (row, start, stop), output in zip(mixed, outputs, strict=True):
             assert torch.equal(output, alone[row][start:stop]), f"sequence {row}, {threads} threads"
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize("sliding_window", [None, 700])
+def test_a_long_context_divided_among_threads_keeps_its_bits(
+    dtype: torch.dtype, cache_dtype: torch.dtype, sliding_window: int | None
+) -> None:
+    library = pytest.importorskip("quire.ops.cpu.library")
+    if not library.available():
+        pytest.skip(library.unavailable_reason())
+    lengths = [2500, 40, 700]
+    pages = Pages.of("cpu", lengths, dtype=dtype, cache_dtype=cache_dtype)
+    work = [(0, 0, 2500), (1, 0, 40), (2, 0, 700)]
+    whole = pages.attend(work, sliding_window=sliding_window)
+    before = library.num_threads()
+    try:
+        for threads in (1, 2, 5):
+            library.set_num_threads(threads)
+            last = pages.attend([(row, stop - 3, stop) for row, _, stop in work], sliding_window=sliding_window)
+            for row, output in enumerate(last):
+                assert torch.equal(output, whole[row][-3:]), f"sequence {row}, {threads} threads"
+    finally:
+        library.set_num_threads(before)
 
 
 @each_implementation

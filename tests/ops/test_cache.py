@@ -21,8 +21,18 @@ def test_cache_has_blocks_in_dimension_one_and_the_bytes_of_its_spec(implementat
 
 
 @each_implementation
-def test_copied_blocks_serve_as_the_originals(implementation: str) -> None:
-    pages = Pages.of(implementation, [32])
+def test_an_int8_cache_has_a_scale_for_each_token_and_kv_head(implementation: str) -> None:
+    cache = ops(implementation)["allocate_kv_cache"](
+        num_blocks=6, block_size=16, num_kv_heads=2, head_size=24, dtype=torch.int8
+    )
+    assert cache.shape[1] == 6
+    assert cache.nbytes == 6 * 2 * 16 * 2 * (24 + 4)
+
+
+@each_implementation
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+def test_copied_blocks_serve_as_the_originals(implementation: str, cache_dtype: torch.dtype) -> None:
+    pages = Pages.of(implementation, [32], cache_dtype=cache_dtype)
     pages.attend([(0, 0, 31)])
     expected = pages.attend([(0, 31, 32)])[0]
     copied = torch.tensor([[block for block in range(5) if block not in pages.tables[0].tolist()][:2]]).int()

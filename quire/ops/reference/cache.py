@@ -22,7 +22,8 @@ def allocate_kv_cache(
 def quantize(x: Tensor) -> Tensor:
     """What an int8 cache keeps of keys or values. Shapes: x [..., D] float32 -> [..., D + 4] int8."""
     largest = x.abs().amax(-1, keepdim=True)
-    integers = torch.where(largest > 0, x * (127 / largest), 0).round_().to(torch.int8)
+    per_scale = torch.full_like(largest, 127) / largest  # rounded once, which 127 / largest is not
+    integers = torch.where(largest > 0, x * per_scale, 0).round_().to(torch.int8)
     return torch.cat((integers, (largest / 127).view(torch.int8)), dim=-1)
 
 
