@@ -61,6 +61,7 @@ def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
     assert all(choice.reason and choice.reason != "given" for choice in config.choices.values())
     assert automatic | {"num_blocks": 0} == {
         "dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
         "max_model_len": 512,
         "block_size": 32,
         "num_blocks": 0,
