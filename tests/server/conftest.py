@@ -41,6 +41,7 @@ class Running:
         self.parts = parts
         self.engine = engine
         self._sock = socket.create_server(("127.0.0.1", 0))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # so that slow readers are felt early
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn_config(create_app(engine, settings), settings))
         self._done = asyncio.run_coroutine_threadsafe(self._server.serve([self._sock]), loop)
