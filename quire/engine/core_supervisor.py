@@ -45,12 +45,14 @@ log = get_logger(__name__)
 
 CORE_MODULE = "quire.engine.core_process"
 TICK_S = 0.25
-SILENCE_S = 1.5
-"""Without a heartbeat for so long, a process none of whose threads could run is stalled."""
+STOPPED_TICKS = 2
+"""A silent process that is seen stopped so often in a row is stalled."""
+ASLEEP_TICKS = 6
+"""The same for one whose threads are all asleep, the one with the heartbeat too."""
 STARVED_SILENCE_S = 15.0
-"""The same for one that could run but is not given the processor."""
+"""So long may one be silent that could run but is not given the processor."""
 STARTING_SILENCE_S = 120.0
-"""The same while libraries are read from a cold disk in one breath."""
+"""So long, while libraries are read from a cold disk in one breath."""
 OUTSIDE_SIGNALS = frozenset(-number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))
 """Exit statuses of a process that somebody else ended."""
 
@@ -116,6 +118,7 @@ class _CoreProcess:
         self.failure: CoreFailed | None = None
         self.heard_at = time.monotonic()
         self.ticks_stopped = 0
+        self.ticks_asleep = 0
         self.num_oom_kills = num_oom_kills()
 
     def attach(self) -> socket.socket:
@@ -128,14 +131,16 @@ class _CoreProcess:
     def stall(self, policy: RestartPolicy) -> str | None:
         """Why the process counts as stalled, or None. Called once per tick, after its messages were read."""
         silence_s = time.monotonic() - self.heard_at
-        if silence_s > SILENCE_S / 3:
+        if silence_s < TICK_S:
+            self.ticks_stopped = self.ticks_asleep = 0
+        else:
             states = thread_states(self.process.pid)
             self.ticks_stopped = self.ticks_stopped + 1 if states and not states.strip("T") else 0
-            if self.ticks_stopped >= 2:
+            self.ticks_asleep = self.ticks_asleep + 1 if states and not states.strip("S") else 0
+            if self.ticks_stopped >= STOPPED_TICKS:
                 return "was stopped"
-            could_run = "R" in states or "D" in states
-            limit_s = STARTING_SILENCE_S if not self.is_ready else STARVED_SILENCE_S if could_run else SILENCE_S
-            if silence_s > limit_s:
+            limit_s = STARVED_SILENCE_S if self.is_ready else STARTING_SILENCE_S
+            if silence_s > limit_s or (self.is_ready and self.ticks_asleep >= ASLEEP_TICKS):
                 return f"has given no sign of life for {silence_s:.1f} s"
         limit_s = policy.step_timeout + 10 * self.heartbeat.longest_step_s
         if self.heartbeat.step_s > limit_s:
