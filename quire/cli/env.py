@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: ConfigError.
     """
-    from quire.engine.startup import create_config
+    from quire.engine.core_startup import create_config
     from quire.platforms.current import current_capabilities
 
     here = current_capabilities()

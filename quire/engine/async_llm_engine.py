@@ -30,9 +30,10 @@ from quire.engine.core_supervisor import (
     CoreSupervisor,
     CoreUp,
 )
+from quire.engine.front_startup import FrontParts, load_front
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
 from quire.engine.restart_policy import RestartPolicy
-from quire.engine.startup import EngineParts, FrontParts, load_front, start
+from quire.engine.startup import EngineParts, start
 from quire.engine.suspects import Suspects
 from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
 from quire.inputs import PromptType

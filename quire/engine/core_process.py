@@ -30,8 +30,8 @@ from quire.engine.core_protocol import (
     UtilityCall,
     UtilityResult,
 )
+from quire.engine.core_startup import create_config, importing_torch, load_core
 from quire.engine.engine_core import EngineCore
-from quire.engine.startup import create_config, importing_torch, load_core
 from quire.errors import EngineError, QuireError
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame

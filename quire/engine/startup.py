@@ -1,49 +1,16 @@
-"""From `EngineArgs` to the parts of a running engine, with a ledger of where the time went."""
+"""From `EngineArgs` to the parts of an engine in one process, with a ledger of where the time went."""
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from quire import envs
-from quire.config.arch import ModelArch
 from quire.config.args import EngineArgs
-from quire.config.engine import QuireConfig
-from quire.config.json_file import read_json_object
-from quire.config.memory_plan import gib
-from quire.config.resolve import resolve
+from quire.engine.core_startup import create_config, importing_torch, load_core
 from quire.engine.engine_core import EngineCore
-from quire.engine.input_processor import InputProcessor
-from quire.engine.output_processor import OutputProcessor
-from quire.errors import CheckpointError, ConfigError, RequestError
-from quire.executor.base import create_executor
-from quire.loader.hub import resolve_model
-from quire.log import get_logger
+from quire.engine.front_startup import FrontParts, load_front
 from quire.observability.ledger import Ledger
-from quire.observability.progress import load_progress
-from quire.platforms.current import current_capabilities
-from quire.tokenizer.chat import load_chat_template
-from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from quire.utils.lazy import nearest
-
-log = get_logger(__name__)
-
-EMBEDDED_MODEL = Path(__file__).parents[1] / "tiny"
-
-
-@dataclass(slots=True)
-class FrontParts:
-    """What turns prompts into requests and tokens into text."""
-
-    config: QuireConfig
-    tokenizer: Tokenizer | None
-    input_processor: InputProcessor
-    output_processor: OutputProcessor
 
 
 @dataclass(slots=True)
@@ -52,31 +19,6 @@ class EngineParts(FrontParts):
 
     core: EngineCore
     ledger: Ledger
-
-
-def create_config(args: EngineArgs) -> QuireConfig:
-    """Find the model and decide everything about the engine; loads no weights and imports no torch.
-
-    Raises: ConfigError.
-    """
-    path = EMBEDDED_MODEL if args.model is None else resolve_model(args.model, args.revision)
-    tokenizer_path = path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision)
-    raw = _overridden(_read_config(path), args.hf_overrides)
-    arch = ModelArch.from_config(raw, source=str(path / "config.json"))
-    return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
-
-
-def _overridden(raw: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:
-    """config.json with the user's values; what would have no effect is refused, what may be a slip is said."""
-    lost = sorted({"rope_scaling", "rope_theta"} & overrides.keys())
-    if lost and "rope_parameters" in raw and "rope_parameters" not in overrides:
-        raise ConfigError(
-            f"hf_overrides gives {' and '.join(lost)}, but config.json has rope_parameters, which holds both and wins. "
-            "Override rope_parameters."
-        )
-    for key in overrides.keys() - raw.keys():
-        log.warning("hf_overrides: config.json has no %r%s", key, nearest(key, list(raw)))
-    return {**raw, **overrides}
 
 
 def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic, ledger: Ledger | None = None) -> EngineParts:
@@ -98,104 +40,3 @@ def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic, ledger:
         core=load_core(config, clock, ledger),
         ledger=ledger,
     )
-
-
-@contextmanager
-def importing_torch(ledger: Ledger) -> Iterator[None]:
-    """Import the worker and torch while the block runs."""
-    with ThreadPoolExecutor(1) as background:
-        torch_import = background.submit(importlib.import_module, "torch")
-        yield
-        with ledger.stage("imports"):
-            torch_import.result()
-            importlib.import_module("quire.worker.worker")
-
-
-def load_front(config: QuireConfig, clock: Callable[[], float] = time.monotonic) -> FrontParts:
-    """Tokenizer and processors; no torch.
-
-    Raises: ConfigError and its kin.
-    """
-    tokenizer = None if config.model_config.skip_tokenizer_init else load_tokenizer(config.model_config.tokenizer_path)
-    _check_tokenizer(config, tokenizer)
-    _check_chat_template(config, tokenizer)
-    return FrontParts(
-        config=config,
-        tokenizer=tokenizer,
-        input_processor=InputProcessor(config, tokenizer, clock),
-        output_processor=OutputProcessor(tokenizer),
-    )
-
-
-def load_core(config: QuireConfig, clock: Callable[[], float], ledger: Ledger) -> EngineCore:
-    """Model and KV cache, ready to step.
-
-    Raises: CheckpointError and its kin.
-    """
-    for warning in envs.unknown():
-        log.warning("%s", warning)
-    with load_progress(config.load_config.show_progress) as progress:
-        executor = create_executor(config, ledger, progress)
-    _report(config, ledger)
-    return EngineCore(config, executor, clock)
-
-
-def _read_config(path: Path) -> dict[str, object]:
-    raw = read_json_object(path / "config.json", "Download the file again.", CheckpointError)
-    if raw is None:
-        raise CheckpointError(
-            f"{path} has no config.json, so it is no model directory. Give a directory with config.json, "
-            "tokenizer.json and *.safetensors."
-        )
-    return raw
-
-
-def _check_tokenizer(config: QuireConfig, tokenizer: Tokenizer | None) -> None:
-    """Ids the tokenizer can produce must have a row in the embedding, or the first use of one would fail.
-
-    Padding and other tokens that were added without growing the model are common: a prompt that uses one is refused.
-    """
-    vocab_size = config.model_config.arch.vocab_size
-    if tokenizer is None or tokenizer.vocab_size <= vocab_size:
-        return
-    beyond = sorted(text for token_id, text in tokenizer.added_tokens.items() if token_id >= vocab_size)
-    if tokenizer.vocab_size - len(beyond) <= vocab_size:
-        log.warning("no embedding for %s; prompts that hold them are refused", ", ".join(map(repr, beyond)))
-    else:
-        raise ConfigError(
-            f"the tokenizer in {config.model_config.tokenizer_path} has ids up to {tokenizer.vocab_size - 1}, but the "
-            f"model's vocabulary has {vocab_size} entries; it belongs to another model. "
-            "Give the model's own tokenizer files."
-        )
-
-
-def _check_chat_template(config: QuireConfig, tokenizer: Tokenizer | None) -> None:
-    """A template that was asked for is tried now, not when the first conversation comes."""
-    source = config.model_config.chat_template
-    if source is not None and tokenizer is not None:
-        try:
-            load_chat_template(tokenizer, source)
-        except RequestError as error:
-            raise ConfigError(f"option chat_template: {error}") from None
-
-
-def _report(config: QuireConfig, ledger: Ledger) -> None:
-    model, cache, device = config.model_config, config.cache_config, config.device_config
-    log.info(
-        "model %s %s max_model_len=%d on %s with %s ops, %d threads",
-        model.model,
-        model.dtype,
-        model.max_model_len,
-        device.device_type,
-        device.ops,
-        device.num_threads,
-    )
-    log.info(
-        "memory plan %s; kv cache %d tokens in %d blocks",
-        ", ".join(f"{name} {gib(size)}" for name, size in config.memory_plan.items()),
-        cache.num_tokens,
-        cache.num_blocks,
-    )
-    if device.ops == "reference":
-        log.warning("reference ops: %s", config.choices["ops"].reason)
-    log.info("ready in %s", ledger.line())

@@ -62,7 +62,7 @@ def test_front_and_control_planes_import_no_torch() -> None:
 
 def test_a_configuration_is_resolved_without_torch() -> None:
     code = (
-        "from quire import EngineArgs\nfrom quire.engine.startup import create_config\n"
+        "from quire import EngineArgs\nfrom quire.engine.core_startup import create_config\n"
         "create_config(EngineArgs(max_num_seqs=2))"
     )
     assert modules_after(code).isdisjoint({"torch", "transformers"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quire import EngineArgs, SamplingParams
 from quire.engine.core_protocol import CONTROL, DATA, CoreConfigured, Heartbeat, StartCore, Trial, UtilityCall
-from quire.engine.startup import create_config
+from quire.engine.core_startup import create_config
 from quire.messages import codec
 from quire.messages.codec import Codec, FrameReader, FrameTooLong, MalformedFrame
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, PositionLogprobs

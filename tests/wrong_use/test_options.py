@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, EngineArgs
-from quire.engine.startup import create_config
+from quire.engine.core_startup import create_config
 from quire.errors import ConfigError, ModelNotFound, UnsupportedFeature
 from tests.checkpoints import VOCAB_SIZE
 from tests.wrong_use.refusal import refused

@@ -1,0 +1,111 @@
+"""From `EngineArgs` to a core that can step. Knows no tokenizer: a core process has none."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire import envs
+from quire.config.arch import ModelArch
+from quire.config.args import EngineArgs
+from quire.config.engine import QuireConfig
+from quire.config.json_file import read_json_object
+from quire.config.memory_plan import gib
+from quire.config.resolve import resolve
+from quire.engine.engine_core import EngineCore
+from quire.errors import CheckpointError, ConfigError
+from quire.executor.base import create_executor
+from quire.loader.hub import resolve_model
+from quire.log import get_logger
+from quire.observability.ledger import Ledger
+from quire.observability.progress import load_progress
+from quire.platforms.current import current_capabilities
+from quire.utils.lazy import nearest
+
+log = get_logger(__name__)
+
+EMBEDDED_MODEL = Path(__file__).parents[1] / "tiny"
+
+
+def create_config(args: EngineArgs) -> QuireConfig:
+    """Find the model and decide everything about the engine; loads no weights and imports no torch.
+
+    Raises: ConfigError.
+    """
+    path = EMBEDDED_MODEL if args.model is None else resolve_model(args.model, args.revision)
+    tokenizer_path = path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision)
+    raw = _overridden(_read_config(path), args.hf_overrides)
+    arch = ModelArch.from_config(raw, source=str(path / "config.json"))
+    return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
+
+
+def _overridden(raw: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:
+    """config.json with the user's values; what would have no effect is refused, what may be a slip is said."""
+    lost = sorted({"rope_scaling", "rope_theta"} & overrides.keys())
+    if lost and "rope_parameters" in raw and "rope_parameters" not in overrides:
+        raise ConfigError(
+            f"hf_overrides gives {' and '.join(lost)}, but config.json has rope_parameters, which holds both and wins. "
+            "Override rope_parameters."
+        )
+    for key in overrides.keys() - raw.keys():
+        log.warning("hf_overrides: config.json has no %r%s", key, nearest(key, list(raw)))
+    return {**raw, **overrides}
+
+
+def _read_config(path: Path) -> dict[str, object]:
+    raw = read_json_object(path / "config.json", "Download the file again.", CheckpointError)
+    if raw is None:
+        raise CheckpointError(
+            f"{path} has no config.json, so it is no model directory. Give a directory with config.json, "
+            "tokenizer.json and *.safetensors."
+        )
+    return raw
+
+
+@contextmanager
+def importing_torch(ledger: Ledger) -> Iterator[None]:
+    """Import the worker and torch while the block runs."""
+    with ThreadPoolExecutor(1) as background:
+        torch_import = background.submit(importlib.import_module, "torch")
+        yield
+        with ledger.stage("imports"):
+            torch_import.result()
+            importlib.import_module("quire.worker.worker")
+
+
+def load_core(config: QuireConfig, clock: Callable[[], float], ledger: Ledger) -> EngineCore:
+    """Model and KV cache, ready to step.
+
+    Raises: CheckpointError and its kin.
+    """
+    for warning in envs.unknown():
+        log.warning("%s", warning)
+    with load_progress(config.load_config.show_progress) as progress:
+        executor = create_executor(config, ledger, progress)
+    _report(config, ledger)
+    return EngineCore(config, executor, clock)
+
+
+def _report(config: QuireConfig, ledger: Ledger) -> None:
+    model, cache, device = config.model_config, config.cache_config, config.device_config
+    log.info(
+        "model %s %s max_model_len=%d on %s with %s ops, %d threads",
+        model.model,
+        model.dtype,
+        model.max_model_len,
+        device.device_type,
+        device.ops,
+        device.num_threads,
+    )
+    log.info(
+        "memory plan %s; kv cache %d tokens in %d blocks",
+        ", ".join(f"{name} {gib(size)}" for name, size in config.memory_plan.items()),
+        cache.num_tokens,
+        cache.num_blocks,
+    )
+    if device.ops == "reference":
+        log.warning("reference ops: %s", config.choices["ops"].reason)
+    log.info("ready in %s", ledger.line())
