@@ -6,6 +6,7 @@ second thread sends heartbeats, so that a step that takes long and a process tha
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -360,6 +361,7 @@ def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCor
             else:
                 config = order.config  # type: ignore[attr-defined]
         core = load_core(config, time.monotonic, ledger)
+        gc.freeze()  # what is here now stays: no collection needs to look at it again
         control.send(CoreReady(stages=ledger.stages))
         starting = False
         make_proc(core, control).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import time
@@ -105,6 +106,7 @@ class Front:
             self._failure = error
             self._exit()
         else:
+            gc.freeze()  # what is here now stays: no collection needs to look at it again
             on_ready()
 
 

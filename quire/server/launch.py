@@ -7,8 +7,11 @@ the first one.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from quire.engine.restart_policy import RestartBudget, RestartPolicy
 from quire.log import get_logger
 from quire.server.settings import ServerSettings
 from quire.utils.net import listen_tcp, listen_unix, url_of
+from quire.utils.process import raise_descriptor_limit
 
 log = get_logger(__name__)
 
@@ -42,6 +46,8 @@ def serve(options: ServeOptions, started_at: float) -> None:
     settings = options.settings
     for warning in settings.warnings:
         log.warning("%s", warning)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until somebody can drain there is nothing to drain
+    raise_descriptor_limit()
     with _listen(settings) as sock:
         url = url_of(sock, tls=settings.ssl_certfile is not None)
 
@@ -57,7 +63,8 @@ def serve(options: ServeOptions, started_at: float) -> None:
         finally:
             supervisor.close()
             if settings.uds is not None:
-                os.unlink(settings.uds)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(settings.uds)
 
 
 def _serve_here(

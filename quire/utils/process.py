@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 from pathlib import Path
 
+MAX_DESCRIPTORS = 1 << 16
+"""More would cost memory and serve nobody."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -19,6 +22,14 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children open as many files and connections as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def thread_states(pid: int) -> str:

@@ -202,6 +202,18 @@ def test_an_idle_server_ends_at_once(tmp_path: Path) -> None:
         assert server.process.wait(3) == 0
 
 
+@pytest.mark.parametrize("flags", [(), ("--api-server-count", "2")], ids=["one", "two"])
+def test_a_server_that_is_still_loading_ends_at_once(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    server = Server(tmp_path / "log", *flags)
+    try:
+        wait_for(lambda: server.pids("core_process"))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5) == 0
+        server.assert_gone()
+    finally:
+        server.close()
+
+
 def test_the_second_signal_stops_and_streams_still_get_their_last_event(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool, served(tmp_path) as server:
         streams = start_streams(server, pool, 1000)
