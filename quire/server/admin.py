@@ -37,14 +37,14 @@ def routes(service: Service) -> APIRouter:
 
 
 def _add_state(router: APIRouter, service: Service) -> None:
-    @router.get("/health")
+    @router.get("/health", response_class=Response)
     async def health() -> Response:
         """200 while the server lives: also while it starts, drains, or replaces its core."""
         if service.engine.state is EngineState.DEAD:
             raise ApiError(503, "engine_unavailable", "The engine has stopped and will not come back.")
         return Response()
 
-    @router.get("/ready")
+    @router.get("/ready", response_class=Response)
     async def ready() -> Response:
         """200 while a request would be served now."""
         state = service.engine.state

@@ -22,7 +22,7 @@ from quire.server.prompts import cache_salt, chat_text, finish_prompt
 from quire.server.protocol.fields import GenerationFields
 from quire.server.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
 from quire.server.service import Context, Service, context_of
-from quire.server.streaming import EventStream, event, json_reply, unless_gone
+from quire.server.streaming import STREAMED, EventStream, event, json_reply, unless_gone
 
 _REFUSED = {**REFUSED, "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,))}
 
@@ -31,7 +31,7 @@ def routes(service: Service) -> APIRouter:
     """The route of chat completions."""
     router = APIRouter(route_class=strict_route(service.settings))
 
-    @router.post("/v1/chat/completions", response_model=ChatCompletion)
+    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation, in `n` ways."""
         given = "model" in body.model_fields_set

@@ -21,7 +21,7 @@ from quire.server.params import check_fields, check_stream, sampling_params
 from quire.server.prompts import cache_salt, completion_prompts
 from quire.server.protocol.openai import Completion, CompletionChoice, CompletionRequest
 from quire.server.service import Context, Service, context_of
-from quire.server.streaming import EventStream, event, json_reply, unless_gone
+from quire.server.streaming import STREAMED, EventStream, event, json_reply, unless_gone
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -30,7 +30,7 @@ def routes(service: Service) -> APIRouter:
     """The route of completions."""
     router = APIRouter(route_class=strict_route(service.settings))
 
-    @router.post("/v1/completions", response_model=Completion)
+    @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Complete one prompt or many, each in `n` ways."""
         given = "model" in body.model_fields_set

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from quire import AsyncLLMEngine, EngineArgs, RequestOutput, SamplingParams
+from quire import AsyncLLMEngine, EngineArgs, RequestOutput
 from quire.errors import RequestError
 from quire.sampling_params import RequestOutputKind
 
@@ -31,7 +31,7 @@ def create_demo(engine: AsyncLLMEngine) -> FastAPI:
         fields = await request.json()
         prompt = fields.pop("prompt", "")
         try:
-            params = SamplingParams(**fields).clone(output_kind=RequestOutputKind.DELTA)
+            params = engine.default_params.clone(**fields, output_kind=RequestOutputKind.DELTA)
             outputs = engine.generate(prompt, params)
             first = await anext(outputs)  # a request that is wrong says so here, before the reply has begun
         except RequestError as error:

@@ -27,7 +27,7 @@ from quire.server.protocol.anthropic import (
 )
 from quire.server.protocol.openai import ConversationFields
 from quire.server.service import Context, Service, context_of
-from quire.server.streaming import EventStream, event, json_reply, unless_gone
+from quire.server.streaming import STREAMED, EventStream, event, json_reply, unless_gone
 
 _REFUSED = {
     **REFUSED,
@@ -45,7 +45,7 @@ def routes(service: Service) -> APIRouter:
     """The routes of Anthropic's API."""
     router = APIRouter(route_class=strict_route(service.settings), responses=_ERRORS)
 
-    @router.post("/v1/messages", response_model=MessageReply)
+    @router.post("/v1/messages", response_model=MessageReply, responses=STREAMED)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = service.check_model(body.model, is_given="model" in body.model_fields_set)

@@ -21,7 +21,7 @@ from quire.server.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.protocol.openai import ConversationFields
 from quire.server.protocol.responses import ResponseReply, ResponsesRequest, ResponseUsage
 from quire.server.service import Context, Service, context_of
-from quire.server.streaming import EventStream, event, json_reply, unless_gone
+from quire.server.streaming import STREAMED, EventStream, event, json_reply, unless_gone
 
 LOGPROBS = "message.output_text.logprobs"
 _NO_STORE = Refusal("responses are not stored; send the whole conversation as input")
@@ -42,7 +42,7 @@ def routes(service: Service) -> APIRouter:
     """The route of responses."""
     router = APIRouter(route_class=strict_route(service.settings))
 
-    @router.post("/v1/responses", response_model=ResponseReply)
+    @router.post("/v1/responses", response_model=ResponseReply, responses=STREAMED)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Answer an input."""
         model = service.check_model(body.model, is_given="model" in body.model_fields_set)

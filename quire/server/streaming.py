@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 encode = msgspec.json.Encoder().encode
 
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+"""For the OpenAPI document: the reply may be a stream."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 

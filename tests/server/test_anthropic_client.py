@@ -53,8 +53,9 @@ def test_stream_is_the_whole_message(
         kinds = [event.type for event in stream if event.type not in ("text", "content_block_delta")]
         streamed = stream.get_final_message()
     assert kinds == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
-    texts = ["".join(block.text for block in reply.content if block.type == "text") for reply in (whole, streamed)]
-    assert texts[0] == texts[1] != ""
+    contents: list[Any] = [whole.content, streamed.content]
+    texts = [[block.text for block in content] for content in contents]
+    assert texts[0] == texts[1]
     assert (whole.stop_reason, whole.stop_sequence) == (reason, sequence)
     assert (streamed.stop_reason, streamed.stop_sequence) == (reason, sequence)
     assert streamed.usage.output_tokens == whole.usage.output_tokens
