@@ -13,7 +13,7 @@ from quire import __version__
 from quire.errors import QuireError
 
 COMMANDS = {
-    "serve": "serve a model over HTTP, as OpenAI does",
+    "serve": "serve a model over HTTP, with the API of OpenAI",
     "run": "complete a prompt with a model, here and now",
     "chat": "talk to a model in the terminal",
     "bench": "measure latency or throughput",
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark
     try:
         for command, help_text in COMMANDS.items():
-            child = commands.add_parser(command, help=help_text, description=help_text.capitalize() + ".")
+            child = commands.add_parser(command, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
             if command == name:
                 importlib.import_module(f"quire.cli.{command}").add_arguments(child)
         args = parser.parse_args(argv)

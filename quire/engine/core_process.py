@@ -101,9 +101,10 @@ class Control:
 class FrontConnection:
     """One front: what it has said and what it has not read yet."""
 
-    def __init__(self, sock: socket.socket, number: int) -> None:
+    def __init__(self, sock: socket.socket, number: int, max_unsent_bytes: int) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self.max_unsent_bytes = max_unsent_bytes
         self.prefix = f"{number}:"
         """Leads the ids of this front's requests in the core, so that fronts need not agree on ids."""
         self.reader = FrameReader(DATA)
@@ -117,7 +118,7 @@ class FrontConnection:
         """
         self.unsent += DATA.encode(message)
         self.flush()
-        if len(self.unsent) > MAX_UNSENT_BYTES:
+        if len(self.unsent) > self.max_unsent_bytes:
             raise BrokenPipeError(f"{len(self.unsent)} bytes were not read")
 
     def flush(self) -> None:
@@ -132,8 +133,9 @@ class FrontConnection:
 class EngineCoreProc:
     """Sockets around an EngineCore."""
 
-    def __init__(self, core: EngineCore, control: Control) -> None:
+    def __init__(self, core: EngineCore, control: Control, max_unsent_bytes: int = MAX_UNSENT_BYTES) -> None:
         self.core = core
+        self._max_unsent_bytes = max_unsent_bytes
         self.control = control
         self._fronts: dict[str, FrontConnection] = {}
         """By prefix."""
@@ -162,6 +164,13 @@ class EngineCoreProc:
             elif self._on_trial is not None:
                 self._end_trial()
 
+    def close(self) -> None:
+        """Let everybody go; harmless when called again."""
+        for front in list(self._fronts.values()):
+            self._drop(front, "the core ends")
+        self._selector.close()
+        self.core.close()
+
     def _poll(self) -> bool:
         """Take in what has come; sleeps while there is nothing to do. False when the supervisor is gone."""
         busy = self.core.has_work() or self._on_trial is not None or bool(self._suspects)
@@ -181,7 +190,7 @@ class EngineCoreProc:
     def _obey_supervisor(self) -> None:
         for _, descriptor in self.control.receive():
             if descriptor >= 0:
-                front = FrontConnection(socket.socket(fileno=descriptor), self._num_fronts)
+                front = FrontConnection(socket.socket(fileno=descriptor), self._num_fronts, self._max_unsent_bytes)
                 self._num_fronts += 1
                 self._fronts[front.prefix] = front
                 self._selector.register(front.sock, selectors.EVENT_READ, front)

@@ -40,6 +40,7 @@ def modules_of(*packages: str) -> list[str]:
         "import quire.cli.main",
         "import quire.cli.main as m\ntry: m.main(['--help'])\nexcept SystemExit: pass",
         "import quire.cli.main as m\ntry: m.main(['run', '--help'])\nexcept SystemExit: pass",
+        "import quire.cli.main as m\ntry: m.main(['serve', '--help'])\nexcept SystemExit: pass",
         "import quire.cli.main as m\ntry: m.main(['--version'])\nexcept SystemExit: pass",
         "from quire import SamplingParams, EngineArgs\nSamplingParams(), EngineArgs()",
     ],
