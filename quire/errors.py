@@ -3,6 +3,7 @@
     QuireError
     |-- RequestError            the caller's fault (4xx): one request is refused, nothing else changes
     |   |-- InvalidParameter    a field has a wrong type or value
+    |   |   `-- InvalidUnicode  its text is not Unicode
     |   |-- UnsupportedFeature  known, but not built yet or not possible here
     |   `-- PromptTooLong       the prompt does not fit the model's context
     |-- ConfigError             the operator's fault: refuses to start
@@ -58,6 +59,12 @@ class InvalidParameter(RequestError):
     def __init__(self, message: str, *, parameter: str) -> None:
         super().__init__(message, parameter=parameter)
         self.parameter = parameter
+
+
+class InvalidUnicode(InvalidParameter):
+    """A text holds half of a surrogate pair."""
+
+    code = "invalid_unicode"
 
 
 class UnsupportedFeature(RequestError):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
@@ -58,6 +58,8 @@ class Metrics:
     """Everything that is counted about one engine and its server."""
 
     def __init__(self, config: QuireConfig, model_name: str) -> None:
+        # A time stamp beside every series, which nobody reads:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._values = (model_name, "0")
         tokens = _up_to(config.model_config.max_model_len)

@@ -21,6 +21,8 @@ class _HeadersTooLarge(Exception):
 class LimitedConnection(HttpToolsProtocol):
     """Cuts clients that send headers too slowly or too many, and those that stop reading.
 
+    A client that closes its sending side counts as gone: nothing else tells, before a reply, that it left.
+
     uvicorn stops reading a body that nobody takes, and stops the application while the client takes nothing: memory is
     bounded, but not time. The times are bounded here; that of bodies where they are read, in `body`.
     """

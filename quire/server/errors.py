@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 
-from quire.errors import EngineDeadError, EngineError, PromptTooLong, QuireError, shown
+from quire.errors import EngineDeadError, EngineError, PromptTooLong, QuireError, UnsupportedFeature, shown
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -103,7 +103,8 @@ def _of_engine(error: QuireError) -> ApiError:
         param = "prompt"
     param = _FIELDS.get(str(param), param)
     message = error.message.replace("prompt_token_ids", "prompt")
-    return ApiError(error.status, error.code, message, param=param)
+    of_content = isinstance(error, UnsupportedFeature) and str(param).startswith("messages[")
+    return ApiError(error.status, "unsupported_content" if of_content else error.code, message, param=param)
 
 
 def _of_engine_fault(error: EngineError) -> ApiError:
@@ -114,6 +115,8 @@ def _of_engine_fault(error: EngineError) -> ApiError:
         message = "The engine failed. The cause is in the server's log."
     retry_after = error.fields.get("retry_after", 1)
     headers = {"Retry-After": str(retry_after)} if error.status in (429, 503) else {}
+    if error.status == 503:
+        headers["Connection"] = "close"  # a server that drains must not be asked again over this connection
     return ApiError(error.status, error.code, message, headers=headers)
 
 

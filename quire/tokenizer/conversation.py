@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.utils.unicode import check_unicode
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Message = dict[str, Json]
@@ -74,13 +75,7 @@ def _key(key: object, where: str) -> str:
 
 
 def _unicode(text: str, where: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidParameter(
-            f"{where} contains an unpaired surrogate at character {error.start}; remove it or replace it with U+FFFD",
-            parameter=where,
-        ) from error
+    check_unicode(text, where)
     return str.__str__(text)
 
 

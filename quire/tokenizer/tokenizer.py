@@ -25,6 +25,7 @@ from quire.tokenizer.tokenizer_files import (
     read_text,
     read_tokenizer_files,
 )
+from quire.utils.unicode import check_unicode
 
 MARK_START, MARK_END = "\ufdd0", "\ufdd1"
 """Unicode noncharacters, reserved for internal use: around special tokens that must (or must not) be taken as such."""
@@ -270,14 +271,7 @@ def without_marks(text: str) -> str:
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidParameter(
-            f"prompt contains an unpaired surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, which"
-            " stands for nothing; remove it or replace it with U+FFFD",
-            parameter="prompt",
-        ) from error
+    check_unicode(text, "prompt")
     try:
         return backend.encode(text, add_special_tokens=add_special_tokens)
     except Exception as error:  # bare Exception is all the package raises: here, for text its model has no token for

@@ -75,6 +75,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "EngineOverloaded": (429, "engine_overloaded"),
     "EngineUnavailable": (503, "engine_unavailable"),
     "InvalidParameter": (400, "invalid_value"),
+    "InvalidUnicode": (400, "invalid_unicode"),
     "MissingDependency": (500, "invalid_configuration"),
     "ModelNotFound": (500, "invalid_configuration"),
     "PromptTooLong": (400, "context_length_exceeded"),

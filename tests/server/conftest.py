@@ -18,6 +18,8 @@ import uvloop
 from quire.config.args import EngineArgs
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.startup import EngineParts, start
+from quire.executor.base import Executor
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.server.app import create_app
 from quire.server.front import uvicorn_config
 from quire.server.settings import ServerSettings
@@ -63,6 +65,38 @@ class Running:
 
     def wait_idle(self) -> None:
         wait_for(lambda: self.is_idle)
+
+
+class StandIn:
+    """An executor in front of another: its steps wait until they may go, and raise when they are told to."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.may_go = threading.Event()
+        self.error: Exception | None = None
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        assert self.may_go.wait(TIMEOUT)
+        if self.error is not None and plan.seq_ids:
+            raise self.error
+        return self.inner.execute(plan)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@contextmanager
+def stand_in(server: Running) -> Iterator[StandIn]:
+    """The server's executor behind one that holds its steps; let go at the end."""
+    core = server.parts.core
+    inner = core.executor
+    held = core.executor = StandIn(inner)
+    try:
+        yield held
+    finally:
+        held.error = None
+        held.may_go.set()
+        core.executor = inner
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

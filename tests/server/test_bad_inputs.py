@@ -55,7 +55,7 @@ def user(*contents: Any) -> list[dict[str, Any]]:
 
 
 STATUS = {"model_not_found": 404}
-VALUE, KIND, LACKS = "invalid_value", "invalid_type", "unsupported_parameter"
+VALUE, KIND, LACKS, CONTENT = "invalid_value", "invalid_type", "unsupported_parameter", "unsupported_content"
 KINDS = "prompt must be a string, an array of strings, an array of token ids, or an array of arrays of token ids"
 TOO_LONG = "This model's maximum context length is 1024 tokens"
 LACKING: dict[str, Any] = {
@@ -134,11 +134,11 @@ CONVERSATIONS: list[Case] = [
     (chat(messages=["hi"]), 400, KIND, "messages[0]", "messages[0] must be an object"),
     *message(".role", [{"role": "wizard"}, {"role": None}, {"content": "a"}], VALUE, "@ must be one of system"),
     *message(".content", user(None, 5, {}), VALUE, "@ must be a string"),
-    *message(".content", user("\ud800"), VALUE, "@ contains an unpaired surrogate"),
-    *message(".content[0]", user([{"type": "video_magic"}]), LACKS, "Unsupported content part type 'video_magic'"),
+    *message(".content", user("\ud800"), "invalid_unicode", "@ contains an unpaired surrogate"),
+    *message(".content[0]", user([{"type": "video_magic"}]), CONTENT, "Unsupported content part type 'video_magic'"),
     *message(".content[0].text", user([{"type": "text"}]), VALUE, "@ must be a string"),
     *message(
-        ".content[0]", user(*([{"type": "image_url", "image_url": {"url": url}}] for url in IMAGES)), LACKS, "Unsupp"
+        ".content[0]", user(*([{"type": "image_url", "image_url": {"url": url}}] for url in IMAGES)), CONTENT, "Unsupp"
     ),
     *wrong(chat, "model", ("nope",), "model_not_found", f"The model `nope` does not exist. Available: {MODEL}."),
     *wrong(chat, "model", ("", None), "model_not_found", "The model `"),

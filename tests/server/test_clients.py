@@ -32,7 +32,8 @@ def test_langchain_asks_and_streams(server: Running) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_litellm_asks_and_maps_errors(server: Running) -> None:
+def test_litellm_asks_and_maps_errors(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no look-up in the network
     litellm = pytest.importorskip("litellm")
     given: dict[str, Any] = {
         "model": f"openai/{MODEL}",

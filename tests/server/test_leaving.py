@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import MODEL, TIMEOUT, Running, wait_for
+from tests.server.conftest import MODEL, TIMEOUT, Running, stand_in, wait_for
 
 LONG = {"model": MODEL, "prompt": "import", "max_tokens": 1000, "ignore_eos": True}
 CONVERSATION = {"messages": [{"role": "user", "content": "hi"}]}
@@ -100,56 +99,24 @@ def test_a_client_that_does_not_read_is_cut(serve: Any) -> None:
 
 
 def test_a_stream_that_stands_still_sends_comments(serve: Any) -> None:
-    with serve(sse_keep_alive_interval=1) as chatty:
-        gate = chatty.parts.core.executor
-        held = Held(gate)
-        chatty.parts.core.executor = held
-        try:
-            with chatty.client.stream(
-                "POST", "/v1/completions", json={**LONG, "max_tokens": 2, "stream": True}
-            ) as reply:
-                lines = reply.iter_lines()
-                assert next(lines) == ": keep-alive"
-                held.release()
-                rest = [line for line in lines if line]
-        finally:
-            held.release()
-            chatty.parts.core.executor = gate
+    with serve(sse_keep_alive_interval=1) as chatty, stand_in(chatty) as held:
+        body = {**LONG, "max_tokens": 2, "stream": True}
+        with chatty.client.stream("POST", "/v1/completions", json=body) as reply:
+            lines = reply.iter_lines()
+            assert next(lines) == ": keep-alive"
+            held.may_go.set()
+            rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
 
 
 def test_a_request_has_the_time_the_operator_gives(serve: Any) -> None:
     with serve(request_timeout=1) as brief:
-        gate = brief.parts.core.executor
-        held = Held(gate)
-        brief.parts.core.executor = held
-        try:
+        with stand_in(brief):
             for stream in (False, True):
                 reply = brief.post("/v1/completions", **{**LONG, "stream": stream})
                 assert reply.status_code == 504
                 assert reply.json()["error"]["code"] == "request_timeout"
-        finally:
-            held.release()
-            brief.parts.core.executor = gate
         brief.wait_idle()
-
-
-class Held:
-    """An executor whose steps wait until they are released."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self._open = threading.Event()
-
-    def release(self) -> None:
-        self._open.set()
-
-    def execute(self, plan: Any) -> Any:
-        assert self._open.wait(TIMEOUT)
-        return self.inner.execute(plan)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def test_slow_and_large_headers_are_refused(serve: Any) -> None:

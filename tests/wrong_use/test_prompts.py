@@ -55,9 +55,9 @@ PROMPTS: dict[str, tuple[Any, type[QuireError], list[str]]] = {
     "long text": ("word " * 500, PromptTooLong, [TOO_LONG, "Shorten"]),
     "a million characters": ("a" * 1_000_000, PromptTooLong, [TOO_LONG, "1000000 characters"]),
     "too long as an item": (["a", "word " * 500], PromptTooLong, ["prompt 1:", TOO_LONG]),
-    "half a surrogate pair": ("a\ud800", InvalidParameter, ["prompt", "U+D800", "character 1"]),
-    "the other half": ({"prompt": "\udc00"}, InvalidParameter, ["prompt", "U+DC00"]),
-    "half a pair to echo": ({"prompt": "\udc00", "prompt_token_ids": [1]}, InvalidParameter, ["prompt", "U+DC00"]),
+    "half a surrogate pair": ("a\ud800", InvalidUnicode, ["prompt", "U+D800", "character 1"]),
+    "the other half": ({"prompt": "\udc00"}, InvalidUnicode, ["prompt", "U+DC00"]),
+    "half a pair to echo": ({"prompt": "\udc00", "prompt_token_ids": [1]}, InvalidUnicode, ["prompt", "U+DC00"]),
     "empty mapping": ({}, InvalidParameter, ["needs the key prompt or prompt_token_ids"]),
     "mapping of None": ({"prompt": None}, InvalidParameter, ["needs the key prompt or prompt_token_ids"]),
     "text that is a number": ({"prompt": 5}, InvalidParameter, ["prompt must be text", "int"]),
@@ -68,7 +68,7 @@ PROMPTS: dict[str, tuple[Any, type[QuireError], list[str]]] = {
     "cache_salt empty": ({"prompt": "a", "cache_salt": ""}, InvalidParameter, ["cache_salt", "1 to 128", "''"]),
     "cache_salt long": ({"prompt": "a", "cache_salt": "s" * 129}, InvalidParameter, ["cache_salt", "1 to 128"]),
     "cache_salt a number": ({"prompt": "a", "cache_salt": 7}, InvalidParameter, ["cache_salt", "got 7"]),
-    "cache_salt half a pair": ({"prompt": "a", "cache_salt": "\ud800"}, InvalidParameter, ["cache_salt", "U+D800"]),
+    "cache_salt half a pair": ({"prompt": "a", "cache_salt": "\ud800"}, InvalidUnicode, ["cache_salt", "U+D800"]),
 }
 
 
@@ -179,7 +179,7 @@ CHATS: dict[str, tuple[Any, type[QuireError], list[str]]] = {
         UnsupportedFeature,
         ["'image_url'", "text only"],
     ),
-    "half a surrogate pair": ([{"role": "user", "content": "\ud800"}], InvalidParameter, ["messages[0].content"]),
+    "half a surrogate pair": ([{"role": "user", "content": "\ud800"}], InvalidUnicode, ["messages[0].content"]),
     "key that is a number": ([{**USER, 5: "x"}], InvalidParameter, ["messages[0]", "not a string"]),
     "tool calls a string": (
         [{"role": "assistant", "content": "x", "tool_calls": "now"}],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, RequestOutputKind, SamplingParams
-from quire.errors import InvalidParameter, QuireError, UnsupportedFeature, shown
+from quire.errors import InvalidParameter, InvalidUnicode, QuireError, UnsupportedFeature, shown
 from quire.sampling_params import FIELD_NAMES
 from tests.checkpoints import VOCAB_SIZE
 from tests.wrong_use.conftest import MAX_MODEL_LEN, MAX_NUM_SEQS, check_idle
@@ -97,8 +97,8 @@ TOGETHER: dict[str, tuple[dict[str, Any], type[QuireError], list[str]]] = {
     "stop without text": ({"stop": "a", "detokenize": False}, InvalidParameter, ["stop needs detokenize=True"]),
     "nothing allowed": ({"allowed_token_ids": []}, InvalidParameter, ["allowed_token_ids must not be empty"]),
     "129 bad words": ({"bad_words": ["a"] * 129}, InvalidParameter, ["bad_words", "129", "128"]),
-    "half a pair to stop at": ({"stop": ["a", "b\ud800"]}, InvalidParameter, ["stop", "U+D800", "character 1"]),
-    "half a pair as a bad word": ({"bad_words": ["\udfff"]}, InvalidParameter, ["bad_words", "U+DFFF"]),
+    "half a pair to stop at": ({"stop": ["a", "b\ud800"]}, InvalidUnicode, ["stop", "U+D800", "character 1"]),
+    "half a pair as a bad word": ({"bad_words": ["\udfff"]}, InvalidUnicode, ["bad_words", "U+DFFF"]),
     "structured output": ({"structured_outputs": {"json": {}}}, UnsupportedFeature, ["structured_outputs", "not"]),
     "extra arguments": ({"extra_args": {"my": 1}}, UnsupportedFeature, ["extra_args", "'my'"]),
     "misspelt name": ({"temprature": 1.0}, InvalidParameter, ["'temprature'", "did you mean 'temperature'?"]),
