@@ -385,7 +385,8 @@ class AsyncLLMEngine:
                     case CoreConfigured() as event if self._front is None:
                         self._front = await asyncio.to_thread(load_front, event.config)
                     case CoreUp() as event:
-                        await self._core_up(event, lost=lambda: source.subscribe(sink))
+                        with contextlib.suppress(OSError):  # it has ended already, as the next event says
+                            await self._core_up(event, lost=lambda: source.subscribe(sink))
                     case CoreDown() as event:
                         self._core_down(event)
                     case CoreGone() as event:

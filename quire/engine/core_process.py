@@ -389,7 +389,7 @@ def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCor
 def main(make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> None:
     """Entry point: `core_process DESCRIPTOR PARENT_PID`.
 
-    Signals for the group are for the parent to answer: it drains, and this process serves until it is let go.
+    Signals that ask for an end are for the parent to answer: it drains, and this process serves until it is let go.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)

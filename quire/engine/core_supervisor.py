@@ -111,7 +111,12 @@ class _CoreProcess:
         self.control, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for the front, which drains
+            )
         self.reader = FrameReader(CONTROL)
         self.is_ready = False
         self.heartbeat = Heartbeat()

@@ -44,7 +44,12 @@ class FrontProcess:
         self.link.settimeout(SEND_TIMEOUT_S)
         with theirs:
             command = [sys.executable, "-m", "quire.server.front_process", str(theirs.fileno()), str(os.getpid())]
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for the parent, which has the fronts drain
+            )
         self._on_event = on_event
         self.reader = FrameReader(LINK)
         self.is_ready = False

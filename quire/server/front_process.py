@@ -17,7 +17,7 @@ from quire.utils.process import die_with_parent
 
 def main() -> None:
     """Entry point: `front_process DESCRIPTOR PARENT_PID`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the group; the parent answers it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
     descriptor, parent_pid = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
     link = ParentLink(socket.socket(fileno=descriptor))
