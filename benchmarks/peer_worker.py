@@ -1,4 +1,4 @@
-"""One engine behind one protocol, run under that engine's own Python: `peer_worker.py ENGINE MODEL WEIGHTS THREADS`.
+"""One engine behind one protocol, run under that engine's own Python: `peer_worker.py ENGINE MODEL WEIGHTS THREADS KV`.
 
 Prints `ready SECONDS` when the model is loaded. Then each line of standard input is a JSON object {"batch", "input",
 "output", "seed"}; the answer is the seconds from handing in `batch` prompts of `input` tokens to having `output` tokens
@@ -20,11 +20,11 @@ VOCAB = 150_000
 Generate = Callable[[list[list[int]], int], None]
 
 
-def quire(model: str, weights: str, threads: int) -> Generate:
+def quire(model: str, weights: str, threads: int, kv_cache_dtype: str) -> Generate:
     """This project."""
     from quire import LLM, SamplingParams
 
-    options = {} if weights == "bf16" else {"quantization": weights}
+    options = {"kv_cache_dtype": kv_cache_dtype} | ({} if weights == "bf16" else {"quantization": weights})
     llm = LLM(model, num_threads=threads, max_model_len=16384, kv_cache_memory_bytes=2 << 30, **options)
 
     def generate(prompts: list[list[int]], output: int) -> None:
@@ -112,8 +112,7 @@ def transformers(model: str, weights: str, threads: int) -> Generate:
     return generate
 
 
-ENGINES: dict[str, Callable[[str, str, int], Generate]] = {
-    "quire": quire,
+PEERS: dict[str, Callable[[str, str, int], Generate]] = {
     "openvino": openvino,
     "llamacpp": llamacpp,
     "vllm": vllm,
@@ -132,11 +131,14 @@ def answer(generate: Generate, case: dict[str, Any]) -> float:
 
 def main() -> None:
     """Load, then answer."""
-    engine, model, weights, threads = sys.argv[1:]
+    engine, model, weights, threads, kv_cache_dtype = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the engine prints must not mix with the answers
     start = time.perf_counter()
-    generate = ENGINES[engine](model, weights, int(threads))
+    if engine == "quire":
+        generate = quire(model, weights, int(threads), kv_cache_dtype)
+    else:
+        generate = PEERS[engine](model, weights, int(threads))
     print(f"ready {time.perf_counter() - start}", file=replies, flush=True)
     for line in sys.stdin:
         print(answer(generate, json.loads(line)), file=replies, flush=True)

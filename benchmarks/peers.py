@@ -79,7 +79,7 @@ class Engine:
         return float(line)
 
 
-def start(name: str, python: str, model: Path, weights: str, threads: int) -> Engine:
+def start(name: str, python: str, model: Path, weights: str, threads: int, kv_cache_dtype: str) -> Engine:
     """Start a worker and wait until its model is loaded."""
     worker = Path(__file__).parent / "peer_worker.py"
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -87,7 +87,7 @@ def start(name: str, python: str, model: Path, weights: str, threads: int) -> En
         env["PYTHONPATH"] = str(worker.parents[1])
     log = (model.parent / f"{name}-{weights}.log").open("w")
     process = subprocess.Popen(
-        [python, str(worker), name, str(model), weights, str(threads)],
+        [python, str(worker), name, str(model), weights, str(threads), kv_cache_dtype],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="where the checkpoint and its conversions are kept")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--weights", choices=("bf16", "int8", "int4"), default="bf16")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto", help="of quire alone")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--cases", help="comma-separated numbers of cases, from 1")
     parser.add_argument("--json", type=Path)
@@ -147,7 +148,7 @@ def main() -> None:
     wanted = [int(i) - 1 for i in args.cases.split(",")] if args.cases else range(len(CASES))
     cases = [CASES[i] for i in wanted]
     engines = [
-        start(name, python, model, args.weights, args.threads)
+        start(name, python, model, args.weights, args.threads, args.kv_cache_dtype)
         for name, (python, model) in models(args.work, args.weights).items()
     ]
     bandwidths = []

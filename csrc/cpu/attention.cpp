@@ -30,7 +30,8 @@ struct SplitRange {
 };
 
 SplitRange splits_of(const AttentionArgs& args, int64_t sequence, int64_t row_begin, int64_t row_end) {
-  const int64_t group = args.heads / args.layout.kv_heads, tokens = pages_of_split(args.layout) * args.layout.block_size;
+  const int64_t group = args.heads / args.layout.kv_heads;
+  const int64_t tokens = pages_of_split(args.layout) * args.layout.block_size;
   const int64_t first = args.seq_lens[sequence] - (args.query_start[sequence + 1] - args.query_start[sequence]);
   const int64_t from = first + row_begin / group - args.window + 1;
   return {args.window > 0 && from > 0 ? from / tokens : 0, (first + (row_end - 1) / group) / tokens + 1};

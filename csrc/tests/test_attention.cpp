@@ -29,7 +29,8 @@ struct Layer {
     width = 0;
     for (int64_t length : lengths) width = std::max(width, (length + shape.block_size - 1) / shape.block_size);
     num_blocks = width * int64_t(lengths.size()) + 1;
-    const int64_t bytes = 2 * num_blocks * shape.kv_heads * page * (cache_dtype == QR_FLOAT32 ? 4 : cache_dtype == QR_CACHE_INT8 ? 1 : 2);
+    const int64_t element = cache_dtype == QR_FLOAT32 ? 4 : cache_dtype == QR_CACHE_INT8 ? 1 : 2;
+    const int64_t bytes = 2 * num_blocks * shape.kv_heads * page * element;
     cache = aligned_zeros(bytes + 128);
     std::memset(cache, 0xff, size_t(bytes));
     for (size_t r = 0; r < lengths.size(); ++r) {
@@ -70,8 +71,8 @@ struct Layer {
     std::vector<char> query(size_t(tokens * shape.heads * shape.head_size) * (dtype == QR_FLOAT32 ? 4 : 2));
     std::vector<char> out(query.size());
     CHECK(qr_rope_and_cache(query.data(), data.data(), dtype, positions.data(), nullptr, nullptr, nullptr, cache,
-                            cache_dtype,                            num_blocks, shape.block_size, page, slots.data(), tokens, shape.heads, shape.kv_heads,
-                            shape.head_size, 0, 0, 1e-6f) == QR_OK);
+                            cache_dtype, num_blocks, shape.block_size, page, slots.data(), tokens, shape.heads,
+                            shape.kv_heads, shape.head_size, 0, 0, 1e-6f) == QR_OK);
     CHECK(qr_paged_attention(out.data(), query.data(), dtype, cache, cache_dtype, num_blocks, shape.block_size, page,
                              starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
                              shape.heads, shape.kv_heads, shape.head_size, 0.2f, soft_cap, window) == QR_OK);

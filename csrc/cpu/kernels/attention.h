@@ -38,10 +38,6 @@ struct Workspace {
   float* value_scales;   // [columns], or null
 };
 
-// Rows of weights as Math wants them.
-QR_INLINE void store_weight(float* row, int64_t at, vf v) { store(row + at, v); }
-QR_INLINE void store_weight(Bf16* row, int64_t at, vf v) { store(row + at, v); }
-
 struct Softmax {
   float largest, total;
 };
@@ -52,7 +48,7 @@ QR_INLINE float exponent_factor(const AttentionArgs& args) {
 }
 
 // Scores of one row over a split become weights exp(score - largest), times the values' scales. Slots [visible_begin,
-// visible_end) count, by position relative to the split's first page.
+// visible_end) count, by position relative to the split's first page; the others' scores become minus infinity.
 template <bool Scaled, class Weight>
 Softmax softmax_row(const AttentionArgs& args, const Workspace& w, int64_t row, int64_t pages, int64_t visible_begin,
                     int64_t visible_end) {
@@ -62,42 +58,54 @@ Softmax softmax_row(const AttentionArgs& args, const Workspace& w, int64_t row, 
   // without padding between the pages, the split is one long page
   const int64_t segment = slots == padded ? pages * slots : slots, stride = slots == padded ? segment : padded;
   const int64_t segments = slots == padded ? 1 : pages;
-  const vf scale = set1(args.scale), cap = set1(args.soft_cap), per_cap = set1(1.0f / args.soft_cap);
+  const vf minus_infinity = set1(kMinusInfinity);
   alignas(64) float counting[W];
   for (int i = 0; i < W; ++i) counting[i] = float(i);
-  const vf lane = load(counting), minus_infinity = set1(kMinusInfinity);
+  const vf lane = load(counting);
+  // Call body(scores, weights, begin, limit) with the slots of each segment that count.
+  auto each_segment = [&](const auto& body) __attribute__((always_inline)) {
+    for (int64_t s = 0; s < segments; ++s) {
+      const int64_t begin = visible_begin - s * segment, end = visible_end - s * segment;
+      body(s * stride, begin > 0 ? begin : 0, end < segment ? end : segment);
+    }
+  };
 
   vf largest = minus_infinity;
-  for (int64_t s = 0; s < segments; ++s) {
-    const int64_t begin = visible_begin - s * segment, end = visible_end - s * segment;
-    const int64_t limit = end < segment ? end : segment;
-    for (int64_t i = begin > 0 ? begin / W * W : 0; i < limit; i += W) {
-      vf score = load(scores + s * stride + i);
-      const bool at_edge = i < begin || i + W > limit;
-      if (Scaled) score = mul(score, load(w.key_scales + s * stride + i));
-      if (args.soft_cap != 0.0f) score = mul(tanh(mul(mul(score, scale), per_cap)), cap);
-      if (i < begin) score = where_less(lane, set1(float(begin - i)), minus_infinity, score);
-      if (i + W > limit) score = where_less(lane, set1(float(limit - i)), score, minus_infinity);
-      if (Scaled || at_edge || args.soft_cap != 0.0f) store(scores + s * stride + i, score);
-      largest = max(largest, score);
+  each_segment([&](int64_t at, int64_t begin, int64_t limit) __attribute__((always_inline)) {
+    float* row_scores = scores + at;
+    const int64_t first = begin / W * W;
+    if (Scaled)
+      for (int64_t i = first; i < limit; i += W)
+        store(row_scores + i, mul(load(row_scores + i), load(w.key_scales + at + i)));
+    if (args.soft_cap != 0.0f) {
+      const vf scale = set1(args.scale), cap = set1(args.soft_cap), per_cap = set1(1.0f / args.soft_cap);
+      for (int64_t i = first; i < limit; i += W)
+        store(row_scores + i, mul(tanh(mul(mul(load(row_scores + i), scale), per_cap)), cap));
     }
-  }
+    if (first < begin && first < limit)
+      store(row_scores + first, where_less(lane, set1(float(begin - first)), minus_infinity, load(row_scores + first)));
+    if (first < limit && limit % W != 0) {
+      float* last = row_scores + limit / W * W;
+      store(last, where_less(lane, set1(float(limit % W)), load(last), minus_infinity));
+    }
+    for (int64_t i = first; i < limit; i += W) largest = max(largest, load(row_scores + i));
+  });
   const float top = qr::largest(largest), factor = exponent_factor(args);
   const vf multiplier = set1(factor), shift = set1(-top * factor);
   vf total = zero();
-  for (int64_t s = 0; s < segments; ++s) {
-    const int64_t begin = visible_begin - s * segment, end = visible_end - s * segment;
-    const int64_t limit = end < segment ? end : segment;
-    const int64_t first = begin > 0 ? begin / W * W : 0;
+  each_segment([&](int64_t at, int64_t begin, int64_t limit) __attribute__((always_inline)) {
+    const float* row_scores = scores + at;
+    Weight* row_weights = weights + at;
+    const float* scales = w.value_scales + at;
     int64_t i = 0;
-    for (; i < stride && i < first; i += W) store_weight(weights, s * stride + i, zero());
+    for (; i < stride && i < begin / W * W; i += W) store(row_weights + i, zero());
     for (; i < limit; i += W) {
-      const vf weight = exp2(fma(load(scores + s * stride + i), multiplier, shift));
+      const vf weight = exp2<std::is_same<Weight, Bf16>::value ? 3 : 5>(fma(load(row_scores + i), multiplier, shift));
       total = add(total, weight);
-      store_weight(weights, s * stride + i, Scaled ? mul(weight, load(w.value_scales + s * stride + i)) : weight);
+      store(row_weights + i, Scaled ? mul(weight, load(scales + i)) : weight);
     }
-    for (; i < stride; i += W) store_weight(weights, s * stride + i, zero());
-  }
+    for (; i < stride; i += W) store(row_weights + i, zero());
+  });
   return Softmax{top, sum(total)};
 }
 
@@ -125,8 +133,8 @@ struct Merged {
     const vf lowest = set1(kLowest), multiplier = set1(factor);
     for (int64_t row = 0; row < rows; row += W) {
       const vf old = load(largest + row), own = load(split_largest + row), top = max(old, own);
-      const vf a = where_less(old, lowest, zero(), exp2(mul(sub(old, top), multiplier)));
-      const vf b = exp2(mul(sub(own, top), multiplier));
+      const vf a = where_less(old, lowest, zero(), exp2<5>(mul(sub(old, top), multiplier)));
+      const vf b = exp2<5>(mul(sub(own, top), multiplier));
       store(before + row, a);
       store(now + row, b);
       const vf both = add(mul(load(total + row), a), mul(load(split_total + row), b));
@@ -225,8 +233,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   const int64_t page_bytes = round_up(elements * int64_t(sizeof(Cache)) + kCacheSlack, 64);
   const int64_t copies = kWidened ? split_pages + 1 : slots == padded ? 1 : split_pages;
   char* memory = static_cast<char*>(
-      scratch(0, head * 1024 + cells * 4 + cells * int64_t(sizeof(Weight)) + 2 * outputs * 4 + copies * page_bytes +
-                     2 * round_up(w.columns * 4, 64) + 2 * (split_pages + 1) * int64_t(sizeof(void*)) + 64));
+      scratch(0, head * 1024 + cells * 4 + cells * int64_t(sizeof(Weight)) + 2 * partial_floats(layout) * 4 +
+                     copies * page_bytes + 2 * round_up(w.columns * 4, 64) + 2 * (split_pages + 1) * int64_t(sizeof(void*)) + 64));
   if (memory == nullptr) return;
   auto take = [&](int64_t bytes) {
     char* taken = memory;
@@ -236,7 +244,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.query = take(head * 1024);  // two tiles of rows in steps of two dimensions, at worst
   w.scores = reinterpret_cast<float*>(take(cells * 4));
   w.weights = take(cells * int64_t(sizeof(Weight)));
-  auto* split_values = reinterpret_cast<float*>(take(outputs * 4));
+  auto* split_sums = reinterpret_cast<float*>(take(partial_floats(layout) * 4));
   auto* merged_values = reinterpret_cast<float*>(take(outputs * 4));
   char* page_copies = take(copies * page_bytes);
   w.key_scales = reinterpret_cast<float*>(take(w.columns * 4));
@@ -276,8 +284,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
         copy_scales(w.key_scales + i * padded, keys + elements, used, padded);
         copy_scales(w.value_scales + i * padded, values + elements, used, padded);
         widen(key_copy, keys, elements, static_cast<const Stored*>(w.keys[i + 1]));
-        math.scores(w, i, key_copy, nullptr, nullptr);
         widen(value_copy, values, elements, static_cast<const Stored*>(w.values[i + 1]));
+        math.scores(w, i, key_copy, nullptr, nullptr);  // tiles wait until what they load has left the store buffer
         w.values[i] = value_copy;
       } else {
         math.scores(w, i, static_cast<const Cache*>(w.keys[i]), static_cast<const Cache*>(w.keys[i + 1]),
@@ -290,12 +298,11 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
         w.values[i] = copy;
       }
     }
-    float* partial = piece.partials == nullptr ? nullptr : piece.partials + (split - piece.split_begin) * partial_floats(layout);
-    alignas(64) float own_largest[kQueryRows];
-    alignas(64) float own_total[kQueryRows];
-    float* largest = partial == nullptr ? own_largest : partial;
-    float* total = partial == nullptr ? own_total : partial + kQueryRows;
-    w.partial = partial == nullptr ? split_values : partial + 2 * kQueryRows;
+    // what this split comes to: merged at once, or kept
+    float* own = piece.partials == nullptr ? split_sums
+                                           : piece.partials + (split - piece.split_begin) * partial_floats(layout);
+    float *largest = own, *total = own + kQueryRows;
+    w.partial = own + 2 * kQueryRows;
     for (int64_t row = 0; row < w.rows; ++row) {
       const int64_t from = seen_from(at.position(row)) - base, to = at.position(row) + 1 - base;
       const Softmax s = softmax_row<kWidened, Weight>(args, w, row, pages, from > 0 ? from : 0, to);
@@ -304,7 +311,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     }
     math.begin_values();
     math.weighted_values(w, pages);
-    if (partial == nullptr) merged.add_split(largest, total, w.partial);
+    if (piece.partials == nullptr) merged.add_split(largest, total, w.partial);
   }
   if (piece.partials == nullptr) merged.write(args, at);
 }

@@ -29,7 +29,8 @@ struct Bf16Math {
     for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
     for (int64_t i = 0; i < pairs; ++i) {
       const __m512bh key = as_bf16(_mm512_loadu_si512(group + i * 32));
-      for (int r = 0; r < R; ++r) acc[r] = _mm512_dpbf16_ps(acc[r], key, as_bf16(_mm512_set1_epi32(query[r * stride + i])));
+      for (int r = 0; r < R; ++r)
+        acc[r] = _mm512_dpbf16_ps(acc[r], key, as_bf16(_mm512_set1_epi32(query[r * stride + i])));
     }
     for (int r = 0; r < R; ++r) _mm512_storeu_ps(out + r * columns, acc[r]);
   }
@@ -44,7 +45,8 @@ struct Bf16Math {
       prefetch_group(values, slot, head);
       float* out = w.scores + page * padded + slot;
       each_row_block<8>(w.rows, [&](auto count, int64_t row) __attribute__((always_inline)) {
-        score_rows<count.value>(query + row * stride, pairs, stride, keys + slot * head, out + row * w.columns, w.columns);
+        score_rows<count.value>(query + row * stride, pairs, stride, keys + slot * head, out + row * w.columns,
+                                w.columns);
       });
     }
   }

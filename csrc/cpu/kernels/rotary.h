@@ -1,4 +1,4 @@
-// From the QKV projection to query and cache, one token at a time: head norms, rotation, and the write to the pages.
+// From the QKV projection to query and cache: head norms, rotation, and the write to the pages.
 #pragma once
 
 #include <type_traits>
@@ -13,32 +13,33 @@ namespace {
 constexpr int64_t kMaxHead = 1024;
 constexpr int64_t kGroup = 16;  // slots whose keys share cache lines
 
+// One head as floats, RMS-normed where there is a weight.
 template <class T>
-void read_head(float* out, const T* in, int64_t n) {
-  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    store_some(out + i, load_some(in + i, count), count);
-  });
-}
-
-template <class T>
-void write_head(T* out, const float* in, int64_t n) {
-  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    store_some(out + i, load_some(in + i, count), count);
-  });
-}
-
-void norm_head(float* x, const float* weight, int64_t n, float eps) {
+QR_INLINE void read_head(float* out, const T* in, const float* weight, int64_t n, float eps) {
+  if (weight == nullptr) {
+    each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+      store_some(out + i, load_some(in + i, count), count);
+    });
+    return;
+  }
   const float squares = row_sum(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    vf v = load_some(x + i, count);
+    vf v = load_some(in + i, count);
     return mul(v, v);
   });
   const vf factor = set1(inverse_root(squares / float(n) + eps));
   each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    store_some(x + i, mul(mul(load_some(x + i, count), factor), load_some(weight + i, count)), count);
+    store_some(out + i, mul(mul(load_some(in + i, count), factor), load_some(weight + i, count)), count);
   });
 }
 
-void rotate_head(float* x, const float* cos_sin, int64_t rotary_dim, bool interleaved) {
+template <class T>
+QR_INLINE void write_head(T* out, const float* in, int64_t n) {
+  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    store_some(out + i, load_some(in + i, count), count);
+  });
+}
+
+QR_INLINE void rotate_head(float* x, const float* cos_sin, int64_t rotary_dim, bool interleaved) {
   const int64_t half = rotary_dim / 2;
   const float *cosines = cos_sin, *sines = cos_sin + half;
   if (interleaved) {
@@ -77,17 +78,18 @@ struct Run {
 // Rows [count][n] of keys. The tokens of a group share cache lines: they are written together.
 template <class T>
 void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
-  const int64_t n = args.layout.head_size;
-  T* out = static_cast<T*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup;
+  const int64_t n = args.layout.head_size, count = run.count;
+  T* out = static_cast<T*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup +
+           run.slot % kGroup;
   for (int64_t i = 0; i < n; ++i)
-    for (int64_t t = 0; t < run.count; ++t) out[i * kGroup + run.slot % kGroup + t] = rows[t * n + i];
+    for (int64_t t = 0; t < count; ++t) out[i * kGroup + t] = rows[t * n + i];
 }
 void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const Bf16* rows) {
-  const int64_t n = args.layout.head_size;
-  Bf16* out = static_cast<Bf16*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup;
+  const int64_t n = args.layout.head_size, count = run.count;
+  Bf16* out = static_cast<Bf16*>(args.cache) + key_page(args.layout, run.block, kv_head) +
+              run.slot / kGroup * n * kGroup + run.slot % kGroup * 2;
   for (int64_t i = 0; i < n; i += 2)
-    for (int64_t t = 0; t < run.count; ++t)
-      std::memcpy(out + i * kGroup + (run.slot % kGroup + t) * 2, rows + t * n + i, 4);
+    for (int64_t t = 0; t < count; ++t) std::memcpy(out + i * kGroup + t * 2, rows + t * n + i, 4);
 }
 
 template <class T>
@@ -98,7 +100,7 @@ void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const T
 }
 void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const Bf16* rows) {
   const int64_t n = args.layout.head_size;
-  auto* page = reinterpret_cast<uint16_t*>(static_cast<Bf16*>(args.cache) + value_page(args.layout, run.block, kv_head));
+  auto* page = static_cast<uint16_t*>(args.cache) + value_page(args.layout, run.block, kv_head);
   const auto* in = reinterpret_cast<const uint16_t*>(rows);
   for (int64_t t = 0; t < run.count; ++t) {
     uint16_t* pair = page + (run.slot + t) / 2 * n * 2;
@@ -119,7 +121,8 @@ void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const i
   int8_t* out = static_cast<int8_t*>(args.cache) + value_page(args.layout, run.block, kv_head);
   for (int64_t t = 0; t < run.count; ++t) {
     const int64_t slot = run.slot + t, pair = slot / 2 * n * 2;
-    for (int64_t i = 0; i < n; ++i) out[int8_place(pair + 2 * i + slot % 2)] = rows[t * n + i];
+    const int8_t* own = rows + t * n;
+    for (int64_t i = 0; i < n; ++i) out[int8_place(pair + 2 * i + slot % 2)] = own[i];
   }
 }
 
@@ -134,7 +137,7 @@ void prefetch_run(const RopeArgs& args, const Run& run) {
   }
 }
 
-// Tokens [begin, end) of a run: queries to query, keys and values to the cache.
+// The tokens of a run, from `begin` on: queries to query, keys and values to the cache.
 template <class T, class Stored>
 void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
   const int64_t n = args.layout.head_size, kv_heads = args.layout.kv_heads, heads = args.heads;
@@ -142,8 +145,7 @@ void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
   alignas(64) float head[kMaxHead];
   alignas(64) Stored rows[kGroup * kMaxHead];
   auto read = [&](int64_t token, int64_t h, const float* norm, bool turned) __attribute__((always_inline)) {
-    read_head(head, qkv + (token * (heads + 2 * kv_heads) + h) * n, n);
-    if (norm != nullptr) norm_head(head, norm, n, args.eps);
+    read_head(head, qkv + (token * (heads + 2 * kv_heads) + h) * n, norm, n, args.eps);
     if (turned && args.cos_sin != nullptr)
       rotate_head(head, args.cos_sin + args.positions[token] * args.rotary_dim, args.rotary_dim, args.interleaved);
   };
