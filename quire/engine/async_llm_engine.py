@@ -385,8 +385,10 @@ class AsyncLLMEngine:
                     case CoreConfigured() as event if self._front is None:
                         self._front = await asyncio.to_thread(load_front, event.config)
                     case CoreUp() as event:
-                        with contextlib.suppress(OSError):  # it has ended already, as the next event says
+                        try:
                             await self._core_up(event, lost=lambda: source.subscribe(sink))
+                        except OSError:  # the core has ended already, as the next event says
+                            event.connection.close()
                     case CoreDown() as event:
                         self._core_down(event)
                     case CoreGone() as event:
@@ -398,6 +400,10 @@ class AsyncLLMEngine:
             await asyncio.to_thread(source.close)
         finally:
             self._disconnect()
+            while not events.empty():
+                event = events.get_nowait()
+                if isinstance(event, CoreUp):
+                    event.connection.close()
 
     async def _core_up(self, event: CoreUp, lost: Callable[[], None]) -> None:
         """Take a new core into use; it gets every request with the tokens it has."""

@@ -127,10 +127,17 @@ class _CoreProcess:
         self.num_oom_kills = num_oom_kills()
 
     def attach(self) -> socket.socket:
-        """A new connection to the core."""
+        """A new connection to the core.
+
+        Raises: OSError when it has ended.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self.control, [CONTROL.encode(Attach())], [theirs.fileno()])
+            try:
+                socket.send_fds(self.control, [CONTROL.encode(Attach())], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
         return ours
 
     def stall(self, policy: RestartPolicy) -> str | None:
