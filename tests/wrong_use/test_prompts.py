@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.errors import EngineDeadError, InvalidParameter, InvalidUnicode, PromptTooLong, QuireError, UnsupportedFeature
+from quire.errors import (
+    EngineDeadError,
+    InvalidParameter,
+    InvalidUnicode,
+    PromptTooLong,
+    QuireError,
+    UnsupportedFeature,
+)
 from tests.checkpoints import VOCAB_SIZE
 from tests.wrong_use.conftest import MAX_MODEL_LEN
 from tests.wrong_use.refusal import refused
