@@ -215,7 +215,7 @@ void* scratch(int slot, int64_t bytes) {
   if (tls.bytes[slot] < bytes) {
     std::free(tls.memory[slot]);
     // Large ones in huge pages: activations of a long prefill are read many times over.
-    int64_t alignment = bytes >= (int64_t(1) << 21) ? int64_t(1) << 21 : 64;
+    int64_t alignment = bytes >= (int64_t(1) << 18) ? int64_t(1) << 21 : 64;
     int64_t rounded = (bytes + bytes / 4 + alignment - 1) / alignment * alignment;
     tls.memory[slot] = std::aligned_alloc(size_t(alignment), size_t(rounded));
     tls.bytes[slot] = tls.memory[slot] == nullptr ? 0 : rounded;

@@ -55,22 +55,32 @@ QR_INLINE vf activate(vf x, int32_t activation) {
 
 // ---- epilogue: the float32 sums of one panel become output ----
 
-template <class Out>
+// Where a panel's sums lie: columns 0-15 of a row, the next row, and columns 16-31.
+struct RowSums {
+  static constexpr int64_t kNext = kPanel, kSecond = 16;
+};
+struct TileSums {
+  static constexpr int64_t kNext = 16, kSecond = 256;
+};
+
+// kWhole: all columns of the panel exist.
+template <class Out, bool kWhole, class Layout>
 void finish_rows(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel, const float* sums,
                  const float* up_sums) {
   const int64_t column = panel * kPanel;
-  const int64_t columns = g.n - column < kPanel ? g.n - column : kPanel;
+  const int64_t columns = kWhole ? kPanel : g.n - column;
   const float* bias = g.bias == nullptr ? nullptr : g.bias + column;
   const float* up_bias = g.bias == nullptr ? nullptr : g.bias + g.n + column;
-  for (int64_t row = row_begin; row < row_end; ++row, sums += kPanel, up_sums += kPanel) {
+  for (int64_t row = row_begin; row < row_end; ++row, sums += Layout::kNext, up_sums += Layout::kNext) {
     const int64_t at = row * g.n + column;
     Out* out = static_cast<Out*>(g.out) + at;
     each_vector(columns, [&](int64_t i, int n) __attribute__((always_inline)) {
-      vf value = load(sums + i);
+      const int64_t in_row = i < 16 ? i : i - 16 + Layout::kSecond;
+      vf value = load(sums + in_row);
       if (bias != nullptr) value = add(value, load_some(bias + i, n));
       value = activate(value, g.activation);
       if (g.up_panels != 0) {
-        vf up = load(up_sums + i);
+        vf up = load(up_sums + in_row);
         if (bias != nullptr) up = add(up, load_some(up_bias + i, n));
         value = mul(value, up);
       }
@@ -89,14 +99,24 @@ void finish_rows(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t 
   }
 }
 
+template <class Out, class Layout>
+void finish_to(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel, const float* sums,
+               const float* up_sums) {
+  if ((panel + 1) * kPanel <= g.n)
+    finish_rows<Out, true, Layout>(g, row_begin, row_end, panel, sums, up_sums);
+  else
+    finish_rows<Out, false, Layout>(g, row_begin, row_end, panel, sums, up_sums);
+}
+
+template <class Layout = RowSums>
 void finish(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel, const float* sums,
             const float* up_sums) {
   if (g.out_dtype == QR_FLOAT32)
-    finish_rows<float>(g, row_begin, row_end, panel, sums, up_sums);
+    finish_to<float, Layout>(g, row_begin, row_end, panel, sums, up_sums);
   else if (g.out_dtype == QR_BFLOAT16)
-    finish_rows<Bf16>(g, row_begin, row_end, panel, sums, up_sums);
+    finish_to<Bf16, Layout>(g, row_begin, row_end, panel, sums, up_sums);
   else
-    finish_rows<Fp16>(g, row_begin, row_end, panel, sums, up_sums);
+    finish_to<Fp16, Layout>(g, row_begin, row_end, panel, sums, up_sums);
 }
 
 template <class Out>
@@ -140,6 +160,7 @@ void run_gemm(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pan
 }
 
 QR_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+QR_INLINE void prefetch_to_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // ---- float32 activations: x as it is, or converted ----
 

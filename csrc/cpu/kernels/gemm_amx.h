@@ -1,8 +1,8 @@
 // bfloat16 times bfloat16 by AMX tiles: 16 rows x 32 k times 32 k x 16 columns per instruction.
 //
-// Up to 16 rows: two accumulators, one per half panel, and the weight streams through once with non-temporal tile
-// loads. One row costs what sixteen cost, and two chains of 52 cycles still consume 100 GB/s a core, three times what
-// memory gives. More rows: 2 x 2 accumulators, and blocking for the caches.
+// Up to 32 rows: an accumulator for each half panel and each sixteen rows, and the weight streams through once. One row
+// costs what sixteen cost, and two chains of 52 cycles still consume 100 GB/s a core, three times what memory gives.
+// More rows: 2 x 2 accumulators, and blocking for the caches.
 #pragma once
 
 #include "gemm.h"
@@ -29,176 +29,244 @@ struct alignas(64) TileConfig {
 QR_INLINE void memory_barrier() { asm volatile("" ::: "memory"); }
 
 constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kInnerSteps = 8;        // k steps of 32 whose weights stay in L1 while rows pass: 16 KiB
 constexpr int64_t kTilePrefetch = 1024;  // ahead of the stream: 17 GB/s a core against 14 at 8 KiB, which crowds L1
-constexpr int64_t kInnerSteps = 8, kOuterSteps = 32;  // k steps of 32
+constexpr int64_t kBlockRows = 256;      // rows of one piece of work at most (gemm.cpp)
 
-// x as tiles [rows/16][K/32][16][32], zero where rows or k end.
-int64_t tile_rows_bytes(int64_t rows, int64_t k, int32_t) { return round_up(rows, 32) * round_up(k, kDepth) * 2; }
+// Up to 32 rows whose K needs no padding are read where they are. Others are copied, zeros where rows or k end, into
+// the order in which they are read: [blocks of 256 rows][parts of 8 k steps][pairs of 16 rows][steps][2][16 rows][32 k].
+bool reads_in_place(int64_t rows, int64_t k) { return rows <= 32 && k % kDepth == 0; }
+
+int64_t tile_rows_bytes(int64_t rows, int64_t k, int32_t) {
+  return reads_in_place(rows, k) ? 0 : round_up(rows, 32) * round_up(k, kDepth) * 2;
+}
 
 void tile_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end) {
   const int64_t steps = divide_up(k, kDepth), whole = k / kDepth;
-  const int64_t padded_end = rows <= 16 ? end : end == rows ? round_up(rows, 32) : end;
-  for (int64_t row = begin; row < padded_end; ++row) {
-    char* out = static_cast<char*>(prepared) + (row / 16) * steps * kTileBytes + (row % 16) * 64;
-    if (row >= rows) {
-      for (int64_t s = 0; s < steps; ++s) _mm512_storeu_si512(out + s * kTileBytes, _mm512_setzero_si512());
-      continue;
-    }
+  if (end == rows) end = round_up(rows, 32);
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t block = row / kBlockRows * kBlockRows, in_block = row - block;
+    const int64_t block_end = block + kBlockRows < rows ? block + kBlockRows : rows;
+    const int64_t pairs = divide_up(block_end - block, 32);
+    char* base = static_cast<char*>(prepared) + block * steps * 64 + in_block % 32 / 16 * kTileBytes + row % 16 * 64;
     const auto* in = static_cast<const uint16_t*>(x) + row * k;
-    for (int64_t s = 0; s < whole; ++s) _mm512_storeu_si512(out + s * kTileBytes, _mm512_loadu_si512(in + s * kDepth));
-    if (whole != steps) {
-      __mmask32 rest = (1u << (k - whole * kDepth)) - 1;
-      _mm512_storeu_si512(out + whole * kTileBytes, _mm512_maskz_loadu_epi16(rest, in + whole * kDepth));
+    for (int64_t part = 0; part < steps; part += kInnerSteps) {
+      const int64_t part_end = part + kInnerSteps < steps ? part + kInnerSteps : steps;
+      char* out = base + (part * pairs + in_block / 32 * (part_end - part)) * 2 * kTileBytes;
+      for (int64_t s = part; s < part_end; ++s, out += 2 * kTileBytes) {
+        __m512i values = _mm512_setzero_si512();
+        if (row < rows && s < whole)
+          values = _mm512_loadu_si512(in + s * kDepth);
+        else if (row < rows)
+          values = _mm512_maskz_loadu_epi16((1u << (k - whole * kDepth)) - 1, in + s * kDepth);
+        _mm512_storeu_si512(out, values);
+      }
     }
   }
 }
 
+// Sums that are complete but not yet output: they are worked off between the products of what comes next, for the
+// vector units are idle then. They lie as [2 tiles of rows][2 tiles of columns][16][16] and must stay until output.
+class Unfinished {
+ public:
+  explicit Unfinished(const GemmArgs& args) : g(args) {}
+  void set(int64_t row_begin, int64_t row_end, int64_t panel_index, const float* own, const float* up_own) {
+    complete();
+    row = first = row_begin;
+    end = row_end;
+    panel = panel_index;
+    sums = own;
+    up_sums = up_own;
+  }
+  // Some of the rows: what is left of a tile's sixteen at most.
+  void advance(int64_t rows) {
+    if (row >= end) return;
+    const int64_t in_tile = (row - first) % 16, at = (row - first) / 16 * 512 + in_tile * 16;
+    if (rows > 16 - in_tile) rows = 16 - in_tile;
+    const int64_t stop = row + rows < end ? row + rows : end;
+    memory_barrier();
+    finish<TileSums>(g, row, stop, panel, sums + at, up_sums + at);
+    row = stop;
+  }
+  void complete() {
+    while (row < end) advance(16);
+  }
+
+ private:
+  const GemmArgs& g;
+  int64_t first = 0, row = 0, end = 0, panel = 0;
+  const float *sums = nullptr, *up_sums = nullptr;
+};
+
 struct AmxMicro {
   int64_t steps;
 
+  // Tiles 0, 1: sums of the first sixteen rows, whose x is in 4; 2, 3 and 5: of the second; 6, 7: weights.
   explicit AmxMicro(const GemmArgs& g) : steps(divide_up(g.k, kDepth)) {
     const int rows = g.rows < 16 ? int(g.rows) : 16;
+    const int more = g.rows <= 16 ? 16 : g.rows < 32 ? int(g.rows) - 16 : 16;
     TileConfig config;
-    for (int tile = 0; tile < 6; ++tile) config.set(tile, rows, 64);  // 0-3 sums, 4-5 x
-    for (int tile = 6; tile < 8; ++tile) config.set(tile, 16, 64);    // weights
+    for (int tile = 0; tile < 6; ++tile) config.set(tile, tile == 2 || tile == 3 || tile == 5 ? more : rows, 64);
+    for (int tile = 6; tile < 8; ++tile) config.set(tile, 16, 64);
     config.use();
   }
   ~AmxMicro() { _tile_release(); }  // idle tiles would be saved at every context switch
   AmxMicro(const AmxMicro&) = delete;
   AmxMicro& operator=(const AmxMicro&) = delete;
 
-  // Up to 32 rows: all of K at once.
-  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,
-                float* sums) const {
-    memory_barrier();
-    const char* x = static_cast<const char*>(g.x) + (row_begin / 16) * steps * kTileBytes;
-    if (row_end - row_begin <= 16)
-      stream(x, panel, next, sums);
-    else
-      pair(x, panel, next, sums);
-    memory_barrier();
-  }
-
-  // One tile of rows; the panel is read once.
-  void stream(const char* x, const char* panel, const char* next, float* sums) const {
-    _tile_zero(0);
-    _tile_zero(1);
-    const int64_t bytes = steps * 2 * kTileBytes;
-    for (int64_t s = 0; s < steps; ++s) {
-      const char* w = panel + s * 2 * kTileBytes;
+  // Up to 16, or 32 rows: all of K at once, the panel is read once.
+  template <bool kTwo>
+  void stream(const GemmArgs& g, const char* panel, const char* next, float* sums, Unfinished& unfinished) const {
+    const bool in_place = reads_in_place(g.rows, g.k);
+    const int64_t advance = in_place ? 64 : 2 * kTileBytes, stride = in_place ? g.k * 2 : 64;
+    const char* x = static_cast<const char*>(g.x);
+    const int64_t bytes = steps * 2 * kTileBytes, rows_each = divide_up(g.rows, steps);
+    zero_sums<kTwo>();
+    for (int64_t s = 0; s < steps; ++s, x += advance) {
       const int64_t ahead = s * 2 * kTileBytes + kTilePrefetch;
       const char* later = ahead < bytes ? panel + ahead : next + (ahead - bytes);
       for (int line = 0; line < 32; ++line) prefetch(later + line * 64);
-      _tile_loadd(4, x + s * kTileBytes, 64);
-      _tile_stream_loadd(6, w, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_stream_loadd(7, w + kTileBytes, 64);
-      _tile_dpbf16ps(1, 4, 7);
+      step<kTwo>(x, x + 16 * stride, stride, panel + s * 2 * kTileBytes);
+      unfinished.advance(rows_each);
     }
-    _tile_stored(0, sums, kPanel * 4);
-    _tile_stored(1, sums + 16, kPanel * 4);
+    store_sums<kTwo>(sums);
   }
 
-  // Two tiles of rows times two of weights.
-  QR_INLINE void step(const char* x0, const char* x1, const char* w) {
-    _tile_loadd(4, x0, 64);
+  // Any number of pairs of row tiles, continuing from `sums` unless `fresh`. x lies in the order in which it is read.
+  // While the rows pass, what the panel's reader needs next is prefetched, each pair fetching its share.
+  template <class Done>
+  void part(const char* x, int64_t pairs, const char* panel, int64_t count, bool fresh, const char* next, float* sums,
+            Unfinished& unfinished, const Done& done) const {
+    const int64_t lines_each = divide_up(32, pairs);  // of the 32 lines of a k step
+    const int64_t rows_each = divide_up(32, count);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      float* own = sums + pair * 32 * kPanel;
+      if (fresh)
+        zero_sums<true>();
+      else
+        load_sums(own);
+      const int64_t first = pair * lines_each < 32 ? pair * lines_each : 32;
+      const int64_t last = first + lines_each < 32 ? first + lines_each : 32;
+      for (int64_t s = 0; s < count; ++s, x += 2 * kTileBytes) {
+        for (int64_t line = first; line < last; ++line) prefetch_to_l2(next + s * 2 * kTileBytes + line * 64);
+        step<true>(x, x + kTileBytes, 64, panel + s * 2 * kTileBytes);
+        unfinished.advance(rows_each);
+      }
+      store_sums<true>(own);
+      done(pair);
+    }
+  }
+
+  // One or two tiles of rows times two of weights.
+  template <bool kTwo>
+  QR_INLINE void step(const char* x0, const char* x1, int64_t stride, const char* w) {
+    _tile_loadd(4, x0, stride);
     _tile_loadd(6, w, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w + kTileBytes, 64);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, x1, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    if (kTwo) {
+      _tile_loadd(5, x1, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
   }
-
-  // Two tiles of rows; the panel is read once.
-  void pair(const char* x, const char* panel, const char* next, float* sums) const {
+  template <bool kTwo>
+  QR_INLINE void zero_sums() {
     _tile_zero(0);
     _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    const int64_t bytes = steps * 2 * kTileBytes;
-    for (int64_t s = 0; s < steps; ++s) {
-      const int64_t ahead = s * 2 * kTileBytes + kTilePrefetch;
-      const char* later = ahead < bytes ? panel + ahead : next + (ahead - bytes);
-      for (int line = 0; line < 32; ++line) prefetch(later + line * 64);
-      step(x + s * kTileBytes, x + (steps + s) * kTileBytes, panel + s * 2 * kTileBytes);
-    }
-    store_sums(sums);
-  }
-
-  // Any number of pairs of row tiles over k steps [begin, end), continuing from `sums` unless begin is 0. While the
-  // rows pass, what the panel's reader needs next is prefetched, each pair fetching its share.
-  void block(const char* x, int64_t pairs, const char* panel, int64_t begin, int64_t end, const char* next,
-             float* sums) const {
-    const int64_t lines_each = divide_up(32, pairs);  // of the 32 lines of a k step
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-      float* c = sums + pair * 32 * kPanel;
-      const char* x0 = x + pair * 2 * steps * kTileBytes;
-      if (begin == 0) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-      } else {
-        _tile_loadd(0, c, kPanel * 4);
-        _tile_loadd(1, c + 16, kPanel * 4);
-        _tile_loadd(2, c + 16 * kPanel, kPanel * 4);
-        _tile_loadd(3, c + 16 * kPanel + 16, kPanel * 4);
-      }
-      const int64_t first = pair * lines_each < 32 ? pair * lines_each : 32;
-      const int64_t last = first + lines_each < 32 ? first + lines_each : 32;
-      for (int64_t s = begin; s < end; ++s) {
-        const char* later = next + (s - begin) * 2 * kTileBytes;
-        for (int64_t line = first; line < last; ++line) prefetch(later + line * 64);
-        step(x0 + s * kTileBytes, x0 + (steps + s) * kTileBytes, panel + s * 2 * kTileBytes);
-      }
-      store_sums(c);
+    if (kTwo) {
+      _tile_zero(2);
+      _tile_zero(3);
     }
   }
-
-  QR_INLINE void store_sums(float* c) {
-    _tile_stored(0, c, kPanel * 4);
-    _tile_stored(1, c + 16, kPanel * 4);
-    _tile_stored(2, c + 16 * kPanel, kPanel * 4);
-    _tile_stored(3, c + 16 * kPanel + 16, kPanel * 4);
+  QR_INLINE void load_sums(const float* sums) {
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(1, sums + 256, 64);
+    _tile_loadd(2, sums + 512, 64);
+    _tile_loadd(3, sums + 768, 64);
+  }
+  template <bool kTwo>
+  QR_INLINE void store_sums(float* sums) {
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    if (kTwo) {
+      _tile_stored(2, sums + 512, 64);
+      _tile_stored(3, sums + 768, 64);
+    }
   }
 };
 
-// More than 32 rows. Three loops around the tiles, sized for 48 KiB of L1 and 2 MiB of L2:
-//   k in parts of kOuterSteps    the rows' part of x (256 rows x 1024 x 2 bytes) stays in L2 while the panels pass
-//   panels of the piece          their float32 sums stay in L2
-//   k in parts of kInnerSteps    a part of the panel (16 KiB) stays in L1 while the rows (16 KiB each pair) pass
-void run_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  const int64_t pairs = divide_up(row_end - row_begin, 32), panels = panel_end - panel_begin;
-  if (pairs == 1) return run_gemm<AmxMicro>(g, row_begin, row_end, panel_begin, panel_end);
-  const int64_t halves = g.up_panels != 0 ? 2 : 1, panel_sums = pairs * 32 * kPanel;
-  auto* sums = static_cast<float*>(scratch(0, panels * halves * panel_sums * 4));
+// The panels of a piece of work in the order of their passes: a gated layer's gate and up panels alternate.
+struct Passes {
+  const GemmArgs& g;
+  int64_t panel_begin, halves, count;
+
+  Passes(const GemmArgs& args, int64_t begin, int64_t end)
+      : g(args), panel_begin(begin), halves(args.up_panels != 0 ? 2 : 1), count((end - begin) * halves) {}
+  int64_t panel(int64_t pass) const { return panel_begin + pass / halves; }
+  bool completes(int64_t pass) const { return pass % halves == halves - 1; }
+  const char* weight(int64_t pass) const {
+    if (pass >= count) pass = count - 1;
+    return static_cast<const char*>(g.packed) + (panel(pass) + pass % halves * g.up_panels) * g.panel_bytes;
+  }
+};
+
+// Up to 32 rows: the weight streams through once.
+void stream_amx(const GemmArgs& g, int64_t panel_begin, int64_t panel_end) {
+  const Passes passes(g, panel_begin, panel_end);
+  alignas(64) float sums[4][32 * kPanel];  // of two panels, or of two pairs of gate and up
+  const AmxMicro micro(g);
+  Unfinished unfinished(g);
+  memory_barrier();
+  for (int64_t pass = 0; pass < passes.count; ++pass) {
+    float* own = sums[pass & 3];
+    if (g.rows <= 16)
+      micro.stream<false>(g, passes.weight(pass), passes.weight(pass + 1), own, unfinished);
+    else
+      micro.stream<true>(g, passes.weight(pass), passes.weight(pass + 1), own, unfinished);
+    if (passes.completes(pass)) unfinished.set(0, g.rows, passes.panel(pass), sums[(pass - passes.halves + 1) & 3], own);
+  }
+  unfinished.complete();
+  memory_barrier();
+}
+
+// More than 32 rows. x stays in L2 while the panels pass, and a part of a panel in L1 while the rows pass.
+void block_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  const Passes passes(g, panel_begin, panel_end);
+  const int64_t pairs = divide_up(row_end - row_begin, 32), panel_sums = pairs * 32 * kPanel;
+  auto* sums = static_cast<float*>(scratch(0, 4 * panel_sums * 4));  // as in stream_amx
   if (sums == nullptr) return;
   const AmxMicro micro(g);
-  const char* x = static_cast<const char*>(g.x) + (row_begin / 16) * micro.steps * kTileBytes;
+  Unfinished unfinished(g);
+  const char* x = static_cast<const char*>(g.x) + row_begin * micro.steps * 64;
   memory_barrier();
-  for (int64_t outer = 0; outer < micro.steps; outer += kOuterSteps) {
-    const int64_t outer_end = outer + kOuterSteps < micro.steps ? outer + kOuterSteps : micro.steps;
-    for (int64_t i = 0; i < panels * halves; ++i) {
-      auto weight = [&](int64_t index) {
-        const int64_t panel = panel_begin + index / halves + (index % halves) * g.up_panels;
-        return static_cast<const char*>(g.packed) + panel * g.panel_bytes;
-      };
-      const char* panel = weight(i);
-      for (int64_t begin = outer; begin < outer_end; begin += kInnerSteps) {
-        const int64_t end = begin + kInnerSteps < outer_end ? begin + kInnerSteps : outer_end;
-        const char* next = end < outer_end ? panel + end * 2 * kTileBytes
-                                           : weight(i + 1 < panels * halves ? i + 1 : i) + outer * 2 * kTileBytes;
-        micro.block(x, pairs, panel, begin, end, next, sums + i * panel_sums);
-      }
+  for (int64_t pass = 0; pass < passes.count; ++pass) {
+    const char* panel = passes.weight(pass);
+    float* own = sums + (pass & 3) * panel_sums;
+    const float* gate = sums + ((pass - passes.halves + 1) & 3) * panel_sums;
+    for (int64_t begin = 0; begin < micro.steps; begin += kInnerSteps) {
+      const int64_t end = begin + kInnerSteps < micro.steps ? begin + kInnerSteps : micro.steps;
+      const char* next = end < micro.steps ? panel + end * 2 * kTileBytes : passes.weight(pass + 1);
+      const bool completes = end == micro.steps && passes.completes(pass);
+      micro.part(x + begin * pairs * 2 * kTileBytes, pairs, panel + begin * 2 * kTileBytes, end - begin, begin == 0,
+                 next, own, unfinished, [&](int64_t pair) {
+                   if (!completes) return;
+                   const int64_t first = row_begin + pair * 32, at = pair * 32 * kPanel;
+                   unfinished.set(first, first + 32 < row_end ? first + 32 : row_end, passes.panel(pass), gate + at,
+                                  own + at);
+                 });
     }
   }
+  unfinished.complete();
   memory_barrier();
-  for (int64_t panel = 0; panel < panels; ++panel) {
-    const float* own = sums + panel * halves * panel_sums;
-    finish(g, row_begin, row_end, panel_begin + panel, own, own + panel_sums);
-  }
+}
+
+void run_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  if (g.rows <= 32)
+    stream_amx(g, panel_begin, panel_end);
+  else
+    block_amx(g, row_begin, row_end, panel_begin, panel_end);
 }
 
 Gemm amx_gemm() { return Gemm{tile_rows_bytes, tile_rows, run_amx}; }
