@@ -132,6 +132,8 @@ constexpr int64_t kLeastPieceBytes = 32 * 1024;
 // A piece of a large product: 256 rows of x stay in L2 while 16 panels pass, and so do their sums (512 KiB).
 constexpr int64_t kPieceRows = 256;
 constexpr int64_t kPiecePanels = 16;
+// Elements of x that one piece prepares (3-5 us).
+constexpr int64_t kPreparedElements = 16 * 1024;
 
 int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   // Bring x into the kernel's form: on this thread when small, on the pool when large.
@@ -140,8 +142,9 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
     void* prepared = scratch(1, prepared_bytes);
     if (prepared == nullptr) return QR_ENOMEM;
     const void* x = args.x;
-    parallel_for(divide_up(args.rows, 32), [&](int64_t index) {
-      const int64_t begin = index * 32, end = begin + 32 < args.rows ? begin + 32 : args.rows;
+    const int64_t fit = kPreparedElements / args.k, each = fit < 1 ? 1 : fit > 32 ? 32 : fit;
+    parallel_for(divide_up(args.rows, each), [&](int64_t index) {
+      const int64_t begin = index * each, end = begin + each < args.rows ? begin + each : args.rows;
       gemm.prepare(prepared, x, x_dtype, args.rows, args.k, begin, end);
     });
     args.x = prepared;
@@ -156,6 +159,7 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   const int64_t least = args.rows <= 32 ? divide_up(kLeastPieceBytes, weight) : 1;
   if (group < least) group = least;
   const int64_t groups = divide_up(panels, group);
+  // Tickets alternate between as many stretches of memory as there are threads, so that each mostly reads on where it was.
   const int64_t pieces = groups * row_blocks, threads = num_threads(), each = divide_up(pieces, threads);
   parallel_for(each * threads, [&](int64_t ticket) {
     const int64_t index = ticket % threads * each + ticket / threads;

@@ -14,6 +14,14 @@ namespace {
 
 constexpr int64_t kQuantizedDepth = 64;
 
+// A line that is read now: fetch those that follow, soon ones to L1 and later ones to L2, so that memory stays busy
+// while sums are scaled.
+constexpr int64_t kFarBytes = 6144;
+QR_INLINE void prefetch_stream(const char* p) {
+  prefetch(p + kPrefetchBytes);
+  _mm_prefetch(p + kFarBytes, _MM_HINT_T1);
+}
+
 // ---- activations ----
 
 struct RowGroup {
@@ -239,8 +247,8 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
       const char* weight = packed + step * 2 * Format::kHalfBytes + start * (Format::kHalfBytes / 8);
       for (int i = 0; i < kRows; ++i) {
         for (int64_t at = 0; at < Format::kHalfBytes / 8; at += 64) {
-          prefetch(weight + i * (Format::kHalfBytes / 8) + at + kPrefetchBytes);
-          prefetch(weight + i * (Format::kHalfBytes / 8) + at + Format::kHalfBytes + kPrefetchBytes);
+          prefetch_stream(weight + i * (Format::kHalfBytes / 8) + at);
+          prefetch_stream(weight + i * (Format::kHalfBytes / 8) + at + Format::kHalfBytes);
         }
         for (int v = 0; v < kVectors; ++v) {
           vi low, high;

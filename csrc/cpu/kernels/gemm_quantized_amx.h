@@ -13,7 +13,7 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
   using QuantizedMicro<Format>::x;
   static constexpr int64_t kGroup = Format::kGroup, kDepth = kGroup < 64 ? kGroup : 64;  // k of one instruction
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;                          // packed, of 64 k
-  static constexpr int64_t kFewRows = 4;  // as fast by vectors, without filling tiles
+  static constexpr int64_t kFewRows = Format::kGrouped ? 8 : 4;  // so few are faster by vectors
   static constexpr int64_t kShortPart = 2, kLongPart = 8;  // steps of 64 k unpacked at a time
   bool in_tiles;
   alignas(64) mutable char buffers[2][Format::kGrouped ? kLongPart * 2 * kTileBytes : 64];
@@ -43,7 +43,7 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
       const int64_t begin = index * part, end = begin + part < x.steps ? begin + part : x.steps;
       const char* following = index + 1 < parts ? unpacked(packed, index + 1, part) : nullptr;
       // what will be read next is fetched meanwhile, each block of rows its share
-      const int64_t ahead = Format::kGrouped ? 2 * part * kStepBytes : blocks > 1 ? part * kStepBytes : kTilePrefetch;
+      const int64_t ahead = (int(Format::kGrouped) + int(blocks > 1)) * part * kStepBytes;
       const int64_t share = divide_up(kStepBytes, blocks);
       const char* later = packed + begin * kStepBytes + ahead;
       for (int64_t block = 0; block < blocks; ++block) {
@@ -90,7 +90,7 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
       const int64_t last = (group + 1) * kGroup < end * 64 ? (group + 1) * kGroup : end * 64;
       for (int64_t k = group * kGroup; k < last; k += kDepth) {
         const char* w = tiles + (uint64_t(k) / 64 - uint64_t(begin)) * 2 * kTileBytes + uint64_t(k) % 64 * 16;
-        for (int64_t line = 0; line < share; line += 64) prefetch(later + line);
+        for (int64_t line = 0; line < share; line += 64) prefetch_stream(later + line);
         _tile_loadd(4, values, 64);
         _tile_loadd(6, w, 64);
         _tile_dpbssd(0, 4, 6);
