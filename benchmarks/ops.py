@@ -1,17 +1,18 @@
 """Native CPU ops against torch and against the machine's read bandwidth, measured in the same run.
 
     python -m benchmarks.ops [--rounds 5] [--dtype bfloat16] [--kinds linear,attention,rope,small]
-        [--out 4096 --in 4096] [--kv-cache-dtype int8] [--megabytes 800]
+        [--formats int8 int4_g128] [--out 4096 --in 4096] [--kv-cache-dtype int8] [--megabytes 800]
 
 Every round measures each case once, in turn, so that a busy machine disturbs all alike; the table holds medians. A
-linear layer cycles through `--megabytes` of weights, more than the caches hold; attention and RoPE through as much
-cache, up to 28 layers of it.
+linear layer cycles through `--megabytes` of weights, more than the caches hold; the flops of quantised ones are
+integer operations. Attention and RoPE cycle through as much cache, up to 28 layers of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 from quire.attention.context import AttentionMetadata
 from quire.ops import table
 from quire.ops.cpu import library, memory
-from quire.ops.functional import RopeAndCacheSpec
+from quire.ops.functional import LinearWeight, RopeAndCacheSpec
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 1024)
 
@@ -80,25 +81,43 @@ def read_bandwidth(megabytes: int) -> Case:
 
 
 def linear_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+    """Dense weights beside torch's, then quantised ones."""
     dtype: torch.dtype = getattr(torch, args.dtype)
-    num_bytes = args.out * args.inner * dtype.itemsize
-    copies = max(2, (args.megabytes << 20) // num_bytes)
-    dense = [torch.randn(args.out, args.inner).to(dtype) for _ in range(min(copies, 12))]
-    packed = [ops["pack_linear"]([dense[index % len(dense)]], dtype=dtype) for index in range(copies)]
     cases = []
-    for rows in ROWS:
-        x = torch.randn(rows, args.inner).to(dtype)
-        cases.append(
-            Case(
-                name=f"linear {args.dtype} M={rows}",
-                run=lambda call, x=x: ops["linear"](x, packed[call % copies]),  # type: ignore[misc]
-                baseline=lambda call, x=x: F.linear(x, dense[call % len(dense)]),  # type: ignore[misc]
-                calls=8 if rows <= 64 else 2,
-                num_bytes=num_bytes,
-                flops=2 * rows * args.out * args.inner,
+    for weights in (args.dtype, *args.formats):
+        dense = [torch.randn(args.out, args.inner).to(dtype) for _ in range(12 if weights == args.dtype else 1)]
+        if weights == args.dtype:
+            first = cast(LinearWeight, ops["pack_linear"]([dense[0]], dtype=dtype))
+        else:
+            first = cast(LinearWeight, ops["quantize_linear"]([dense[0]], format=weights))
+        num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in first.tensors.values())
+        copies = max(2, (args.megabytes << 20) // num_bytes)
+        packed = [first, *(copy_of(first) for _ in range(copies - 1))]
+        for rows in ROWS:
+            x = torch.randn(rows, args.inner).to(dtype)
+            baseline = (
+                (lambda call, x=x, dense=dense: F.linear(x, dense[call % len(dense)])) if len(dense) > 1 else None
             )
-        )
+            cases.append(
+                Case(
+                    name=f"linear {weights} M={rows}",
+                    run=lambda call, x=x, packed=packed: ops["linear"](x, packed[call % len(packed)]),  # type: ignore[misc]
+                    baseline=baseline,
+                    calls=min(copies, 32) if rows <= 64 else 4,
+                    num_bytes=num_bytes,
+                    flops=2 * rows * args.out * args.inner,
+                )
+            )
     return cases
+
+
+def copy_of(weight: LinearWeight) -> LinearWeight:
+    """In memory of its own, where packing would have put it."""
+    tensors = {}
+    for name, tensor in weight.tensors.items():
+        tensors[name] = memory.zeros(tensor.numel() * tensor.itemsize).view(tensor.dtype).view(tensor.shape)
+        tensors[name].copy_(tensor)
+    return dataclasses.replace(weight, tensors=tensors)
 
 
 @dataclass
@@ -254,6 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
+    parser.add_argument("--formats", nargs="*", default=["int8", "int4_g128"], help="of quantised weights")
     parser.add_argument("--out", type=int, default=4096)
     parser.add_argument("--in", dest="inner", type=int, default=4096)
     parser.add_argument("--megabytes", type=int, default=800)

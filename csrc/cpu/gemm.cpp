@@ -159,7 +159,7 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   const int64_t least = args.rows <= 32 ? divide_up(kLeastPieceBytes, weight) : 1;
   if (group < least) group = least;
   const int64_t groups = divide_up(panels, group);
-  // Tickets alternate between as many stretches of memory as there are threads, so that each mostly reads on where it was.
+  // Tickets alternate between as many stretches of memory as there are threads: each mostly reads on where it was.
   const int64_t pieces = groups * row_blocks, threads = num_threads(), each = divide_up(pieces, threads);
   parallel_for(each * threads, [&](int64_t ticket) {
     const int64_t index = ticket % threads * each + ticket / threads;

@@ -89,7 +89,8 @@ void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t 
 }
 
 template <class Format>
-void quantize_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end) {
+void quantize_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin,
+                   int64_t end) {
   const QuantizedRows<Format::kGroup> out(prepared, rows, k);
   for (int64_t row = begin; row < end; ++row) {
     if (x_dtype == QR_FLOAT32)
