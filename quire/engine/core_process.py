@@ -391,8 +391,8 @@ def main(make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCore
 
     Signals that ask for an end are for the parent to answer: it drains, and this process serves until it is let go.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     descriptor, parent_pid = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
     status = serve(Control(socket.socket(fileno=descriptor)), make_proc)
