@@ -60,7 +60,13 @@ def requests(num_tokens: int = 120) -> list[Request]:
         ("return", base.clone(seed=8, stop=["e", "\n\n"], min_tokens=num_tokens // 4)),
         (
             "if a",
-            base.clone(seed=9, ignore_eos=False, min_tokens=num_tokens // 2, logit_bias={5: 2.0}, output_kind=RequestOutputKind(0)),
+            base.clone(
+                seed=9,
+                ignore_eos=False,
+                min_tokens=num_tokens // 2,
+                logit_bias={5: 2.0},
+                output_kind=RequestOutputKind(0),
+            ),
         ),
     ]
 
