@@ -132,8 +132,9 @@ constexpr int64_t kLeastPieceBytes = 32 * 1024;
 // A piece of a large product: 256 rows of x stay in L2 while 16 panels pass, and so do their sums (512 KiB).
 constexpr int64_t kPieceRows = 256;
 constexpr int64_t kPiecePanels = 16;
-// Elements of x that one piece prepares (3-5 us).
+// Elements of x that one piece prepares (3-5 us) of few rows; of many it takes 32 rows, which are written side by side.
 constexpr int64_t kPreparedElements = 16 * 1024;
+constexpr int64_t kFewRows = 64;
 
 int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   // Bring x into the kernel's form: on this thread when small, on the pool when large.
@@ -142,7 +143,7 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
     void* prepared = scratch(1, prepared_bytes);
     if (prepared == nullptr) return QR_ENOMEM;
     const void* x = args.x;
-    const int64_t fit = kPreparedElements / args.k, each = fit < 1 ? 1 : fit > 32 ? 32 : fit;
+    const int64_t fit = kPreparedElements / args.k, each = args.rows > kFewRows || fit > 32 ? 32 : fit < 1 ? 1 : fit;
     parallel_for(divide_up(args.rows, each), [&](int64_t index) {
       const int64_t begin = index * each, end = begin + each < args.rows ? begin + each : args.rows;
       gemm.prepare(prepared, x, x_dtype, args.rows, args.k, begin, end);
@@ -164,9 +165,9 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   parallel_for(each * threads, [&](int64_t ticket) {
     const int64_t index = ticket % threads * each + ticket / threads;
     if (index >= pieces) return;
-    const int64_t row_begin = index % row_blocks * kPieceRows;
+    const int64_t row_begin = index / groups * kPieceRows;
     const int64_t row_end = row_begin + kPieceRows < args.rows ? row_begin + kPieceRows : args.rows;
-    const int64_t panel_begin = index / row_blocks * group;
+    const int64_t panel_begin = index % groups * group;
     const int64_t panel_end = panel_begin + group < panels ? panel_begin + group : panels;
     gemm.run(args, row_begin, row_end, panel_begin, panel_end);
   });
