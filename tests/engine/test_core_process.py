@@ -247,7 +247,7 @@ def test_a_request_that_crashes_every_core_is_found_and_the_others_lose_nothing(
 
 def test_a_step_that_hangs_is_ended() -> None:
     async def main() -> None:
-        policy = RestartPolicy(max_engine_restarts=9, engine_restart_pause=0, step_timeout=4)
+        policy = RestartPolicy(max_engine_restarts=9, engine_restart_pause=0, step_timeout=3)
         async with launched(policy, module="tests.engine.poisoned_core") as core:
             good = asyncio.create_task(transcript(core.engine, ("a", LONG.clone(max_tokens=20))))
             with pytest.raises(RequestQuarantined, match="in one step"):
