@@ -117,7 +117,8 @@ def _of_engine_fault(error: EngineError) -> ApiError:
     headers = {"Retry-After": str(retry_after)} if error.status in (429, 503) else {}
     if error.status == 503:
         headers["Connection"] = "close"  # a server that drains must not be asked again over this connection
-    return ApiError(error.status, error.code, message, headers=headers)
+    code = "rate_limit_exceeded" if error.status == 429 else error.code
+    return ApiError(error.status, code, message, headers=headers)
 
 
 _KINDS = {

@@ -115,6 +115,7 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=limited_connection(settings),
+        ws="none",
         loop="none",
         lifespan="on",
         log_config=None,

@@ -16,6 +16,7 @@ from quire.server.service import Service
 MAX_N = 128
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 4, 256
 MAX_LOGIT_BIAS = 1024
+MAX_WARNINGS = 100
 
 _DIRECT = (
     "temperature",
@@ -91,6 +92,7 @@ REFUSED: Mapping[str, Refusal] = {
     "web_search_options": _NO_TOOLS,
 }
 LABELS = {
+    "include_obfuscation",
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
@@ -127,8 +129,11 @@ def check_fields(
             raise ApiError(
                 400, "unsupported_parameter", f"Unknown parameter: {shown(name)}.", param=f"{place}{name}"[:200]
             )
-        elif len(warnings) < 100:
+        elif len(warnings) < MAX_WARNINGS:
             warnings.append(f"unknown parameter {shown(f'{place}{name}')} has no effect")
+    for name, value in body:
+        if isinstance(value, Body):
+            warnings += check_fields(value, service, place=f"{place}{name}.")
     return warnings
 
 

@@ -62,7 +62,7 @@ class ServerSettings:
     max_concurrent_requests: int = knob(1024, "Requests in progress; more are answered with status 429.", least=1)
     max_concurrent_requests_per_key: int = knob(0, "The same for each API key; 0 sets no limit.", least=0)
     max_requests_per_minute_per_key: int = knob(0, "Requests one API key may start in a minute; 0: any.", least=0)
-    max_body_size: int = knob(64 << 20, "Size of a request body.", least=1)
+    max_body_size: int = knob(16 << 20, "Size of a request body; a megabyte holds some 150,000 token ids.", least=1)
     max_header_size: int = knob(64 << 10, "Size of a request line with all headers.", least=256)
     max_header_count: int = knob(128, "Headers of a request.", least=4)
     header_timeout: int = knob(10, "Time in which the headers must arrive.", least=1)

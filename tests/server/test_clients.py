@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,7 +17,16 @@ ANSWER = "The KV cache stores the keys and"
 QUESTION = "What is a KV cache?"
 
 
+@pytest.fixture
+def careless() -> Iterator[None]:
+    """For libraries that leave sockets and event loops behind: collected here, where warnings are not errors."""
+    yield
+    asyncio.set_event_loop(None)
+    gc.collect()
+
+
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("careless")
 def test_langchain_asks_and_streams(server: Running) -> None:
     langchain_openai = pytest.importorskip("langchain_openai")
     model = langchain_openai.ChatOpenAI(
@@ -32,6 +43,7 @@ def test_langchain_asks_and_streams(server: Running) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("careless")
 def test_litellm_asks_and_maps_errors(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no look-up in the network
     litellm = pytest.importorskip("litellm")

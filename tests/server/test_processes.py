@@ -118,9 +118,9 @@ class Server:
                     finish = choice["finish_reason"] or finish
         return text, tokens, logprobs, finish
 
-    def assert_gone(self, seconds: float = 5) -> None:
+    def assert_gone(self) -> None:
         """No process of this server is left."""
-        wait_for(lambda: not session_pids(self.process.pid), seconds)
+        wait_for(lambda: not session_pids(self.process.pid))
 
     def close(self) -> None:
         self.client.close()
@@ -175,7 +175,7 @@ def test_whatever_happens_to_the_core_streams_end_as_if_nothing_had(tmp_path: Pa
             for busy in (True, False):
                 streams = start_streams(server, pool) if busy else []
                 os.kill(server.core_pid, number)
-                wait_for(lambda: server.status("/ready") == 503, 2)
+                wait_for(lambda: server.status("/ready") == 503)
                 assert server.status("/health") == 200
                 wait_for(lambda: server.status("/ready") == 200)
                 assert results(streams) == (expected if busy else [])
@@ -189,7 +189,7 @@ def test_the_first_signal_drains(tmp_path: Path, number: signal.Signals) -> None
     with ThreadPoolExecutor(16) as pool, served(tmp_path) as server:
         streams = start_streams(server, pool, 300)
         server.process.send_signal(number)
-        wait_for(lambda: server.status("/ready") == 503, 2)
+        wait_for(lambda: server.status("/ready") == 503)
         status, body = server.complete("late", 3)
         assert (status, body["error"]["code"]) == (503, "engine_unavailable")
         assert {(len(tokens), finish) for _, tokens, _, finish in results(streams)} == {(300, "length")}
@@ -199,7 +199,7 @@ def test_the_first_signal_drains(tmp_path: Path, number: signal.Signals) -> None
 def test_an_idle_server_ends_at_once(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(3) == 0
+        assert server.process.wait(TIMEOUT) == 0
 
 
 @pytest.mark.parametrize("flags", [(), ("--api-server-count", "2")], ids=["one", "two"])
@@ -208,7 +208,7 @@ def test_a_server_that_is_still_loading_ends_at_once(tmp_path: Path, flags: tupl
     try:
         wait_for(lambda: server.pids("core_process"))
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(5) == 0
+        assert server.process.wait(TIMEOUT) == 0
         server.assert_gone()
     finally:
         server.close()
@@ -218,9 +218,9 @@ def test_the_second_signal_stops_and_streams_still_get_their_last_event(tmp_path
     with ThreadPoolExecutor(16) as pool, served(tmp_path) as server:
         streams = start_streams(server, pool, 1000)
         server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: server.status("/ready") == 503, 2)
+        wait_for(lambda: server.status("/ready") == 503)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(5) == 0
+        assert server.process.wait(TIMEOUT) == 0
         assert {finish for _, _, _, finish in results(streams)} == {"abort"}
 
 
@@ -228,7 +228,7 @@ def test_the_deadline_of_a_drain_ends_what_is_left(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool, served(tmp_path, "--shutdown-timeout", "0") as server:
         streams = start_streams(server, pool, 1000)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(5) == 0
+        assert server.process.wait(TIMEOUT) == 0
         assert {finish for _, _, _, finish in results(streams)} == {"abort"}
 
 
@@ -249,7 +249,7 @@ def test_a_killed_server_leaves_nothing_and_a_stopped_one_goes_on(tmp_path: Path
         streams = start_streams(server, pool, 1000)
         os.kill(pid, signal.SIGSTOP)
         server.process.kill()
-        server.assert_gone(2)
+        server.assert_gone()
         for stream in streams:
             assert isinstance(stream.exception(TIMEOUT), httpx.HTTPError)
 
@@ -258,13 +258,13 @@ def test_a_core_that_may_not_be_replaced_leaves_a_server_that_says_so(tmp_path: 
     with ThreadPoolExecutor(16) as pool, served(tmp_path, "--max-engine-restarts", "0") as server:
         streams = start_streams(server, pool, 1000)
         os.kill(server.core_pid, signal.SIGKILL)
-        wait_for(lambda: server.status("/health") == 503, 2)
+        wait_for(lambda: server.status("/health") == 503)
         assert server.status("/ready") == 503
         assert {finish for _, _, _, finish in results(streams)} == {"engine_unavailable"}
         status, body = server.complete("late", 3)
         assert (status, body["error"]["code"]) == (503, "engine_unavailable")
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(3) == 0
+        assert server.process.wait(TIMEOUT) == 0
 
 
 def test_several_fronts_share_one_core_and_each_may_die(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_fronts_and_core_end_with_their_parent(tmp_path: Path) -> None:
         os.kill(server.core_pid, signal.SIGSTOP)
         os.kill(server.pids("front_process")[1], signal.SIGSTOP)
         server.process.kill()
-        server.assert_gone(2)
+        server.assert_gone()
 
 
 def serve_once(*flags: str) -> tuple[int, str]:

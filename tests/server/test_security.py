@@ -86,7 +86,8 @@ def test_a_key_has_its_own_share_of_the_server(serve: Any) -> None:
     with serve(api_key=KEYS, max_concurrent_requests_per_key=1) as guarded:
         body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
         with guarded.client.stream("POST", "/v1/completions", json=body, headers=bearer(KEYS[0])) as busy:
-            next(busy.iter_lines())
+            lines = busy.iter_lines()  # closed with its last reference, and the stream with it
+            assert next(lines)
             short = {"prompt": "a", "max_tokens": 1}
             codes = [
                 guarded.client.post("/v1/completions", json=short, headers=bearer(key)).status_code for key in KEYS

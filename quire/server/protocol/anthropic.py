@@ -7,16 +7,16 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quire.server.protocol.fields import SamplingFields, of_kind
+from quire.server.protocol.fields import Each, SamplingFields, of_kind
 from quire.server.protocol.openai import Message
 
-System = Annotated[str | list[dict[str, Any]], of_kind("a string or an array of text blocks")]
+System = Annotated[str | Each[dict[str, Any]], of_kind("a string or an array of text blocks")]
 
 
 class CountTokensRequest(SamplingFields):
     """POST /v1/messages/count_tokens."""
 
-    messages: list[Message]
+    messages: Each[Message]
     system: System | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -25,7 +25,7 @@ class MessagesRequest(CountTokensRequest):
     """POST /v1/messages. Sampling fields that Anthropic does not have are understood as well."""
 
     max_tokens: int = Field(json_schema_extra={"minimum": 1})
-    stop_sequences: list[str] | None = None
+    stop_sequences: Each[str] | None = None
     stream: bool | None = None
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError, ValidationError
 
 from quire.sampling_params import RANGES
@@ -42,7 +42,18 @@ def bounded(name: str) -> Any:
 
 Label = Annotated[str, Field(max_length=MAX_LABEL)]
 """Text that names something and is not interpreted."""
-Texts = Annotated[str | list[str], of_kind("a string or an array of strings")]
+T = TypeVar("T")
+
+
+class _FirstOnly(FailFast):
+    """FailFast that can stand in a union."""
+
+    __hash__ = object.__hash__
+
+
+Each = Annotated[list[T], _FirstOnly()]
+"""A list whose first wrong item is the only one that is reported: there may be millions."""
+Texts = Annotated[str | Each[str], of_kind("a string or an array of strings")]
 
 
 class StreamOptions(Body):
@@ -67,15 +78,15 @@ class SamplingFields(Body):
     repetition_penalty: float | None = bounded("repetition_penalty")
     seed: int | None = bounded("seed")
     stop: Texts | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Each[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = bounded("min_tokens")
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: Each[int] | None = None
+    bad_words: Each[str] | None = None
+    logit_bias: Annotated[dict[str, float], of_kind("an object of numbers by token id")] | None = None
     cache_salt: str | None = None
     request_id: Label | None = None
 

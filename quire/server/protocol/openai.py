@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from quire.server.protocol.fields import Body, GenerationFields, Label
+from quire.server.protocol.fields import Body, Each, GenerationFields, Label
 
 Prompts = list[str | list[int]]
 """One or more prompts, all text or all token ids."""
@@ -67,14 +67,14 @@ class ConversationFields(Body):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Each[dict[str, Any]] | None = None
     reasoning_effort: Label | None = None
 
 
 class ChatCompletionRequest(ConversationFields, GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Each[Message]
     max_completion_tokens: int | None = Field(default=None, json_schema_extra={"minimum": 1})
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, json_schema_extra={"minimum": 0, "maximum": 20})
@@ -86,7 +86,7 @@ class TokenizeRequest(ConversationFields):
 
     model: Label | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Each[Message] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -95,7 +95,7 @@ class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     model: Label | None = None
-    tokens: list[int]
+    tokens: Each[int]
 
 
 class PromptTokensDetails(TypedDict):

@@ -7,9 +7,9 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quire.server.protocol.fields import SamplingFields, of_kind
+from quire.server.protocol.fields import Each, SamplingFields, of_kind
 
-Input = Annotated[str | list[dict[str, Any]], of_kind("a string or an array of input items")]
+Input = Annotated[str | Each[dict[str, Any]], of_kind("a string or an array of input items")]
 
 
 class ResponsesRequest(SamplingFields):
@@ -19,7 +19,7 @@ class ResponsesRequest(SamplingFields):
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, json_schema_extra={"minimum": 1})
     top_logprobs: int | None = Field(default=None, json_schema_extra={"minimum": 0, "maximum": 20})
-    include: list[str] | None = None
+    include: Each[str] | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     stream: bool | None = None

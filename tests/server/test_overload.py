@@ -1,0 +1,122 @@
+"""More than the server takes is refused at once, and everything is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.config.args import EngineArgs
+from quire.engine.admission import AdmissionLimits
+from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.engine.startup import start
+from quire.server.settings import ServerSettings
+from tests.server.conftest import NUM_BLOCKS, Running, stand_in, wait_for
+
+SHORT = {"prompt": "a", "max_tokens": 1}
+
+
+@pytest.fixture
+def narrow(loop: asyncio.AbstractEventLoop) -> Iterator[Running]:
+    """A server whose engine lets two requests wait."""
+    parts = start(EngineArgs(num_gpu_blocks_override=NUM_BLOCKS, block_size=16, use_tqdm_on_load=False))
+    with AsyncLLMEngine(parts, AdmissionLimits(max_queued_requests=2)) as engine:
+        running = Running(parts, engine, ServerSettings(), loop)
+        try:
+            yield running
+        finally:
+            running.close()
+
+
+def test_a_full_queue_is_said_at_once_and_a_draining_server_says_so(narrow: Running) -> None:
+    with ThreadPoolExecutor(2) as pool, stand_in(narrow):
+        waiting = [pool.submit(narrow.post, "/v1/completions", **SHORT) for _ in range(2)]
+        wait_for(lambda: narrow.engine.num_queued == 2)
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            for stream in (False, True):
+                body = {**SHORT, "messages": [{"role": "user", "content": "a"}], "stream": stream}
+                reply = narrow.post(path, **body)
+                assert reply.status_code == 429
+                assert int(reply.headers["retry-after"]) >= 1
+                assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+                assert reply.json()["error"]["type"] == "rate_limit_error"
+        narrow.engine.drain()
+        reply = narrow.post("/v1/completions", **SHORT)
+        assert reply.status_code == 503
+        assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
+        assert reply.json()["error"]["code"] == "engine_unavailable"
+        assert narrow.client.get("/ready").status_code == 503
+        assert narrow.client.get("/health").status_code == 200
+    assert [reply.result().status_code for reply in waiting] == [200, 200]
+    assert 'reason="queue"} 4.0' in narrow.client.get("/metrics").text
+
+
+def test_many_kinds_of_requests_leave_no_task_and_no_descriptor(
+    server: Running, loop: asyncio.AbstractEventLoop
+) -> None:
+    def count() -> tuple[int, int, int]:
+        async def tasks() -> int:
+            return len(asyncio.all_tasks())
+
+        async def fill_the_pool() -> None:
+            await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.05) for _ in range(40)))
+
+        asyncio.run_coroutine_threadsafe(fill_the_pool(), loop).result()  # its threads come as they are needed
+        num_tasks = asyncio.run_coroutine_threadsafe(tasks(), loop).result()
+        return num_tasks, len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def ask(index: int) -> int:
+        kinds: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 3, "stream": True}),
+            ("/v1/completions", {"prompt": "a", "max_tokens": 3, "logprobs": 3, "echo": True}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}),
+            ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": True}),
+            ("/v1/responses", {"input": "a", "max_output_tokens": 3, "stream": True}),
+            ("/tokenize", {"prompt": "a b c"}),
+            ("/v1/completions", {"prompt": "a", "temperature": 9}),
+            ("/nope", {}),
+        ]
+        path, body = kinds[index % len(kinds)]
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            return client.post(path, json=body).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        codes = set(pool.map(ask, range(16)))
+        assert codes == {200, 400, 404}
+        server.wait_idle()
+        time.sleep(0.1)
+        before = count()
+        list(pool.map(ask, range(64)))
+        server.wait_idle()
+        wait_for(lambda: all(now <= then for now, then in zip(count(), before, strict=True)))
+
+
+def test_a_million_wrong_items_are_one_short_answer(server: Running) -> None:
+    wrong = json.dumps({"prompt": "a", "stop_token_ids": ["a"] * 1_000_000, "allowed_token_ids": [[]] * 100_000})
+    reply = server.client.post("/v1/completions", content=wrong, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "stop_token_ids[0]"
+    assert len(reply.content) < 500
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_the_server_speaks_tls(serve: Any, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    line = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost"
+    subprocess.run([*line.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    with serve(ssl_certfile=str(certificate), ssl_keyfile=str(key)) as secure:
+        url = secure.url.replace("http:", "https:")
+        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=certificate)) as client:
+            assert client.post("/v1/completions", json=SHORT).status_code == 200
