@@ -242,8 +242,8 @@ def small_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case
         logits = torch.randn(rows, 151_936) * 4
         cases.append(
             Case(
-                name=f"argmax R={rows}",
-                run=lambda _, logits=logits: ops["argmax"](logits),  # type: ignore[misc]
+                name=f"row_max R={rows}",
+                run=lambda _, logits=logits: ops["row_max"](logits),  # type: ignore[misc]
                 baseline=lambda _, logits=logits: torch.argmax(logits, dim=-1),  # type: ignore[misc]
                 calls=4,
             )

@@ -240,7 +240,7 @@ using namespace qr;
 
 extern "C" {
 
-int32_t qr_argmax(int64_t* ids, const float* logits, int64_t rows, int64_t vocab) {
+int32_t qr_row_max(float* values, int64_t* ids, const float* logits, int64_t rows, int64_t vocab) {
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
   if (rows < 0 || vocab <= 0) return QR_EINVAL;
@@ -258,6 +258,7 @@ int32_t qr_argmax(int64_t* ids, const float* logits, int64_t rows, int64_t vocab
       const Largest& next = found[row * chunks + chunk];
       if (next.value > best.value || next.value != next.value) best = next;
     }
+    values[row] = best.value;
     ids[row] = best.index;
   }
   return QR_OK;

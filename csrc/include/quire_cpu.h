@@ -145,8 +145,8 @@ QR_API int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int
 
 /* ---- sampling (sampling.cpp): logits[rows, vocab] float32 ---- */
 
-/* ids[rows]: the first of the largest logits. */
-QR_API int32_t qr_argmax(int64_t* ids, const float* logits, int64_t rows, int64_t vocab);
+/* The largest logit of each row and the first index that holds it; a NaN counts as the largest. */
+QR_API int32_t qr_row_max(float* values, int64_t* ids, const float* logits, int64_t rows, int64_t vocab);
 
 /* Log-softmax of the chosen token and its rank (1 = best, ties by lower id), and the k best: [rows], [rows], [rows, k],
  * [rows, k]. 0 <= k <= vocab. */

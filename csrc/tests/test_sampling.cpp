@@ -5,15 +5,17 @@
 #include "check.h"
 #include "quire_cpu.h"
 
-TEST(argmax_is_the_first_of_the_largest) {
+TEST(row_max_is_the_first_of_the_largest) {
   for (int64_t vocab : {1, 5, 100, 40000}) {
     std::vector<float> logits = random_floats(3 * vocab);
     if (vocab > 50) logits[size_t(vocab + 17)] = logits[size_t(2 * vocab - 2)] = 9.0f;
     if (vocab > 50) logits[size_t(2 * vocab + 40)] = NAN;
+    float values[3];
     int64_t ids[3];
-    CHECK(qr_argmax(ids, logits.data(), 3, vocab) == QR_OK);
+    CHECK(qr_row_max(values, ids, logits.data(), 3, vocab) == QR_OK);
     CHECK(ids[0] == std::max_element(logits.begin(), logits.begin() + vocab) - logits.begin());
-    if (vocab > 50) CHECK(ids[1] == 17 && ids[2] == 40);
+    CHECK(values[0] == logits[size_t(ids[0])]);
+    if (vocab > 50) CHECK(ids[1] == 17 && values[1] == 9.0f && ids[2] == 40 && std::isnan(values[2]));
   }
 }
 

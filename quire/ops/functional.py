@@ -219,9 +219,12 @@ def paged_attention(
     )
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """The most likely token of each row, the lowest id on a tie. Shapes: logits [R, V] float32 -> [R] int64."""
-    return cast("Tensor", op("argmax")(logits))
+def row_max(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row and its token, the lowest id on a tie; NaN counts as the largest.
+
+    Shapes: logits [R, V] float32 -> [R] float32, [R] int64.
+    """
+    return cast("tuple[Tensor, Tensor]", op("row_max")(logits))
 
 
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

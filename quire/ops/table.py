@@ -29,7 +29,7 @@ OPS = (
     "allocate_kv_cache",
     "copy_blocks",
     "paged_attention",
-    "argmax",
+    "row_max",
     "top_logprobs",
     "apply_penalties",
     "sample",

@@ -27,7 +27,6 @@ class SamplingBatch:
         """Every row takes its most likely token."""
         self.all_random = len(random) == len(self.rows)
         """Every row draws."""
-        self.greedy_rows = torch.tensor([i for i, p in enumerate(params) if p.is_greedy], dtype=torch.int64)
         self.random_rows = torch.tensor(random, dtype=torch.int64)
         self.temperature = torch.tensor([params[i].temperature for i in random], dtype=torch.float32)
         """Of the random rows, as are the next six."""

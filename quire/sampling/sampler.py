@@ -52,26 +52,28 @@ class Sampler:
         Mutates: logits.
         """
         logits = logits[:, : self.vocab_size]
-        errors = _fail(logits, batch.rows, _not_finite)  # 1. what the model itself got wrong
+        largest, greedy = _row_max(logits)
+        errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
         reported = _reported(logits, batch)  # 2. the logits to report, before they change
         for processor in batch.processors:  # 3. what the requests change
             processor.apply(logits)
         if batch.processors:
-            errors |= _fail(logits, batch.rows, _nothing_left)
-        token_ids = _choose(logits, batch, num_draws)  # 4. choose
+            largest, greedy = _row_max(logits)
+            errors |= _fail(logits, largest, batch.rows, _nothing_left)
+        token_ids = _choose(logits, greedy, batch, num_draws)  # 4. choose
         for index in errors:
             token_ids[index] = []
         return SampledTokens(token_ids, _logprobs(reported, token_ids, batch), errors)  # 5. report
 
 
-def _fail(logits: Tensor, rows: Sequence[SamplingRow], explain: Callable[[SamplingRow, float], str]) -> dict[int, str]:
+def _fail(
+    logits: Tensor, largest: Sequence[float], rows: Sequence[SamplingRow], explain: Callable[[SamplingRow, float], str]
+) -> dict[int, str]:
     """Errors of rows whose largest logit is NaN or infinite; their logits are set to 0 so that others can go on."""
-    largest = logits.amax(dim=-1)
-    if bool(largest.isfinite().all()):
-        return {}
-    failed = (~largest.isfinite()).nonzero().squeeze(-1)
-    logits[failed] = 0.0
-    return {index: explain(rows[index], float(largest[index])) for index in failed.tolist()}
+    failed = [index for index, value in enumerate(largest) if not math.isfinite(value)]
+    if failed:
+        logits[failed] = 0.0
+    return {index: explain(rows[index], largest[index]) for index in failed}
 
 
 def _not_finite(row: SamplingRow, largest: float) -> str:
@@ -94,16 +96,20 @@ def _nothing_left(row: SamplingRow, largest: float) -> str:
     )
 
 
-def _choose(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
+def _row_max(logits: Tensor) -> tuple[list[float], list[int]]:
+    largest, ids = F.row_max(logits)
+    return largest.tolist(), ids.tolist()
+
+
+def _choose(logits: Tensor, greedy: list[int], batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
+    """`greedy`: the most likely token of each row."""
     if batch.all_greedy:
-        return [[token] * count for token, count in zip(F.argmax(logits).tolist(), num_draws, strict=True)]
+        return [[token] * count for token, count in zip(greedy, num_draws, strict=True)]
     if batch.all_random:
         drawn = _draw(logits, batch, num_draws)
         return [tokens[:count] for tokens, count in zip(drawn, num_draws, strict=True)]
-    chosen: list[list[int]] = [[] for _ in batch.rows]
-    greedy, random = batch.greedy_rows.tolist(), batch.random_rows.tolist()
-    for index, token in zip(greedy, F.argmax(logits[batch.greedy_rows]).tolist(), strict=True):
-        chosen[index] = [token] * num_draws[index]
+    chosen = [[token] * count for token, count in zip(greedy, num_draws, strict=True)]
+    random = batch.random_rows.tolist()
     counts = [num_draws[index] for index in random]
     for index, tokens in zip(random, _draw(logits[batch.random_rows], batch, counts), strict=True):
         chosen[index] = tokens[: num_draws[index]]
@@ -122,7 +128,7 @@ def _draw(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> lis
 
 def _reported(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """The logits of the rows that report log-probabilities, safe from later changes."""
-    if batch.processors or len(batch.logprobs_rows) < len(batch.rows):
+    if batch.logprobs_rows and (batch.processors or len(batch.logprobs_rows) < len(batch.rows)):
         return logits[torch.tensor(batch.logprobs_rows, dtype=torch.int64)]
     return logits
 

@@ -1,4 +1,4 @@
-"""argmax, top_logprobs, apply_penalties and sample, for every implementation that provides them."""
+"""row_max, top_logprobs, apply_penalties and sample, for every implementation that provides them."""
 
 import importlib
 import importlib.util
@@ -159,7 +159,9 @@ def test_results_do_not_depend_on_the_number_of_threads(impl: str) -> None:
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
         drawn = run(impl, "sample", logits, *parameters(CASES), numbers)
-        results.append((drawn, *run(impl, "top_logprobs", logits, chosen, 20), run(impl, "argmax", logits)))
+        results.append(
+            (drawn, *run(impl, "top_logprobs", logits, chosen, 20), *table.implementation_of(impl)["row_max"](logits))
+        )
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
@@ -204,20 +206,25 @@ def test_top_k_of_one_is_greedy_and_ties_go_to_the_lower_id(impl: str) -> None:
     assert set(drawn[0].tolist()) == {1}
 
 
-@pytest.mark.parametrize("impl", implementations_of("argmax"))
-def test_argmax_takes_the_lowest_of_equal_tokens(impl: str) -> None:
+@pytest.mark.parametrize("impl", implementations_of("row_max"))
+def test_row_max_takes_the_lowest_of_equal_tokens(impl: str) -> None:
     logits = torch.full((3, 1000), -1.0)
     logits[0, [700, 300, 999]] = 5.0
     logits[1, :] = 0.0
     logits[2, 998] = -0.5
-    assert run(impl, "argmax", logits).tolist() == [300, 0, 998]
+    assert table.implementation_of(impl)["row_max"](logits)[1].tolist() == [300, 0, 998]
 
 
-@pytest.mark.parametrize("impl", implementations_of("argmax"))
+@pytest.mark.parametrize("impl", implementations_of("row_max"))
 @pytest.mark.parametrize("vocab_size", [1, 7, 64, 1023])
-def test_argmax_equals_a_loop(impl: str, vocab_size: int) -> None:
+def test_row_max_equals_a_loop(impl: str, vocab_size: int) -> None:
     logits = torch.randint(-3, 3, (9, vocab_size), generator=torch.Generator().manual_seed(3)).float()
-    assert run(impl, "argmax", logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
+    values, ids = table.implementation_of(impl)["row_max"](logits)
+    assert ids.tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert values.tolist() == [max(row) for row in logits.tolist()]
+    logits[4, vocab_size // 2] = math.nan
+    values, ids = table.implementation_of(impl)["row_max"](logits)
+    assert (ids[4], values.isnan().tolist()) == (vocab_size // 2, [row == 4 for row in range(9)])
 
 
 def ordered(row: list[float]) -> list[int]:

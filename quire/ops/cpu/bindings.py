@@ -12,7 +12,7 @@ from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.norm import layer_norm, rms_norm
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
-from quire.ops.cpu.sampling import apply_penalties, argmax, sample, top_logprobs
+from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -28,7 +28,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "allocate_kv_cache": allocate_kv_cache,
         "copy_blocks": copy_blocks,
         "paged_attention": paged_attention,
-        "argmax": argmax,
+        "row_max": row_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,
         "sample": sample,

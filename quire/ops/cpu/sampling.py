@@ -10,12 +10,12 @@ from quire.ops.cpu.library import check, load
 lib = load()
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """See `functional.argmax`."""
+def row_max(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `functional.row_max`."""
     rows, vocab_size = logits.shape
-    ids = torch.empty(rows, dtype=torch.int64)
-    check(lib.qr_argmax(ids.data_ptr(), logits.data_ptr(), rows, vocab_size))
-    return ids
+    values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    check(lib.qr_row_max(values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocab_size))
+    return values, ids
 
 
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linea
 from quire.ops.reference.graphs import Graphs
 from quire.ops.reference.norm import layer_norm, rms_norm
 from quire.ops.reference.rotary import rope_and_cache
-from quire.ops.reference.sampling import apply_penalties, argmax, sample, top_logprobs
+from quire.ops.reference.sampling import apply_penalties, row_max, sample, top_logprobs
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -26,7 +26,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "allocate_kv_cache": allocate_kv_cache,
         "copy_blocks": copy_blocks,
         "paged_attention": paged_attention,
-        "argmax": argmax,
+        "row_max": row_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,
         "sample": sample,
