@@ -131,7 +131,8 @@ def check_fields(
             )
         elif len(warnings) < MAX_WARNINGS:
             warnings.append(f"unknown parameter {shown(f'{place}{name}')} has no effect")
-    for name, value in body:
+    for name in body.model_fields_set:
+        value = getattr(body, name)
         if isinstance(value, Body):
             warnings += check_fields(value, service, place=f"{place}{name}.")
     return warnings

@@ -313,6 +313,13 @@ def test_unknown_fields_are_named_in_warnings_and_make_no_metric(server: Running
     assert "field_1" not in server.client.get("/metrics").text
 
 
+def test_unknown_stream_options_are_named_too(server: Running) -> None:
+    options = {"include_usage": True, "include_obfuscation": False, "foo": 1}
+    reply = server.post(CHAT, **ASK, stream=True, stream_options=options)
+    assert "unknown parameter 'stream_options.foo' has no effect" in reply.text
+    assert "obfuscation" not in reply.text
+
+
 def test_unknown_fields_are_refused_when_the_operator_says_so(serve: Any) -> None:
     with serve(strict_params=True) as strict:
         check(strict.post(CHAT, **ASK, foo=1), 400, "unsupported_parameter", "foo", "Unknown parameter: 'foo'.")

@@ -1,0 +1,72 @@
+"""Engines that lack something: a tokenizer, a chat template."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quire
+from quire.config.args import EngineArgs
+from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.engine.startup import start
+from quire.server.settings import ServerSettings
+from tests.server.conftest import Running
+
+QUESTION = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def bare(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Running]]:
+    """options -> a server over an engine of its own."""
+    running: list[Running] = []
+
+    def run(**options: Any) -> Running:
+        parts = start(EngineArgs(num_gpu_blocks_override=64, use_tqdm_on_load=False, **options))
+        running.append(Running(parts, AsyncLLMEngine(parts), ServerSettings(), loop))
+        return running[-1]
+
+    yield run
+    for server in running:
+        server.close()
+        server.engine.close()
+
+
+def test_token_ids_are_served_without_a_tokenizer(bare: Callable[..., Running]) -> None:
+    server = bare(skip_tokenizer_init=True)
+    ask = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    choice = server.post("/v1/completions", **ask, logprobs=1, echo=True).json()["choices"][0]
+    assert choice["text"] == ""
+    assert len(choice["token_ids"]) == 4
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in [5, 6, 7, *choice["token_ids"]]]
+    streamed = server.post("/v1/completions", **ask, stream=True).text
+    assert streamed.count('"token_ids"') == 4
+    refused = [
+        server.post("/v1/completions", prompt="text"),
+        server.post("/v1/chat/completions", messages=QUESTION),
+        server.post("/v1/messages", messages=QUESTION, max_tokens=1),
+        server.post("/tokenize", prompt="text"),
+        server.post("/detokenize", tokens=[5]),
+        server.post("/v1/completions", prompt=[5], stop=["x"]),
+    ]
+    assert [reply.status_code for reply in refused] == [400] * 6
+    assert all("tokeni" in reply.text for reply in refused)
+    assert server.client.get("/v1/capabilities").json()["chat"] is False
+
+
+def test_a_model_without_a_chat_template_completes(bare: Callable[..., Running], tmp_path: Path) -> None:
+    for file in (Path(quire.__file__).parent / "tiny").iterdir():
+        if file.is_file() and "template" not in file.name:
+            (tmp_path / file.name).symlink_to(file)
+    server = bare(model=str(tmp_path))
+    assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
+    reply = server.post("/v1/chat/completions", messages=QUESTION)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith("This model has no chat template.")
+    (card,) = server.client.get("/v1/models").json()["data"]
+    assert card["id"] == tmp_path.name
+    assert str(tmp_path) not in server.client.get("/metrics").text
+    assert server.post("/v1/completions", model=str(tmp_path), prompt="a", max_tokens=1).status_code == 200
