@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +40,7 @@ class Front:
         self.settings = settings
         self.sock = sock
         self._server: _Server | None = None
+        self._exiting = False
         self._stop = asyncio.Event()
         self._drainer: asyncio.Task[None] | None = None
         self._failure: QuireError | None = None
@@ -52,6 +52,7 @@ class Front:
         """
         watcher = asyncio.create_task(self._watch_start(on_ready))
         self._server = _Server(uvicorn_config(make_app(), self.settings))
+        self._server.should_exit = self._exiting
         try:
             await self._server.serve([self.sock])
         finally:
@@ -96,6 +97,7 @@ class Front:
         self._exit()
 
     def _exit(self) -> None:
+        self._exiting = True
         if self._server is not None:
             self._server.should_exit = True
 
@@ -157,9 +159,3 @@ def run_front(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
-
-
-def drain_then_stop(front: Front, loop: asyncio.AbstractEventLoop) -> None:
-    """SIGTERM and SIGINT: the first drains, the second stops at once."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, front.on_signal)

@@ -11,10 +11,10 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quire.config.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
@@ -25,7 +25,13 @@ from quire.server.settings import ServerSettings
 from quire.utils.net import listen_tcp, listen_unix, url_of
 from quire.utils.process import raise_descriptor_limit
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
 log = get_logger(__name__)
+
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""The first one drains, the second stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,18 @@ class ServeOptions:
     policy: RestartPolicy
 
 
+class EarlySignals:
+    """Remembers a signal that comes before anybody can drain: an exception in the middle of an import may be lost."""
+
+    def __init__(self) -> None:
+        self.came = False
+        for number in END_SIGNALS:
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: object) -> None:
+        self.came = True
+
+
 def serve(options: ServeOptions, started_at: float) -> None:
     """Serve until told to stop. `started_at` is when the process began, by `time.monotonic()`.
 
@@ -46,7 +64,7 @@ def serve(options: ServeOptions, started_at: float) -> None:
     settings = options.settings
     for warning in settings.warnings:
         log.warning("%s", warning)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until somebody can drain there is nothing to drain
+    early = EarlySignals()
     raise_descriptor_limit()
     with _listen(settings) as sock:
         url = url_of(sock, tls=settings.ssl_certfile is not None)
@@ -57,9 +75,9 @@ def serve(options: ServeOptions, started_at: float) -> None:
         supervisor = CoreSupervisor(options.args, options.policy)  # loading overlaps with all that follows
         try:
             if settings.api_server_count == 1:
-                _serve_here(options, supervisor, sock, on_ready)
+                _serve_here(options, supervisor, sock, on_ready, early)
             else:
-                _serve_in_fronts(options, supervisor, sock, on_ready)
+                _serve_in_fronts(options, supervisor, sock, on_ready, early)
         finally:
             supervisor.close()
             if settings.uds is not None:
@@ -68,23 +86,38 @@ def serve(options: ServeOptions, started_at: float) -> None:
 
 
 def _serve_here(
-    options: ServeOptions, supervisor: CoreSupervisor, sock: socket.socket, on_ready: Callable[[], None]
+    options: ServeOptions,
+    supervisor: CoreSupervisor,
+    sock: socket.socket,
+    on_ready: Callable[[], None],
+    early: EarlySignals,
 ) -> None:
     from quire.engine.async_llm_engine import AsyncLLMEngine
-    from quire.server.front import drain_then_stop, run_front
+    from quire.server.front import Front, run_front
+
+    def handle_signals(front: Front, loop: AbstractEventLoop) -> None:
+        for number in END_SIGNALS:
+            loop.add_signal_handler(number, front.on_signal)
+        if early.came:
+            front.drain()
 
     engine = AsyncLLMEngine(supervisor, options.limits)
-    run_front(engine, options.settings, sock, on_ready=on_ready, handle_signals=drain_then_stop)
+    run_front(engine, options.settings, sock, on_ready=on_ready, handle_signals=handle_signals)
 
 
 def _serve_in_fronts(
-    options: ServeOptions, supervisor: CoreSupervisor, sock: socket.socket, on_ready: Callable[[], None]
+    options: ServeOptions,
+    supervisor: CoreSupervisor,
+    sock: socket.socket,
+    on_ready: Callable[[], None],
+    early: EarlySignals,
 ) -> None:
     from quire.server.front_group import FrontGroup
     from quire.server.link import FrontOrders
 
     orders = FrontOrders(settings=options.settings, limits=options.limits)
-    FrontGroup(orders, sock, supervisor, RestartBudget(options.policy), on_ready).run()
+    if not early.came:
+        FrontGroup(orders, sock, supervisor, RestartBudget(options.policy), on_ready).run()
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
