@@ -82,6 +82,18 @@ def test_requests_are_counted_once_under_both_names(server: Running) -> None:
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total"):
         assert series(after, f"vllm:{name}") >= 0
     assert series(after, "http_requests_total") - series(before, "http_requests_total") >= 3
+    assert 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"}' in after
+
+
+def test_each_request_has_one_line_in_the_log(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with serve(enable_log_requests=True) as talkative:
+        headers = {"x-request-id": "mine"}
+        talkative.client.post("/v1/completions", json={"prompt": ["secret"] * 2, "max_tokens": 3}, headers=headers)
+    lines = [record.getMessage() for record in caplog.records if record.name == "quire.server.generation"]
+    assert len(lines) == 2
+    assert all("request=mine" in line and "end=length" in line and "output_tokens=3" in line for line in lines)
+    assert "secret" not in caplog.text
 
 
 def test_names_that_clients_make_up_make_no_series(server: Running) -> None:

@@ -225,7 +225,7 @@ def test_a_client_that_is_told_to_come_back_does(serve: Any) -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         busy = other.completions.create(
-            model=MODEL, prompt="import", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+            model=MODEL, prompt=["import"] * 8, max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
         )
         next(iter(busy))
         with pytest.raises(openai.RateLimitError) as caught:

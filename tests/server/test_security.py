@@ -84,7 +84,7 @@ def test_cached_prefixes_of_one_key_are_not_seen_with_another(serve: Any) -> Non
 
 def test_a_key_has_its_own_share_of_the_server(serve: Any) -> None:
     with serve(api_key=KEYS, max_concurrent_requests_per_key=1) as guarded:
-        body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        body = {"prompt": ["a"] * 8, "max_tokens": 900, "ignore_eos": True, "stream": True}
         with guarded.client.stream("POST", "/v1/completions", json=body, headers=bearer(KEYS[0])) as busy:
             lines = busy.iter_lines()  # closed with its last reference, and the stream with it
             assert next(lines)
