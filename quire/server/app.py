@@ -36,6 +36,7 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -
         openapi_url=None if hidden else "/openapi.json",
         root_path=settings.root_path.rstrip("/"),
         redirect_slashes=False,
+        telemetry={"auto_configure": False},  # no exporter that an environment variable could switch on
         responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
     )
     for routes in ROUTES:
