@@ -68,10 +68,6 @@ class AttentionMetadata:
     block_size: int
 
 
-class NotRecordable(Exception):
-    """A run that cannot become a graph; the message says why."""
-
-
 class Graph(Protocol):
     """A run of ops whose arguments are fixed: what they read and write stays where it is, its contents may change."""
 
@@ -82,11 +78,11 @@ class Graph(Protocol):
 class Graphs(Protocol):
     """A set of graphs of which one runs at a time."""
 
-    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
-        """A graph of `run`, whose ops have not been executed yet, though it may be called.
+    only_ops: bool
+    """Whether a replay repeats nothing but ops: what the run computes by other means is as it was when recorded."""
 
-        What it reads must outlive the graph. Raises: NotRecordable where it computes with anything but ops.
-        """
+    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
+        """A graph of `run`, which may be called for it without its ops being run. What they read must outlive it."""
 
 
 def make_graphs() -> Graphs:

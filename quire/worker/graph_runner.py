@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import torch
 from torch import Tensor
 
 from quire.log import get_logger
 from quire.models.interfaces import Model
 from quire.ops import functional as F
-from quire.worker.input_builder import StepInputs
+from quire.worker.input_builder import InputBuilder, StepInputs
 
 log = get_logger(__name__)
 
@@ -19,21 +20,25 @@ MAX_KEPT_TOKENS = 512
 
 
 class GraphRunner:
-    """Runs a model from graphs. One whose forward pass computes with more than ops is run without them."""
+    """Runs a model from graphs, if its forward pass computes with ops alone; otherwise op by op."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, builder: InputBuilder) -> None:
+        """`builder`'s buffers are written."""
         self.model = model
         self._set = F.make_graphs()
         self._graphs: OrderedDict[tuple[int, ...], F.Graph] = OrderedDict()
         """By shape of the step, the one used last at the end."""
-        self._recordable = True
+        reason = self._why_not(builder) if self._set.only_ops else None
+        self._recordable = reason is None
+        if reason is not None:
+            log.info("%s runs op by op, not from graphs: %s", type(model).__name__, reason)
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
         """Hidden states and, if there are any, the logits of the sampled rows; both are valid until the next run.
 
         Shapes: -> [T, E], [R, V] float32.
         """
-        hidden, *logits = self._replay(inputs) if self._recordable else self._forward(inputs)
+        hidden, *logits = self._graph(inputs).replay() if self._recordable else self._forward(inputs)
         return hidden, logits[0] if logits else None
 
     def _forward(self, inputs: StepInputs) -> tuple[Tensor, ...]:
@@ -43,17 +48,21 @@ class GraphRunner:
         rows = hidden if len(inputs.sampled_rows) == len(hidden) else F.embedding(inputs.sampled_rows, hidden)
         return hidden, self.model.compute_logits(rows)
 
-    def _replay(self, inputs: StepInputs) -> tuple[Tensor, ...]:
-        graph = self._graphs.pop(inputs.shape, None)
-        if graph is None:
-            try:
-                graph = self._set.record(lambda: self._forward(inputs))
-            except F.NotRecordable as reason:
-                log.info("%s runs op by op: %s", type(self.model).__name__, reason)
-                self._recordable = False
-                return self._forward(inputs)
+    def _graph(self, inputs: StepInputs) -> F.Graph:
+        graph = self._graphs.pop(inputs.shape, None) or self._set.record(lambda: self._forward(inputs))
         if len(inputs.token_ids) <= MAX_KEPT_TOKENS:
             self._graphs[inputs.shape] = graph
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
-        return graph.replay()
+        return graph
+
+    @torch.inference_mode()
+    def _why_not(self, builder: InputBuilder) -> str | None:
+        """Record a step, change its input, and compare: what was not computed by ops would be that of the old input."""
+        try:
+            graph = self._set.record(lambda: self._forward(builder.one_token(token_id=0, position=0)))
+            expected = self._forward(builder.one_token(token_id=1, position=1))
+            same = all(map(torch.equal, graph.replay(), expected))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None if same else "it computes with more than ops"

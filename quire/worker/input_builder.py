@@ -69,20 +69,33 @@ class InputBuilder:
         last_rows = (starts[1:] - 1).tolist()
         sampled = [row for row, samples in zip(last_rows, plan.samples, strict=True) if samples]
         self._sampled[: len(sampled)] = sampled
+        return self._view(num_tokens, last_rows, len(sampled))
+
+    def one_token(self, *, token_id: int, position: int) -> StepInputs:
+        """One sampled token at a position of the first block, whatever came before it."""
+        self._token_ids[0] = token_id
+        self._positions[0] = self._slots[0] = position
+        self._starts[:2] = 0, 1
+        self._seq_lens[0] = position + 1
+        self._tables[0, 0] = self._sampled[0] = 0
+        return self._view(1, [0], 1)
+
+    def _view(self, num_tokens: int, last_rows: list[int], num_sampled: int) -> StepInputs:
+        num_seqs = len(last_rows)
         return StepInputs(
             token_ids=torch.from_numpy(self._token_ids[:num_tokens]),
             context=ForwardContext(
-                positions=torch.from_numpy(positions),
-                slot_mapping=torch.from_numpy(slots),
+                positions=torch.from_numpy(self._positions[:num_tokens]),
+                slot_mapping=torch.from_numpy(self._slots[:num_tokens]),
                 attention=AttentionMetadata(
-                    query_start=torch.from_numpy(starts),
-                    seq_lens=torch.from_numpy(seq_lens),
+                    query_start=torch.from_numpy(self._starts[: num_seqs + 1]),
+                    seq_lens=torch.from_numpy(self._seq_lens[:num_seqs]),
                     block_tables=torch.from_numpy(self._tables[:num_seqs]),
                     block_size=self._block_size,
                 ),
                 kv_caches=self._kv_caches,
             ),
-            sampled_rows=torch.from_numpy(self._sampled[: len(sampled)]),
+            sampled_rows=torch.from_numpy(self._sampled[:num_sampled]),
             last_rows=last_rows,
         )
 

@@ -47,7 +47,7 @@ class ModelRunner:
             max_num_seqs=max_num_seqs,
             max_num_blocks=max_num_blocks,
         )
-        self.graphs = GraphRunner(model)
+        self.graphs = GraphRunner(model, self.inputs)
         self.sampler = Sampler(vocab_size)
         self._sampled: tuple[list[int], SamplingBatch] | None = None
 

@@ -44,15 +44,16 @@ class Worker:
         with ledger.stage("kv cache"):
             specs = model_config.arch.kv_cache_specs(cache_config.block_size, cache_config.dtype)
             self.cache = CacheEngine(specs, cache_config.num_blocks)
-        self.runner = ModelRunner(
-            self.model,
-            self.cache,
-            vocab_size=model_config.arch.vocab_size,
-            block_size=cache_config.block_size,
-            max_num_seqs=config.scheduler_config.max_num_seqs,
-            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-            max_model_len=model_config.max_model_len,
-        )
+        with ledger.stage("trial step"):
+            self.runner = ModelRunner(
+                self.model,
+                self.cache,
+                vocab_size=model_config.arch.vocab_size,
+                block_size=cache_config.block_size,
+                max_num_seqs=config.scheduler_config.max_num_seqs,
+                max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+                max_model_len=model_config.max_model_len,
+            )
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step, torch's own threads set to one: a sum that they split would change with their number.

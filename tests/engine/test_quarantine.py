@@ -84,7 +84,7 @@ class Faulty:
         assert isinstance(inner, InprocExecutor)
         assert inner.worker is not None
         self.inner = inner
-        self.runner = inner.worker.runner.graphs = HalfWay(inner.worker.runner.model)
+        self.runner = inner.worker.runner.graphs = HalfWay(inner.worker.runner.model, inner.worker.runner.inputs)
         self.is_guilty: Callable[[int], bool] = lambda seq_id: False
         self.half_way = False
         self.num_raised = 0

@@ -56,9 +56,7 @@ def test_several_outputs_stand_side_by_side(implementation: str) -> None:
     assert torch.equal(logits, F.linear(hidden[[3, 1]], block.down))
 
 
-def test_memory_does_not_grow_with_the_depth_of_a_run(implementation: str) -> None:
-    if implementation == "reference":
-        pytest.skip("records nothing")
+def test_memory_does_not_grow_with_the_depth_of_a_run() -> None:
     from quire.ops.cpu.memory import REGION, Arena
 
     arena, taken = Arena(), set()
@@ -76,21 +74,13 @@ def test_memory_does_not_grow_with_the_depth_of_a_run(implementation: str) -> No
     assert large.data_ptr() % 64 == 0
 
 
-def test_a_run_that_computes_with_torch_is_refused_and_the_next_one_is_not(implementation: str) -> None:
-    if implementation == "reference":
-        pytest.skip("a run done again may compute with anything")
+def test_ops_run_again_after_a_recording_that_failed(implementation: str) -> None:
     block, buffer, graphs = Block(), rand(4, 64), F.make_graphs()
-    for run in (
-        lambda: (block(buffer) + 1,),
-        lambda: (block(buffer).mul_(2),),
-        lambda: (F.embedding(torch.tensor([3, 1]), buffer),),
-    ):
-        with pytest.raises(F.NotRecordable, match="aten"):
-            graphs.record(run)
-    with pytest.raises(ZeroDivisionError):
-        graphs.record(lambda: (block(buffer), 1 // 0))  # type: ignore[arg-type]
     expected = block(buffer)
-    assert torch.equal(expected, block(buffer)), "ops run again after a recording that failed"
+    if graphs.only_ops:
+        with pytest.raises(ZeroDivisionError):
+            graphs.record(lambda: (block(buffer), 1 // 0))  # type: ignore[arg-type]
+    assert torch.equal(expected, block(buffer))
     assert torch.equal(graphs.record(lambda: (block(buffer),)).replay()[0], expected)
 
 

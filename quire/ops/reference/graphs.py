@@ -19,7 +19,9 @@ class Graph:
 
 
 class Graphs:
-    """See `functional.Graphs`. Every run can be recorded."""
+    """See `functional.Graphs`."""
+
+    only_ops = False
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
         """See `functional.Graphs`."""

@@ -1,0 +1,71 @@
+"""Models that compute with ops alone run from graphs; others are noticed and run op by op, with the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.attention.context import ForwardContext
+from quire.ops import functional as F
+from quire.ops import table
+from quire.worker.graph_runner import GraphRunner
+from quire.worker.input_builder import InputBuilder
+from tests.ops.implementations import implementations_of, rand
+
+
+class Small:
+    """An embedding, a layer, a head; `alter` is done to the hidden states."""
+
+    def __init__(self, alter: Callable[[Tensor, ForwardContext], Tensor]) -> None:
+        self.table = rand(50, 32)
+        self.weight = F.pack_linear([rand(32, 32, seed=1)], dtype=torch.float32)
+        self.alter = alter
+
+    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+        return self.alter(F.linear(F.embedding(token_ids, self.table), self.weight), ctx)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight)
+
+
+def with_torch(hidden: Tensor, ctx: ForwardContext) -> Tensor:
+    return hidden + ctx.positions.unsqueeze(1)
+
+
+def in_place(hidden: Tensor, ctx: ForwardContext) -> Tensor:
+    return hidden.mul_(2)
+
+
+def with_values(hidden: Tensor, ctx: ForwardContext) -> Tensor:
+    return F.embedding(torch.tensor([int(hidden[0, 0])]), hidden)
+
+
+CASES = {
+    "ops": (lambda hidden, ctx: hidden, True),
+    "torch": (with_torch, False),
+    "in place": (in_place, False),
+    "values": (with_values, False),
+}
+
+
+@pytest.mark.parametrize("implementation", implementations_of("make_graphs"))
+@pytest.mark.parametrize("case", CASES)
+def test_only_what_is_done_by_ops_is_recorded(implementation: str, case: str) -> None:
+    table.use(implementation)
+    alter, recordable = CASES[case]
+    model = Small(alter)
+    model.table[:, 0] = 0  # so that `with_values` reads row 0 of what is computed
+    model.weight = F.pack_linear([torch.eye(32)], dtype=torch.float32)
+    builder = InputBuilder([], block_size=4, max_num_tokens=8, max_num_seqs=2, max_num_blocks=3)
+    runner = GraphRunner(model, builder)
+    assert runner._recordable == (recordable or not F.make_graphs().only_ops)
+    for token_id, position in ((7, 0), (9, 3), (7, 2)):
+        inputs = builder.one_token(token_id=token_id, position=position)
+        hidden, logits = runner.run(inputs)
+        expected = model.forward(inputs.token_ids, inputs.context)
+        assert torch.equal(hidden, expected)
+        assert logits is not None
+        assert torch.equal(logits, model.compute_logits(expected))
