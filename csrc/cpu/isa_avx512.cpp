@@ -1,5 +1,6 @@
 // The kernels on AVX-512 (F, BW, DQ, VL): the same templates with twice the width.
 #include "kernels/attention.h"
+#include "kernels/elementwise.h"
 #include "kernels/gemm.h"
 #include "kernels/gemm_quantized.h"
 #include "kernels/norm.h"
@@ -15,6 +16,8 @@ void fill_avx512(Kernels& kernels) {
   kernels.gemm_bf16 = kernels.gemm_bf16_float = float_gemm<PairedPanel>();
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
+  kernels.scale_add = scale_add;
+  kernels.soft_cap = soft_cap;
   kernels.rope_and_cache = rope_and_cache;
   kernels.attend[QR_FLOAT32] = attend<FloatMath<float>, float>;
   kernels.attend[QR_BFLOAT16] = attend<FloatMath<Bf16>, Bf16>;

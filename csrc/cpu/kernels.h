@@ -117,6 +117,8 @@ struct Kernels {
   const char* name;
   void (*rms_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
   void (*layer_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
+  void (*scale_add)(void* out, const void* x, const void* residual, int32_t dtype, float scale, int64_t n);
+  void (*soft_cap)(float* x, float cap, int64_t n);
   void (*rope_and_cache)(const RopeArgs& args, int64_t token_begin, int64_t token_end);
   AttendFn attend[4];       // by cache dtype, computed in float32
   AttendFn attend_bf16[4];  // by cache dtype, for bf16 queries

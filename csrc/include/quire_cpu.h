@@ -165,6 +165,14 @@ QR_API int32_t qr_sample(int64_t* ids, const float* logits, int64_t rows, int64_
                          const int64_t* top_k, const float* top_p, const float* min_p, const double* uniforms,
                          int64_t draws);
 
+/* ---- elementwise (elementwise.cpp) ---- */
+
+/* out = x * scale + residual (or null), n elements of dtype, rounded once. out may be x. */
+QR_API int32_t qr_scale_add(void* out, const void* x, const void* residual, int32_t dtype, float scale, int64_t n);
+
+/* x = cap * tanh(x / cap), in place; cap > 0. */
+QR_API int32_t qr_soft_cap(float* x, float cap, int64_t n);
+
 /* ---- recorded runs (graph.cpp) ---- */
 
 /* The code of an op that can be replayed, by the name of its function; QR_EINVAL for any other. */

@@ -15,20 +15,30 @@ class Embedding:
     """Rows of a table, times `scale`. A tied table is kept once, in the head's layout, unless the head is quantised."""
 
     def __init__(
-        self, ctx: LayerContext, num_rows: int, hidden_size: int, *, scale: float = 1.0, tied: bool = False
+        self,
+        ctx: LayerContext,
+        num_rows: int,
+        hidden_size: int,
+        *,
+        scale: float = 1.0,
+        tied: bool = False,
+        first_row: int = 0,
     ) -> None:
+        """`first_row` is the checkpoint's row for id 0."""
         self.table: Tensor | LinearWeight
         if tied and ctx.scheme.head is None:
             self.table = ctx.linear_weight(hidden_size, (num_rows,), WHOLE, is_head=True)
         else:
-            self.table = ctx.tensor("weight", (num_rows, hidden_size))
+            self.table = ctx.tensor("weight", (num_rows, hidden_size))[first_row:]
         # Rounded to the dtype first, as the models that scale their embeddings were trained.
-        self.scale = None if scale == 1.0 else torch.tensor(scale, dtype=ctx.dtype)
+        self.scale = None if scale == 1.0 else torch.tensor(scale, dtype=ctx.dtype).item()
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Shapes: ids [T] int64 -> [T, E]."""
+    def __call__(self, ids: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: ids [T] int64, residual [T, E] -> [T, E]."""
         rows = functional.embedding(ids, self.table)
-        return rows if self.scale is None else rows.mul_(self.scale)
+        if self.scale is None and residual is None:
+            return rows
+        return functional.scale_add(rows, 1.0 if self.scale is None else self.scale, residual)
 
 
 class LMHead:
@@ -53,7 +63,5 @@ class LMHead:
         """Shapes: hidden [S, E] -> [S, V] float32."""
         logits = functional.linear(hidden, self.weight, out_dtype=torch.float32)
         if self.soft_cap is not None:
-            for row in logits.div_(self.soft_cap):  # row by row, for their bits must not depend on their number
-                row.tanh_()
-            logits.mul_(self.soft_cap)
+            functional.soft_cap(logits, self.soft_cap)
         return logits

@@ -64,7 +64,7 @@ class GPT2LMHeadModel:
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""
-        hidden = self.wte(token_ids) + self.wpe(ctx.positions)
+        hidden = self.wpe(ctx.positions, residual=self.wte(token_ids))
         for block in self.blocks:
             hidden = block(hidden, ctx)
         return self.ln_f(hidden)

@@ -66,7 +66,10 @@ class OPTForCausalLM:
         tied, embed = arch.tie_word_embeddings, decoder.child("embed_tokens")
         self.embed_tokens = Embedding(embed, arch.vocab_size, width, tied=tied)
         self.embed_positions = Embedding(
-            decoder.child("embed_positions"), arch.max_position_embeddings + POSITION_OFFSET, arch.hidden_size
+            decoder.child("embed_positions"),
+            arch.max_position_embeddings + POSITION_OFFSET,
+            arch.hidden_size,
+            first_row=POSITION_OFFSET,
         )
         self.project_in = self.project_out = None
         if width != arch.hidden_size:
@@ -88,7 +91,7 @@ class OPTForCausalLM:
         hidden = self.embed_tokens(token_ids)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
-        hidden = hidden + self.embed_positions(ctx.positions + POSITION_OFFSET)
+        hidden = self.embed_positions(ctx.positions, residual=hidden)
         for layer in self.layers:
             hidden = layer(hidden, ctx)
         if self.final_layer_norm is not None:

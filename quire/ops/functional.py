@@ -140,6 +140,16 @@ def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     return cast("Tensor", op("embedding")(token_ids, table))
 
 
+def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor:
+    """x * scale + residual. Shapes: x, residual [T, E] -> [T, E]."""
+    return cast("Tensor", op("scale_add")(x, scale, residual))
+
+
+def soft_cap(logits: Tensor, cap: float) -> None:
+    """cap * tanh(logits / cap), in place. Shapes: logits [R, V] float32. Mutates: logits."""
+    op("soft_cap")(logits, cap)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight + residual.
 

@@ -23,6 +23,8 @@ OPS = (
     "linear",
     "gated_linear",
     "embedding",
+    "scale_add",
+    "soft_cap",
     "rms_norm",
     "layer_norm",
     "rope_and_cache",

@@ -29,7 +29,7 @@ class GraphRunner:
         self._graphs: OrderedDict[tuple[int, ...], F.Graph] = OrderedDict()
         """By shape of the step, the one used last at the end."""
         reason = self._why_not(builder) if self._set.only_ops else None
-        self._recordable = reason is None
+        self.recordable = reason is None
         if reason is not None:
             log.info("%s runs op by op, not from graphs: %s", type(model).__name__, reason)
 
@@ -38,7 +38,7 @@ class GraphRunner:
 
         Shapes: -> [T, E], [R, V] float32.
         """
-        hidden, *logits = self._graph(inputs).replay() if self._recordable else self._forward(inputs)
+        hidden, *logits = self._graph(inputs).replay() if self.recordable else self._forward(inputs)
         return hidden, logits[0] if logits else None
 
     def _forward(self, inputs: StepInputs) -> tuple[Tensor, ...]:

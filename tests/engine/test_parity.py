@@ -70,6 +70,7 @@ def test_greedy_tokens_are_those_of_transformers_however_they_are_run(
     given: list[Any] = prompts()
     with LLM(str(directory), ops=ops, dtype="float32", max_model_len=128, enable_prefix_caching=False) as llm:
         alone = bits([llm.generate([prompt], GREEDY)[0] for prompt in given])
+        assert llm.engine.parts.core.executor.worker.runner.graphs.recordable  # type: ignore[attr-defined]
     for prompt, (token_ids, _) in zip(given, alone, strict=True):
         assert token_ids == expected_by_transformers(directory, prompt, token_ids)
     for way, options in WAYS.items():

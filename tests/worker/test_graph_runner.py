@@ -61,7 +61,7 @@ def test_only_what_is_done_by_ops_is_recorded(implementation: str, case: str) ->
     model.weight = F.pack_linear([torch.eye(32)], dtype=torch.float32)
     builder = InputBuilder([], block_size=4, max_num_tokens=8, max_num_seqs=2, max_num_blocks=3)
     runner = GraphRunner(model, builder)
-    assert runner._recordable == (recordable or not F.make_graphs().only_ops)
+    assert runner.recordable == (recordable or not F.make_graphs().only_ops)
     for token_id, position in ((7, 0), (9, 3), (7, 2)):
         inputs = builder.one_token(token_id=token_id, position=position)
         hidden, logits = runner.run(inputs)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from quire.ops.cpu.attention import paged_attention
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding
+from quire.ops.cpu.elementwise import scale_add, soft_cap
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.norm import layer_norm, rms_norm
@@ -22,6 +23,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "linear": linear,
         "gated_linear": gated_linear,
         "embedding": embedding,
+        "scale_add": scale_add,
+        "soft_cap": soft_cap,
         "rms_norm": rms_norm,
         "layer_norm": layer_norm,
         "rope_and_cache": rope_and_cache,

@@ -59,6 +59,8 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_apply_penalties": (I32, PTR, I64, I64, *(PTR,) * 4, I64, *(PTR,) * 3),
     "qr_sample": (I32, PTR, PTR, I64, I64, *(PTR,) * 5, I64),
     "qr_embedding": (I32, PTR, PTR, I64, I64, PTR, I64),
+    "qr_scale_add": (I32, PTR, PTR, PTR, I32, F32, I64),
+    "qr_soft_cap": (I32, PTR, F32, I64),
     "qr_op_code": (I32, ctypes.c_char_p),
     "qr_replay": (I32, PTR, I64),
 }

@@ -1,0 +1,36 @@
+// What is done to each element by itself.
+#pragma once
+
+#include "../kernels.h"
+#include "simd.h"
+
+namespace qr {
+namespace {
+
+template <class T>
+void scale_add_to(T* out, const T* x, const T* residual, float scale, int64_t n) {
+  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    vf value = mul(load_some(x + i, count), set1(scale));
+    if (residual != nullptr) value = add(value, load_some(residual + i, count));
+    store_some(out + i, value, count);
+  });
+}
+
+void scale_add(void* out, const void* x, const void* residual, int32_t dtype, float scale, int64_t n) {
+  if (dtype == QR_FLOAT32)
+    scale_add_to(static_cast<float*>(out), static_cast<const float*>(x), static_cast<const float*>(residual), scale, n);
+  else if (dtype == QR_BFLOAT16)
+    scale_add_to(static_cast<Bf16*>(out), static_cast<const Bf16*>(x), static_cast<const Bf16*>(residual), scale, n);
+  else
+    scale_add_to(static_cast<Fp16*>(out), static_cast<const Fp16*>(x), static_cast<const Fp16*>(residual), scale, n);
+}
+
+void soft_cap(float* x, float cap, int64_t n) {
+  const vf outer = set1(cap), inner = set1(1.0f / cap);
+  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    store_some(x + i, mul(outer, tanh(mul(load_some(x + i, count), inner))), count);
+  });
+}
+
+}  // namespace
+}  // namespace qr
