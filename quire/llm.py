@@ -11,6 +11,7 @@ from typing import Any
 from quire.config.args import EngineArgs
 from quire.engine.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.receipt import Receipt, Transcript, receipt_of
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, shown
 from quire.inputs import ChatMessage, PromptType, TokensPrompt
 from quire.log import get_logger
@@ -128,6 +129,19 @@ class LLM:
             **kwargs,
         )
         return {"prompt": text, "prompt_token_ids": token_ids}
+
+    def receipt(
+        self, outputs: RequestOutput | Sequence[RequestOutput], sampling_params: ParamsLike | None = None
+    ) -> Receipt:
+        """What `quire replay` needs to give finished outputs again; `sampling_params` as they were generated with."""
+        params = (as_params(sampling_params) or self.engine.default_params).clone(
+            output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        transcripts = []
+        for output in [outputs] if isinstance(outputs, RequestOutput) else outputs:
+            transcripts.append(Transcript(params))
+            transcripts[-1].add(output)
+        return receipt_of(self.engine.config, transcripts)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.

@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP, with the API of OpenAI",
     "run": "complete a prompt with a model, here and now",
     "chat": "talk to a model in the terminal",
+    "replay": "give the answer of a receipt again, and say whether it is the same",
     "bench": "measure latency or throughput",
     "env": "what this machine offers and what quire makes of it",
 }

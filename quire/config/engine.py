@@ -39,6 +39,8 @@ class Capabilities:
     ops: str
     """Best op implementation this machine can run."""
     ops_reason: str
+    ops_isa: str = ""
+    """Instruction set that `ops` uses; empty where it has none of its own."""
     isa: tuple[str, ...] = ()
     """Instruction sets of interest, as the processor reports them."""
     default_memory_fraction: float = 0.5

@@ -68,6 +68,7 @@ def capabilities() -> Capabilities:
     """Everything `resolve` needs to know about this machine."""
     total, available = memory()
     ops, reason = best_ops()
+    isa = importlib.import_module("quire.ops.cpu.library").isa() if ops == "cpu" else ""
     return Capabilities(
         name="cpu",
         device_type="cpu",
@@ -77,6 +78,7 @@ def capabilities() -> Capabilities:
         block_size=BLOCK_SIZE,
         ops=ops,
         ops_reason=reason,
+        ops_isa=isa,
         isa=instruction_sets(),
     )
 

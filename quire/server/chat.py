@@ -118,6 +118,7 @@ class _Reply:
         warnings = dict.fromkeys([*self._warnings, *conversation.warnings, *output.warnings])
         if warnings:
             reply["warnings"] = list(warnings)
+        reply.update(await conversation.generation.extras())
         return reply  # type: ignore[return-value]
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -148,8 +149,11 @@ class _Reply:
                         if wants_usage:
                             chunk["usage"] = generation.usage if continuous else None
                         yield event(chunk)
+        last = await generation.extras()
         if wants_usage:
-            yield event({**head, "choices": [], "usage": generation.usage})
+            last["usage"] = generation.usage
+        if last:
+            yield event({**head, "choices": [], **last})
 
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body

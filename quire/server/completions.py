@@ -79,6 +79,7 @@ class _Reply:
         warnings = dict.fromkeys([*self._warnings, *(text for output in outputs for text in output.warnings)])
         if warnings:
             reply["warnings"] = list(warnings)
+        reply.update(await generation.extras())
         return reply  # type: ignore[return-value]
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -105,8 +106,11 @@ class _Reply:
                             chunk["warnings"] = warnings
                         begun.add(index)
                     yield event(chunk)
+        last = await generation.extras()
         if options is not None and options.include_usage:
-            yield event({**self._head, "choices": [], "usage": generation.usage})
+            last["usage"] = generation.usage
+        if last:
+            yield event({**self._head, "choices": [], **last})
 
     async def _prepare(self, *, stream: bool) -> tuple[Generation, SamplingParams]:
         body = self._body

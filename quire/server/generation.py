@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
+from quire.engine.receipt import Transcript, receipt_of
 from quire.errors import EngineOverloaded
 from quire.inputs import TokensPrompt
 from quire.log import get_logger
@@ -35,6 +37,7 @@ class Generation:
         self.num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self._transcripts = [Transcript(params) for _ in prompts] if context.wants_receipt else []
 
     @property
     def usage(self) -> Usage:
@@ -46,6 +49,13 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
+
+    async def extras(self) -> dict[str, Any]:
+        """What the request's headers ask for beside the answer; to be added to a finished reply."""
+        found: dict[str, Any] = {}
+        if self._transcripts:
+            found["receipt"] = await asyncio.to_thread(receipt_of, self._service.engine.config, self._transcripts)
+        return found
 
     async def outputs(self) -> list[RequestOutput]:
         """The final outputs, in the order of the prompts."""
@@ -103,6 +113,8 @@ class Generation:
                 async for output in outputs:
                     self._count(output, first=not record.last_at)
                     record.observe(output)
+                    if self._transcripts:
+                        self._transcripts[index].add(output)
                     self._check(output)
                     yield output
         except (Exception, asyncio.CancelledError) as error:

@@ -105,6 +105,7 @@ class _Reply:
             "usage": _usage(conversation.generation),
         }
         warnings = [*self._warnings, *conversation.warnings, *output.warnings]
+        reply.update(await conversation.generation.extras())
         return {**reply, "warnings": warnings} if warnings else reply
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -122,7 +123,8 @@ class _Reply:
                     delta = {"type": "text_delta", "text": completion.text}
                     yield _event("content_block_delta", index=0, delta=delta)
         yield _event("content_block_stop", index=0)
-        yield _event("message_delta", delta=_end(completion), usage=_usage(generation))
+        extras = await generation.extras()
+        yield _event("message_delta", delta=_end(completion), usage=_usage(generation), **extras)
         yield _event("message_stop")
 
     def _start(self, generation: Generation, warnings: list[str]) -> bytes:

@@ -41,6 +41,8 @@ class RequestContext:
         context = scope["quire"] = Context(label="")
         given = _header(scope, b"x-request-id")
         context.label = _UNSAFE.sub("", given)[:MAX_ID] or context.id
+        context.wants_receipt = _header(scope, b"x-quire-receipt") == "1"
+        context.wants_why = _header(scope, b"x-quire-why") == "1"
         label = (b"x-request-id", context.label.encode())
         status = 0
 

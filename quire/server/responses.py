@@ -92,7 +92,8 @@ class _Reply:
         (completion,) = output.outputs
         logprobs = self._written(completion)
         warnings = [*self._warnings, *conversation.warnings, *output.warnings]
-        return self._response(params, conversation.generation, completion, completion.text, logprobs, warnings)
+        response = self._response(params, conversation.generation, completion, completion.text, logprobs, warnings)
+        return {**response, **await conversation.generation.extras()}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The events of the reply."""
@@ -118,6 +119,7 @@ class _Reply:
         yield self._event("response.output_text.done", **place, text=text, logprobs=logprobs)
         yield self._event("response.content_part.done", **place, part=part)
         response = self._response(params, generation, completion, text, logprobs, warnings)
+        response.update(await generation.extras())
         yield self._event("response.output_item.done", output_index=0, item=response["output"][0])
         yield self._event(f"response.{response['status']}", response=response)
 

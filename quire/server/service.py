@@ -31,6 +31,11 @@ class Context:
     """Which API key it carries; -1 without keys."""
     tenant: str | None = None
     """What sets the cached prefixes of this API key apart from those of others."""
+    wants_receipt: bool = False
+    """The client asks for what reproduces the answer."""
+    wants_why: bool = False
+    """The client asks where the time went."""
+    started_at: float = field(default_factory=time.monotonic)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -165,6 +165,8 @@ class Completion(TypedDict):
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
     warnings: NotRequired[list[str]]
+    receipt: NotRequired[dict[str, Any]]
+    why: NotRequired[dict[str, Any]]
 
 
 class TokenLogprob(TypedDict):
@@ -222,6 +224,8 @@ class ChatCompletion(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
     prompt_text: NotRequired[str]
     warnings: NotRequired[list[str]]
+    receipt: NotRequired[dict[str, Any]]
+    why: NotRequired[dict[str, Any]]
 
 
 class ErrorDetail(TypedDict):

@@ -1,0 +1,117 @@
+"""`quire replay receipt.json`: give an answer again, offline, and say whether it is the same."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.config.args import EngineArgs, add_flags, from_namespace
+from quire.errors import ConfigError, InvalidParameter
+from quire.log import set_default_level
+
+if TYPE_CHECKING:
+    from quire.engine.receipt import Identity
+
+EMBEDDED = "quire-tiny"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this subcommand."""
+    parser.add_argument("receipt", metavar="FILE", help="a receipt, or a reply that carries one; - for standard input")
+    parser.add_argument("--force", action="store_true", help="run even where quire, model or machine is another one")
+    parser.add_argument("--text", action="store_true", help="print the completions, too")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the start-up log")
+    add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay all requests of a receipt; 0 when all are identical.
+
+    Raises: QuireError.
+    """
+    if not args.verbose:
+        set_default_level("WARNING")
+    from quire.engine.core_startup import create_config
+    from quire.engine.receipt import Receipt, Transcript, first_difference, identity_of
+
+    receipt = Receipt.from_json(_read(args.receipt))
+    engine_args = from_namespace(_completed(args, receipt.identity))
+    problems = receipt.identity.differences(identity_of(create_config(engine_args)))
+    if problems and not args.force:
+        raise ConfigError(
+            "the receipt is of another engine, so equal tokens are not promised (its value, then the one here): "
+            f"{'; '.join(problems)}. {_remedy(receipt.identity, problems)}"
+        )
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    from quire.llm import LLM
+
+    with LLM.from_engine_args(engine_args) as llm:
+        params = [request.params() for request in receipt.requests]
+        prompts: list[Any] = [{"prompt_token_ids": request.prompt_token_ids} for request in receipt.requests]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    status = 0
+    for number, (request, given, output) in enumerate(zip(receipt.requests, params, outputs, strict=True)):
+        transcript = Transcript(given)
+        transcript.add(output)
+        difference = first_difference(request, transcript.receipt())
+        num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+        if args.text:
+            for completion in output.outputs:
+                print(completion.text)
+        verdict = "identical" if difference is None else f"DIFFERENT at {difference}"
+        print(f"prompt {number}: {verdict} ({len(output.outputs)} completions, {num_tokens} tokens)")
+        status |= difference is not None
+    return int(status)
+
+
+def _completed(args: argparse.Namespace, identity: Identity) -> argparse.Namespace:
+    """The flags, with the receipt's values where none were given. Mutates args.
+
+    Raises: InvalidParameter when the model must be given.
+    """
+    given = vars(args)
+    if identity.model != EMBEDDED and "/" not in identity.model and "model" not in given:
+        raise InvalidParameter(
+            f"the receipt names the model {identity.model!r}, a directory where it was served; say where it is here: "
+            "--model DIRECTORY",
+            parameter="model",
+        )
+    recorded = {
+        "model": None if identity.model == EMBEDDED else identity.model,
+        "dtype": identity.dtype,
+        "quantization": identity.quantization,
+        "kv_cache_dtype": identity.kv_cache_dtype,
+        "block_size": identity.block_size,
+        "max_model_len": identity.max_model_len,
+        "skip_tokenizer_init": identity.skip_tokenizer_init,
+        "ops": "reference" if identity.ops == "reference" else "auto",
+    }
+    assert recorded.keys() <= {option.name for option in dataclasses.fields(EngineArgs)}
+    for name, value in recorded.items():
+        if value is not None:
+            given.setdefault(name, value)
+    return args
+
+
+def _remedy(identity: Identity, problems: list[str]) -> str:
+    hints = []
+    names = [problem.partition(":")[0] for problem in problems]
+    if "quire" in names:
+        hints.append(f"Install quire {identity.quire}.")
+    if "isa" in names and identity.isa:
+        hints.append(f"QUIRE_CPU_ISA={identity.isa} chooses that instruction set where the processor has it.")
+    if "weights" in names or "architecture" in names:
+        hints.append("Give the model of the receipt with --model, and its overrides.")
+    return " ".join([*hints, "--force runs it all the same."])
+
+
+def _read(name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise InvalidParameter(f"{name}: {error.strerror}; give the file of a receipt", parameter="receipt") from None

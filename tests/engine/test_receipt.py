@@ -1,0 +1,111 @@
+"""Receipts: an answer given again is the same, and what is not the same engine is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.cli.main import main
+from quire.engine.receipt import Receipt, first_difference, identity_of
+from quire.errors import InvalidParameter
+
+PARAMS = SamplingParams(temperature=0.9, n=2, max_tokens=12, logit_bias={65: 1.5}, stop=["\n\n"])
+
+
+@pytest.fixture(scope="module")
+def receipt() -> Receipt:
+    with LLM(num_gpu_blocks_override=64, use_tqdm_on_load=False) as llm:
+        outputs = llm.generate(["import os", "class Block"], PARAMS, use_tqdm=False)
+        return llm.receipt(outputs, PARAMS)
+
+
+def written(receipt: Receipt, directory: Path) -> str:
+    file = directory / "receipt.json"
+    file.write_bytes(receipt.to_json())
+    return str(file)
+
+
+def test_a_receipt_survives_its_file(receipt: Receipt) -> None:
+    again = Receipt.from_json(receipt.to_json())
+    assert again.identity == receipt.identity
+    params = again.requests[0].params()
+    assert params.seed is not None
+    assert params.logit_bias == PARAMS.logit_bias
+    assert first_difference(receipt.requests[0], again.requests[0]) is None
+
+
+def test_replay_says_identical(receipt: Receipt, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", written(receipt, tmp_path), "--num-gpu-blocks-override", "64"]) == 0
+    assert capsys.readouterr().out.count(": identical (2 completions") == 2
+
+
+def test_replay_shows_the_first_difference(
+    receipt: Receipt, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = Receipt.from_json(receipt.to_json())
+    tokens = changed.requests[1].completions[1].token_ids
+    before, tokens[3] = tokens[3], 7
+    assert main(["replay", written(changed, tmp_path), "--num-gpu-blocks-override", "64"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "identical" in lines[0]
+    assert f"completion 1, output token 3: 7, now {before}" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quire": "0.0.1"}, "Install quire 0.0.1"),
+        ({"weights": "0" * 32}, "Give the model of the receipt"),
+        ({"isa": "avx1024"}, "QUIRE_CPU_ISA=avx1024"),
+    ],
+)
+def test_another_engine_is_refused_unless_forced(
+    receipt: Receipt, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str], message: str
+) -> None:
+    other = dataclasses.replace(receipt, identity=dataclasses.replace(receipt.identity, **change))
+    file = written(other, tmp_path)
+    assert main(["replay", file]) == 2
+    assert message in capsys.readouterr().err
+    if "isa" in change:
+        assert main(["replay", file, "--force", "--num-gpu-blocks-override", "64"]) == 0
+        captured = capsys.readouterr()
+        assert "warning: isa: avx1024, not" in captured.err
+        assert "identical" in captured.out
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"receipt": {"format": 1}}', "\xff"])
+def test_what_is_no_receipt_is_refused(text: str) -> None:
+    with pytest.raises(InvalidParameter, match="this is no receipt"):
+        Receipt.from_json(text.encode("latin-1"))
+
+
+def test_a_model_in_a_directory_must_be_given(receipt: Receipt, tmp_path: Path) -> None:
+    raw = json.loads(receipt.to_json())
+    raw["identity"]["model"] = "my-model"
+    (tmp_path / "reply.json").write_text(json.dumps({"choices": [], "receipt": raw}))
+    assert main(["replay", str(tmp_path / "reply.json")]) == 2
+    assert main(["replay", str(tmp_path / "missing.json")]) == 2
+
+
+def test_weights_with_equal_headers_are_told_apart(tmp_path: Path) -> None:
+    from quire.config.args import EngineArgs
+    from quire.engine.core_startup import EMBEDDED_MODEL, create_config
+
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in EMBEDDED_MODEL.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    embedded = identity_of(create_config(EngineArgs()))
+    assert embedded.differences(identity_of(create_config(EngineArgs(model=str(copy))))) == []
+    data = bytearray((copy / "model.safetensors").read_bytes())
+    data[-len(data) // 2 :] = bytes(len(data[-len(data) // 2 :]))
+    tuned = tmp_path / "tuned"
+    copy.rename(tuned)
+    (tuned / "model.safetensors").write_bytes(data)
+    (difference,) = embedded.differences(identity_of(create_config(EngineArgs(model=str(tuned)))))
+    assert difference.startswith("weights: ")
