@@ -1,4 +1,4 @@
-"""`quire bench latency|throughput|startup`: how fast this model is here. Random token prompts; a table, or JSON."""
+"""`quire bench latency|throughput|startup|serve`: how fast this model is here, or a server anywhere."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli import bench_startup
+from quire.cli import bench_serve, bench_startup
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import whole_number
 from quire.errors import ConfigError
+from quire.utils.math import percentile
 
 if TYPE_CHECKING:
     from quire.llm import LLM
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput.add_argument("--num-prompts", type=whole_number, default=64, metavar="N", help="requests (default: 64)")
     throughput.set_defaults(run=run_throughput)
     bench_startup.add_arguments(kinds)
+    bench_serve.add_arguments(kinds)
     for child in (latency, throughput):
         child.add_argument(
             "--input-len", type=whole_number, default=32, metavar="N", help="prompt tokens (default: 32)"
@@ -56,7 +58,7 @@ def run_latency(args: argparse.Namespace) -> int:
         for _ in range(args.num_iters_warmup):
             _run_once(llm, args, args.batch_size)
         seconds = [_run_once(llm, args, args.batch_size) for _ in range(args.num_iters)]
-    percentiles = {str(p): _percentile(seconds, p) for p in PERCENTILES}
+    percentiles = {str(p): percentile(seconds, p) for p in PERCENTILES}
     result = {
         "avg_latency": statistics.fmean(seconds),
         "latencies": seconds,
@@ -124,14 +126,6 @@ def _run_once(llm: LLM, args: argparse.Namespace, num_prompts: int) -> float:
     started_at = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - started_at
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def _check(args: argparse.Namespace, **least: int) -> None:

@@ -124,7 +124,11 @@ def whole_number(text: str) -> int:
     return int(value)
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """A flag that holds a JSON object.
+
+    Raises: argparse.ArgumentTypeError.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -178,7 +182,7 @@ def knobs_from_namespace(namespace: argparse.Namespace, cls: type[K]) -> K:
 def _parser_of(hint: Any) -> Callable[[str], Any]:
     text = str(hint)
     if "dict" in text:
-        return _json_object
+        return json_object
     if hint is bool:
         return bool
     return whole_number if "int" in text else float if "float" in text else str
