@@ -28,6 +28,10 @@ class BlockPool:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._index: dict[bytes, int] = {}
+        self.num_shared = 0
+        """Blocks with more than one reference."""
+        self.num_evictable = 0
+        """Free blocks whose content can be found by hash."""
 
     @property
     def num_blocks(self) -> int:
@@ -66,17 +70,22 @@ class BlockPool:
         block = self.blocks[block_id]
         if block.ref_count == 0:
             del self._free[block_id]
+            self.num_evictable -= block.content is not None
         block.ref_count += 1
+        self.num_shared += block.ref_count == 2
 
     def release(self, block_id: int) -> None:
         """Give one reference back; at zero the block becomes free, the most recently used of all if it is cached."""
         block = self.blocks[block_id]
         assert block.ref_count > 0, f"block {block_id} released more often than shared"
         block.ref_count -= 1
+        self.num_shared -= block.ref_count == 1
         if block.ref_count == 0:
             self._free[block_id] = None
             if block.content is None:
                 self._free.move_to_end(block_id, last=False)
+            else:
+                self.num_evictable += 1
 
     def find(self, content_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]) -> int | None:
         """The block with this content. Tokens and parent are compared too: a colliding hash is a miss."""
@@ -112,8 +121,11 @@ class BlockPool:
                 assert block.ref_count == holders.get(block.block_id, 0), (block, holders.get(block.block_id, 0))
         assert all(self.blocks[i].content is not None for i in self._index.values())
         assert len(set(self._index.values())) == len(self._index)
+        assert self.num_shared == sum(block.ref_count > 1 for block in self.blocks)
+        assert self.num_evictable == sum(self.blocks[i].ref_count == 0 for i in self._index.values())
 
     def _forget(self, block: Block) -> None:
         if block.content is not None:
             del self._index[block.content[0]]
             block.content = None
+            self.num_evictable -= block.ref_count == 0

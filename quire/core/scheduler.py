@@ -17,7 +17,7 @@ from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from quire.core.stop import finish_of
 from quire.messages.output import EngineCoreOutput, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest
-from quire.messages.stats import StepStats
+from quire.messages.stats import Constraint, StepStats
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 
 
@@ -58,6 +58,14 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.constraint_steps = dict.fromkeys(Constraint, 0)
+        self.num_steps = 0
+        self.step_time_s = 0.0
+        self.num_computed_tokens = 0
+        self.num_generation_tokens = 0
+        self.num_first_tokens = 0
+        self.first_token_time_s = 0.0
+        self._step_started_at = 0.0
         self._num_slots = 0
         """Places taken by running sequences; one that will fork counts all its branches from the start."""
         self._removed: list[int] = []
@@ -69,6 +77,7 @@ class Scheduler:
         """Queue a request, new or with progress. Its id must be new (the engine sees to it)."""
         assert request.request_id not in self.groups, request.request_id
         group = SequenceGroup(request)
+        group.steps_before = dict(self.constraint_steps)
         branches = request.progress.branches if request.progress else {}
         for branch, output in (branches or {0: []}).items():
             seq = Sequence(self._new_seq_id(), group, branch, [*request.prompt_token_ids, *output])
@@ -103,6 +112,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutputs:
         """Decide one step."""
         plan = SchedulerOutputs()
+        self._step_started_at = self.clock()
         if self._scheduled:
             self._start_over()
         budget = StepBudget(
@@ -111,8 +121,10 @@ class Scheduler:
         )
         num_preemptions = self.num_preemptions
         self._schedule_running(plan, budget)
+        constraint = Constraint.KV_CACHE
         if self.num_preemptions == num_preemptions:
-            self._schedule_waiting(plan, budget)
+            constraint = self._schedule_waiting(plan, budget)
+        self.constraint_steps[constraint] += 1
         plan.num_batched_tokens = self.max_num_batched_tokens - budget.num_tokens
         plan.removed_seq_ids = list(self._removed)  # until `update` shows that they have arrived
         plan.preempted_seq_ids, self._preempted = self._preempted, []
@@ -140,18 +152,20 @@ class Scheduler:
             self._schedule(seq, num_tokens, plan, budget)
             index += 1
 
-    def _schedule_waiting(self, plan: SchedulerOutputs, budget: StepBudget) -> None:
+    def _schedule_waiting(self, plan: SchedulerOutputs, budget: StepBudget) -> Constraint:
+        """Start who fits; what keeps the next one out."""
         while self.waiting and budget.for_many() > 0:
             seq = self.waiting[0]
             if self._num_slots + seq.num_to_fork > self.max_num_seqs:
-                break
+                return Constraint.MAX_NUM_SEQS
             matched = self.blocks.match_prefix(seq)
             if not self.blocks.can_allocate(seq, matched):
-                break
+                return Constraint.KV_CACHE
             self.waiting.popleft()
             self.blocks.allocate_prefix(seq, matched)
             self._admit(seq)
             self._schedule(seq, self._share_of(seq, budget), plan, budget)
+        return Constraint.TOKEN_BUDGET if self.waiting or budget.for_many() <= 0 else Constraint.ARRIVALS
 
     def _share_of(self, seq: Sequence, budget: StepBudget) -> int:
         wanted = len(seq.token_ids) - seq.num_computed_tokens
@@ -167,9 +181,18 @@ class Scheduler:
         if group.num_cached_tokens < 0:
             group.num_cached_tokens = seq.num_computed_tokens
             group.stats.scheduled_at = group.stats.scheduled_at or self.clock()
+            for name, before in group.steps_before.items():
+                num_steps = self.constraint_steps[name] - before
+                if num_steps:
+                    group.effort.held_steps[name] = group.effort.held_steps.get(name, 0) + num_steps
 
     def _schedule(self, seq: Sequence, num_tokens: int, plan: SchedulerOutputs, budget: StepBudget) -> None:
         wanted = len(seq.token_ids) - seq.num_computed_tokens
+        group = seq.group
+        if wanted > 1 or not group.stats.first_token_at:
+            group.effort.num_prefill_steps += 1
+            group.effort.num_computed_tokens += num_tokens
+            group.effort_is_news = True
         copy = self.blocks.append(seq, num_tokens)
         if copy is not None:
             plan.blocks_to_copy.append(copy)
@@ -237,6 +260,10 @@ class Scheduler:
                 outputs += self._append_tokens(seq, drawn, logprobs, prompt_logprobs, now)
             elif prompt_logprobs:
                 outputs.append(self._output(seq, [], prompt_logprobs=prompt_logprobs))
+        self.num_steps += 1
+        self.step_time_s += now - self._step_started_at
+        self.num_computed_tokens += plan.num_batched_tokens
+        self.num_generation_tokens += sum(map(len, result.token_ids))
         return outputs
 
     def _unreported(self, seq: Sequence, num_tokens: int, result: ModelRunnerOutput) -> list[PositionLogprobs] | None:
@@ -264,7 +291,10 @@ class Scheduler:
         seq.num_to_fork = 1
         outputs = []
         stats = seq.group.stats
-        stats.first_token_at = stats.first_token_at or now
+        if not stats.first_token_at:
+            stats.first_token_at = now
+            self.num_first_tokens += 1
+            self.first_token_time_s += now - stats.arrived_at
         stats.last_token_at = now
         for i, (branch, token_id) in enumerate(zip(branches, drawn, strict=True)):
             branch.token_ids.append(token_id)
@@ -316,13 +346,18 @@ class Scheduler:
     def _output(
         self, seq: Sequence, token_ids: list[int], *, prompt_logprobs: list[PositionLogprobs] | None = None
     ) -> EngineCoreOutput:
+        group = seq.group
+        effort = None
+        if group.effort_is_news:
+            effort, group.effort_is_news = group.effort, False
         return EngineCoreOutput(
-            request_id=seq.group.request_id,
+            request_id=group.request_id,
             branch=seq.branch,
             new_token_ids=token_ids,
             new_prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=max(seq.group.num_cached_tokens, 0),
-            stats=seq.group.stats,
+            num_cached_tokens=max(group.num_cached_tokens, 0),
+            stats=group.stats,
+            effort=effort,
         )
 
     def stats(self, plan: SchedulerOutputs) -> StepStats:
@@ -334,8 +369,18 @@ class Scheduler:
             num_preempted=len(plan.preempted_seq_ids),
             num_total_blocks=self.blocks.pool.num_blocks,
             num_free_blocks=self.blocks.pool.num_free,
+            num_cached_blocks=self.blocks.pool.num_evictable,
+            num_shared_blocks=self.blocks.pool.num_shared,
             prefix_cache_queries=self.blocks.num_queried_tokens,
             prefix_cache_hits=self.blocks.num_hit_tokens,
+            constraint_steps=self.constraint_steps,
+            num_preemptions=self.num_preemptions,
+            num_steps=self.num_steps,
+            step_time_s=self.step_time_s,
+            num_computed_tokens=self.num_computed_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+            num_first_tokens=self.num_first_tokens,
+            first_token_time_s=self.first_token_time_s,
         )
 
     def check(self) -> None:

@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Constraint(StrEnum):
+    """What keeps a step from holding more."""
+
+    ARRIVALS = "arrivals"
+    """Nothing: all that has come is in it."""
+    KV_CACHE = "kv cache"
+    """The next in the queue finds too few free blocks, or running sequences had to be preempted."""
+    MAX_NUM_SEQS = "max_num_seqs"
+    TOKEN_BUDGET = "token budget"
+    """max_num_batched_tokens."""
+
+
+@dataclass(slots=True)
+class RequestEffort:
+    """What it took to compute a request's prompt, and why it waited. Sent when it has changed, not with every token."""
+
+    num_prefill_steps: int = 0
+    """Steps in which prompt tokens were computed, or output tokens computed again after a preemption."""
+    num_computed_tokens: int = 0
+    """In those steps."""
+    held_steps: dict[Constraint, int] = field(default_factory=dict)
+    """Steps that went by while it was queued, by what bound them."""
+    num_replays: int = 0
+    """Times it went on in another core because its own had ended."""
 
 
 @dataclass(slots=True)
@@ -29,7 +56,23 @@ class StepStats:
     num_total_blocks: int = 0
     num_free_blocks: int = 0
     """Blocks that hold nothing anybody uses (cached ones included: they can be evicted)."""
+    num_cached_blocks: int = 0
+    """Those of the free ones whose content can still be found by a request."""
+    num_shared_blocks: int = 0
+    """Blocks that several sequences use."""
     prefix_cache_queries: int = 0
     """Tokens looked up since the start."""
     prefix_cache_hits: int = 0
     """Tokens found since the start."""
+    constraint_steps: dict[Constraint, int] = field(default_factory=dict)
+    """Steps since the start by what bound them."""
+    num_preemptions: int = 0
+    """Since the start, as everything below."""
+    num_steps: int = 0
+    step_time_s: float = 0.0
+    """Spent in steps, from deciding to learning."""
+    num_computed_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_first_tokens: int = 0
+    first_token_time_s: float = 0.0
+    """Arrival to first token, summed over the requests that have one."""

@@ -64,6 +64,23 @@ def test_releasing_twice_is_caught() -> None:
         pool.release(block_id)
 
 
+def test_blocks_are_counted_by_state() -> None:
+    pool = BlockPool(3)
+    block_id = remembered(pool, b"a")
+    pool.share(block_id)
+    assert (pool.num_free, pool.num_shared, pool.num_evictable) == (2, 1, 0)
+    pool.release(block_id)
+    assert (pool.num_free, pool.num_shared, pool.num_evictable) == (2, 0, 0)
+    pool.release(block_id)
+    assert (pool.num_free, pool.num_shared, pool.num_evictable) == (3, 0, 1)
+    pool.share(block_id)
+    assert pool.num_evictable == 0
+    pool.release(block_id)
+    pool.forget_all()
+    assert pool.num_evictable == 0
+    pool.check()
+
+
 def test_forgetting_all_leaves_references_alone() -> None:
     pool = BlockPool(2)
     block_id = remembered(pool, b"a")

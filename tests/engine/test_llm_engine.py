@@ -322,6 +322,7 @@ def test_a_refused_request_leaves_nothing_behind(engine: LLMEngine, prompt: Any)
 
 
 def test_statistics_say_how_full_the_engine_is(engine: LLMEngine) -> None:
+    before = engine.parts.core.scheduler.stats(SchedulerOutputs())
     engine.add_request("a", list(range(20)), LONG)
     engine.add_request("b", list(range(20, 40)), LONG)
     engine.step()
@@ -331,7 +332,13 @@ def test_statistics_say_how_full_the_engine_is(engine: LLMEngine) -> None:
     assert stats.num_free_blocks == stats.num_total_blocks - 4
     drain(engine)
     assert engine.last_stats is not None
-    assert (engine.last_stats.num_running, engine.last_stats.num_free_blocks) == (0, 14)
+    stats = engine.last_stats
+    assert (stats.num_running, stats.num_free_blocks, stats.num_shared_blocks) == (0, 14, 0)
+    assert stats.num_cached_blocks > 0
+    assert stats.num_first_tokens - before.num_first_tokens == 2
+    assert stats.num_generation_tokens - before.num_generation_tokens == 40
+    assert stats.num_steps - before.num_steps >= 20
+    assert stats.step_time_s > before.step_time_s
 
 
 # -- any sequence of events -----------------------------------------------------------------------------------
