@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.messages.stats import RequestStats
+from quire.messages.stats import RequestEffort, RequestStats
 
 
 @dataclass(slots=True)
@@ -58,6 +58,8 @@ class RequestOutput:
     """The seed in force: the one given, or the one drawn."""
     metrics: RequestStats | None = None
     """When what happened to it; with the last output."""
+    effort: RequestEffort | None = None
+    """What its prompt took, and why it waited; with the last output."""
     warnings: list[str] = field(default_factory=list)
     """What was adjusted or left out, in words."""
 

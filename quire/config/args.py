@@ -70,7 +70,10 @@ class EngineArgs:
     ops: str = knob("auto", "Implementation of the ops.", choices=("auto", "reference", "cpu"))
     num_threads: int | None = knob(None, "Threads that compute; one per core when left out.", least=1, most=1024)
     use_tqdm_on_load: bool = knob(True, "Show a progress bar while weights are read.")
-    disable_log_stats: bool = knob(False, "Keep no statistics about steps.")
+    disable_log_stats: bool = knob(False, "Keep no statistics about steps, and log no status line.")
+    log_stats_interval: int = knob(
+        5, "Seconds between the status lines of a server or an AsyncLLMEngine that has work; 0: none.", least=0
+    )
 
     def __new__(cls, *values: Any, **given: Any) -> EngineArgs:
         """Refuse what has no name or an unknown one before the generated `__init__` raises its TypeError."""

@@ -149,6 +149,8 @@ class ObservabilityConfig:
     """What is counted."""
 
     log_stats: bool = True
+    log_stats_interval_s: int = 0
+    """Between two status lines; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

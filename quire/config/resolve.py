@@ -117,7 +117,9 @@ def resolve(
         device_config=_resolve_device(args, capabilities, choices),
         quant_config=QuantConfig(method=args.quantization),
         load_config=LoadConfig(load_format=args.load_format, show_progress=args.use_tqdm_on_load),
-        observability_config=ObservabilityConfig(log_stats=not args.disable_log_stats),
+        observability_config=ObservabilityConfig(
+            log_stats=not args.disable_log_stats, log_stats_interval_s=args.log_stats_interval
+        ),
         memory_plan=plan.as_dict(),
         choices=choices.made,
     )

@@ -373,7 +373,7 @@ class Scheduler:
             num_shared_blocks=self.blocks.pool.num_shared,
             prefix_cache_queries=self.blocks.num_queried_tokens,
             prefix_cache_hits=self.blocks.num_hit_tokens,
-            constraint_steps=self.constraint_steps,
+            constraint_steps=dict(self.constraint_steps),
             num_preemptions=self.num_preemptions,
             num_steps=self.num_steps,
             step_time_s=self.step_time_s,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import IntEnum
 
 from quire.messages.request import EngineCoreRequest, RequestProgress
-from quire.messages.stats import RequestStats
+from quire.messages.stats import Constraint, RequestEffort, RequestStats
 from quire.utils.hashing import root_hash
 
 
@@ -88,6 +88,8 @@ class SequenceGroup:
     """One request and its live branches."""
 
     __slots__ = (
+        "effort",
+        "effort_is_news",
         "num_cached_tokens",
         "num_prompt_logprobs",
         "num_prompt_tokens",
@@ -96,6 +98,7 @@ class SequenceGroup:
         "root_hash",
         "sequences",
         "stats",
+        "steps_before",
     )
 
     def __init__(self, request: EngineCoreRequest) -> None:
@@ -106,6 +109,10 @@ class SequenceGroup:
         """Live branches by branch number."""
         progress = request.progress or RequestProgress()
         self.stats = progress.stats or RequestStats(arrived_at=request.arrived_at)
+        self.effort = progress.effort or RequestEffort()
+        self.effort_is_news = False
+        self.steps_before: dict[Constraint, int] = {}
+        """The scheduler's count of steps, by what bound them, when it was queued."""
         self.root_hash = root_hash(request.cache_salt)
         self.num_cached_tokens = progress.num_cached_tokens
         """Prompt tokens found in the prefix cache when first scheduled; -1 before."""
@@ -120,5 +127,6 @@ class SequenceGroup:
             num_prompt_logprobs=self.num_prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             stats=self.stats,
+            effort=self.effort,
         )
         return replace(self.request, progress=progress)

@@ -86,6 +86,7 @@ class ThreadedCoreClient:
         try:
             while self._obey():
                 self._on_outputs(self._core.step())
+                self._core.report()
         except Exception as error:
             log.exception("engine core died")
             self._on_death(EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))

@@ -161,6 +161,7 @@ class EngineCoreProc:
                 self.control.step_ended()
                 self._publish(news)
                 self._judge(news)
+                self.core.report()
             elif self._on_trial is not None:
                 self._end_trial()
 

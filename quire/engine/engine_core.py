@@ -14,6 +14,7 @@ from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import StepStats
 from quire.messages.step import SchedulerOutputs
+from quire.observability.console import StatusLine
 
 
 class EngineCore:
@@ -23,6 +24,8 @@ class EngineCore:
         cache, limits = config.cache_config, config.scheduler_config
         self.executor = executor
         self.log_stats = config.observability_config.log_stats
+        interval_s = config.observability_config.log_stats_interval_s
+        self._status = StatusLine(interval_s, clock) if self.log_stats and interval_s else None
         self.scheduler = Scheduler(
             BlockManager(cache.num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching),
             max_num_seqs=limits.max_num_seqs,
@@ -34,6 +37,8 @@ class EngineCore:
 
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a validated request."""
+        if self._status is not None and not self.has_work():
+            self._status.resume(self._totals)
         self.scheduler.add(request)
 
     def abort(self, abort: AbortRequest) -> bool:
@@ -53,7 +58,15 @@ class EngineCore:
 
     def stats(self) -> StepStats | None:
         """How full the engine is between steps; None when statistics are off."""
-        return self.scheduler.stats(SchedulerOutputs()) if self.log_stats else None
+        return self._totals() if self.log_stats else None
+
+    def report(self) -> None:
+        """Log a status line if one is due; for loops that step while others watch."""
+        if self._status is not None:
+            self._status.tick(self._totals)
+
+    def _totals(self) -> StepStats:
+        return self.scheduler.stats(SchedulerOutputs())
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from quire.engine.input_processor import ProcessedRequest
 from quire.messages.output import EngineCoreOutput, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
-from quire.messages.stats import RequestStats
+from quire.messages.stats import RequestEffort, RequestStats
 from quire.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from quire.sampling_params import RequestOutputKind
 from quire.tokenizer.detokenizer import Detokenizer
@@ -40,6 +40,7 @@ class _State:
     num_unfinished: int
     prompt_logprobs: list[TokenLogprobs | None] | None
     stats: RequestStats
+    effort: RequestEffort = field(default_factory=RequestEffort)
     num_cached_tokens: int = 0
     error: str | None = None
 
@@ -73,6 +74,7 @@ class OutputProcessor:
     def so_far(self, request_id: str) -> EngineCoreRequest:
         """The request with its progress, for a core that has never heard of it."""
         state = self._states[request_id]
+        state.effort.num_replays += 1
         request = state.request.core
         live = {i: branch.token_ids for i, branch in enumerate(state.branches) if branch.finish_reason is None}
         started = any(branch.token_ids for branch in state.branches)
@@ -85,6 +87,7 @@ class OutputProcessor:
             num_prompt_logprobs=num_prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens if started else -1,
             stats=state.stats,
+            effort=state.effort,
         )
         return replace(request, progress=progress)
 
@@ -141,6 +144,7 @@ class OutputProcessor:
         branch = state.branches[output.branch]
         state.num_cached_tokens = output.num_cached_tokens
         state.stats = output.stats or state.stats
+        state.effort = output.effort or state.effort
         state.error = output.error or state.error
         if output.new_prompt_logprobs and state.prompt_logprobs is not None:
             state.prompt_logprobs += [self._candidates(entry) for entry in output.new_prompt_logprobs]
@@ -224,6 +228,7 @@ class OutputProcessor:
             num_cached_tokens=state.num_cached_tokens,
             seed=core.seed,
             metrics=self._metrics(state) if finished else None,
+            effort=state.effort if finished else None,
             warnings=warnings,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from quire.messages.stats import RequestStats, StepStats
+from quire.messages.stats import RequestEffort, RequestStats, StepStats
 
 
 class FinishReason(StrEnum):
@@ -52,6 +52,8 @@ class EngineCoreOutput:
     """For FinishReason.ERROR: what happened, in one sentence."""
     stats: RequestStats | None = None
     """The request's numbers up to here; owned by the core, which goes on counting."""
+    effort: RequestEffort | None = None
+    """When it has changed."""
 
 
 @dataclass(slots=True)

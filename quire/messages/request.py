@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.messages.stats import RequestStats
+from quire.messages.stats import RequestEffort, RequestStats
 from quire.sampling_params import SamplingParams
 
 
@@ -19,6 +19,7 @@ class RequestProgress:
     num_cached_tokens: int = -1
     """What was reported as found in the prefix cache; -1 before it was looked up."""
     stats: RequestStats | None = None
+    effort: RequestEffort | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

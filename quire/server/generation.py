@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from quire.engine.receipt import Transcript, receipt_of
+from quire.engine.why import Timeline
 from quire.errors import EngineOverloaded
 from quire.inputs import TokensPrompt
 from quire.log import get_logger
@@ -38,6 +39,7 @@ class Generation:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self._transcripts = [Transcript(params) for _ in prompts] if context.wants_receipt else []
+        self._timelines = [Timeline(context.started_at) for _ in prompts] if context.wants_why else []
 
     @property
     def usage(self) -> Usage:
@@ -53,6 +55,8 @@ class Generation:
     async def extras(self) -> dict[str, Any]:
         """What the request's headers ask for beside the answer; to be added to a finished reply."""
         found: dict[str, Any] = {}
+        if self._timelines:
+            found["why"] = [timeline.explain() for timeline in self._timelines]
         if self._transcripts:
             found["receipt"] = await asyncio.to_thread(receipt_of, self._service.engine.config, self._transcripts)
         return found
@@ -115,6 +119,8 @@ class Generation:
                     record.observe(output)
                     if self._transcripts:
                         self._transcripts[index].add(output)
+                    if self._timelines:
+                        self._timelines[index].add(output)
                     self._check(output)
                     yield output
         except (Exception, asyncio.CancelledError) as error:

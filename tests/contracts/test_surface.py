@@ -44,6 +44,7 @@ FLAGS = {
     "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
     "--load-format",
+    "--log-stats-interval",
     "--long-prefill-token-threshold",
     "--max-logprobs",
     "--max-model-len",

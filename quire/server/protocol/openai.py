@@ -166,7 +166,7 @@ class Completion(TypedDict):
     usage: NotRequired[Usage | None]
     warnings: NotRequired[list[str]]
     receipt: NotRequired[dict[str, Any]]
-    why: NotRequired[dict[str, Any]]
+    why: NotRequired[list[dict[str, Any]]]
 
 
 class TokenLogprob(TypedDict):
@@ -225,7 +225,7 @@ class ChatCompletion(TypedDict):
     prompt_text: NotRequired[str]
     warnings: NotRequired[list[str]]
     receipt: NotRequired[dict[str, Any]]
-    why: NotRequired[dict[str, Any]]
+    why: NotRequired[list[dict[str, Any]]]
 
 
 class ErrorDetail(TypedDict):
