@@ -135,14 +135,25 @@ async def _measure(
     args: argparse.Namespace, prompts: list[Prompt], percentiles: list[float], goodput: dict[str, float]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(figures, lists with an entry for each request)."""
+    from quire.cli.http_client import HttpClient, authorization
+
+    url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
+    async with HttpClient(url, headers=authorization(args.api_key), insecure=args.insecure) as client:
+        return await _load(args, client, prompts, percentiles, goodput)
+
+
+async def _load(
+    args: argparse.Namespace,
+    client: HttpClient,
+    prompts: list[Prompt],
+    percentiles: list[float],
+    goodput: dict[str, float],
+) -> tuple[dict[str, Any], dict[str, Any]]:
     import msgspec
 
-    from quire.cli.http_client import HttpClient, authorization
     from quire.cli.load import Record, due_times, figures, send_all, send_one
     from quire.observability.progress import generate_progress
 
-    url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
-    client = HttpClient(url, headers=authorization(args.api_key), insecure=args.insecure)
     model = args.model or await _ready_model(client, args.ready_check_timeout_sec)
     if args.backend == "openai-chat" and args.dataset_name == "random":
         prompts = await _as_text(client, model, prompts)
@@ -166,7 +177,6 @@ async def _measure(
             show(num_ended, num_input, num_output)
 
         records, peak = await send_all(client, path, counted, times, args.max_concurrency, on_end)
-    client.close()
     result = {"model_id": model, "max_concurrent_requests": peak, **figures(records, percentiles, goodput)}
     result["tokens_are_counted_by"] = "usage" if all(r.is_counted for r in records if not r.error) else "pieces"
     details = {

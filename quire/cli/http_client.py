@@ -72,8 +72,11 @@ class EventReader:
 class _Connection(asyncio.Protocol):
     """One connection, one request at a time. httptools calls the methods `on_*`."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: set[_Connection]) -> None:
+        self._peers = peers
+        """Open connections; this one leaves them when it is closed."""
         self.transport: asyncio.Transport | None = None
+        self.closed = asyncio.Event()
         self.is_reusable = False
         self._reply = Reply()
         self._done: asyncio.Future[Reply] | None = None
@@ -83,9 +86,12 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self._peers.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_reusable = False
+        self.closed.set()
+        self._peers.discard(self)
         self._fail(ConnectionResetError("the server closed the connection"))
 
     async def send(self, request: bytes, on_body: Callable[[bytes], None] | None) -> Reply:
@@ -160,6 +166,7 @@ class HttpClient:
             if not f"{name}{value}".isascii() or not f"{name}{value}".isprintable():
                 raise ConfigError(f"header {shown(name)} must hold printable ASCII")
             self._head += f"{name}: {value}\r\n"
+        self._open: set[_Connection] = set()
         self._idle: list[_Connection] = []
 
     async def get(self, path: str) -> Reply:
@@ -181,12 +188,19 @@ class HttpClient:
         )
         return await self._request(head.encode() + data, on_body)
 
-    def close(self) -> None:
-        """Close the connections that are kept."""
-        for connection in self._idle:
-            assert connection.transport is not None
-            connection.transport.close()
+    async def close(self) -> None:
+        """Close all connections; harmless when called again."""
         self._idle.clear()
+        for connection in list(self._open):
+            assert connection.transport is not None
+            connection.transport.abort()
+            await connection.closed.wait()
+
+    async def __aenter__(self) -> HttpClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def _request(self, request: bytes, on_body: Callable[[bytes], None] | None) -> Reply:
         connection = self._take() or await self._connect()
@@ -198,7 +212,8 @@ class HttpClient:
             raise
         if connection.is_reusable:
             self._idle.append(connection)
-        elif connection.transport is not None:
+        else:
+            assert connection.transport is not None
             connection.transport.close()
         return reply
 
@@ -213,9 +228,12 @@ class HttpClient:
     async def _connect(self) -> _Connection:
         try:
             loop = asyncio.get_running_loop()
-            return (await loop.create_connection(_Connection, self._host, self._port, ssl=self._ssl))[1]
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self._open), self._host, self._port, ssl=self._ssl
+            )
         except OSError as error:
             raise ConnectionError(f"cannot connect to {self.url}: {error.strerror or error}") from None
+        return connection
 
 
 def _tls(*, insecure: bool) -> ssl.SSLContext:

@@ -16,8 +16,11 @@ COMMANDS = {
     "serve": "serve a model over HTTP, with the API of OpenAI",
     "run": "complete a prompt with a model, here and now",
     "chat": "talk to a model in the terminal",
+    "complete": "complete prompts with a model that is served",
+    "run-batch": "answer a file of requests in OpenAI's batch format",
     "replay": "give the answer of a receipt again, and say whether it is the same",
-    "bench": "measure latency or throughput",
+    "bench": "measure latency, throughput, start-up or a server",
+    "completion": "print a script that completes commands and flags in a shell",
     "env": "what this machine offers and what quire makes of it",
 }
 
@@ -48,21 +51,26 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists what there is)\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status: 0 done, 1 failed while running, 2 wrong use or configuration."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    name = next((word for word in argv if not word.startswith("-")), None)
+def create_parser(only: str | None = None) -> Parser:
+    """The parser with the flags of every command, or of one: each is imported for its flags."""
     parser = Parser(prog="quire", description="LLM inference: the same request gives the same tokens.")
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command, help_text in COMMANDS.items():
+        child = commands.add_parser(command, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+        if only in (None, command):
+            importlib.import_module(f"quire.cli.{command.replace('-', '_')}").add_arguments(child)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit status: 0 done, 1 failed while running, 2 wrong use or configuration."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in argv if not word.startswith("-")), "")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark
     try:
-        for command, help_text in COMMANDS.items():
-            child = commands.add_parser(command, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
-            if command == name:
-                importlib.import_module(f"quire.cli.{command}").add_arguments(child)
-        args = parser.parse_args(argv)
+        args = create_parser(name).parse_args(argv)
         status: int = args.run(args)
     except QuireError as error:
         print(f"quire: {error}", file=sys.stderr)

@@ -1,8 +1,9 @@
-"""The sampling flags that `run`, `chat` and `bench` share."""
+"""The flags that `run`, `chat` and `complete` share: of sampling, and of a server to ask."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from quire.config.knobs import whole_number
 from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -28,13 +29,25 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text (repeatable)")
 
 
+def add_server_flags(parser: argparse.ArgumentParser, url: str | None = None) -> None:
+    """Flags that name a server."""
+    group = parser.add_argument_group("server")
+    default = "" if url is None else f" (default: {url})"
+    group.add_argument("--url", default=url, metavar="URL", help=f"a server with OpenAI's API{default}")
+    group.add_argument("--api-key", metavar="KEY", help="key to send to it; OPENAI_API_KEY when left out")
+
+
+def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags that were given, as fields of a request."""
+    fields = {name: vars(args)[name] for name in (*NUMBERS, "top_k", "stop", "max_tokens")}
+    fields["seed"] = args.sampling_seed
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def sampling_params(args: argparse.Namespace, base: SamplingParams, default_max_tokens: int | None) -> SamplingParams:
     """`base` with the flags that were given, streaming deltas.
 
     Raises: InvalidParameter.
     """
-    given = {name: value for name in (*NUMBERS, "top_k", "stop") if (value := vars(args)[name]) is not None}
-    if args.sampling_seed is not None:
-        given["seed"] = args.sampling_seed
-    given["max_tokens"] = args.max_tokens if args.max_tokens is not None else default_max_tokens
+    given = {"max_tokens": default_max_tokens, **sampling_fields(args)}
     return base.clone(output_kind=RequestOutputKind.DELTA, **given)

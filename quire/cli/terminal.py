@@ -51,6 +51,20 @@ def read_text(read: Callable[[], str]) -> str:
         ) from None
 
 
+def read_line(interactive: bool) -> str | None:
+    """The next line of standard input, None at its end.
+
+    Raises: InvalidParameter when it is not text.
+    """
+    if interactive:
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+    try:
+        return read_text(sys.stdin.readline) or None
+    except KeyboardInterrupt:
+        return None
+
+
 def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams, echo: str = "") -> Answer:
     """Run one request and print its text as it comes, after `echo`; Ctrl-C ends the answer, not the program.
 

@@ -1,0 +1,92 @@
+"""Streaming an answer from a server to the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from quire.cli.http_client import EventReader, HttpClient, authorization, first_model, message_of
+from quire.cli.sampling_flags import sampling_fields
+from quire.cli.terminal import Answer
+from quire.errors import ConfigError, InvalidParameter
+
+
+class Served:
+    """A model behind a URL."""
+
+    def __init__(self, args: argparse.Namespace, model: str | None) -> None:
+        url = str(args.url).rstrip("/").removesuffix("/v1")
+        self._url = url
+        self._headers = authorization(args.api_key)
+        self._client()  # a URL that is none is said now
+        self._fields = sampling_fields(args)
+        self.model = asyncio.run(self._first_model()) if model is None else model
+
+    def _client(self) -> HttpClient:
+        return HttpClient(self._url, headers=self._headers)
+
+    async def _first_model(self) -> str:
+        async with self._client() as client:
+            return await first_model(client)
+
+    def complete(self, prompt: str, echo: str = "") -> Answer:
+        """Continue a text and print it as it comes, after `echo`; Ctrl-C ends the answer, not the program.
+
+        Raises: InvalidParameter when the server refuses it; ConfigError when it cannot be reached.
+        """
+        return self._stream("/v1/completions", {"prompt": prompt}, echo)
+
+    def chat(self, messages: list[Any]) -> Answer:
+        """Answer a conversation; as `complete`."""
+        return self._stream("/v1/chat/completions", {"messages": messages})
+
+    def _stream(self, path: str, body: dict[str, Any], echo: str = "") -> Answer:
+        answer = Answer()
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        sys.stdout.write(echo)
+        sys.stdout.flush()
+        started_at = time.perf_counter()
+        try:
+            asyncio.run(self._send(path, {"model": self.model, **body, **self._fields, **options}, answer, started_at))
+        except KeyboardInterrupt:
+            answer.finish_reason = "abort"
+        except ConnectionError as error:
+            raise ConfigError(str(error)) from None
+        answer.total_s = time.perf_counter() - started_at
+        return answer
+
+    async def _send(self, path: str, body: dict[str, Any], answer: Answer, started_at: float) -> None:
+        def on_data(data: bytes) -> None:
+            if data != b"[DONE]":
+                answer.first_token_s = answer.first_token_s or time.perf_counter() - started_at
+                _take(msgspec.json.decode(data), answer)
+
+        async with self._client() as client:
+            reply = await client.post(path, body, EventReader(on_data))
+        if reply.status != 200:
+            raise InvalidParameter(f"{self._url} answered {reply.error}", parameter="request")
+        if answer.finish_reason is None:
+            raise ConnectionError("the server ended the stream before the answer")
+
+
+def _take(chunk: dict[str, Any], answer: Answer) -> None:
+    """Print what is new in one event of a stream."""
+    if "error" in chunk:
+        answer.finish_reason = "error"
+        print(f"\nquire: {message_of(chunk)}", file=sys.stderr)
+    usage = chunk.get("usage")
+    if usage is not None:
+        answer.num_prompt_tokens, answer.num_output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    for warning in chunk.get("warnings") or ():
+        print(f"quire: {warning}", file=sys.stderr)
+    for choice in chunk.get("choices") or ():
+        text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
+        answer.text += text
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        sys.stdout.write(text)
+        sys.stdout.flush()
