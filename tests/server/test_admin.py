@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import logging
 import pytest
 
 from quire import __version__
@@ -85,8 +86,11 @@ def test_requests_are_counted_once_under_both_names(server: Running) -> None:
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"}' in after
 
 
-def test_each_request_has_one_line_in_the_log(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_each_request_has_one_line_in_the_log(
+    serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)  # whoever came first decided
+    caplog.set_level("INFO", logger="quire")
     with serve(enable_log_requests=True) as talkative:
         headers = {"x-request-id": "mine"}
         talkative.client.post("/v1/completions", json={"prompt": ["secret"] * 2, "max_tokens": 3}, headers=headers)
