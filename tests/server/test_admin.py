@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import logging
 import pytest
 
 from quire import __version__
@@ -86,10 +85,7 @@ def test_requests_are_counted_once_under_both_names(server: Running) -> None:
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"}' in after
 
 
-def test_each_request_has_one_line_in_the_log(
-    serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)  # whoever came first decided
+def test_each_request_has_one_line_in_the_log(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="quire")
     with serve(enable_log_requests=True) as talkative:
         headers = {"x-request-id": "mine"}
