@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,6 +18,7 @@ from quire.server.params import check_fields
 from quire.server.prompts import chat_text
 from quire.server.protocol.openai import (
     DetokenizeRequest,
+    EngineStatus,
     ModelCard,
     ModelList,
     Text,
@@ -25,6 +27,17 @@ from quire.server.protocol.openai import (
 )
 from quire.server.service import Service
 from quire.server.streaming import json_reply, unless_gone
+
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""What /v1/capabilities gives the defaults of."""
 
 
 def routes(service: Service) -> APIRouter:
@@ -64,6 +77,20 @@ def _add_state(router: APIRouter, service: Service) -> None:
         """Requests in progress."""
         return {"server_load": service.num_requests}
 
+    @router.get("/v1/stats", response_model=EngineStatus)
+    async def stats() -> Response:
+        """What the engine does now; the difference of two replies is what it did in between."""
+        engine = service.engine
+        status: EngineStatus = {
+            "state": engine.state.value,
+            "num_restarts": engine.num_restarts,
+            "num_requests": engine.num_unfinished,
+            "num_queued": engine.num_queued,
+            "age_s": time.monotonic() - engine.last_stats_at if engine.last_stats else None,
+            "stats": engine.last_stats,
+        }
+        return json_reply(status)
+
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
@@ -98,6 +125,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
             "images": False,
             "embeddings": False,
             "adapters": False,
+            "sampling_defaults": {name: getattr(service.engine.default_params, name) for name in SAMPLING_FIELDS},
             "same_request_same_tokens": True,
         }
 

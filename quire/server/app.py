@@ -13,7 +13,7 @@ from starlette.responses import Response
 from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
-from quire.server import admin, chat, completions, messages, responses
+from quire.server import admin, chat, completions, console, messages, responses
 from quire.server.errors import ApiError, as_api_error, error_response
 from quire.server.middleware import Authentication, Limits, RequestContext
 from quire.server.protocol.openai import Error
@@ -41,6 +41,7 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -
     )
     for routes in ROUTES:
         app.include_router(routes(service))
+    app.include_router(console.routes())
     for kind in (HTTPException, RequestValidationError, QuireError, Exception):
         app.add_exception_handler(kind, _answer)
     app.add_middleware(Limits, service=service)

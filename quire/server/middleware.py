@@ -13,14 +13,15 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.log import get_logger
+from quire.server import console
 from quire.server.errors import ApiError, error_response
 from quire.server.service import Context, Service
 
 log = get_logger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version"}) | console.PATHS
 """What needs no key: it tells nothing about anybody's requests."""
-UNLIMITED_PATHS = OPEN_PATHS | {"/metrics", "/load"}
+UNLIMITED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/v1/stats"}
 MAX_ID = 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 

@@ -26,6 +26,7 @@ OPERATIONS = [
     ("get", "/v1/capabilities"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{model}"),
+    ("get", "/v1/stats"),
     ("get", "/version"),
     ("post", "/detokenize"),
     ("post", "/tokenize"),

@@ -8,6 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from quire.messages.stats import StepStats
 from quire.server.protocol.fields import Body, Each, GenerationFields, Label
 
 Prompts = list[str | list[int]]
@@ -264,6 +265,17 @@ class ModelList(TypedDict):
 
     object: str
     data: list[ModelCard]
+
+
+class EngineStatus(TypedDict):
+    """A reply of /v1/stats."""
+
+    state: str
+    num_restarts: int
+    num_requests: int
+    num_queued: int
+    age_s: float | None
+    stats: StepStats | None
 
 
 class Tokens(TypedDict):
