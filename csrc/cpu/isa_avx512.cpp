@@ -1,38 +1,11 @@
 // The kernels on AVX-512 (F, BW, DQ, VL): the same templates with twice the width.
-#include "kernels/attention.h"
-#include "kernels/elementwise.h"
-#include "kernels/gemm.h"
-#include "kernels/gemm_quantized.h"
-#include "kernels/norm.h"
-#include "kernels/rotary.h"
-#include "kernels/sampling.h"
+#include "kernels/base.h"
 
 namespace qr {
 
 void fill_avx512(Kernels& kernels) {
   kernels.name = "avx512";
-  kernels.gemm_fp32 = float_gemm<FloatPanel<float>>();
-  kernels.gemm_fp16 = float_gemm<FloatPanel<Fp16>>();
-  kernels.gemm_bf16 = kernels.gemm_bf16_float = float_gemm<PairedPanel>();
-  kernels.rms_norm = rms_norm;
-  kernels.layer_norm = layer_norm;
-  kernels.scale_add = scale_add;
-  kernels.soft_cap = soft_cap;
-  kernels.rope_and_cache = rope_and_cache;
-  kernels.attend[QR_FLOAT32] = attend<FloatMath<float>, float>;
-  kernels.attend[QR_BFLOAT16] = attend<FloatMath<Bf16>, Bf16>;
-  kernels.attend[QR_FLOAT16] = attend<FloatMath<Fp16>, Fp16>;
-  kernels.attend[QR_CACHE_INT8] = attend<FloatMath<Bf16>, int8_t>;
-  for (int cache = 0; cache < 4; ++cache) kernels.attend_bf16[cache] = kernels.attend[cache];
-  kernels.merge_splits = merge_splits;
-  kernels.find_largest = find_largest;
-  kernels.sum_exponentials = sum_exponentials;
-  kernels.sample_weights = sample_weights;
-  kernels.count_not_below = count_not_below;
-  kernels.next_above = next_above;
-  fill_quantized(kernels);
-  kernels.gate = gate;
-  kernels.read_sum = read_sum;
+  fill_base(kernels);
 }
 
 }  // namespace qr

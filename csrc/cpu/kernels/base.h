@@ -1,0 +1,41 @@
+// The whole table from templates that need no more than vectors; wider instruction sets replace entries.
+#pragma once
+
+#include "attention.h"
+#include "elementwise.h"
+#include "gemm.h"
+#include "gemm_quantized.h"
+#include "norm.h"
+#include "rotary.h"
+#include "sampling.h"
+
+namespace qr {
+namespace {
+
+void fill_base(Kernels& kernels) {
+  kernels.gemm_fp32 = float_gemm<FloatPanel<float>>();
+  kernels.gemm_fp16 = float_gemm<FloatPanel<Fp16>>();
+  kernels.gemm_bf16 = kernels.gemm_bf16_float = float_gemm<PairedPanel>();
+  kernels.rms_norm = rms_norm;
+  kernels.layer_norm = layer_norm;
+  kernels.scale_add = scale_add;
+  kernels.soft_cap = soft_cap;
+  kernels.rope_and_cache = rope_and_cache;
+  kernels.attend[QR_FLOAT32] = attend<FloatMath<float>, float>;
+  kernels.attend[QR_BFLOAT16] = attend<FloatMath<Bf16>, Bf16>;
+  kernels.attend[QR_FLOAT16] = attend<FloatMath<Fp16>, Fp16>;
+  kernels.attend[QR_CACHE_INT8] = attend<FloatMath<Bf16>, int8_t>;
+  for (int cache = 0; cache < 4; ++cache) kernels.attend_bf16[cache] = kernels.attend[cache];
+  kernels.merge_splits = merge_splits;
+  kernels.find_largest = find_largest;
+  kernels.sum_exponentials = sum_exponentials;
+  kernels.sample_weights = sample_weights;
+  kernels.count_not_below = count_not_below;
+  kernels.next_above = next_above;
+  fill_quantized(kernels);
+  kernels.gate = gate;
+  kernels.read_sum = read_sum;
+}
+
+}  // namespace
+}  // namespace qr
