@@ -32,6 +32,9 @@ VARIABLES: dict[str, Variable] = {
     "QUIRE_LOG_LEVEL": Variable(
         parse=_choice("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO", help="Lowest level that is logged."
     ),
+    "QUIRE_LOG_FORMAT": Variable(
+        parse=_choice("text", "json"), default="text", help="Lines for people, or one JSON object a line."
+    ),
     "QUIRE_API_KEY": Variable(
         parse=str, default="", help="Keys that requests must carry, separated by commas; for servers without --api-key."
     ),

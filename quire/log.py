@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
 
 from quire import envs
 
-_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+FORMATS = ("text", "json")
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""The request on whose behalf the running task or thread works; every line it logs carries it."""
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, with the request it is about unless it says so itself."""
+        line = super().formatMessage(record)
+        current = request_id.get()
+        return f"{line} request={current}" if current and "request=" not in line else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object on one line for machines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object; request_id and exception only where there are any."""
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id.get():
+            entry["request_id"] = request_id.get()
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
 
 
 def set_default_level(level: str) -> None:
@@ -17,13 +53,37 @@ def set_default_level(level: str) -> None:
         get_logger("quire").setLevel(level)
 
 
+def configure(log_format: str | None, level: str | None) -> None:
+    """Format and level for this process and those it starts; None leaves them to the environment."""
+    given = {"QUIRE_LOG_FORMAT": log_format, "QUIRE_LOG_LEVEL": level}
+    os.environ.update({name: value for name, value in given.items() if value is not None})
+    logger = get_logger("quire")
+    if not logger.propagate:  # the handler is ours
+        logger.setLevel(envs.get("QUIRE_LOG_LEVEL"))
+        for handler in logger.handlers:
+            handler.setFormatter(_formatter())
+
+
+def adopt(*names: str) -> None:
+    """Have other packages' loggers write as quire does, unless the application has its own handlers."""
+    logger = get_logger("quire")
+    for other in map(logging.getLogger, names):
+        if not logger.propagate and not other.handlers:
+            other.handlers = list(logger.handlers)
+            other.propagate = False
+
+
 def get_logger(name: str) -> logging.Logger:
     """The logger of a module; the first call installs quire's handler unless the application has its own."""
     root = logging.getLogger("quire")
     if not root.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+        handler.setFormatter(_formatter())
         root.addHandler(handler)
         root.setLevel(envs.get("QUIRE_LOG_LEVEL"))
         root.propagate = False
     return logging.getLogger(name)
+
+
+def _formatter() -> logging.Formatter:
+    return JsonFormatter() if envs.get("QUIRE_LOG_FORMAT") == "json" else TextFormatter()

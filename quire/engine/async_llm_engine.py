@@ -109,6 +109,8 @@ class AsyncLLMEngine:
         """How full the engine was after the last step; None before it, and when statistics are off."""
         self.last_stats_at = 0.0
         """When they came, by `time.monotonic()`."""
+        self.on_stats: Callable[[StepStats], None] = lambda stats: None
+        """Called in the event loop with the statistics of each step."""
         self.num_restarts = 0
         """Cores that were replaced."""
         self._admission = Admission(limits or AdmissionLimits())
@@ -361,6 +363,7 @@ class AsyncLLMEngine:
     def _deliver(self, news: EngineCoreOutputs) -> None:
         if news.stats is not None:
             self.last_stats, self.last_stats_at = news.stats, time.monotonic()
+            self.on_stats(news.stats)
         if not news.outputs:
             return
         outputs, aborts = self._parts.output_processor.process(news.outputs)

@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from quire.config.engine import QuireConfig
 from quire.messages.stats import StepStats
 from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OWN, COMPATIBLE = "quire:", "vllm:"
@@ -26,6 +27,7 @@ _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 _INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
                 20, 40, 80)  # fmt: skip
 _REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_ITERATION = (1, *(2**power for power in range(3, 15)))
 _LABELS = ("model_name", "engine")
 
 
@@ -95,6 +97,27 @@ class Metrics:
         self.inference_time = self._histogram("request_inference_time_seconds", "First step to last token.", _REQUEST)
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", tokens)
         self.request_generation = self._histogram("request_generation_tokens", "Output tokens of a request.", tokens)
+        self.params_n = self._histogram("request_params_n", "Completions a request asked for.", (1, 2, 5, 10, 20))
+        self.params_max_tokens = self._histogram(
+            "request_params_max_tokens", "Output tokens a request asked for at most.", tokens
+        )
+        self.prefill_computed = self._histogram(
+            "request_prefill_kv_computed_tokens", "Tokens computed before or between output tokens.", tokens
+        )
+        self.request_preemptions = self._histogram(
+            "request_num_preemptions", "Times a request was preempted.", (1, 2, 3, 4, 5, 10, 20)
+        )
+        self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", _ITERATION)
+        self.prompt_sources = Counter(
+            f"{OWN}prompt_tokens_by_source",
+            "Prompt tokens by where their keys and values came from.",
+            (*_LABELS, "source"),
+            registry=self._registry,
+        )
+        self.constraints = Counter(
+            f"{OWN}engine_steps", "Steps by what kept them from holding more.", (*_LABELS, "constraint"),
+            registry=self._registry,
+        )  # fmt: skip
         self.http_requests = Counter(
             "http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self._registry
         )
@@ -118,6 +141,15 @@ class Metrics:
         made = Histogram(OWN + name, text, _LABELS, registry=self._registry, buckets=tuple(buckets))
         return made.labels(*self._values)
 
+    def stepped(self, stats: StepStats) -> None:
+        """Take in a step."""
+        if stats.num_batched_tokens:
+            self.iteration_tokens.observe(stats.num_batched_tokens)
+
+    def prompt_tokens_of(self, source: str, count: int) -> None:
+        """Count prompt tokens; source is one of a closed set."""
+        self.prompt_sources.labels(*self._values, source).inc(count)
+
     def refused(self, reason: str) -> None:
         """Count a request that was refused for load; reason is one of a closed set."""
         self.rejections.labels(self._values[0], reason).inc()
@@ -132,14 +164,17 @@ class Metrics:
         if stats is not None:
             self.running.set(stats.num_running)
             self.waiting.set(stats.num_waiting)
-            self._count_prefixes(stats)
+            self._count_totals(stats)
             used = stats.num_total_blocks - stats.num_free_blocks
             self.kv_usage.set(used / stats.num_total_blocks if stats.num_total_blocks else 0)
         return generate_latest(_Both(self._registry))
 
-    def _count_prefixes(self, stats: StepStats) -> None:
+    def _count_totals(self, stats: StepStats) -> None:
         """The core counts from its own start; a replaced one begins anew."""
-        seen = self._seen if stats.prefix_cache_queries >= self._seen.prefix_cache_queries else StepStats()
+        seen = self._seen if stats.num_steps >= self._seen.num_steps else StepStats()
+        for constraint, count in stats.constraint_steps.items():
+            new = count - seen.constraint_steps.get(constraint, 0)
+            self.constraints.labels(*self._values, constraint.value).inc(new)
         self.prefix_queries.inc(stats.prefix_cache_queries - seen.prefix_cache_queries)
         self.prefix_hits.inc(stats.prefix_cache_hits - seen.prefix_cache_hits)
         self._seen = stats
@@ -150,6 +185,7 @@ class RequestRecord:
     """The one record of a request: filled as its outputs come, closed exactly once."""
 
     metrics: Metrics
+    params: SamplingParams
     arrived_at: float = field(default_factory=time.monotonic)
     last_at: float = 0.0
     num_prompt_tokens: int = 0
@@ -167,6 +203,8 @@ class RequestRecord:
             self.num_prompt_tokens, self.num_cached_tokens = len(output.prompt_token_ids), output.num_cached_tokens
             metrics.prompt_tokens.inc(self.num_prompt_tokens)
             metrics.cached_tokens.inc(self.num_cached_tokens)
+            metrics.prompt_tokens_of("local_cache_hit", self.num_cached_tokens)
+            metrics.prompt_tokens_of("local_compute", self.num_prompt_tokens - self.num_cached_tokens)
         elif count:
             metrics.inter_token.observe((now - self.last_at) / count)
         self.last_at = now
@@ -185,10 +223,16 @@ class RequestRecord:
         stats, metrics = output.metrics, self.metrics
         metrics.request_prompt.observe(self.num_prompt_tokens)
         metrics.request_generation.observe(self.num_output_tokens)
+        metrics.params_n.observe(self.params.n)
+        if self.params.max_tokens is not None:
+            metrics.params_max_tokens.observe(self.params.max_tokens)
+        if output.effort is not None:
+            metrics.prefill_computed.observe(output.effort.num_computed_tokens)
         metrics.e2e.observe(self.last_at - self.arrived_at)
         if stats is None or not stats.first_token_at:
             return
         metrics.preemptions.inc(stats.num_preemptions)
+        metrics.request_preemptions.observe(stats.num_preemptions)
         metrics.first_token.observe(stats.first_token_at - stats.arrived_at)
         metrics.queue_time.observe(stats.scheduled_at - stats.arrived_at)
         metrics.prefill_time.observe(stats.first_token_at - stats.scheduled_at)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +31,12 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -
     settings = ServerSettings() if settings is None else settings
     service = Service(engine, settings)
     hidden = settings.disable_fastapi_docs
+
+    @asynccontextmanager
+    async def closing(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
     app = FastAPI(
         title="quire",
         version=__version__,
@@ -36,6 +45,7 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -
         openapi_url=None if hidden else "/openapi.json",
         root_path=settings.root_path.rstrip("/"),
         redirect_slashes=False,
+        lifespan=closing,
         telemetry={"auto_configure": False},  # no exporter that an environment variable could switch on
         responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
     )

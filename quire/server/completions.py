@@ -125,7 +125,8 @@ class _Reply:
         )
         salt = cache_salt(self._context, body.cache_salt)
         prompts = await asyncio.to_thread(self._prompts, params, salt)
-        return Generation(self._service, self._context, prompts, params), params
+        generation = Generation(self._service, self._context, prompts, params, operation="text_completion")
+        return generation, params
 
     def _prompts(self, params: SamplingParams, salt: str | None) -> list[TokensPrompt]:
         return completion_prompts(

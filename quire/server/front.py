@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
-from quire.log import get_logger
+from quire.log import adopt, get_logger
 from quire.server.connection import limited_connection
 from quire.server.settings import ServerSettings
 
@@ -151,6 +151,8 @@ def run_front(
     import uvloop
 
     from quire.server.app import create_app
+
+    adopt("uvicorn", "asyncio", "opentelemetry")
 
     async def main() -> None:
         front = Front(engine, settings, sock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.engine.receipt import Transcript, receipt_of
 from quire.engine.why import Timeline
@@ -19,6 +19,9 @@ from quire.server.errors import ApiError
 from quire.server.protocol.openai import Usage
 from quire.server.service import Context, Service
 
+if TYPE_CHECKING:
+    from quire.observability.tracing import RequestSpan
+
 log = get_logger(__name__)
 
 Numbered = tuple[int, RequestOutput]
@@ -29,12 +32,19 @@ class Generation:
     """Some prompts with the same parameters. Leaving `stream` early, or cancelling, aborts them in the engine."""
 
     def __init__(
-        self, service: Service, context: Context, prompts: Sequence[TokensPrompt], params: SamplingParams
+        self,
+        service: Service,
+        context: Context,
+        prompts: Sequence[TokensPrompt],
+        params: SamplingParams,
+        *,
+        operation: str = "chat",
     ) -> None:
         self._service = service
         self._context = context
         self._prompts = prompts
         self._params = params
+        self._operation = operation
         self.num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
@@ -108,8 +118,9 @@ class Generation:
             await merged.put(None)
 
     async def _one(self, index: int) -> AsyncGenerator[RequestOutput, None]:
-        record = RequestRecord(self._service.metrics)
+        record = RequestRecord(self._service.metrics, self._params)
         engine_id = f"{self._context.id}-{index}"
+        span = self._span(engine_id)
         try:
             async with aclosing(
                 self._service.engine.generate(self._prompts[index], self._params, engine_id)  # type: ignore[type-var]
@@ -117,6 +128,8 @@ class Generation:
                 async for output in outputs:
                     self._count(output, first=not record.last_at)
                     record.observe(output)
+                    if span is not None:
+                        span.observe(output)
                     if self._transcripts:
                         self._transcripts[index].add(output)
                     if self._timelines:
@@ -124,12 +137,17 @@ class Generation:
                     self._check(output)
                     yield output
         except (Exception, asyncio.CancelledError) as error:
+            if span is not None:
+                span.close(type(error).__name__)
+                span = None
             record.reason = "abort" if isinstance(error, asyncio.CancelledError) else "error"
             if isinstance(error, EngineOverloaded):
                 self._service.metrics.refused("queue")
             raise
         finally:
             record.close()
+            if span is not None:
+                span.close(None)
             if self._service.settings.enable_log_requests:
                 log.info(
                     "request=%s id=%s end=%s prompt_tokens=%d cached_tokens=%d output_tokens=%d",
@@ -140,6 +158,19 @@ class Generation:
                     record.num_cached_tokens,
                     record.num_output_tokens,
                 )
+
+    def _span(self, engine_id: str) -> RequestSpan | None:
+        service, context = self._service, self._context
+        if service.tracer is None:
+            return None
+        return service.tracer.start(
+            self._operation,
+            service.names[0],
+            engine_id,
+            self._params,
+            started_at=context.started_at,
+            parent=context.trace_parent,
+        )
 
     def _count(self, output: RequestOutput, *, first: bool) -> None:
         if first:

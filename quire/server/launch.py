@@ -20,7 +20,7 @@ from quire.config.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
 from quire.engine.core_supervisor import CoreSupervisor
 from quire.engine.restart_policy import RestartBudget, RestartPolicy
-from quire.log import get_logger
+from quire.log import configure, get_logger
 from quire.server.settings import ServerSettings
 from quire.utils.net import listen_tcp, listen_unix, url_of
 from quire.utils.process import raise_descriptor_limit
@@ -62,6 +62,7 @@ def serve(options: ServeOptions, started_at: float) -> None:
     Raises: ConfigError and its kin, before weights are read where possible.
     """
     settings = options.settings
+    configure(settings.log_format, settings.log_level)
     for warning in settings.warnings:
         log.warning("%s", warning)
     early = EarlySignals()

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.log import get_logger
+from quire.log import get_logger, request_id
 from quire.server import console
 from quire.server.errors import ApiError, error_response
 from quire.server.service import Context, Service
@@ -44,6 +44,10 @@ class RequestContext:
         context.label = _UNSAFE.sub("", given)[:MAX_ID] or context.id
         context.wants_receipt = _header(scope, b"x-quire-receipt") == "1"
         context.wants_why = _header(scope, b"x-quire-why") == "1"
+        if self._service.tracer is not None:
+            headers = {name: _header(scope, name.encode()) for name in ("traceparent", "tracestate")}
+            context.trace_parent = {name: value for name, value in headers.items() if value}
+        request_id.set(context.label)
         label = (b"x-request-id", context.label.encode())
         status = 0
 

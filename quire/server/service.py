@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
@@ -19,6 +20,9 @@ from quire.server.errors import ApiError
 from quire.server.settings import ServerSettings
 from quire.tokenizer.chat import ChatTemplate, load_chat_template
 from quire.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.observability.tracing import Tracer
 
 
 @dataclass(slots=True)
@@ -35,9 +39,17 @@ class Context:
     """The client asks for what reproduces the answer."""
     wants_why: bool = False
     """The client asks where the time went."""
+    trace_parent: dict[str, str] = field(default_factory=dict)
+    """The client's traceparent and tracestate headers."""
     started_at: float = field(default_factory=time.monotonic)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+
+
+def _load_tracer(endpoint: str) -> Tracer:
+    from quire.observability.tracing import Tracer
+
+    return Tracer(endpoint)
 
 
 def context_of(scope: Scope) -> Context:
@@ -56,6 +68,12 @@ class Service:
         self.num_requests = 0
         """Requests in progress; kept by the middleware."""
         self.created = int(time.time())
+        self.tracer = None if settings.otlp_traces_endpoint is None else _load_tracer(settings.otlp_traces_endpoint)
+
+    def close(self) -> None:
+        """Send what is still to be traced; harmless when called again."""
+        if self.tracer is not None:
+            self.tracer.close()
 
     @property
     def is_configured(self) -> bool:
@@ -68,7 +86,9 @@ class Service:
     @cached_property
     def metrics(self) -> Metrics:
         """What is counted; needs the config, so it is made when it is first used."""
-        return Metrics(self.engine.config, self.names[0])
+        metrics = Metrics(self.engine.config, self.names[0])
+        self.engine.on_stats = metrics.stepped
+        return metrics
 
     @cached_property
     def names(self) -> tuple[str, ...]:

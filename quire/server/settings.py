@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import ipaddress
 import os
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from typing import Any
 
 from quire import envs
 from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
-from quire.errors import ConfigError, shown
+from quire.errors import ConfigError, MissingDependency, shown
+from quire.log import FORMATS
 from quire.utils.lazy import nearest
 
 LOOPBACK_NAMES = ("localhost", "ip6-localhost")
@@ -73,6 +75,17 @@ class ServerSettings:
     sse_keep_alive_interval: int = knob(15, "A stream that stands still sends a comment this often; 0: never.", least=0)
 
     disable_fastapi_docs: bool = knob(False, "Serve no /docs, /redoc and /openapi.json.")
+    log_format: str | None = knob(
+        None, "Lines for people, or one JSON object a line; QUIRE_LOG_FORMAT when left out.", choices=FORMATS
+    )
+    log_level: str | None = knob(
+        None,
+        "Lowest level that is logged; QUIRE_LOG_LEVEL when left out.",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+    )
+    otlp_traces_endpoint: str | None = knob(
+        None, "URL of a collector that takes OpenTelemetry traces over HTTP; needs the extra otel."
+    )
     enable_log_requests: bool = knob(False, "Log each request when it ends; prompts are never logged.")
 
     def __new__(cls, *values: Any, **given: Any) -> ServerSettings:
@@ -95,6 +108,8 @@ class ServerSettings:
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
                 raise ConfigError(f"option {name}: there is no file {path!r}")
+        if self.otlp_traces_endpoint is not None:
+            _check_tracing(self.otlp_traces_endpoint)
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError("options allow_credentials and allowed_origins=* contradict each other; name the origins")
         if not self.root_path.startswith("/"):
@@ -125,6 +140,22 @@ class ServerSettings:
         if self.api_key and self.is_open and self.ssl_certfile is None:
             found.append("API keys travel unencrypted: set --ssl-certfile, or let a proxy do TLS.")
         return found
+
+
+def _check_tracing(endpoint: str) -> None:
+    """Refuse what could not be traced to, before anything is loaded."""
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"option otlp_traces_endpoint must be a URL such as http://localhost:4318/v1/traces, got {shown(endpoint)}"
+        )
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise MissingDependency(
+            'option otlp_traces_endpoint needs the OpenTelemetry SDK and its OTLP exporter: pip install "quire[otel]"'
+        )
 
 
 def with_environment(settings: ServerSettings, environ: Mapping[str, str] = os.environ) -> ServerSettings:

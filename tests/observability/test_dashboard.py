@@ -1,0 +1,79 @@
+"""The dashboard asks for metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.config.args import EngineArgs
+from quire.engine.core_startup import create_config
+from quire.messages.stats import Constraint, StepStats
+from quire.observability.prometheus import Metrics
+
+DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/quire.json"
+METRIC = re.compile(r"\b(?:quire:|vllm:|http_)[a-z0-9_]+")
+
+
+def expressions() -> Iterator[str]:
+    dashboard = json.loads(DASHBOARD.read_text())
+    for variable in dashboard["templating"]["list"]:
+        yield variable["query"]
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+
+
+@pytest.fixture(scope="module")
+def families() -> dict[str, Any]:
+    metrics = Metrics(create_config(EngineArgs()), "model")
+    metrics.finished("stop")
+    metrics.refused("queue")
+    metrics.http_requests.labels("/", "GET", "2xx").inc()
+    text = metrics.expose(StepStats(num_steps=1, constraint_steps={Constraint.KV_CACHE: 1}), 0).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_every_expression_names_metrics_that_exist(families: dict[str, Any]) -> None:
+    known = {sample.name: set(sample.labels) for family in families.values() for sample in family.samples}
+    asked = [(name, text) for text in expressions() for name in METRIC.findall(text)]
+    assert len(asked) > 30
+    for name, text in asked:
+        assert name in known, text
+        for by in re.findall(r"by \((\w+)\)", text):
+            assert by in known[name], text
+
+
+def test_panels_do_not_overlap() -> None:
+    places = [panel["gridPos"] for panel in json.loads(DASHBOARD.read_text())["panels"]]
+    cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
+    assert len(cells) == len(set(cells))
+    assert all(x < 24 for x, _ in cells)
+
+
+def test_every_family_has_its_compatible_twin_with_the_same_samples(families: dict[str, Any]) -> None:
+    own = [name for name in families if name.startswith("quire:")]
+    assert len(own) > 25
+    for name in own:
+        twin = families["vllm:" + name.removeprefix("quire:")]
+        assert [sample.value for sample in twin.samples] == [sample.value for sample in families[name].samples]
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("iteration_tokens_total", [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]),
+        ("request_params_n", [1, 2, 5, 10, 20]),
+        ("request_num_preemptions", [1, 2, 3, 4, 5, 10, 20]),
+    ],
+)
+def test_histograms_have_the_buckets_that_dashboards_know(
+    families: dict[str, Any], name: str, bounds: list[float]
+) -> None:
+    samples = families["vllm:" + name].samples
+    found = [float(sample.labels["le"]) for sample in samples if sample.name.endswith("_bucket")]
+    assert found == [*bounds, float("inf")]
