@@ -47,6 +47,10 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
+MAX_TOKENS_CHECKED_HERE = 1024
+"""Tokenised prompts up to this length are checked in the event loop, since handing them to a thread takes as long. The
+server tokenises in a thread of its own and hands in token ids."""
+
 
 class EngineState(StrEnum):
     """Whether a request would be served."""
@@ -249,7 +253,7 @@ class AsyncLLMEngine:
             params = as_params(sampling_params)
             if not self._settled.is_set():
                 await self.wait_ready()
-            request = await asyncio.to_thread(self._parts.input_processor.process, stream.core_id, prompt, params)
+            request = await self._process(stream.core_id, prompt, params)
             self._check_alive()
             self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
             self._start(stream, request)
@@ -331,6 +335,15 @@ class AsyncLLMEngine:
         if self._source is not None and loop is not self._loop:
             raise EngineDeadError("this engine's core process belongs to the event loop that used it first")
         self._loop = loop
+
+    async def _process(self, core_id: str, prompt: PromptType, params: SamplingParams | None) -> ProcessedRequest:
+        """Check and complete a request: in a thread, unless the thread would cost more than the work."""
+        process = self._parts.input_processor.process
+        token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+        has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
+        if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
+            return process(core_id, prompt, params)
+        return await asyncio.to_thread(process, core_id, prompt, params)
 
     def _start(self, stream: _Stream, request: ProcessedRequest) -> None:
         """Give a request to the core, or keep it for the next one."""
