@@ -297,7 +297,10 @@ def test_a_generator_that_is_never_iterated_leaves_nothing(shared: Harness) -> N
     run(main())
 
 
-@pytest.mark.parametrize("prompt", ["", [VOCAB_SIZE], [1] * 200, {"promt": "a"}])
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [VOCAB_SIZE], [1] * 200, {"promt": "a"}, {"prompt_token_ids": [VOCAB_SIZE]}, {"prompt_token_ids": [1] * 2000}],
+)
 def test_a_refused_request_leaves_nothing_and_its_id_is_free(shared: Harness, prompt: Any) -> None:
     async def main() -> None:
         with pytest.raises(QuireError):
@@ -309,6 +312,17 @@ def test_a_refused_request_leaves_nothing_and_its_id_is_free(shared: Harness, pr
         assert (await shared.collect([1], SHORT, "a"))[-1].finished
         await shared.settled()
         shared.assert_idle()
+
+    run(main())
+
+
+def test_a_tokenised_prompt_is_checked_alike_in_the_event_loop_and_in_a_thread(shared: Harness) -> None:
+    async def main() -> None:
+        params = SHORT.clone(seed=1)
+        here, there = [await shared.collect(prompt, params, "a") for prompt in ({"prompt_token_ids": [1, 2]}, [1, 2])]
+        assert here[-1].outputs == there[-1].outputs
+        assert here[-1].prompt_token_ids == there[-1].prompt_token_ids == [1, 2]
+        await shared.settled()
 
     run(main())
 
