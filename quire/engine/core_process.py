@@ -194,8 +194,8 @@ class EngineCoreProc:
                 front = FrontConnection(socket.socket(fileno=descriptor), self._num_fronts, self._max_unsent_bytes)
                 self._num_fronts += 1
                 self._fronts[front.prefix] = front
-                self._stats_are_stale = True  # for this front
                 self._selector.register(front.sock, selectors.EVENT_READ, front)
+                self._send(front, EngineCoreOutputs(stats=self.core.stats()))
 
     def _serve(self, front: FrontConnection, events: int) -> None:
         """Read from and write to one front; what goes wrong there concerns nobody else."""

@@ -106,8 +106,10 @@ class Harness:
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self.control, [CONTROL.encode(Attach())], [theirs.fileno()])
-        self.fronts.append(Front(ours))
-        return self.fronts[-1]
+        front = Front(ours)
+        self.fronts.append(front)
+        assert front.hear().stats.num_total_blocks == NUM_BLOCKS
+        return front
 
     def close(self) -> None:
         self.control.close()
