@@ -43,7 +43,6 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -
         docs_url=None if hidden else "/docs",
         redoc_url=None if hidden else "/redoc",
         openapi_url=None if hidden else "/openapi.json",
-        root_path=settings.root_path.rstrip("/"),
         redirect_slashes=False,
         lifespan=closing,
         telemetry={"auto_configure": False},  # no exporter that an environment variable could switch on

@@ -83,7 +83,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
-        if scope["type"] == "http" and self._digests and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and self._digests and _route(scope) not in OPEN_PATHS:
             index = self._match(scope)
             if index is None:
                 error = ApiError(
@@ -119,7 +119,7 @@ class Limits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 429."""
-        if scope["type"] != "http" or scope["path"] in UNLIMITED_PATHS:
+        if scope["type"] != "http" or _route(scope) in UNLIMITED_PATHS:
             await self._app(scope, receive, send)
             return
         key = scope["quire"].key
@@ -161,6 +161,12 @@ class Limits:
 
 def _overloaded(message: str, retry_after: int) -> ApiError:
     return ApiError(429, "rate_limit_exceeded", message, headers={"Retry-After": str(retry_after)})
+
+
+def _route(scope: Scope) -> str:
+    """The path as routes see it, whatever a proxy puts before it."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -41,6 +41,15 @@ def test_the_page_and_all_it_names_are_served_without_a_key(serve: Any) -> None:
             assert guarded.client.get(path).status_code == 401, path
 
 
+def test_behind_the_path_of_a_proxy_the_same_routes_are_open(serve: Any) -> None:
+    with serve(api_key=(KEY,), root_path="/proxy") as guarded:
+        for path in ("/health", *console.PATHS):
+            assert guarded.client.get(path).status_code == 200, path
+        for path in ("/v1/stats", "/v1/models", "/proxy/health"):
+            assert guarded.client.get(path).status_code == 401, path
+        assert guarded.client.get("/v1/models", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
+
+
 def test_the_policy_allows_this_server_alone_and_no_markup(server: Running) -> None:
     for path in console.PATHS:
         headers = server.client.get(path).headers

@@ -9,7 +9,7 @@ const byId = (id) => document.getElementById(id);
 
 const CHARTS = [
   { title: "Generated", unit: "tok/s", value: (now, before, seconds) => (now.num_generation_tokens - before.num_generation_tokens) / seconds },
-  { title: "Computed, prompts included", unit: "tok/s", value: (now, before, seconds) => (now.num_computed_tokens - before.num_computed_tokens) / seconds },
+  { title: "Computed", unit: "tok/s", value: (now, before, seconds) => (now.num_computed_tokens - before.num_computed_tokens) / seconds },
   { title: "First token", unit: "ms", value: (now, before) => mean(now, before, "first_token_time_s", "num_first_tokens") },
   { title: "Step", unit: "ms", value: (now, before) => mean(now, before, "step_time_s", "num_steps") },
 ];
@@ -138,4 +138,4 @@ function chartElements({ title }) {
 
 const whole = (value) => value.toLocaleString("en");
 const percent = (share) => `${Math.round(share * 100)} %`;
-const short = (value) => (value >= 100 ? whole(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2));
+const short = (value) => (value >= 100 || value === 0 ? whole(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2));
