@@ -1,0 +1,204 @@
+"""`quire serve` over HTTP against the same engine offline, on a small random checkpoint where the front's cost shows.
+
+    python -m benchmarks.serving --rounds 5
+
+The checkpoint has 4 layers of 256, 4/2 heads of 64 and a vocabulary of 8192. One round: every number of streams over
+HTTP and offline, in turn, all prompts at once, 32 tokens in and 128 out, nothing in the prefix cache; then single
+requests. The client is a process of its own on the same machine, and competes with the server for its cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.checkpoints import QWEN3_06B, write_checkpoint
+from benchmarks.peer_worker import quire as load_quire
+from quire.cli.http_client import HttpClient
+from quire.cli.load import Record, figures, send_all
+from quire.utils.math import percentile
+
+VOCAB = 8192
+SMALL = QWEN3_06B | {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 16384,
+    "bos_token_id": VOCAB - 1,
+    "eos_token_id": VOCAB - 1,
+}
+INPUT, OUTPUT = 32, 128
+SINGLE = 40
+"""Requests one after the other, for the latencies of an idle server."""
+IDLE_S = 5.0
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Every id is text, so that every token is an event: bytes, then made-up words."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *(f"w{number}" for number in range(VOCAB - len(alphabet) - 1)), "<end>"]
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def offline(model: str) -> None:
+    """In a process of its own: a line of JSON prompts in, seconds out."""
+    generate = load_quire(model, "bf16", os.cpu_count() or 1, "auto")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        started_at = time.perf_counter()
+        generate(json.loads(line), OUTPUT)
+        print(time.perf_counter() - started_at, flush=True)
+
+
+class Offline:
+    """The engine without a server."""
+
+    def __init__(self, model: Path) -> None:
+        command = [sys.executable, "-m", "benchmarks.serving", "--offline", str(model)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def rate(self, streams: int) -> float:
+        """Output tokens per second."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([prompt() for _ in range(streams)]) + "\n")
+        self._process.stdin.flush()
+        return streams * OUTPUT / float(self._line())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def server(model: Path) -> Iterator[tuple[str, int, int]]:
+    """(URL, process id of the front, that of the core) of a server."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    flags = ["--port", str(port), "--kv-cache-memory-bytes", "1G", "--no-enable-prefix-caching"]
+    process = subprocess.Popen([sys.executable, "-m", "quire.cli.main", "serve", str(model), *flags])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}/ready", timeout=1).close()
+                break
+            time.sleep(0.1)
+        (core,) = _children(process.pid)
+        yield url, process.pid, int(core)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _children(parent: int) -> list[str]:
+    found = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
+    return " ".join(found).split()
+
+
+def prompt() -> list[int]:
+    return [random.randrange(256, VOCAB - 1) for _ in range(INPUT)]
+
+
+def requests(streams: int, output: int = OUTPUT) -> list[bytes]:
+    fixed = {"max_tokens": output, "temperature": 0, "ignore_eos": True, "stream": True}
+    usage = {"stream_options": {"include_usage": True}}
+    return [json.dumps({"prompt": prompt(), **fixed, **usage}).encode() for _ in range(streams)]
+
+
+async def over_http(client: HttpClient, streams: int, max_concurrency: int | None = None) -> list[Record]:
+    bodies = requests(streams)
+    records, _ = await send_all(
+        client, "/v1/completions", bodies, [0.0] * streams, max_concurrency, on_end=lambda record: None
+    )
+    assert all(record.error is None and record.num_output_tokens == OUTPUT for record in records), records[0].error
+    return records
+
+
+def resident_mib(pid: int) -> float:
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) / 1024
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(url: str, model: Path, rounds: int, streams: list[int]) -> None:
+    engine = Offline(model)
+    http: dict[int, list[float]] = {count: [] for count in streams}
+    alone: dict[int, list[float]] = {count: [] for count in streams}
+    singles: list[Record] = []
+    async with HttpClient(url) as client:
+        await over_http(client, max(streams))
+        engine.rate(max(streams))
+        for _ in range(rounds):
+            for count in streams:
+                http[count].append(figures(await over_http(client, count), [])["output_throughput"])
+                alone[count].append(engine.rate(count))
+            singles += await over_http(client, SINGLE // rounds, max_concurrency=1)
+    engine.close()
+    print("| streams | over HTTP, tok/s | offline, tok/s | ratio |\n|---|---|---|---|")
+    for count in streams:
+        rate, base = statistics.median(http[count]), statistics.median(alone[count])
+        ratio = statistics.median(a / b for a, b in zip(http[count], alone[count], strict=True))
+        print(f"| {count} | {rate:,.0f} | {base:,.0f} | {ratio:.2f} |")
+    for name, values in (("TTFT", [r.ttft for r in singles]), ("per token", [r.tpot or 0 for r in singles])):
+        spread = ", ".join(f"p{percent} {1e3 * percentile(values, percent):.2f}" for percent in (10, 50, 90))
+        print(f"{name} at idle: {spread} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--offline", metavar="MODEL", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.offline:
+        offline(args.offline)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        model = write_checkpoint(Path(directory), SMALL)
+        write_tokenizer(model)
+        with server(model) as (url, front, core):
+            asyncio.run(measure(url, model, args.rounds, args.streams))
+            before = {pid: cpu_s(pid) for pid in (front, core)}
+            time.sleep(IDLE_S)
+            for name, pid in (("front", front), ("core", core)):
+                idle = 100 * (cpu_s(pid) - before[pid]) / IDLE_S
+                has_torch = "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+                print(f"{name}: {resident_mib(pid):.0f} MiB, torch: {has_torch}, idle {idle:.1f} % CPU")
+
+
+if __name__ == "__main__":
+    main()
