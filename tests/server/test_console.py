@@ -306,6 +306,25 @@ def test_stopping_ends_the_request_in_the_engine(server: Running, page: Any) -> 
     server.wait_idle()
 
 
+def test_a_cleared_conversation_is_forgotten_even_while_it_is_answered(server: Running, page: Any) -> None:
+    sent: list[Any] = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    page.goto(server.url)
+    say(page, "first")
+    with stand_in(server) as held:
+        page.fill("#prompt", "second")
+        page.press("#prompt", "Enter")
+        wait_for(lambda: server.engine.num_unfinished == 1)
+        page.click("#clear")
+        wait_for(lambda: server.engine.num_unfinished == 0)
+        held.may_go.set()
+    assert page.locator("article").count() == 0
+    page.locator("#send:enabled").wait_for()
+    say(page, "third")
+    assert [message["content"] for message in sent[1]["messages"]][::2] == ["first", "second"]
+    assert sent[2]["messages"] == [{"role": "user", "content": "third"}]
+
+
 def test_errors_are_shown_as_the_server_says_them(server: Running, page: Any) -> None:
     page.goto(server.url)
     for value in ("9", "hot"):

@@ -49,13 +49,17 @@ export async function* stream(path, body, signal) {
 async function* dataOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      if (part.startsWith("data: ")) yield part.slice(6);
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        if (part.startsWith("data: ")) yield part.slice(6);
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // an aborted stream cannot be cancelled any more
   }
 }

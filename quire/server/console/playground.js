@@ -94,10 +94,11 @@ export class Playground {
     const prompt = byId("prompt").value;
     if (!prompt) return;
     const chat = this.#isChat;
+    const messages = this.#messages; // clear() begins another conversation, perhaps while this request runs
     const entry = new Entry(this.#transcript, chat ? "model" : "completion");
     if (chat) {
       entry.before(prompt);
-      this.#messages.push({ role: "user", content: prompt });
+      messages.push({ role: "user", content: prompt });
       byId("prompt").value = "";
     } else {
       entry.quote(prompt);
@@ -113,19 +114,10 @@ export class Playground {
       else run.fail(error);
       if (error.status === 401) this.onError(error);
     }
-    if (chat) this.#remember(run, prompt);
+    if (chat) remember(messages, run);
+    if (chat && run.failed && !run.text) byId("prompt").value ||= prompt;
     this.#abort = null;
     this.#setRunning(false);
-  }
-
-  /** What was said becomes part of the conversation; a message that got no answer goes back to be corrected. */
-  #remember(run, prompt) {
-    if (run.text) {
-      this.#messages.push({ role: "assistant", content: run.text });
-    } else if (run.failed && this.#messages.length) {
-      this.#messages.pop();
-      byId("prompt").value ||= prompt;
-    }
   }
 
   #setRunning(running) {
@@ -157,6 +149,12 @@ export class Playground {
     }
     return body;
   }
+}
+
+/** What was said becomes part of the conversation; a message that got no answer does not. */
+function remember(messages, run) {
+  if (run.text) messages.push({ role: "assistant", content: run.text });
+  else messages.pop();
 }
 
 /** One request: its text, and how fast it came. */
