@@ -115,8 +115,8 @@ class Receipt:
             raw = msgspec.json.decode(data)
             if isinstance(raw, dict) and "receipt" in raw:
                 raw = raw["receipt"]
-            if isinstance(raw, dict) and raw.get("format") != FORMAT:
-                raise ValueError(f"format must be {FORMAT}, got {shown(raw.get('format'))}")
+            if isinstance(raw, dict) and raw.get("format", FORMAT) != FORMAT:
+                raise ValueError(f"its format is {shown(raw['format'])}, this quire reads {FORMAT}")
             return msgspec.convert(raw, cls)
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidParameter(

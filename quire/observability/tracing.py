@@ -20,6 +20,9 @@ from quire import __version__
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 
+EXPORT_TIMEOUT_S = 3
+"""For one batch with its retries; also what an unreachable collector adds to a shutdown."""
+
 
 class Tracer:
     """Sends spans to a collector, in the background; what does not fit into its queue is dropped."""
@@ -30,7 +33,9 @@ class Tracer:
             resource=Resource.create({"service.name": "quire", "service.version": __version__}),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        self._provider.add_span_processor(
+            BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S))
+        )
         self._tracer = self._provider.get_tracer("quire", __version__)
         self._propagator = TraceContextTextMapPropagator()
 

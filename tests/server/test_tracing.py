@@ -119,3 +119,8 @@ def test_an_endpoint_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"quire\[otel\]"):
         ServerSettings(otlp_traces_endpoint="http://localhost:4318/v1/traces")
+
+
+def test_a_collector_that_is_not_there_harms_nobody(serve: Any) -> None:
+    with serve(otlp_traces_endpoint="http://127.0.0.1:9/v1/traces") as server:
+        assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
