@@ -129,14 +129,18 @@ Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t 
 constexpr int64_t kPieceBytes = 256 * 1024;
 // A piece shorter than this (2 us) costs more to hand out than to compute.
 constexpr int64_t kLeastPieceBytes = 32 * 1024;
-// A piece of a large product: 256 rows of x stay in L2 while 16 panels pass, and so do their sums (512 KiB).
-constexpr int64_t kPieceRows = 256;
+// Panels that one block of rows meets in a piece of a large product.
 constexpr int64_t kPiecePanels = 16;
+// Output from this size on is written past the caches: to read a line only to overwrite it costs more than the next op
+// gains by finding it there.
+constexpr int64_t kPastCaches = 1 << 20;
 // Elements of x that one piece prepares (3-5 us) of few rows; of many it takes 32 rows, which are written side by side.
 constexpr int64_t kPreparedElements = 16 * 1024;
 constexpr int64_t kFewRows = 64;
 
 int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
+  args.past_caches = args.rows * args.n * bytes_of(args.out_dtype) >= kPastCaches && args.n % kPanel == 0 &&
+                     reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
   // Bring x into the kernel's form: on this thread when small, on the pool when large.
   const int64_t prepared_bytes = gemm.prepared_bytes(args.rows, args.k, x_dtype);
   if (prepared_bytes != 0) {
@@ -153,7 +157,7 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   // Cut: blocks of rows, and groups of panels that share one.
   const int64_t panels = divide_up(args.n, kPanel);
   const int64_t weight = args.panel_bytes * (args.up_panels != 0 ? 2 : 1);
-  const int64_t row_blocks = divide_up(args.rows, kPieceRows);
+  const int64_t row_blocks = divide_up(args.rows, kBlockRows);
   int64_t group = args.rows <= 32 ? kPieceBytes / weight : kPiecePanels / (args.up_panels != 0 ? 2 : 1);
   const int64_t fair = panels * row_blocks / (4 * num_threads());  // at least four pieces for each thread
   if (group > fair) group = fair;
@@ -165,8 +169,8 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   parallel_for(each * threads, [&](int64_t ticket) {
     const int64_t index = ticket % threads * each + ticket / threads;
     if (index >= pieces) return;
-    const int64_t row_begin = index / groups * kPieceRows;
-    const int64_t row_end = row_begin + kPieceRows < args.rows ? row_begin + kPieceRows : args.rows;
+    const int64_t row_begin = index / groups * kBlockRows;
+    const int64_t row_end = row_begin + kBlockRows < args.rows ? row_begin + kBlockRows : args.rows;
     const int64_t panel_begin = index % groups * group;
     const int64_t panel_end = panel_begin + group < panels ? panel_begin + group : panels;
     gemm.run(args, row_begin, row_end, panel_begin, panel_end);

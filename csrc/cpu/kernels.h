@@ -14,6 +14,8 @@ namespace qr {
 constexpr int64_t kPanel = 32;
 // Weights are padded with zeros to a multiple of this along K when they are 16 bits wide (the depth of an AMX tile).
 constexpr int64_t kDepth = 32;
+// Rows of x that one piece of work multiplies at most.
+constexpr int64_t kBlockRows = 512;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -31,6 +33,7 @@ struct GemmArgs {
   int32_t residual_dtype;
   void* out;
   int32_t out_dtype;
+  bool past_caches;  // the output outgrows the caches and its rows are whole cache lines
   // quantised weights only
   const void* scales;         // int8: float32 [n]; int4: float16 [panels][groups][32]
   const int8_t* corrections;  // int4: 8 - zero point, [panels][groups][32]; null: all zero points are 8

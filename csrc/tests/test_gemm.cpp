@@ -127,3 +127,34 @@ TEST(a_row_has_the_same_bits_in_every_batch) {
     qr_init(qr_isa_in_use(), 2);
   }
 }
+
+// Large enough that K is cut into stretches and that the output passes the caches by.
+TEST(a_large_product_has_the_bits_of_small_ones) {
+  const int64_t n = 1024, k = 1200, rows = 1030, few = 32;
+  for (int32_t dtype : {QR_BFLOAT16, QR_FLOAT16}) {
+    Layer layer(n, k, dtype);
+    std::vector<char> x = encode(random_floats(rows * k), dtype), residual = encode(random_floats(rows * n), dtype);
+    std::vector<float> bias = random_floats(n);
+    char *all = aligned_zeros(rows * n * 2), *some = aligned_zeros(few * n * 2);
+    for (bool gated : {false, true}) {
+      const int64_t row_bytes = (gated ? n / 2 : n) * 2;
+      auto run = [&](char* out, int64_t first, int64_t count) {
+        const char* from = x.data() + first * k * 2;
+        const int32_t status = gated ? qr_gated_linear(out, from, dtype, layer.packed, dtype, count, n / 2, k,
+                                                       bias.data(), QR_SILU)
+                                     : qr_linear(out, dtype, from, dtype, layer.packed, dtype, count, n, k, bias.data(),
+                                                 QR_RELU, residual.data() + first * n * 2);
+        CHECK(status == QR_OK);
+      };
+      run(all, 0, rows);
+      for (int64_t first = 0; first < rows; first += few) {
+        const int64_t count = first + few < rows ? few : rows - first;
+        run(some, first, count);
+        CHECK(std::memcmp(some, all + first * row_bytes, size_t(count * row_bytes)) == 0,
+              "dtype %d gated %d rows from %ld", dtype, int(gated), long(first));
+      }
+    }
+    std::free(all);
+    std::free(some);
+  }
+}

@@ -55,12 +55,15 @@ QR_INLINE vf activate(vf x, int32_t activation) {
 
 // ---- epilogue: the float32 sums of one panel become output ----
 
-// Where a panel's sums lie: columns 0-15 of a row, the next row, and columns 16-31.
+// Where a panel's sums lie: columns 0-15 of a row, the next row, and columns 16-31. kLines: output may be written past
+// the caches, by whole lines; who uses it fences at the end of a piece of work.
 struct RowSums {
   static constexpr int64_t kNext = kPanel, kSecond = 16;
+  static constexpr bool kLines = false;
 };
 struct TileSums {
   static constexpr int64_t kNext = 16, kSecond = 256;
+  static constexpr bool kLines = true;
 };
 
 // kWhole: all columns of the panel exist.
@@ -74,7 +77,7 @@ void finish_rows(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t 
   for (int64_t row = row_begin; row < row_end; ++row, sums += Layout::kNext, up_sums += Layout::kNext) {
     const int64_t at = row * g.n + column;
     Out* out = static_cast<Out*>(g.out) + at;
-    each_vector(columns, [&](int64_t i, int n) __attribute__((always_inline)) {
+    const auto value_at = [&](int64_t i, int n) __attribute__((always_inline)) {
       const int64_t in_row = i < 16 ? i : i - 16 + Layout::kSecond;
       vf value = load(sums + in_row);
       if (bias != nullptr) value = add(value, load_some(bias + i, n));
@@ -94,8 +97,16 @@ void finish_rows(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t 
           residual = load_some(static_cast<const Fp16*>(g.residual) + at + i, n);
         value = add(value, residual);
       }
-      store_some(out + i, value, n);
-    });
+      return value;
+    };
+    if constexpr (kWhole && Layout::kLines && sizeof(Out) == 2) {
+      if (g.past_caches) {
+        store_line(out, value_at(0, W), value_at(W, W));
+        continue;
+      }
+    }
+    each_vector(columns, [&](int64_t i, int n)
+                             __attribute__((always_inline)) { store_some(out + i, value_at(i, n), n); });
   }
 }
 

@@ -29,12 +29,13 @@ struct alignas(64) TileConfig {
 QR_INLINE void memory_barrier() { asm volatile("" ::: "memory"); }
 
 constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kInnerSteps = 8;        // k steps of 32 whose weights stay in L1 while rows pass: 16 KiB
 constexpr int64_t kTilePrefetch = 1024;  // ahead of the stream: 17 GB/s a core against 14 at 8 KiB, which crowds L1
-constexpr int64_t kBlockRows = 256;      // rows of one piece of work at most (gemm.cpp)
+constexpr int64_t kInnerSteps = 16;      // k steps of 32 whose weights stay in L1 while rows pass: 32 KiB
+// Of x, what stays in L2 while panels pass: all of K, or a stretch of it beside the sums of all panels of a piece.
+constexpr int64_t kWholeBytes = 1 << 20, kStretchBytes = kWholeBytes / 2;
 
 // Up to 32 rows whose K needs no padding are read where they are. Others are copied, zeros where rows or k end, into
-// the order in which they are read: [blocks of 256 rows][parts of 8 k steps][pairs of 16 rows][steps][2][16 rows][32 k].
+// the order in which they are read: [blocks of kBlockRows][parts of kInnerSteps][pairs of 16 rows][steps][2][16][32 k].
 bool reads_in_place(int64_t rows, int64_t k) { return rows <= 32 && k % kDepth == 0; }
 
 int64_t tile_rows_bytes(int64_t rows, int64_t k, int32_t) {
@@ -126,14 +127,15 @@ struct AmxMicro {
       const int64_t ahead = s * 2 * kTileBytes + kTilePrefetch;
       const char* later = ahead < bytes ? panel + ahead : next + (ahead - bytes);
       for (int line = 0; line < 32; ++line) prefetch(later + line * 64);
-      step<kTwo>(x, x + 16 * stride, stride, panel + s * 2 * kTileBytes);
+      step<kTwo, false>(x, x + 16 * stride, stride, panel + s * 2 * kTileBytes);
       unfinished.advance(rows_each);
     }
     store_sums<kTwo>(sums);
   }
 
   // Any number of pairs of row tiles, continuing from `sums` unless `fresh`. x lies in the order in which it is read.
-  // While the rows pass, what the panel's reader needs next is prefetched, each pair fetching its share.
+  // While the rows pass, what the panel's reader needs next is prefetched to L2, each pair fetching its share; the first
+  // pair fetches from there.
   template <class Done>
   void part(const char* x, int64_t pairs, const char* panel, int64_t count, bool fresh, const char* next, float* sums,
             Unfinished& unfinished, const Done& done) const {
@@ -148,8 +150,10 @@ struct AmxMicro {
       const int64_t first = pair * lines_each < 32 ? pair * lines_each : 32;
       const int64_t last = first + lines_each < 32 ? first + lines_each : 32;
       for (int64_t s = 0; s < count; ++s, x += 2 * kTileBytes) {
-        for (int64_t line = first; line < last; ++line) prefetch_to_l2(next + s * 2 * kTileBytes + line * 64);
-        step<true>(x, x + kTileBytes, 64, panel + s * 2 * kTileBytes);
+        const int64_t at = s * 2 * kTileBytes;
+        for (int64_t line = 0; pair == 0 && line < 32; ++line) prefetch(panel + at + kTilePrefetch + line * 64);
+        for (int64_t line = first; line < last; ++line) prefetch_to_l2(next + at + line * 64);
+        step<true, true>(x, x + kTileBytes, 64, panel + at);
         unfinished.advance(rows_each);
       }
       store_sums<true>(own);
@@ -157,16 +161,22 @@ struct AmxMicro {
     }
   }
 
-  // One or two tiles of rows times two of weights.
-  template <bool kTwo>
+  // One or two tiles of rows times two of weights. kPassing: x must not displace the weights from L1.
+  template <bool kTwo, bool kPassing>
   QR_INLINE void step(const char* x0, const char* x1, int64_t stride, const char* w) {
-    _tile_loadd(4, x0, stride);
+    if (kPassing)
+      _tile_stream_loadd(4, x0, stride);
+    else
+      _tile_loadd(4, x0, stride);
     _tile_loadd(6, w, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w + kTileBytes, 64);
     _tile_dpbf16ps(1, 4, 7);
     if (kTwo) {
-      _tile_loadd(5, x1, stride);
+      if (kPassing)
+        _tile_stream_loadd(5, x1, stride);
+      else
+        _tile_loadd(5, x1, stride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -181,10 +191,10 @@ struct AmxMicro {
     }
   }
   QR_INLINE void load_sums(const float* sums) {
-    _tile_loadd(0, sums, 64);
-    _tile_loadd(1, sums + 256, 64);
-    _tile_loadd(2, sums + 512, 64);
-    _tile_loadd(3, sums + 768, 64);
+    _tile_stream_loadd(0, sums, 64);
+    _tile_stream_loadd(1, sums + 256, 64);
+    _tile_stream_loadd(2, sums + 512, 64);
+    _tile_stream_loadd(3, sums + 768, 64);
   }
   template <bool kTwo>
   QR_INLINE void store_sums(float* sums) {
@@ -207,7 +217,7 @@ struct Passes {
   int64_t panel(int64_t pass) const { return panel_begin + pass / halves; }
   bool completes(int64_t pass) const { return pass % halves == halves - 1; }
   const char* weight(int64_t pass) const {
-    if (pass >= count) pass = count - 1;
+    if (panel(pass) * kPanel >= g.n) pass = count - 1;  // what follows is another piece, most likely this thread's
     return static_cast<const char*>(g.packed) + (panel(pass) + pass % halves * g.up_panels) * g.panel_bytes;
   }
 };
@@ -228,37 +238,51 @@ void stream_amx(const GemmArgs& g, int64_t panel_begin, int64_t panel_end) {
     if (passes.completes(pass)) unfinished.set(0, g.rows, passes.panel(pass), sums[(pass - passes.halves + 1) & 3], own);
   }
   unfinished.complete();
+  if (g.past_caches) _mm_sfence();
   memory_barrier();
 }
 
-// More than 32 rows. x stays in L2 while the panels pass, and a part of a panel in L1 while the rows pass.
+// More than 32 rows. x, or a stretch of its K, stays in L2 while the panels pass, and a part of a panel in L1 while the
+// rows pass. With all of K, sums rotate as in stream_amx; with a stretch, those of every pass wait for the next one.
 void block_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   const Passes passes(g, panel_begin, panel_end);
-  const int64_t pairs = divide_up(row_end - row_begin, 32), panel_sums = pairs * 32 * kPanel;
-  auto* sums = static_cast<float*>(scratch(0, 4 * panel_sums * 4));  // as in stream_amx
-  if (sums == nullptr) return;
   const AmxMicro micro(g);
+  const int64_t pairs = divide_up(row_end - row_begin, 32), panel_sums = pairs * 32 * kPanel;
+  const int64_t step_bytes = pairs * 2 * kTileBytes;
+  const int64_t stretch = micro.steps * step_bytes <= kWholeBytes
+                              ? micro.steps
+                              : divide_up(kStretchBytes, kInnerSteps * step_bytes) * kInnerSteps;
+  const int64_t held = micro.steps <= stretch ? 4 : passes.count;
+  auto* sums = static_cast<float*>(scratch(0, held * panel_sums * 4));
+  if (sums == nullptr) return;
   Unfinished unfinished(g);
   const char* x = static_cast<const char*>(g.x) + row_begin * micro.steps * 64;
   memory_barrier();
-  for (int64_t pass = 0; pass < passes.count; ++pass) {
-    const char* panel = passes.weight(pass);
-    float* own = sums + (pass & 3) * panel_sums;
-    const float* gate = sums + ((pass - passes.halves + 1) & 3) * panel_sums;
-    for (int64_t begin = 0; begin < micro.steps; begin += kInnerSteps) {
-      const int64_t end = begin + kInnerSteps < micro.steps ? begin + kInnerSteps : micro.steps;
-      const char* next = end < micro.steps ? panel + end * 2 * kTileBytes : passes.weight(pass + 1);
-      const bool completes = end == micro.steps && passes.completes(pass);
-      micro.part(x + begin * pairs * 2 * kTileBytes, pairs, panel + begin * 2 * kTileBytes, end - begin, begin == 0,
-                 next, own, unfinished, [&](int64_t pair) {
-                   if (!completes) return;
-                   const int64_t first = row_begin + pair * 32, at = pair * 32 * kPanel;
-                   unfinished.set(first, first + 32 < row_end ? first + 32 : row_end, passes.panel(pass), gate + at,
-                                  own + at);
-                 });
+  for (int64_t from = 0; from < micro.steps; from += stretch) {
+    const int64_t to = from + stretch < micro.steps ? from + stretch : micro.steps;
+    for (int64_t pass = 0; pass < passes.count; ++pass) {
+      const char* panel = passes.weight(pass);
+      float* own = sums + pass % held * panel_sums;
+      const bool completes = to == micro.steps && passes.completes(pass);
+      const float* gate = completes ? sums + (pass - passes.halves + 1) % held * panel_sums : own;
+      for (int64_t begin = from; begin < to; begin += kInnerSteps) {
+        const int64_t end = begin + kInnerSteps < to ? begin + kInnerSteps : to;
+        const char* next = end < to                  ? panel + end * 2 * kTileBytes
+                           : pass + 1 < passes.count ? passes.weight(pass + 1) + from * 2 * kTileBytes
+                           : to < micro.steps        ? passes.weight(0) + to * 2 * kTileBytes
+                                                     : passes.weight(pass + 1);
+        micro.part(x + begin * step_bytes, pairs, panel + begin * 2 * kTileBytes, end - begin, begin == 0, next, own,
+                   unfinished, [&](int64_t pair) {
+                     if (!completes || end < to) return;
+                     const int64_t first = row_begin + pair * 32, at = pair * 32 * kPanel;
+                     unfinished.set(first, first + 32 < row_end ? first + 32 : row_end, passes.panel(pass), gate + at,
+                                    own + at);
+                   });
+      }
     }
   }
   unfinished.complete();
+  if (g.past_caches) _mm_sfence();
   memory_barrier();
 }
 

@@ -94,6 +94,12 @@ QR_INLINE void store(Fp16* p, vf v) { _mm256_storeu_si256(reinterpret_cast<__m25
 QR_INLINE void store(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
 QR_INLINE void store(Bf16* p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), bf16_of(v)); }
 QR_INLINE void store(Fp16* p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), fp16_of(v)); }
+// A whole cache line, past the caches.
+QR_INLINE void store_line(void* p, __m256i low, __m256i high) {
+  _mm512_stream_si512(static_cast<__m512i*>(p), _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+}
+QR_INLINE void store_line(Bf16* p, vf low, vf high) { store_line(p, bf16_of(low), bf16_of(high)); }
+QR_INLINE void store_line(Fp16* p, vf low, vf high) { store_line(p, fp16_of(low), fp16_of(high)); }
 QR_INLINE vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
 QR_INLINE vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 QR_INLINE vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
