@@ -134,8 +134,8 @@ struct AmxMicro {
   }
 
   // Any number of pairs of row tiles, continuing from `sums` unless `fresh`. x lies in the order in which it is read.
-  // While the rows pass, what the panel's reader needs next is prefetched to L2, each pair fetching its share; the first
-  // pair fetches from there.
+  // While the rows pass, what comes after this part is prefetched to L2, each pair fetching its share, and by the first
+  // pair this part from there.
   template <class Done>
   void part(const char* x, int64_t pairs, const char* panel, int64_t count, bool fresh, const char* next, float* sums,
             Unfinished& unfinished, const Done& done) const {
@@ -235,7 +235,8 @@ void stream_amx(const GemmArgs& g, int64_t panel_begin, int64_t panel_end) {
       micro.stream<false>(g, passes.weight(pass), passes.weight(pass + 1), own, unfinished);
     else
       micro.stream<true>(g, passes.weight(pass), passes.weight(pass + 1), own, unfinished);
-    if (passes.completes(pass)) unfinished.set(0, g.rows, passes.panel(pass), sums[(pass - passes.halves + 1) & 3], own);
+    const float* gate = sums[(pass - passes.halves + 1) & 3];
+    if (passes.completes(pass)) unfinished.set(0, g.rows, passes.panel(pass), gate, own);
   }
   unfinished.complete();
   if (g.past_caches) _mm_sfence();
