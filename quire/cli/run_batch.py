@@ -21,9 +21,8 @@ from quire.config.knobs import add_knob_flags, knobs_from_namespace
 from quire.errors import ConfigError, EngineDeadError, shown
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
     from quire.config.args import EngineArgs
+    from quire.server.application import Application
     from quire.server.settings import ServerSettings
 
 URLS = ("/v1/chat/completions", "/v1/completions")
@@ -90,12 +89,12 @@ class _Batch:
         from quire.engine.admission import AdmissionLimits
         from quire.engine.async_llm_engine import AsyncLLMEngine
         from quire.observability.progress import generate_progress
-        from quire.server.app import create_app
+        from quire.server.application import Application
 
         limits = AdmissionLimits(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
         with AsyncLLMEngine.launch(args, limits=limits) as engine:
             await engine.wait_ready()
-            app = create_app(engine, settings)
+            app = Application(engine, settings)
             todo = iter(self._lines.items())
             num_workers = engine.config.scheduler_config.max_num_seqs * REQUESTS_PER_SEQUENCE
             with generate_progress(True, len(self._lines)) as show:
@@ -113,7 +112,7 @@ class _Batch:
             if missing:
                 raise EngineDeadError(f"the engine ended, {missing} lines are not answered; --resume goes on from here")
 
-    async def _work(self, app: ASGIApp, todo: Iterator[tuple[int, bytes]], on_reply: OnReply) -> None:
+    async def _work(self, app: Application, todo: Iterator[tuple[int, bytes]], on_reply: OnReply) -> None:
         for number, line in todo:
             reply, usage = await self._reply(app, number, line)
             if reply is None:
@@ -122,7 +121,7 @@ class _Batch:
             self._out.flush()
             on_reply(usage)
 
-    async def _reply(self, app: ASGIApp, number: int, line: bytes) -> tuple[dict[str, Any] | None, dict[str, int]]:
+    async def _reply(self, app: Application, number: int, line: bytes) -> tuple[dict[str, Any] | None, dict[str, int]]:
         """(what is written about a line, its usage); None when the engine does not serve any more."""
         from quire.server.errors import ApiError
 
@@ -133,7 +132,7 @@ class _Batch:
             self.num_failed += 1
             return {**reply, "error": {"code": error.code, "message": f"line {number}: {error.message}"}}, {}
         request_id = uuid.uuid4().hex
-        status, answer = await call(app, url, json.dumps(body).encode(), request_id)
+        status, answer = await app.post(url, json.dumps(body).encode(), request_id)
         if status == 503:
             return None, {}
         if status == 200:
@@ -172,44 +171,6 @@ class _Batch:
         if body.get("stream"):
             raise invalid("body.stream", "a reply in a file cannot be streamed; leave stream out")
         return str(url), body
-
-
-async def call(app: ASGIApp, path: str, body: bytes, request_id: str) -> tuple[int, dict[str, Any]]:
-    """(status, body) of a POST to the application, without a socket."""
-    headers = {"content-type": "application/json", "x-request-id": request_id, "content-length": str(len(body))}
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        "client": None,
-        "server": None,
-    }
-    status = 0
-    answer = bytearray()
-    request = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> dict[str, Any]:
-        if request:
-            return request.pop()
-        await asyncio.Event().wait()  # nobody leaves
-        raise AssertionError
-
-    async def send(message: Any) -> None:
-        nonlocal status, answer
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        elif message["type"] == "http.response.body":
-            answer += message.get("body", b"")
-
-    await app(scope, receive, send)
-    return status, json.loads(answer)
 
 
 def _read(path: str) -> dict[int, bytes]:

@@ -18,7 +18,8 @@ def line(custom_id: str, url: str = "/v1/completions", **body: Any) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
 
 
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "What is a KV cache?"}], "max_tokens": 5, "temperature": 0}
+QUESTION = {"role": "user", "content": "What is a KV cache?"}
+CHAT: dict[str, Any] = {"messages": [QUESTION], "max_tokens": 5, "temperature": 0}
 TEXT: dict[str, Any] = {"prompt": "import os", "max_tokens": 5, "temperature": 0}
 LINES = [
     line("chat", "/v1/chat/completions", **CHAT),
