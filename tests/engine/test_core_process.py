@@ -19,7 +19,9 @@ import pytest
 from quire import EngineArgs, SamplingParams
 from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine, EngineState
+from quire.engine.core_startup import create_config
 from quire.engine.core_supervisor import CORE_MODULE, CoreSupervisor
+from quire.engine.receipt import identity_of
 from quire.engine.restart_policy import RestartPolicy
 from quire.errors import (
     ConfigError,
@@ -187,6 +189,23 @@ def test_a_stopped_core_is_noticed_and_replaced() -> None:
             core.kill(signal.SIGSTOP)  # idle this time
             await core.until(EngineState.RESTARTING)
             await core.engine.wait_ready()
+
+    run(main())
+
+
+def test_a_request_that_went_on_in_another_core_says_so() -> None:
+    async def main() -> None:
+        async with launched() as core:
+            outputs = core.engine.generate("import os", LONG)
+            last = await anext(outputs)
+            core.kill()
+            async for output in outputs:
+                last = output
+            assert last.effort is not None
+            assert last.effort.num_replays == 1
+            assert last.metrics is not None
+            assert last.metrics.num_generation_tokens == LONG.max_tokens
+            assert identity_of(core.engine.config) == identity_of(create_config(ARGS))  # one has crossed processes
 
     run(main())
 
