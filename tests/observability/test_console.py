@@ -87,7 +87,7 @@ def test_rates_count_prompt_and_output_tokens() -> None:
 
 
 def test_a_line_comes_when_it_is_due_and_pauses_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "quire")
     now = 0.0
     status = StatusLine(5.0, lambda: now)
     state = StepStats()
