@@ -97,6 +97,9 @@ class Metrics:
         self.inference_time = self._histogram("request_inference_time_seconds", "First step to last token.", _REQUEST)
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", tokens)
         self.request_generation = self._histogram("request_generation_tokens", "Output tokens of a request.", tokens)
+        self.longest_generation = self._histogram(
+            "request_max_num_generation_tokens", "Output tokens of a request's longest completion.", tokens
+        )
         self.params_n = self._histogram("request_params_n", "Completions a request asked for.", (1, 2, 5, 10, 20))
         self.params_max_tokens = self._histogram(
             "request_params_max_tokens", "Output tokens a request asked for at most.", tokens
@@ -191,6 +194,8 @@ class RequestRecord:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)
+    """Output tokens by completion, where there are several."""
     reason: str = "abort"
     """How it ended: stop, length, abort or error."""
 
@@ -209,6 +214,9 @@ class RequestRecord:
             metrics.inter_token.observe((now - self.last_at) / count)
         self.last_at = now
         self.num_output_tokens += count
+        if self.params.n > 1:
+            for completion in output.outputs:
+                self.lengths[completion.index] = self.lengths.get(completion.index, 0) + len(completion.token_ids)
         metrics.generation_tokens.inc(count)
         if output.finished:
             self._finish(output)
@@ -223,6 +231,7 @@ class RequestRecord:
         stats, metrics = output.metrics, self.metrics
         metrics.request_prompt.observe(self.num_prompt_tokens)
         metrics.request_generation.observe(self.num_output_tokens)
+        metrics.longest_generation.observe(max(self.lengths.values(), default=self.num_output_tokens))
         metrics.params_n.observe(self.params.n)
         if self.params.max_tokens is not None:
             metrics.params_max_tokens.observe(self.params.max_tokens)

@@ -128,3 +128,12 @@ def test_extra_fields_of_the_field_do_what_they_say(server: Running) -> None:
         continue_final_message=True, echo=True, max_tokens=2, temperature=0,
     ).json()  # fmt: skip
     assert echoed["choices"][0]["message"]["content"].startswith("The KV cache")
+
+
+def test_the_longest_completion_of_a_request_is_counted(server: Running) -> None:
+    name = "vllm:request_max_num_generation_tokens_sum"
+    before = series(server.client.get("/metrics").text, name)
+    server.post("/v1/completions", prompt="a", max_tokens=7, n=3, ignore_eos=True)
+    server.post("/v1/completions", prompt="a", max_tokens=5, n=2, ignore_eos=True, stream=True)
+    server.post("/v1/completions", prompt="a", max_tokens=4, ignore_eos=True)
+    assert series(server.client.get("/metrics").text, name) - before == 7 + 5 + 4
