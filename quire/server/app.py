@@ -17,7 +17,7 @@ from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.server import admin, chat, completions, console, messages, responses
-from quire.server.errors import ApiError, as_api_error, error_response
+from quire.server.errors import ApiError, as_api_error, error_response, route_of
 from quire.server.middleware import Authentication, Limits, RequestContext
 from quire.server.protocol.openai import Error
 from quire.server.service import Service
@@ -69,9 +69,9 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -
 
 async def _answer(request: Request, error: Exception) -> Response:
     """Any exception as an error reply."""
-    path = request.url.path
+    path = route_of(request.scope)
     if isinstance(error, HTTPException) and not isinstance(error, ApiError) and error.status_code == 404:
         near = difflib.get_close_matches(path, list(request.app.openapi()["paths"]), n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         error = ApiError(404, "not_found", f"Unknown route {request.method[:16]} {path[:128]!r}.{hint}")
-    return error_response(as_api_error(error), path)
+    return error_response(as_api_error(error), request.scope)

@@ -5,7 +5,7 @@ Message texts are part of the interface: client libraries match substrings such 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
@@ -89,9 +89,15 @@ def error_body(error: ApiError, path: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: ApiError, path: str) -> Response:
-    """The reply that carries an error."""
-    body = msgspec.json.encode(error_body(error, path))
+def route_of(scope: MutableMapping[str, Any]) -> str:
+    """The path as routes see it, whatever a proxy puts before it."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def error_response(error: ApiError, scope: MutableMapping[str, Any]) -> Response:
+    """The reply that carries an error, in the form of the API that was asked."""
+    body = msgspec.json.encode(error_body(error, route_of(scope)))
     return Response(body, error.status_code, error.headers, JSON)
 
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.log import get_logger, request_id
 from quire.server import console
-from quire.server.errors import ApiError, error_response
+from quire.server.errors import ApiError, error_response, route_of
 from quire.server.service import Context, Service
 
 log = get_logger(__name__)
@@ -83,13 +83,13 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
-        if scope["type"] == "http" and self._digests and _route(scope) not in OPEN_PATHS:
+        if scope["type"] == "http" and self._digests and route_of(scope) not in OPEN_PATHS:
             index = self._match(scope)
             if index is None:
                 error = ApiError(
                     401, "invalid_api_key", "Incorrect API key provided.", headers={"WWW-Authenticate": "Bearer"}
                 )
-                await error_response(error, scope["path"])(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             scope["quire"].key = index
             if not self._shares:
@@ -119,7 +119,7 @@ class Limits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 429."""
-        if scope["type"] != "http" or _route(scope) in UNLIMITED_PATHS:
+        if scope["type"] != "http" or route_of(scope) in UNLIMITED_PATHS:
             await self._app(scope, receive, send)
             return
         key = scope["quire"].key
@@ -128,7 +128,7 @@ class Limits:
         except ApiError as error:
             if self._service.is_configured:
                 self._service.metrics.refused("connections")
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         self._service.num_requests += 1
         self._per_key[key] = self._per_key.get(key, 0) + 1
@@ -161,12 +161,6 @@ class Limits:
 
 def _overloaded(message: str, retry_after: int) -> ApiError:
     return ApiError(429, "rate_limit_exceeded", message, headers={"Retry-After": str(retry_after)})
-
-
-def _route(scope: Scope) -> str:
-    """The path as routes see it, whatever a proxy puts before it."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -96,7 +96,7 @@ class EventStream(Response):
         if failure is None:
             return
         if not self._started:
-            await error_response(as_api_error(failure), scope["path"])(scope, receive, send)
+            await error_response(as_api_error(failure), scope)(scope, receive, send)
             return
         await self._send(send, self._error(as_api_error(failure), scope["path"]) + self._end)
         await self._finish(send)

@@ -48,6 +48,7 @@ def test_behind_the_path_of_a_proxy_the_same_routes_are_open(serve: Any) -> None
         for path in ("/v1/stats", "/v1/models", "/proxy/health"):
             assert guarded.client.get(path).status_code == 401, path
         assert guarded.client.get("/v1/models", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
+        assert guarded.client.post("/v1/messages", json={}).json()["type"] == "error", "Anthropic's form"
 
 
 def test_the_policy_allows_this_server_alone_and_no_markup(server: Running) -> None:
