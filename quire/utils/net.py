@@ -10,6 +10,9 @@ import stat
 from quire.errors import ConfigError
 
 BACKLOG = 2048
+MAX_UNSENT_BYTES = 64 << 10
+"""What the kernel takes for a client beyond what is under way. By itself it takes megabytes from a client that reads
+nothing, and whoever writes learns of it that much later."""
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -25,6 +28,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)  # connections inherit it
         sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as error:
