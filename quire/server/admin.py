@@ -86,6 +86,7 @@ def _add_state(router: APIRouter, service: Service) -> None:
             "num_restarts": engine.num_restarts,
             "num_requests": engine.num_unfinished,
             "num_queued": engine.num_queued,
+            "num_tasks": len(asyncio.all_tasks()),
             "age_s": time.monotonic() - engine.last_stats_at if engine.last_stats else None,
             "stats": engine.last_stats,
         }
