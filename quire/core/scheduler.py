@@ -60,6 +60,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.constraint_steps = dict.fromkeys(Constraint, 0)
         self.num_steps = 0
+        self.steps_by_tokens: dict[int, int] = {}
+        self.stepped_at = 0.0
+        """When the last step was learnt from."""
         self.step_time_s = 0.0
         self.num_computed_tokens = 0
         self.num_generation_tokens = 0
@@ -243,7 +246,7 @@ class Scheduler:
     def update(self, plan: SchedulerOutputs, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in the result of a step: append tokens, index full blocks, fork, stop, free. Gives what is new."""
         outputs: list[EngineCoreOutput] = []
-        now = self.clock()
+        now = self.stepped_at = self.clock()
         del self._removed[: len(plan.removed_seq_ids)]
         for seq_id, num_tokens, drawn in zip(plan.seq_ids, plan.num_scheduled_tokens, result.token_ids, strict=True):
             seq = self._scheduled.pop(seq_id)
@@ -263,6 +266,9 @@ class Scheduler:
         self.num_steps += 1
         self.step_time_s += now - self._step_started_at
         self.num_computed_tokens += plan.num_batched_tokens
+        if plan.num_batched_tokens:
+            bound = 1 << (plan.num_batched_tokens - 1).bit_length()
+            self.steps_by_tokens[bound] = self.steps_by_tokens.get(bound, 0) + 1
         self.num_generation_tokens += sum(map(len, result.token_ids))
         return outputs
 
@@ -305,6 +311,7 @@ class Scheduler:
             finish = finish_of(branch, self.max_model_len)
             if finish is not None:
                 output.finish_reason, output.stop_reason = finish
+                output.stats = stats
                 self._finish(branch)
             outputs.append(output)
         return outputs
@@ -347,17 +354,15 @@ class Scheduler:
         self, seq: Sequence, token_ids: list[int], *, prompt_logprobs: list[PositionLogprobs] | None = None
     ) -> EngineCoreOutput:
         group = seq.group
-        effort = None
-        if group.effort_is_news:
-            effort, group.effort_is_news = group.effort, False
+        is_news, group.effort_is_news = group.effort_is_news, False
         return EngineCoreOutput(
             request_id=group.request_id,
             branch=seq.branch,
             new_token_ids=token_ids,
             new_prompt_logprobs=prompt_logprobs,
             num_cached_tokens=max(group.num_cached_tokens, 0),
-            stats=group.stats,
-            effort=effort,
+            stats=group.stats if is_news else None,
+            effort=group.effort if is_news else None,
         )
 
     def stats(self, plan: SchedulerOutputs) -> StepStats:
@@ -378,6 +383,7 @@ class Scheduler:
             num_steps=self.num_steps,
             step_time_s=self.step_time_s,
             num_computed_tokens=self.num_computed_tokens,
+            steps_by_tokens=dict(self.steps_by_tokens),
             num_generation_tokens=self.num_generation_tokens,
             num_first_tokens=self.num_first_tokens,
             first_token_time_s=self.first_token_time_s,

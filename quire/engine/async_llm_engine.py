@@ -78,28 +78,32 @@ class _Stream:
         """A core that has not ended was given the request."""
         self._pending: RequestOutput | None = None
         self._error: Exception | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        """The reader, while there is nothing to read."""
 
     def put(self, output: RequestOutput) -> None:
         if self._pending is not None and self.kind is RequestOutputKind.DELTA:
             self._pending = self._pending.merged(output)
         else:
             self._pending = output
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         self._error = error
-        self._ready.set()
+        self._wake()
 
     async def get(self) -> RequestOutput:
-        await self._ready.wait()
-        if self._pending is None:
-            assert self._error is not None
-            raise self._error
+        while self._pending is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         output, self._pending = self._pending, None
-        if self._error is None:
-            self._ready.clear()
         return output
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class AsyncLLMEngine:
@@ -110,11 +114,9 @@ class AsyncLLMEngine:
 
     def __init__(self, core: EngineParts | CoreSource, limits: AdmissionLimits | None = None) -> None:
         self.last_stats: StepStats | None = None
-        """How full the engine was after the last step; None before it, and when statistics are off."""
+        """How full the engine is, and what it has done; None before it is known, and when statistics are off."""
         self.last_stats_at = 0.0
         """When they came, by `time.monotonic()`."""
-        self.on_stats: Callable[[StepStats], None] = lambda stats: None
-        """Called in the event loop with the statistics of each step."""
         self.num_restarts = 0
         """Cores that were replaced."""
         self._admission = Admission(limits or AdmissionLimits())
@@ -376,17 +378,17 @@ class AsyncLLMEngine:
     def _deliver(self, news: EngineCoreOutputs) -> None:
         if news.stats is not None:
             self.last_stats, self.last_stats_at = news.stats, time.monotonic()
-            self.on_stats(news.stats)
         if not news.outputs:
             return
-        outputs, aborts = self._parts.output_processor.process(news.outputs)
+        outputs, aborts = self._parts.output_processor.process(news)
         for abort in aborts:
             assert self._core is not None
             self._core.abort(abort)
-        for core_output in news.outputs:
-            if core_output.new_token_ids:
-                self._admission.leave(core_output.request_id)
-                self._suspects.clear(core_output.request_id)
+        if self._admission or self._suspects:  # somebody has waited for a token
+            for core_output in news.outputs:
+                if core_output.new_token_ids:
+                    self._admission.leave(core_output.request_id)
+                    self._suspects.clear(core_output.request_id)
         for output in outputs:
             self._readers[output.request_id].put(output)
 

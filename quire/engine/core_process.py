@@ -38,6 +38,7 @@ from quire.log import get_logger
 from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.stats import StepStats
 from quire.observability.ledger import Ledger
 from quire.utils.process import die_with_parent
 
@@ -45,6 +46,8 @@ log = get_logger(__name__)
 
 HEARTBEAT_S = 0.25
 READ_BYTES = 1 << 18
+STATS_S = 0.1
+"""While steps run, statistics go to the fronts this often; a step costs the less to report."""
 MAX_UNSENT_BYTES = 256 << 20
 """A front that lets more than this pile up does not read any more; it is let go."""
 
@@ -149,6 +152,8 @@ class EngineCoreProc:
         """Everybody else, while one is on trial."""
         self._methods: dict[str, Callable[[], object]] = {"reset_prefix_cache": core.reset_prefix_cache}
         self._stats_are_stale = False
+        """What the fronts know is older than what has happened."""
+        self._stats_sent_at = 0.0
 
     def run(self) -> None:
         """Step until the supervisor is gone."""
@@ -288,8 +293,8 @@ class EngineCoreProc:
         self._held += [self.core.scheduler.withdraw(request_id) for request_id in list(self.core.scheduler.groups)]
 
     def _publish(self, news: EngineCoreOutputs) -> None:
-        """Send each front what concerns its requests, in one frame."""
-        self._stats_are_stale = False
+        """Send each front what concerns its requests, in one frame; and all of them statistics, if they are due."""
+        stats = self._due(news.stats)
         mine: dict[str, list[EngineCoreOutput]] = {prefix: [] for prefix in self._fronts}
         for output in news.outputs:
             number, colon, output.request_id = output.request_id.partition(":")
@@ -297,24 +302,34 @@ class EngineCoreProc:
             if outputs is not None:
                 outputs.append(output)
         for prefix, outputs in mine.items():
-            if outputs or not self.core.has_work():
-                self._send(self._fronts[prefix], EngineCoreOutputs(outputs=outputs, stats=news.stats))
+            if outputs or stats is not None:
+                mine_alone = EngineCoreOutputs(outputs=outputs, stepped_at=news.stepped_at, stats=stats)
+                self._send(self._fronts[prefix], mine_alone)
+
+    def _due(self, stats: StepStats | None) -> StepStats | None:
+        """The statistics, when the last ones are old or no step may follow that would bring others."""
+        now = time.monotonic()
+        self._stats_are_stale = self.core.has_work() and now - self._stats_sent_at < STATS_S
+        if self._stats_are_stale:
+            return None
+        self._stats_sent_at = now
+        return stats
 
     def _send(self, front: FrontConnection, message: object) -> None:
         try:
             front.send(message)
         except FrameTooLong as error:
             if isinstance(message, EngineCoreOutputs):
-                self._send_one_by_one(front, message.outputs, error)
+                self._send_one_by_one(front, message, error)
         except OSError as error:
             self._drop(front, repr(error))
         else:
             self._watch_writes(front)
 
-    def _send_one_by_one(self, front: FrontConnection, outputs: list[EngineCoreOutput], error: FrameTooLong) -> None:
+    def _send_one_by_one(self, front: FrontConnection, news: EngineCoreOutputs, error: FrameTooLong) -> None:
         """Outputs that are too long together; one that is too long alone ends its request."""
-        for output in outputs:
-            if len(outputs) == 1:
+        for output in news.outputs:
+            if len(news.outputs) == 1:
                 self._abort(AbortRequest(request_id=front.prefix + output.request_id))
                 output = EngineCoreOutput(
                     request_id=output.request_id,
@@ -323,7 +338,7 @@ class EngineCoreProc:
                     finish_reason=FinishReason.ERROR,
                     error=f"one step's output is too long to be sent ({error}); ask for fewer logprobs",
                 )
-            self._send(front, EngineCoreOutputs(outputs=[output]))
+            self._send(front, EngineCoreOutputs(outputs=[output], stepped_at=news.stepped_at))
 
     def _watch_writes(self, front: FrontConnection) -> None:
         """Have the selector wake for writing exactly while something is unsent."""

@@ -54,7 +54,8 @@ class EngineCore:
         plan = self.scheduler.schedule()  # 1. decide
         result = execute_guarded(self.executor, plan)  # 2. compute
         outputs = self.scheduler.update(plan, result)  # 3. learn
-        return EngineCoreOutputs(outputs=outputs, stats=self.scheduler.stats(plan) if self.log_stats else None)
+        stats = self.scheduler.stats(plan) if self.log_stats else None
+        return EngineCoreOutputs(outputs=outputs, stepped_at=self.scheduler.stepped_at, stats=stats)
 
     def stats(self) -> StepStats | None:
         """How full the engine is between steps; None when statistics are off."""

@@ -59,7 +59,7 @@ class LLMEngine:
         """Run one step; the outputs of requests that have something new."""
         news = self.parts.core.step()
         self.last_stats = news.stats
-        outputs, aborts = self.parts.output_processor.process(news.outputs)
+        outputs, aborts = self.parts.output_processor.process(news)
         for abort in aborts:
             self.parts.core.abort(abort)
         return outputs

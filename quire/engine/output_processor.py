@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from quire.engine.input_processor import ProcessedRequest
-from quire.messages.output import EngineCoreOutput, FinishReason, PositionLogprobs
+from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestEffort, RequestStats
 from quire.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
@@ -86,7 +86,7 @@ class OutputProcessor:
             branches=live if started else {},
             num_prompt_logprobs=num_prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens if started else -1,
-            stats=state.stats,
+            stats=self._metrics(state),
             effort=state.effort,
         )
         return replace(request, progress=progress)
@@ -101,17 +101,20 @@ class OutputProcessor:
             self._finish(state, state.branches[index], FinishReason.ABORT, None)
         return self._render(state, running)
 
-    def process(self, outputs: list[EngineCoreOutput]) -> tuple[list[RequestOutput], list[AbortRequest]]:
+    def process(self, news: EngineCoreOutputs) -> tuple[list[RequestOutput], list[AbortRequest]]:
         """Take in a step's news: what to hand out, and what the core should stop because its text is complete."""
         touched: dict[str, list[int]] = {}
         aborts: list[AbortRequest] = []
-        for output in outputs:
+        for output in news.outputs:
             state = self._states.get(output.request_id)
-            if state is None or state.branches[output.branch].finish_reason is not None:
+            if state is None:
                 continue
-            if self._take(state, output) and output.finish_reason is None:
+            branch = state.branches[output.branch]
+            if branch.finish_reason is not None:
+                continue
+            if self._take(state, branch, output, news.stepped_at) and output.finish_reason is None:
                 aborts.append(AbortRequest(request_id=output.request_id, branch=output.branch))
-            if output.new_token_ids or state.branches[output.branch].finish_reason is not None:
+            if output.new_token_ids or branch.finish_reason is not None:
                 touched.setdefault(output.request_id, []).append(output.branch)
         return [out for request_id, branches in touched.items() for out in self._hand_out(request_id, branches)], aborts
 
@@ -139,13 +142,14 @@ class OutputProcessor:
         wants = params.logprobs is not None
         return _Branch(detokenizer, logprobs=[] if wants else None, cumulative_logprob=0.0 if wants else None)
 
-    def _take(self, state: _State, output: EngineCoreOutput) -> bool:
+    def _take(self, state: _State, branch: _Branch, output: EngineCoreOutput, stepped_at: float) -> bool:
         """Add one branch's news; True when a stop string ended it."""
-        branch = state.branches[output.branch]
         state.num_cached_tokens = output.num_cached_tokens
         state.stats = output.stats or state.stats
         state.effort = output.effort or state.effort
         state.error = output.error or state.error
+        if output.new_token_ids:
+            state.stats.last_token_at = stepped_at
         if output.new_prompt_logprobs and state.prompt_logprobs is not None:
             state.prompt_logprobs += [self._candidates(entry) for entry in output.new_prompt_logprobs]
         branch.token_ids += output.new_token_ids
@@ -153,20 +157,19 @@ class OutputProcessor:
             for entry in output.new_logprobs or ():
                 branch.logprobs.append(self._candidates(entry))
                 branch.cumulative_logprob += entry.logprobs[0]
-        self._detokenize(state, branch, output)
-        stopped = branch.detokenizer is not None and branch.detokenizer.stop_reason is not None
+        stopped = branch.detokenizer is not None and self._detokenize(state, branch, branch.detokenizer, output)
         if stopped or output.finish_reason is not None:
             self._finish(state, branch, output.finish_reason, output.stop_reason)
         return stopped
 
-    def _detokenize(self, state: _State, branch: _Branch, output: EngineCoreOutput) -> None:
-        if branch.detokenizer is None:
-            return
+    def _detokenize(self, state: _State, branch: _Branch, detokenizer: Detokenizer, output: EngineCoreOutput) -> bool:
+        """Add the new tokens' text; True when a stop string is in it."""
         token_ids = output.new_token_ids
-        include = state.request.core.sampling_params.include_stop_str_in_output
-        if output.finish_reason is FinishReason.STOP and not include:
+        params = state.request.core.sampling_params
+        if output.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output:
             token_ids = token_ids[:-1]  # the end-of-sequence or stop token itself is no text
-        branch.new_text += branch.detokenizer.append(token_ids)
+        branch.new_text += detokenizer.append(token_ids)
+        return detokenizer.stop_reason is not None
 
     def _finish(
         self, state: _State, branch: _Branch, reason: FinishReason | None, stop_reason: int | str | None
@@ -212,7 +215,7 @@ class OutputProcessor:
     def _render(self, state: _State, touched: list[int]) -> RequestOutput:
         core = state.request.core
         delta = core.sampling_params.output_kind is RequestOutputKind.DELTA
-        shown = sorted(touched) if delta else range(len(state.branches))
+        shown = range(len(state.branches)) if not delta else touched if len(touched) == 1 else sorted(touched)
         finished = state.num_unfinished == 0
         prompt_logprobs = state.prompt_logprobs
         if delta:

@@ -17,6 +17,9 @@ class Suspects:
         self._suspects: set[str] = set()
         self._on_trial: str | None = None
 
+    def __len__(self) -> int:
+        return len(self._suspects)
+
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._suspects
 

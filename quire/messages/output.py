@@ -51,7 +51,8 @@ class EngineCoreOutput:
     error: str | None = None
     """For FinishReason.ERROR: what happened, in one sentence."""
     stats: RequestStats | None = None
-    """The request's numbers up to here; owned by the core, which goes on counting."""
+    """The request's numbers up to here, at its first and last token and with `effort`: what else changes, tokens and
+    the time of the last one, comes with the tokens. Owned by the core, which goes on counting."""
     effort: RequestEffort | None = None
     """When it has changed."""
 
@@ -61,4 +62,6 @@ class EngineCoreOutputs:
     """Everything one step has to say."""
 
     outputs: list[EngineCoreOutput] = field(default_factory=list)
+    stepped_at: float = 0.0
+    """When these tokens were there, by the core's clock."""
     stats: StepStats | None = None

@@ -72,6 +72,8 @@ class StepStats:
     step_time_s: float = 0.0
     """Spent in steps, from deciding to learning."""
     num_computed_tokens: int = 0
+    steps_by_tokens: dict[int, int] = field(default_factory=dict)
+    """Steps by how many tokens they computed, rounded up to a power of two."""
     num_generation_tokens: int = 0
     num_first_tokens: int = 0
     first_token_time_s: float = 0.0

@@ -7,11 +7,13 @@ a client sent, so the number of series is bounded.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.samples import Sample
 
 from quire.config.engine import QuireConfig
@@ -56,6 +58,63 @@ def _renamed(metric: Metric) -> Metric:
     return twin
 
 
+class _TokenTimes:
+    """Tokens and the times between them. prometheus_client's own counters cost as much as all else that is done for a
+    token (benchmarks/serving.md), so these are plain numbers, read when somebody asks."""
+
+    def __init__(self, values: tuple[str, str]) -> None:
+        self._values = values
+        self._num_tokens = 0
+        self._counts = [0] * (len(_INTER_TOKEN) + 1)
+        self._total_s = 0.0
+
+    def first(self, num_tokens: int) -> None:
+        """Tokens that nothing went before."""
+        self._num_tokens += num_tokens
+
+    def next(self, num_tokens: int, elapsed_s: float) -> None:
+        """Tokens that came together, this long after those before them."""
+        self._num_tokens += num_tokens
+        each_s = elapsed_s / num_tokens
+        self._counts[bisect_left(_INTER_TOKEN, each_s)] += 1
+        self._total_s += each_s
+
+    def collect(self) -> Iterator[Metric]:
+        generated = CounterMetricFamily(f"{OWN}generation_tokens", "Tokens generated.", labels=_LABELS)
+        generated.add_metric(self._values, self._num_tokens)
+        yield generated
+        name, text = f"{OWN}inter_token_latency_seconds", "Token to token."
+        between = HistogramMetricFamily(name, text, labels=_LABELS)
+        between.add_metric(self._values, _cumulated(_INTER_TOKEN, self._counts), self._total_s)
+        yield between
+
+
+class _StepTokens:
+    """How many tokens the steps of the core had."""
+
+    def __init__(self, values: tuple[str, str]) -> None:
+        self._values = values
+        self._counts = [0] * (len(_ITERATION) + 1)
+        self._num_tokens = 0
+
+    def add(self, before: StepStats, after: StepStats) -> None:
+        """Take in what happened between two states of one core."""
+        for bound, count in after.steps_by_tokens.items():
+            self._counts[bisect_left(_ITERATION, bound)] += count - before.steps_by_tokens.get(bound, 0)
+        self._num_tokens += after.num_computed_tokens - before.num_computed_tokens
+
+    def collect(self) -> Iterator[Metric]:
+        steps = HistogramMetricFamily(f"{OWN}iteration_tokens_total", "Tokens of a step.", labels=_LABELS)
+        steps.add_metric(self._values, _cumulated(_ITERATION, self._counts), self._num_tokens)
+        yield steps
+
+
+def _cumulated(bounds: Iterable[float], counts: list[int]) -> list[tuple[str, float]]:
+    """(upper bound, how many are at most that), as a histogram shows them; the last bound is infinity."""
+    names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+    return list(zip(names, accumulate(counts), strict=True))
+
+
 class Metrics:
     """Everything that is counted about one engine and its server."""
 
@@ -64,6 +123,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._values = (model_name, "0")
+        self.tokens = _TokenTimes(self._values)
+        self._step_tokens = _StepTokens(self._values)
+        self._registry.register(self.tokens)
+        self._registry.register(self._step_tokens)
         tokens = _up_to(config.model_config.max_model_len)
         self.running = self._gauge("num_requests_running", "Sequences in the running batch.")
         self.waiting = self._gauge("num_requests_waiting", "Requests that wait for the batch.")
@@ -73,7 +136,6 @@ class Metrics:
         self.prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were started.")
         self.cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from the prefix cache.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.preemptions = self._counter("num_preemptions", "Times a request was preempted.")
         self.success = Counter(
             f"{OWN}request_success",
@@ -86,7 +148,6 @@ class Metrics:
             registry=self._registry,
         )  # fmt: skip
         self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN)
-        self.inter_token = self._histogram("inter_token_latency_seconds", "Token to token.", _INTER_TOKEN)
         self.per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first.", _INTER_TOKEN
         )
@@ -110,7 +171,6 @@ class Metrics:
         self.request_preemptions = self._histogram(
             "request_num_preemptions", "Times a request was preempted.", (1, 2, 3, 4, 5, 10, 20)
         )
-        self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", _ITERATION)
         self.prompt_sources = Counter(
             f"{OWN}prompt_tokens_by_source",
             "Prompt tokens by where their keys and values came from.",
@@ -144,11 +204,6 @@ class Metrics:
         made = Histogram(OWN + name, text, _LABELS, registry=self._registry, buckets=tuple(buckets))
         return made.labels(*self._values)
 
-    def stepped(self, stats: StepStats) -> None:
-        """Take in a step."""
-        if stats.num_batched_tokens:
-            self.iteration_tokens.observe(stats.num_batched_tokens)
-
     def prompt_tokens_of(self, source: str, count: int) -> None:
         """Count prompt tokens; source is one of a closed set."""
         self.prompt_sources.labels(*self._values, source).inc(count)
@@ -180,6 +235,7 @@ class Metrics:
             self.constraints.labels(*self._values, constraint.value).inc(new)
         self.prefix_queries.inc(stats.prefix_cache_queries - seen.prefix_cache_queries)
         self.prefix_hits.inc(stats.prefix_cache_hits - seen.prefix_cache_hits)
+        self._step_tokens.add(seen, stats)
         self._seen = stats
 
 
@@ -203,21 +259,23 @@ class RequestRecord:
         """Take in an output."""
         now = time.monotonic()
         metrics = self.metrics
-        count = sum(len(completion.token_ids) for completion in output.outputs)
-        if not self.last_at:
+        count = 0
+        for completion in output.outputs:
+            count += len(completion.token_ids)
+        if self.last_at and count:
+            metrics.tokens.next(count, now - self.last_at)
+        elif not self.last_at:
+            metrics.tokens.first(count)
             self.num_prompt_tokens, self.num_cached_tokens = len(output.prompt_token_ids), output.num_cached_tokens
             metrics.prompt_tokens.inc(self.num_prompt_tokens)
             metrics.cached_tokens.inc(self.num_cached_tokens)
             metrics.prompt_tokens_of("local_cache_hit", self.num_cached_tokens)
             metrics.prompt_tokens_of("local_compute", self.num_prompt_tokens - self.num_cached_tokens)
-        elif count:
-            metrics.inter_token.observe((now - self.last_at) / count)
         self.last_at = now
         self.num_output_tokens += count
         if self.params.n > 1:
             for completion in output.outputs:
                 self.lengths[completion.index] = self.lengths.get(completion.index, 0) + len(completion.token_ids)
-        metrics.generation_tokens.inc(count)
         if output.finished:
             self._finish(output)
 

@@ -22,7 +22,7 @@ from quire.server.prompts import cache_salt, chat_text, finish_prompt
 from quire.server.protocol.fields import GenerationFields
 from quire.server.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
 from quire.server.service import Context, Service, context_of
-from quire.server.streaming import STREAMED, EventStream, event, json_reply, unless_gone
+from quire.server.streaming import STREAMED, Chunks, EventStream, json_reply, unless_gone
 
 _REFUSED = {**REFUSED, "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,))}
 
@@ -125,7 +125,7 @@ class _Reply:
         """The events of the reply: per choice the role, the pieces of its text, its end."""
         conversation = await self._prepare(stream=True)
         generation = conversation.generation
-        head = {**self._head, "object": "chat.completion.chunk"}
+        chunks = Chunks({**self._head, "object": "chat.completion.chunk"})
         options = self._body.stream_options
         continuous = options is not None and options.continuous_usage_stats
         wants_usage = options is not None and options.include_usage
@@ -134,7 +134,7 @@ class _Reply:
             async for _, output in outputs:
                 for completion in output.outputs:
                     if completion.index not in begun:
-                        chunk = {**head, "choices": [self._first_delta(completion.index)]}
+                        chunk: dict[str, Any] = {"choices": [self._first_delta(completion.index)]}
                         if not begun:
                             self._add_prompt(chunk, conversation, output)
                             warnings = [*self._warnings, *conversation.warnings, *output.warnings]
@@ -143,17 +143,17 @@ class _Reply:
                         if wants_usage:
                             chunk["usage"] = generation.usage if continuous else None
                         begun.add(completion.index)
-                        yield event(chunk)
+                        yield chunks.event(chunk)
                     if self._has_news(completion, continuous=continuous):
-                        chunk = {**head, "choices": [self._delta(completion)]}
+                        chunk = {"choices": [self._delta(completion)]}
                         if wants_usage:
                             chunk["usage"] = generation.usage if continuous else None
-                        yield event(chunk)
+                        yield chunks.event(chunk)
         last = await generation.extras()
         if wants_usage:
             last["usage"] = generation.usage
         if last:
-            yield event({**head, "choices": [], **last})
+            yield chunks.event({"choices": [], **last})
 
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body

@@ -21,7 +21,7 @@ from quire.server.params import check_fields, check_stream, sampling_params
 from quire.server.prompts import cache_salt, completion_prompts
 from quire.server.protocol.openai import Completion, CompletionChoice, CompletionRequest
 from quire.server.service import Context, Service, context_of
-from quire.server.streaming import STREAMED, EventStream, event, json_reply, unless_gone
+from quire.server.streaming import STREAMED, Chunks, EventStream, json_reply, unless_gone
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -87,6 +87,7 @@ class _Reply:
         generation, params = await self._prepare(stream=True)
         options = self._body.stream_options
         continuous = options is not None and options.continuous_usage_stats
+        chunks = Chunks(self._head)
         begun: set[int] = set()
         async with aclosing(generation.stream()) as outputs:
             async for prompt_index, output in outputs:
@@ -95,7 +96,7 @@ class _Reply:
                     is_first = index not in begun
                     if not is_first and not self._has_news(completion, continuous=continuous):
                         continue
-                    chunk = {**self._head, "choices": [self._choice(index, output, completion, is_first=is_first)]}
+                    chunk: dict[str, Any] = {"choices": [self._choice(index, output, completion, is_first=is_first)]}
                     if self._only_scores:
                         generation.num_output_tokens = 0
                     if options is not None and options.include_usage:
@@ -105,12 +106,12 @@ class _Reply:
                         if warnings:
                             chunk["warnings"] = warnings
                         begun.add(index)
-                    yield event(chunk)
+                    yield chunks.event(chunk)
         last = await generation.extras()
         if options is not None and options.include_usage:
             last["usage"] = generation.usage
         if last:
-            yield event({**self._head, "choices": [], **last})
+            yield chunks.event({"choices": [], **last})
 
     async def _prepare(self, *, stream: bool) -> tuple[Generation, SamplingParams]:
         body = self._body

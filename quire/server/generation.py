@@ -79,16 +79,14 @@ class Generation:
                 final[index] = output
         return [final[index] for index in range(len(self._prompts))]
 
-    async def stream(self) -> AsyncGenerator[Numbered, None]:
+    def stream(self) -> AsyncGenerator[Numbered, None]:
         """Outputs as they come.
 
         Raises: ApiError when a request fails while it runs; QuireError when it is refused.
         """
-        if len(self._prompts) == 1:
-            async with aclosing(self._one(0)) as outputs:
-                async for output in outputs:
-                    yield 0, output
-            return
+        return self._one(0) if len(self._prompts) == 1 else self._merged()
+
+    async def _merged(self) -> AsyncGenerator[Numbered, None]:
         merged: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(self._prompts))
         tasks = [asyncio.create_task(self._forward(index, merged)) for index in range(len(self._prompts))]
         try:
@@ -110,14 +108,14 @@ class Generation:
         """Put one prompt's outputs into the queue; while nobody takes them the engine merges them."""
         try:
             async with aclosing(self._one(index)) as outputs:
-                async for output in outputs:
-                    await merged.put((index, output))
+                async for numbered in outputs:
+                    await merged.put(numbered)
         except Exception as error:
             await merged.put(error)
         else:
             await merged.put(None)
 
-    async def _one(self, index: int) -> AsyncGenerator[RequestOutput, None]:
+    async def _one(self, index: int) -> AsyncGenerator[Numbered, None]:
         record = RequestRecord(self._service.metrics, self._params)
         engine_id = f"{self._context.id}-{index}"
         span = self._span(engine_id)
@@ -135,7 +133,7 @@ class Generation:
                     if self._timelines:
                         self._timelines[index].add(output)
                     self._check(output)
-                    yield output
+                    yield index, output
         except (Exception, asyncio.CancelledError) as error:
             if span is not None:
                 span.close(type(error).__name__)
@@ -179,6 +177,9 @@ class Generation:
             self.num_output_tokens += len(completion.token_ids)
 
     def _check(self, output: RequestOutput) -> None:
-        if any(completion.finish_reason == "error" for completion in output.outputs):
-            log.error("request=%s failed: %s", self._context.label, " ".join(output.warnings))
-            raise ApiError(500, "internal_error", "The request failed while it ran. The cause is in the server's log.")
+        for completion in output.outputs:
+            if completion.finish_reason == "error":
+                log.error("request=%s failed: %s", self._context.label, " ".join(output.warnings))
+                raise ApiError(
+                    500, "internal_error", "The request failed while it ran. The cause is in the server's log."
+                )

@@ -39,7 +39,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         started_at = time.monotonic()
-        context = scope["quire"] = Context(label="")
+        context = scope["quire"] = Context(send, label="")
         given = _header(scope, b"x-request-id")
         context.label = _UNSAFE.sub("", given)[:MAX_ID] or context.id
         context.wants_receipt = _header(scope, b"x-quire-receipt") == "1"

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 class Context:
     """One HTTP request, as the middleware leaves it in the scope for the routes."""
 
+    send: Send
+    """The connection's own `send`: what wraps it on the way looks at the start of a reply, so that bodies of streams
+    need not pass through it, token by token."""
     label: str
     """The client's X-Request-Id as far as it is harmless, or one made here; shown, never used as a key."""
     key: int = -1
@@ -86,9 +89,7 @@ class Service:
     @cached_property
     def metrics(self) -> Metrics:
         """What is counted; needs the config, so it is made when it is first used."""
-        metrics = Metrics(self.engine.config, self.names[0])
-        self.engine.on_stats = metrics.stepped
-        return metrics
+        return Metrics(self.engine.config, self.names[0])
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.server.errors import ApiError, as_api_error, error_body, error_response
+from quire.server.service import context_of
 from quire.server.settings import ServerSettings
 
 T = TypeVar("T")
@@ -36,6 +37,17 @@ def event(data: Any, name: str | None = None) -> bytes:
     """One server-sent event."""
     head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
     return head + encode(data) + b"\n\n"
+
+
+class Chunks:
+    """The chunks of one stream as events; what they all begin with is encoded once."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self._head = b"data: " + encode(head)[:-1] + b","
+
+    def event(self, rest: dict[str, Any]) -> bytes:
+        """A chunk: the head, then this."""
+        return self._head + encode(rest)[1:] + b"\n\n"
 
 
 def error_event(error: ApiError, path: str) -> bytes:
@@ -70,10 +82,12 @@ class EventStream(Response):
         self._started = False
         self._sending = False
         self._sent_at = 0.0
+        self._clock = asyncio.get_running_loop().time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
         loop = asyncio.get_running_loop()
+        self._write = context_of(scope).send
         started_at = self._sent_at = loop.time()
         producer = loop.create_task(self._produce(send))
         gone = loop.create_task(_disconnect(receive))
@@ -113,9 +127,9 @@ class EventStream(Response):
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._write({"type": "http.response.body", "body": data, "more_body": True})
         self._sending = False
-        self._sent_at = asyncio.get_running_loop().time()
+        self._sent_at = self._clock()
 
     async def _finish(self, send: Send) -> None:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
