@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +28,7 @@ from quire.server.settings import ServerSettings
 
 MODEL = "quire-tiny"
 NUM_BLOCKS = 512
+NUM_HEALTHY = 16
 TIMEOUT = 60
 """Seconds after which a test that waits for what never comes is ended."""
 
@@ -148,3 +151,39 @@ def server(serve: Serve) -> Iterator[Running]:
     """A server with default settings."""
     with serve() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def healthy_neighbours(server: Running) -> Iterator[None]:
+    """Streams that run all the while, and must say the same as when nothing is wrong beside them."""
+    given = {"prompt": "import os", "max_tokens": 100, "ignore_eos": True, "stream": True, "temperature": 1}
+    stop = threading.Event()
+    wrong: list[str] = []
+    done = threading.Semaphore(0)
+
+    def pieces(seed: int) -> str:
+        with httpx.Client(timeout=TIMEOUT) as client:
+            reply = client.post(f"{server.url}/v1/completions", json={**given, "seed": seed})
+        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        return "".join(event["choices"][0]["text"] for event in events)
+
+    def keep_asking(seed: int) -> None:
+        while True:
+            if pieces(seed) != alone[seed]:
+                wrong.append(f"seed {seed}")
+            done.release()
+            if stop.is_set():
+                return
+
+    with ThreadPoolExecutor(NUM_HEALTHY) as pool:
+        alone = list(pool.map(pieces, range(NUM_HEALTHY)))
+    threads = [threading.Thread(target=keep_asking, args=(seed,)) for seed in range(NUM_HEALTHY)]
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert done.acquire(blocking=False)
+    assert wrong == []
+    server.wait_idle()

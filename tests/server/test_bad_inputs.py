@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.conftest import MODEL, TIMEOUT, Running
+from tests.server.conftest import MODEL, Running
+
+pytestmark = pytest.mark.usefixtures("healthy_neighbours")
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 WRITE = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
-NUM_HEALTHY = 16
-
 
 Request = tuple[str, dict[str, Any]]
 """Path and body."""
@@ -169,42 +167,6 @@ OTHERS: list[Case] = [
     (("/v1//completions", {}), 404, "not_found", None, "Unknown route"),
     (("/v1/models", {}), 405, "method_not_allowed", None, "Method Not Allowed"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def healthy_neighbours(server: Running) -> Iterator[None]:
-    """Streams that run all the while, and must say the same as when nothing is wrong beside them."""
-    given = {**WRITE, "prompt": "import os", "max_tokens": 100, "ignore_eos": True, "stream": True, "temperature": 1}
-    stop = threading.Event()
-    wrong: list[str] = []
-    done = threading.Semaphore(0)
-
-    def pieces(seed: int) -> str:
-        with httpx.Client(timeout=TIMEOUT) as client:
-            reply = client.post(f"{server.url}{TEXT}", json={**given, "seed": seed})
-        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
-        return "".join(event["choices"][0]["text"] for event in events)
-
-    def keep_asking(seed: int) -> None:
-        while True:
-            if pieces(seed) != alone[seed]:
-                wrong.append(f"seed {seed}")
-            done.release()
-            if stop.is_set():
-                return
-
-    with ThreadPoolExecutor(NUM_HEALTHY) as pool:
-        alone = list(pool.map(pieces, range(NUM_HEALTHY)))
-    threads = [threading.Thread(target=keep_asking, args=(seed,)) for seed in range(NUM_HEALTHY)]
-    for thread in threads:
-        thread.start()
-    yield
-    stop.set()
-    for thread in threads:
-        thread.join(TIMEOUT)
-    assert done.acquire(blocking=False)
-    assert wrong == []
-    server.wait_idle()
 
 
 def check(reply: httpx.Response, status: int, code: str, param: str | None, start: str) -> None:

@@ -64,6 +64,15 @@ def test_request_ends_with_its_client(server: Running, path: str, stream: bool) 
     server.wait_idle()
 
 
+def test_requests_sent_ahead_end_with_their_client(server: Running) -> None:
+    with stand_in(server):
+        with connected(server) as sock:
+            sock.sendall(request("/v1/completions", LONG) * 3)
+            wait_for(lambda: server.engine.num_unfinished == 1)
+        wait_for(lambda: server.engine.num_unfinished == 0)
+    server.wait_idle()
+
+
 def test_every_prompt_of_a_batch_ends_with_its_client(server: Running) -> None:
     with stand_in(server) as executor, connected(server) as sock:
         sock.sendall(request("/v1/completions", {**LONG, "prompt": ["a", "b", "c"], "n": 2, "stream": True}))
