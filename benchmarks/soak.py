@@ -164,11 +164,12 @@ class Server:
             return (await client.get("/metrics")).body.count(b"\n")
 
     def memory_mib(self) -> dict[str, float]:
+        """PSS without mapped files: the share of those depends on what other programs map."""
         found: dict[str, float] = {}
         for name, pid in self.pids.items():
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
             sizes = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines}
-            found |= {f"{name} {kind.upper()}": sizes[kind] for kind in ("Rss", "Pss")}
+            found |= {f"{name} RSS": sizes["Rss"], f"{name} PSS": sizes["Pss"] - sizes["Pss_File"]}
         return found
 
     async def level(self) -> Level:
@@ -254,7 +255,7 @@ class Soak:
     async def _round(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         scale = self.num_clients / 256
-        async with asyncio.TaskGroup() as tasks, _sampled(self.server, self.busy):
+        async with _sampled(self.server, self.busy), asyncio.TaskGroup() as tasks:
             for index in range(self.num_clients):
                 tasks.create_task(self._stay(random.Random(self._rng.random()), index % 16 == 0))
             for _ in range(4):
