@@ -1,16 +1,22 @@
 // Linear layers: packing, choice of kernel, and how the work is cut into pieces.
 #include "gemm.h"
 
+#include "compact.h"
+
 #include <atomic>
 #include <cstring>
 
 namespace qr {
 namespace {
 
+bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
+
 // K as stored: whole tiles for bf16.
 int64_t padded_depth(int32_t dtype, int64_t k) { return dtype == QR_BFLOAT16 ? round_up(k, kDepth) : k; }
 
-int64_t panel_bytes(int32_t dtype, int64_t k) { return padded_depth(dtype, k) * kPanel * bytes_of(dtype); }
+int64_t panel_bytes(int32_t dtype, int64_t k) {
+  return dtype == QR_BFLOAT16_COMPACT ? compact_bytes(k) : padded_depth(dtype, k) * kPanel * bytes_of(dtype);
+}
 
 // ---- conversion of single elements, for packing only ----
 
@@ -97,11 +103,19 @@ void pack_row(char* panel, int32_t dtype, int64_t column, int64_t begin, int64_t
   }
 }
 
-// The reverse: a row of the weight out of its column of a panel, in the packed dtype.
+// The reverse: a row of the weight out of its column of a panel, in the packed dtype (bf16 of a compact one).
 void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int64_t k) {
   const auto* in16 = reinterpret_cast<const uint16_t*>(panel);
   auto* out16 = static_cast<uint16_t*>(row);
-  if (dtype == QR_BFLOAT16) {
+  if (dtype == QR_BFLOAT16_COMPACT) {
+    for (int64_t i = 0; i < k; ++i) out16[i] = compact_number(panel, k, bf16_offset(column, i));
+    const auto* header = reinterpret_cast<const CompactHeader*>(panel);
+    const auto* patches = reinterpret_cast<const uint32_t*>(header + 1);
+    for (uint32_t i = 0; i < header->patches; ++i) {
+      const int64_t at = patches[i] >> 8, own = at / 1024 * 32 + at % 512 / 32 * 2 + at % 2;
+      if (bf16_offset(column, own) == at) out16[own] = uint16_t(patches[i] << 8 | (out16[own] & 0xff));
+    }
+  } else if (dtype == QR_BFLOAT16) {
     for (int64_t i = 0; i < k; ++i) out16[i] = in16[bf16_offset(column, i)];
   } else if (dtype == QR_FLOAT16) {
     for (int64_t i = 0; i < k; ++i) out16[i] = in16[i * kPanel + column];
@@ -121,6 +135,7 @@ Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t 
                 : x_dtype == QR_BFLOAT16     ? &table->gemm_bf16
                                              : &table->gemm_bf16_float;
   weight.args.packed = packed;
+  weight.args.compact = dtype == QR_BFLOAT16_COMPACT;
   weight.args.panel_bytes = panel_bytes(dtype, k);
   return weight;
 }
@@ -220,30 +235,43 @@ using namespace qr;
 extern "C" {
 
 int64_t qr_packed_bytes(int32_t dtype, int64_t out_features, int64_t in_features) {
-  if (!is_dtype(dtype) || out_features <= 0 || in_features <= 0) return QR_EINVAL;
+  if (!is_weight_dtype(dtype) || out_features <= 0 || in_features <= 0) return QR_EINVAL;
   return divide_up(out_features, kPanel) * panel_bytes(dtype, in_features);
 }
 
 int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_t in_features, const void* src,
                        int32_t src_dtype, int64_t num_rows, int64_t src_stride, int64_t row_offset) {
-  if (!is_dtype(dtype) || !is_dtype(src_dtype) || row_offset < 0 || num_rows < 0 ||
+  if (!is_weight_dtype(dtype) || !is_dtype(src_dtype) || row_offset < 0 || num_rows < 0 ||
       row_offset + num_rows > out_features)
     return QR_EINVAL;
-  const int64_t bytes = panel_bytes(dtype, in_features);
+  const bool compact = dtype == QR_BFLOAT16_COMPACT;
+  const int64_t row_end = row_offset + num_rows;
+  if (compact && (row_offset % kPanel != 0 || (row_end % kPanel != 0 && row_end != out_features)))
+    return QR_EUNSUPPORTED;
+  const int64_t bytes = panel_bytes(dtype, in_features), plain_bytes = panel_bytes(QR_BFLOAT16, in_features);
+  std::atomic<int32_t> status{QR_OK};
   for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {
+    char *out = static_cast<char*>(packed) + panel * bytes, *plain = out;
+    if (compact) {
+      if (status.load() != QR_OK) return;
+      plain = static_cast<char*>(scratch(3, plain_bytes));
+      if (plain == nullptr) return status.store(QR_ENOMEM);
+      if (in_features % kDepth != 0 || end - begin < kPanel) std::memset(plain, 0, size_t(plain_bytes));
+    }
     constexpr int64_t kStep = 32;  // 32 x 32 elements at a time: what is read and what is written stay in L1
     for (int64_t i = 0; i < in_features; i += kStep)
       for (int64_t row = begin; row < end; ++row)
-        pack_row(static_cast<char*>(packed) + panel * bytes, dtype, row - panel * kPanel, i,
+        pack_row(plain, compact ? int32_t(QR_BFLOAT16) : dtype, row - panel * kPanel, i,
                  i + kStep < in_features ? i + kStep : in_features,
                  static_cast<const char*>(src) + (row - row_offset) * src_stride * bytes_of(src_dtype), src_dtype);
+    if (compact && !compact_panel(out, reinterpret_cast<uint16_t*>(plain), in_features)) status.store(QR_EUNSUPPORTED);
   });
-  return QR_OK;
+  return status.load();
 }
 
 int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out_features, int64_t in_features,
                        const int64_t* ids, int64_t rows) {
-  if (!is_dtype(dtype) || out_features <= 0 || in_features <= 0 || rows < 0) return QR_EINVAL;
+  if (!is_weight_dtype(dtype) || out_features <= 0 || in_features <= 0 || rows < 0) return QR_EINVAL;
   for (int64_t row = 0; row < rows; ++row)
     if (ids[row] < 0 || ids[row] >= out_features) return QR_EINVAL;
   const int64_t bytes = panel_bytes(dtype, in_features);
@@ -258,7 +286,7 @@ int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, 
                   int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
                   const void* residual) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 ||
+  if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_weight_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 ||
       !is_activation(activation))
     return QR_EINVAL;
   return linear(dense_weight(packed, weight_dtype, x_dtype, k), out, out_dtype, x, x_dtype, rows, n, k, bias,
@@ -268,7 +296,7 @@ int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, 
 int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
                         int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(x_dtype) || !is_dtype(weight_dtype) || rows < 0 || f <= 0 || k <= 0 ||
+  if (!is_dtype(x_dtype) || !is_weight_dtype(weight_dtype) || rows < 0 || f <= 0 || k <= 0 ||
       !is_activation(activation))
     return QR_EINVAL;
   return gated_linear(dense_weight(packed, weight_dtype, x_dtype, k), out, x, x_dtype, rows, f, k, bias, activation);

@@ -26,6 +26,7 @@ struct GemmArgs {
   const void* packed;
   int64_t rows, n, k;  // n: columns of the output (f of a gated layer)
   int64_t panel_bytes;
+  bool compact;       // bf16 panels are compact ones (compact.h)
   int64_t up_panels;  // gated: panels between a gate panel and its up panel; 0: not gated
   const float* bias;
   int32_t activation;

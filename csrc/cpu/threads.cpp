@@ -179,10 +179,10 @@ void stop_pool() {
 }
 
 struct Scratch {
-  void* memory[4] = {};
-  int64_t bytes[4] = {};
+  void* memory[5] = {};
+  int64_t bytes[5] = {};
   ~Scratch() {
-    for (int slot = 0; slot < 4; ++slot) std::free(memory[slot]);
+    for (int slot = 0; slot < 5; ++slot) std::free(memory[slot]);
   }
 };
 thread_local Scratch tls;

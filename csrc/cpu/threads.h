@@ -30,7 +30,7 @@ void parallel_for(int64_t num_pieces, const Body& body) {
 void set_num_threads(int32_t count);
 int32_t num_threads();
 
-// 64-byte aligned memory of the calling thread, at least `bytes` long, kept until the thread ends. Slots (0..3) live
+// 64-byte aligned memory of the calling thread, at least `bytes` long, kept until the thread ends. Slots (0..4) live
 // side by side; asking a slot again may move it. Null when memory is short.
 void* scratch(int slot, int64_t bytes);
 

@@ -28,8 +28,15 @@ enum {
   QR_ESTATE = -4        /* qr_init was not called */
 };
 
-/* QR_CACHE_INT8 is for caches only: int8 -127..127 with a float32 scale for each token and kv head. */
-typedef enum { QR_FLOAT32 = 0, QR_BFLOAT16 = 1, QR_FLOAT16 = 2, QR_CACHE_INT8 = 3 } qr_dtype;
+/* QR_CACHE_INT8 is for caches only: int8 -127..127 with a float32 scale for each token and kv head. QR_BFLOAT16_COMPACT
+ * is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits. */
+typedef enum {
+  QR_FLOAT32 = 0,
+  QR_BFLOAT16 = 1,
+  QR_FLOAT16 = 2,
+  QR_CACHE_INT8 = 3,
+  QR_BFLOAT16_COMPACT = 4
+} qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2 } qr_format;
 typedef enum { QR_AVX2 = 1, QR_AVX512 = 2, QR_AVX512_BF16 = 3, QR_AMX = 4 } qr_isa;
@@ -63,7 +70,9 @@ QR_API int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum)
 QR_API int64_t qr_packed_bytes(int32_t dtype, int64_t out_features, int64_t in_features);
 
 /* Lay rows [row_offset, row_offset + num_rows) of a weight out for streaming, converting src_dtype to dtype. `packed`
- * is 64-byte aligned and was zero before the first part (padding stays zero). src_stride: elements between rows. */
+ * is 64-byte aligned and was zero before the first part (padding stays zero). src_stride: elements between rows.
+ * QR_BFLOAT16_COMPACT: QR_EUNSUPPORTED where the numbers spread too far, or a part ends within a group of 32 rows that
+ * another continues; QR_BFLOAT16 takes any. */
 QR_API int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_t in_features, const void* src,
                               int32_t src_dtype, int64_t num_rows, int64_t src_stride, int64_t row_offset);
 

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 
 #include "check.h"
 #include "quire_cpu.h"
@@ -157,4 +158,80 @@ TEST(a_large_product_has_the_bits_of_small_ones) {
     std::free(all);
     std::free(some);
   }
+}
+
+namespace {
+
+// A weight whose numbers are nearly all of one size: some zeros, some tiny, some huge ones, infinities and a NaN.
+std::vector<uint16_t> trained_weight(int64_t n, int64_t k) {
+  std::vector<char> raw = encode(random_floats(n * k, 0.02f), QR_BFLOAT16);
+  std::vector<uint16_t> weight(size_t(n * k));
+  std::memcpy(weight.data(), raw.data(), raw.size());
+  std::uniform_int_distribution<size_t> anywhere(0, weight.size() - 1);
+  const uint16_t rare[] = {0x0000, 0x8000, 0x0001, 0x2f80, 0x4780, 0xc7ff, 0x7f80, 0xff80, 0x7fc1};
+  for (size_t i = 0; i < weight.size() / 4000; ++i) weight[anywhere(rng())] = rare[i % 9];
+  return weight;
+}
+
+}  // namespace
+
+TEST(compact_weights_give_the_bits_of_plain_ones) {
+  for (auto [n, k] : {std::pair<int64_t, int64_t>{32, 32}, {96, 64}, {100, 72}, {7, 45}, {64, 1100}, {512, 2048}})
+    for (int32_t x_dtype : {QR_BFLOAT16, QR_FLOAT32}) {
+      std::vector<uint16_t> weight = trained_weight(n, k);
+      for (uint16_t& value : weight)
+        if ((value & 0x7f80) == 0x7f80) value = 0x4123;  // a row of NaN would compare nothing
+      char *plain = aligned_zeros(qr_packed_bytes(QR_BFLOAT16, n, k));
+      char *compact = aligned_zeros(qr_packed_bytes(QR_BFLOAT16_COMPACT, n, k));
+      CHECK(qr_pack_linear(plain, QR_BFLOAT16, n, k, weight.data(), QR_BFLOAT16, n, k, 0) == QR_OK);
+      CHECK(qr_pack_linear(compact, QR_BFLOAT16_COMPACT, n, k, weight.data(), QR_BFLOAT16, n, k, 0) == QR_OK);
+      for (int64_t rows : {1, 2, 16, 17, 32, 33, 64, 97, 600}) {
+        std::vector<char> x = encode(random_floats(rows * k), x_dtype);
+        std::vector<float> want(size_t(rows * n)), got(size_t(rows * n));
+        for (auto [packed, dtype, out] : {std::tuple<char*, int32_t, float*>{plain, QR_BFLOAT16, want.data()},
+                                          {compact, QR_BFLOAT16_COMPACT, got.data()}})
+          CHECK(qr_linear(out, QR_FLOAT32, x.data(), x_dtype, packed, dtype, rows, n, k, nullptr, QR_NONE, nullptr) ==
+                QR_OK);
+        CHECK(std::memcmp(want.data(), got.data(), want.size() * 4) == 0, "rows %ld n %ld k %ld", rows, n, k);
+        if (n % 2 != 0) continue;
+        std::vector<char> gated(size_t(rows * n * 2)), gated_compact(gated.size());
+        CHECK(qr_gated_linear(gated.data(), x.data(), x_dtype, plain, QR_BFLOAT16, rows, n / 2, k, nullptr, QR_SILU) ==
+              QR_OK);
+        CHECK(qr_gated_linear(gated_compact.data(), x.data(), x_dtype, compact, QR_BFLOAT16_COMPACT, rows, n / 2, k,
+                              nullptr, QR_SILU) == QR_OK);
+        CHECK(gated == gated_compact, "gated, rows %ld n %ld k %ld", rows, n, k);
+      }
+      std::free(plain);
+      std::free(compact);
+    }
+}
+
+TEST(compact_rows_are_the_rows_that_were_packed) {
+  for (auto [n, k] : {std::pair<int64_t, int64_t>{64, 1024}, {40, 70}}) {
+    std::vector<uint16_t> weight = trained_weight(n, k), got(weight.size());
+    char* packed = aligned_zeros(qr_packed_bytes(QR_BFLOAT16_COMPACT, n, k));
+    CHECK(qr_pack_linear(packed, QR_BFLOAT16_COMPACT, n, k, weight.data(), QR_BFLOAT16, n, k, 0) == QR_OK);
+    std::vector<int64_t> ids(size_t(n), 0);
+    for (int64_t row = 0; row < n; ++row) ids[size_t(row)] = row;
+    CHECK(qr_packed_rows(got.data(), packed, QR_BFLOAT16_COMPACT, n, k, ids.data(), n) == QR_OK);
+    CHECK(got == weight);
+    std::free(packed);
+  }
+}
+
+TEST(a_weight_that_does_not_fit_is_refused) {
+  const int64_t n = 64, k = 256;
+  char* packed = aligned_zeros(qr_packed_bytes(QR_BFLOAT16_COMPACT, n, k));
+  std::vector<uint16_t> weight(size_t(n * k));
+  std::uniform_int_distribution<int> any(0, 0xffff);
+  for (uint16_t& value : weight) value = uint16_t(any(rng()));
+  const auto pack = [&](int64_t rows, int64_t offset) {
+    return qr_pack_linear(packed, QR_BFLOAT16_COMPACT, n, k, weight.data(), QR_BFLOAT16, rows, k, offset);
+  };
+  CHECK(pack(n, 0) == QR_EUNSUPPORTED);
+  for (uint16_t& value : weight) value = 0x3f80;
+  CHECK(pack(n, 0) == QR_OK);
+  CHECK(pack(20, 0) == QR_EUNSUPPORTED);
+  CHECK(pack(20, 44) == QR_EUNSUPPORTED);
+  std::free(packed);
 }

@@ -11,6 +11,7 @@
 
 #include "../kernels.h"
 #include "../threads.h"
+#include "compact.h"
 #include "simd.h"
 
 namespace qr {
@@ -148,24 +149,28 @@ void gate(void* out, int32_t out_dtype, const float* gate, const float* up, int6
 
 // ---- the loop over panels ----
 
-// Micro::multiply fills sums[rows][32] for one panel; `next` is what will be read after it, for prefetching.
+// A panel as the kernels read it: where it is, or expanded.
+const char* panel_at(const GemmArgs& g, int64_t panel, char* expanded) {
+  const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
+  if (!g.compact) return packed;
+  Expander expander(packed, g.k, 0);
+  for (int64_t step = 0; step * kDepth < g.k; ++step) expander.expand(step, expanded + step * kExpandedStep);
+  return expanded;
+}
+
+// Micro::multiply fills sums[rows][32] for one panel.
 template <class Micro>
 void run_gemm(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   const int64_t rows = round_up(row_end - row_begin, 32);
   auto* sums = static_cast<float*>(scratch(0, 2 * rows * kPanel * 4));
   float* up_sums = sums + rows * kPanel;
-  if (sums == nullptr) return;
+  auto* expanded = static_cast<char*>(scratch(4, g.compact ? divide_up(g.k, kDepth) * kExpandedStep : 1));
+  if (sums == nullptr || expanded == nullptr) return;
   const Micro micro(g);
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-    const char* weight = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
-    const char* next = panel + 1 < panel_end ? weight + g.panel_bytes : weight;
-    if (g.up_panels != 0) {
-      const char* up = weight + g.up_panels * g.panel_bytes;
-      micro.multiply(g, row_begin, row_end, weight, up, sums);
-      micro.multiply(g, row_begin, row_end, up, next, up_sums);
-    } else {
-      micro.multiply(g, row_begin, row_end, weight, next, sums);
-    }
+    micro.multiply(g, row_begin, row_end, panel_at(g, panel, expanded), sums);
+    if (g.up_panels != 0)
+      micro.multiply(g, row_begin, row_end, panel_at(g, panel + g.up_panels, expanded), up_sums);
     finish(g, row_begin, row_end, panel, sums, up_sums);
   }
 }
@@ -287,8 +292,7 @@ struct RowTail<Panel, 0> {
 template <class Panel>
 struct FloatMicro {
   explicit FloatMicro(const GemmArgs&) {}
-  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char*,
-                float* sums) const {
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, float* sums) const {
     const float* x = static_cast<const float*>(g.x);
     int64_t row = row_begin;
     for (; row + kRowBlock <= row_end; row += kRowBlock)

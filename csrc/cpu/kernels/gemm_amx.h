@@ -99,6 +99,167 @@ class Unfinished {
   const float *sums = nullptr, *up_sums = nullptr;
 };
 
+// How the steps of 32 k lie in a panel: in one stream, or in those of a compact one.
+template <bool kCompact>
+struct PanelLayout {
+  static constexpr int64_t kStreams = kCompact ? kCompactStreams : 1;
+  static constexpr int64_t kStep = kCompact ? kCompactStep : kExpandedStep;  // bytes in a stream
+  int64_t begin, stream;
+
+  explicit PanelLayout(int64_t k) : begin(kCompact ? compact_begin(k) : 0), stream(kCompact ? compact_stream(k) : 0) {}
+  const char* at(const char* panel, int64_t step) const { return panel + begin + step * kStep; }
+  // Call body(line) for the lines [first, last) of the kStreams * kStep bytes of the step that begins at `start`.
+  template <class Body>
+  __attribute__((always_inline)) void lines(const char* start, int64_t first, int64_t last, const Body& body) const {
+    for (int64_t at = first; at < last; at += 64) body(start + at / kStep * stream + at % kStep);
+  }
+};
+
+// The steps of a panel that is read once, each fetched to L1 before it is needed.
+template <bool kCompact>
+class StreamedSteps;
+
+template <>
+class StreamedSteps<false> {
+ public:
+  StreamedSteps(const GemmArgs&, const char* panel, const char* next, int64_t steps)
+      : panel(panel), next(next), bytes(steps * kExpandedStep) {}
+  const char* at(int64_t step) const {
+    const int64_t ahead = step * kExpandedStep + kTilePrefetch;
+    const char* later = ahead < bytes ? panel + ahead : next + (ahead - bytes);
+    for (int line = 0; line < 32; ++line) prefetch(later + line * 64);
+    return panel + step * kExpandedStep;
+  }
+
+ private:
+  const char *panel, *next;
+  int64_t bytes;
+};
+
+// Compact steps are expanded in L1 one step ahead of the products, and the one after is asked for before that: requests
+// spread among the work leave memory idle.
+template <>
+class StreamedSteps<true> {
+ public:
+  StreamedSteps(const GemmArgs& g, const char* panel, const char* next, int64_t steps)
+      : panel(panel), next(next), steps(steps), layout(g.k), expander(panel, g.k, 0) {
+    expander.expand(0, expanded[0]);
+  }
+  const char* at(int64_t step) {
+    const int64_t later = step + 2;
+    memory_barrier();
+    layout.lines(later < steps ? layout.at(panel, later) : layout.at(next, later - steps), 0,
+                 layout.kStreams * layout.kStep, [](const char* line) { prefetch(line); });
+    memory_barrier();
+    if (step + 1 < steps) expander.expand(step + 1, expanded[(step + 1) & 1]);
+    memory_barrier();
+    return expanded[step & 1];
+  }
+
+ private:
+  const char *panel, *next;
+  int64_t steps;
+  PanelLayout<true> layout;
+  Expander expander;
+  alignas(64) char expanded[2][kExpandedStep];
+};
+
+// The panels of a piece of work in the order of their passes: a gated layer's gate and up panels alternate.
+struct Passes {
+  const GemmArgs& g;
+  int64_t panel_begin, halves, count;
+
+  Passes(const GemmArgs& args, int64_t begin, int64_t end)
+      : g(args), panel_begin(begin), halves(args.up_panels != 0 ? 2 : 1), count((end - begin) * halves) {}
+  int64_t panel(int64_t pass) const { return panel_begin + pass / halves; }
+  bool completes(int64_t pass) const { return pass % halves == halves - 1; }
+  const char* weight(int64_t pass) const {
+    if (panel(pass) * kPanel >= g.n) pass = count - 1;  // what follows is another piece, most likely this thread's
+    return static_cast<const char*>(g.packed) + (panel(pass) + pass % halves * g.up_panels) * g.panel_bytes;
+  }
+};
+
+// Up to kInnerSteps steps [begin, end) of the panel of one pass: they stay in L1 while the rows pass.
+struct Part {
+  int64_t pass, begin, end;
+  int64_t from, to;  // the stretch of K that they belong to; all passes go over one before the next
+};
+
+class Parts {
+ public:
+  Parts(const Passes& passes, int64_t steps, int64_t stretch)
+      : passes(passes.count), steps(steps), stretch(stretch), first(at(0, 0, 0)) {}
+  bool exists(const Part& part) const { return part.pass < passes; }
+  Part after(const Part& part) const {
+    if (part.end < part.to) return at(part.pass, part.end, part.from);
+    if (part.pass + 1 < passes || part.to == steps) return at(part.pass + 1, part.from, part.from);
+    return at(0, part.to, part.to);
+  }
+
+ private:
+  Part at(int64_t pass, int64_t begin, int64_t from) const {
+    const int64_t to = from + stretch < steps ? from + stretch : steps;
+    return {pass, begin, begin + kInnerSteps < to ? begin + kInnerSteps : to, from, to};
+  }
+  int64_t passes, steps, stretch;
+
+ public:
+  const Part first;
+};
+
+// The weights of one part after the other, and what is done between the products while rows pass: the first pair of row
+// tiles brings the part from L2 to L1, expanding it where it is compact; and the part after it is fetched to L2, each
+// pair fetching its share.
+template <bool kCompact>
+class PartWeights {
+ public:
+  PartWeights(const GemmArgs& g, const Passes& passes, const Parts& parts, int64_t pairs)
+      : g(g), passes(passes), parts(parts), layout(g.k), share(round_up(divide_up(kBytes, pairs), 64)) {}
+
+  // Of the part whose turn it is now.
+  const char* begin(const Part& part) {
+    first_step = part.begin;
+    end_step = part.end;
+    packed = address(part);
+    next = address(parts.after(part));
+    if constexpr (!kCompact) return packed;
+    expander = Expander(passes.weight(part.pass), g.k, part.begin);
+    memory_barrier();
+    expander.expand(part.begin, expanded);
+    memory_barrier();
+    return expanded;
+  }
+
+  // Before the products of one step of the part.
+  void advance(int64_t pair, int64_t step) {
+    if (pair == 0 && kCompact) {
+      layout.lines(packed + (step + 2) * layout.kStep, 0, kBytes, [](const char* line) { prefetch(line); });
+      if (first_step + step + 1 < end_step) {
+        memory_barrier();
+        expander.expand(first_step + step + 1, expanded + (step + 1) * kExpandedStep);
+        memory_barrier();
+      }
+    } else if (pair == 0) {
+      layout.lines(packed + step * layout.kStep + kTilePrefetch, 0, kBytes, [](const char* line) { prefetch(line); });
+    }
+    const int64_t from = pair * share, to = from + share < kBytes ? from + share : kBytes;
+    layout.lines(next + step * layout.kStep, from, to, [](const char* line) { prefetch_to_l2(line); });
+  }
+
+ private:
+  static constexpr int64_t kBytes = PanelLayout<kCompact>::kStreams * PanelLayout<kCompact>::kStep;
+  const char* address(const Part& part) const { return layout.at(passes.weight(part.pass), part.begin); }
+
+  const GemmArgs& g;
+  const Passes& passes;
+  const Parts& parts;
+  PanelLayout<kCompact> layout;
+  int64_t share, first_step = 0, end_step = 0;
+  const char *packed = nullptr, *next = nullptr;
+  Expander expander;
+  alignas(64) char expanded[kCompact ? kInnerSteps * kExpandedStep : 64];
+};
+
 struct AmxMicro {
   int64_t steps;
 
@@ -116,30 +277,26 @@ struct AmxMicro {
   AmxMicro& operator=(const AmxMicro&) = delete;
 
   // Up to 16, or 32 rows: all of K at once, the panel is read once.
-  template <bool kTwo>
+  template <bool kTwo, bool kCompact>
   void stream(const GemmArgs& g, const char* panel, const char* next, float* sums, Unfinished& unfinished) const {
     const bool in_place = reads_in_place(g.rows, g.k);
     const int64_t advance = in_place ? 64 : 2 * kTileBytes, stride = in_place ? g.k * 2 : 64;
     const char* x = static_cast<const char*>(g.x);
-    const int64_t bytes = steps * 2 * kTileBytes, rows_each = divide_up(g.rows, steps);
+    const int64_t rows_each = divide_up(g.rows, steps);
+    StreamedSteps<kCompact> weights(g, panel, next, steps);
     zero_sums<kTwo>();
     for (int64_t s = 0; s < steps; ++s, x += advance) {
-      const int64_t ahead = s * 2 * kTileBytes + kTilePrefetch;
-      const char* later = ahead < bytes ? panel + ahead : next + (ahead - bytes);
-      for (int line = 0; line < 32; ++line) prefetch(later + line * 64);
-      step<kTwo, false>(x, x + 16 * stride, stride, panel + s * 2 * kTileBytes);
+      step<kTwo, false>(x, x + 16 * stride, stride, weights.at(s));
       unfinished.advance(rows_each);
     }
     store_sums<kTwo>(sums);
   }
 
   // Any number of pairs of row tiles, continuing from `sums` unless `fresh`. x lies in the order in which it is read.
-  // While the rows pass, what comes after this part is prefetched to L2, each pair fetching its share, and by the first
-  // pair this part from there.
-  template <class Done>
-  void part(const char* x, int64_t pairs, const char* panel, int64_t count, bool fresh, const char* next, float* sums,
-            Unfinished& unfinished, const Done& done) const {
-    const int64_t lines_each = divide_up(32, pairs);  // of the 32 lines of a k step
+  // Between the products, other work advances.
+  template <class Weights, class Done>
+  void part(const char* x, int64_t pairs, const char* weights, int64_t count, bool fresh, float* sums,
+            Unfinished& unfinished, Weights& ahead, const Done& done) const {
     const int64_t rows_each = divide_up(32, count);
     for (int64_t pair = 0; pair < pairs; ++pair) {
       float* own = sums + pair * 32 * kPanel;
@@ -147,13 +304,9 @@ struct AmxMicro {
         zero_sums<true>();
       else
         load_sums(own);
-      const int64_t first = pair * lines_each < 32 ? pair * lines_each : 32;
-      const int64_t last = first + lines_each < 32 ? first + lines_each : 32;
       for (int64_t s = 0; s < count; ++s, x += 2 * kTileBytes) {
-        const int64_t at = s * 2 * kTileBytes;
-        for (int64_t line = 0; pair == 0 && line < 32; ++line) prefetch(panel + at + kTilePrefetch + line * 64);
-        for (int64_t line = first; line < last; ++line) prefetch_to_l2(next + at + line * 64);
-        step<true, true>(x, x + kTileBytes, 64, panel + at);
+        ahead.advance(pair, s);
+        step<true, true>(x, x + kTileBytes, 64, weights + s * 2 * kTileBytes);
         unfinished.advance(rows_each);
       }
       store_sums<true>(own);
@@ -207,22 +360,8 @@ struct AmxMicro {
   }
 };
 
-// The panels of a piece of work in the order of their passes: a gated layer's gate and up panels alternate.
-struct Passes {
-  const GemmArgs& g;
-  int64_t panel_begin, halves, count;
-
-  Passes(const GemmArgs& args, int64_t begin, int64_t end)
-      : g(args), panel_begin(begin), halves(args.up_panels != 0 ? 2 : 1), count((end - begin) * halves) {}
-  int64_t panel(int64_t pass) const { return panel_begin + pass / halves; }
-  bool completes(int64_t pass) const { return pass % halves == halves - 1; }
-  const char* weight(int64_t pass) const {
-    if (panel(pass) * kPanel >= g.n) pass = count - 1;  // what follows is another piece, most likely this thread's
-    return static_cast<const char*>(g.packed) + (panel(pass) + pass % halves * g.up_panels) * g.panel_bytes;
-  }
-};
-
 // Up to 32 rows: the weight streams through once.
+template <bool kTwo, bool kCompact>
 void stream_amx(const GemmArgs& g, int64_t panel_begin, int64_t panel_end) {
   const Passes passes(g, panel_begin, panel_end);
   alignas(64) float sums[4][32 * kPanel];  // of two panels, or of two pairs of gate and up
@@ -231,10 +370,7 @@ void stream_amx(const GemmArgs& g, int64_t panel_begin, int64_t panel_end) {
   memory_barrier();
   for (int64_t pass = 0; pass < passes.count; ++pass) {
     float* own = sums[pass & 3];
-    if (g.rows <= 16)
-      micro.stream<false>(g, passes.weight(pass), passes.weight(pass + 1), own, unfinished);
-    else
-      micro.stream<true>(g, passes.weight(pass), passes.weight(pass + 1), own, unfinished);
+    micro.stream<kTwo, kCompact>(g, passes.weight(pass), passes.weight(pass + 1), own, unfinished);
     const float* gate = sums[(pass - passes.halves + 1) & 3];
     if (passes.completes(pass)) unfinished.set(0, g.rows, passes.panel(pass), gate, own);
   }
@@ -245,6 +381,7 @@ void stream_amx(const GemmArgs& g, int64_t panel_begin, int64_t panel_end) {
 
 // More than 32 rows. x, or a stretch of its K, stays in L2 while the panels pass, and a part of a panel in L1 while the
 // rows pass. With all of K, sums rotate as in stream_amx; with a stretch, those of every pass wait for the next one.
+template <bool kCompact>
 void block_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   const Passes passes(g, panel_begin, panel_end);
   const AmxMicro micro(g);
@@ -257,41 +394,40 @@ void block_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pa
   auto* sums = static_cast<float*>(scratch(0, held * panel_sums * 4));
   if (sums == nullptr) return;
   Unfinished unfinished(g);
+  const Parts parts(passes, micro.steps, stretch);
+  PartWeights<kCompact> weights(g, passes, parts, pairs);
   const char* x = static_cast<const char*>(g.x) + row_begin * micro.steps * 64;
   memory_barrier();
-  for (int64_t from = 0; from < micro.steps; from += stretch) {
-    const int64_t to = from + stretch < micro.steps ? from + stretch : micro.steps;
-    for (int64_t pass = 0; pass < passes.count; ++pass) {
-      const char* panel = passes.weight(pass);
-      float* own = sums + pass % held * panel_sums;
-      const bool completes = to == micro.steps && passes.completes(pass);
-      const float* gate = completes ? sums + (pass - passes.halves + 1) % held * panel_sums : own;
-      for (int64_t begin = from; begin < to; begin += kInnerSteps) {
-        const int64_t end = begin + kInnerSteps < to ? begin + kInnerSteps : to;
-        const char* next = end < to                  ? panel + end * 2 * kTileBytes
-                           : pass + 1 < passes.count ? passes.weight(pass + 1) + from * 2 * kTileBytes
-                           : to < micro.steps        ? passes.weight(0) + to * 2 * kTileBytes
-                                                     : passes.weight(pass + 1);
-        micro.part(x + begin * step_bytes, pairs, panel + begin * 2 * kTileBytes, end - begin, begin == 0, next, own,
-                   unfinished, [&](int64_t pair) {
-                     if (!completes || end < to) return;
-                     const int64_t first = row_begin + pair * 32, at = pair * 32 * kPanel;
-                     unfinished.set(first, first + 32 < row_end ? first + 32 : row_end, passes.panel(pass), gate + at,
-                                    own + at);
-                   });
-      }
-    }
+  for (Part part = parts.first; parts.exists(part); part = parts.after(part)) {
+    float* own = sums + part.pass % held * panel_sums;
+    const bool completes = part.end == micro.steps && passes.completes(part.pass);
+    const float* gate = completes ? sums + (part.pass - passes.halves + 1) % held * panel_sums : own;
+    const char* own_weights = weights.begin(part);
+    micro.part(x + part.begin * step_bytes, pairs, own_weights, part.end - part.begin, part.begin == 0, own, unfinished,
+               weights, [&](int64_t pair) {
+                 if (!completes) return;
+                 const int64_t first = row_begin + pair * 32, at = pair * 32 * kPanel;
+                 unfinished.set(first, first + 32 < row_end ? first + 32 : row_end, passes.panel(part.pass), gate + at,
+                                own + at);
+               });
   }
   unfinished.complete();
   if (g.past_caches) _mm_sfence();
   memory_barrier();
 }
 
-void run_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  if (g.rows <= 32)
-    stream_amx(g, panel_begin, panel_end);
+template <bool kCompact>
+void run_panels(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  if (g.rows <= 16)
+    stream_amx<false, kCompact>(g, panel_begin, panel_end);
+  else if (g.rows <= 32)
+    stream_amx<true, kCompact>(g, panel_begin, panel_end);
   else
-    block_amx(g, row_begin, row_end, panel_begin, panel_end);
+    block_amx<kCompact>(g, row_begin, row_end, panel_begin, panel_end);
+}
+
+void run_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  (g.compact ? run_panels<true> : run_panels<false>)(g, row_begin, row_end, panel_begin, panel_end);
 }
 
 Gemm amx_gemm() { return Gemm{tile_rows_bytes, tile_rows, run_amx}; }

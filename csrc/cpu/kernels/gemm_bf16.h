@@ -58,8 +58,7 @@ QR_INLINE void bf16_tail(int64_t rows, const int32_t* x, int64_t pairs, const ch
 
 struct Bf16Micro {
   explicit Bf16Micro(const GemmArgs&) {}
-  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char*,
-                float* sums) const {
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, float* sums) const {
     const int64_t pairs = (g.k + 1) / 2;
     const int32_t* x = static_cast<const int32_t*>(g.x);
     int64_t row = row_begin;

@@ -297,8 +297,7 @@ struct QuantizedMicro {
     return (packed - static_cast<const char*>(g.packed)) / g.panel_bytes;
   }
 
-  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, const char*,
-                float* sums) const {
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, float* sums) const {
     const int64_t panel = panel_of(g, packed);
     for (int64_t row = row_begin; row < row_end; row += kRows)
       multiply_at_most<Format, kRows>(g, x, row, row_end - row, panel, sums + (row - row_begin) * kPanel);

@@ -32,9 +32,8 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
   AmxQuantizedMicro(const AmxQuantizedMicro&) = delete;
   AmxQuantizedMicro& operator=(const AmxQuantizedMicro&) = delete;
 
-  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, const char* next,
-                float* sums) const {
-    if (!in_tiles) return QuantizedMicro<Format>::multiply(g, row_begin, row_end, packed, next, sums);
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, float* sums) const {
+    if (!in_tiles) return QuantizedMicro<Format>::multiply(g, row_begin, row_end, packed, sums);
     const int64_t panel = this->panel_of(g, packed), rows = row_end - row_begin, blocks = divide_up(rows, 32);
     const int64_t part = blocks > 1 ? kLongPart : kShortPart, parts = divide_up(x.steps, part);
     std::memset(sums, 0, size_t(rows) * kPanel * 4);

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import CACHE_DTYPES, DTYPES
+from quire.ops.cpu.dtypes import CACHE_DTYPES, COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.library import check, load, pointers
 from quire.ops.cpu.memory import empty, zeros
 from quire.ops.functional import LinearWeight
@@ -57,12 +57,12 @@ def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     rows = token_ids.shape[0]
     if isinstance(table, LinearWeight):
         packed = table.tensors["packed"]
-        out = empty((rows, table.in_features), packed.dtype)
+        out = empty((rows, table.in_features), torch.bfloat16 if packed.dtype == COMPACT else packed.dtype)
         check(
             lib.qr_packed_rows(
                 out.data_ptr(),
                 packed.data_ptr(),
-                DTYPES[packed.dtype],
+                WEIGHT_DTYPES[packed.dtype],
                 table.out_features,
                 table.in_features,
                 token_ids.data_ptr(),

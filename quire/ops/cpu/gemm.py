@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
-from quire.ops.cpu.library import check, load
+from quire.ops.cpu.dtypes import ACTIVATIONS, COMPACT, DTYPES, WEIGHT_DTYPES
+from quire.ops.cpu.library import UNSUPPORTED, check, isa, load
 from quire.ops.cpu.memory import empty, zeros
 from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
 from quire.ops.functional import LinearWeight
@@ -17,28 +17,44 @@ lib = load()
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
-    """See `functional.pack_linear`. Each part is read once, straight into panels of 32 rows."""
+    """See `functional.pack_linear`. Each part is read straight into panels of 32 rows.
+
+    bfloat16 is packed in 12 bits without loss where it can be and pays: only tiles leave the vector units time to
+    expand it as fast as memory brings it.
+    """
     out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    packed = zeros(lib.qr_packed_bytes(DTYPES[dtype], out_features, in_features)).view(dtype)
+    packed = None
+    if dtype == torch.bfloat16 and isa() == "amx":
+        packed = _pack(parts, COMPACT, out_features, in_features)
+    if packed is None:
+        packed = _pack(parts, dtype, out_features, in_features)
+    assert packed is not None
+    return LinearWeight(out_features=out_features, in_features=in_features, format="dense", tensors={"packed": packed})
+
+
+def _pack(parts: Sequence[Tensor], dtype: torch.dtype, out_features: int, in_features: int) -> Tensor | None:
+    """None where the weight does not fit the compact form."""
+    packed = zeros(lib.qr_packed_bytes(WEIGHT_DTYPES[dtype], out_features, in_features)).view(dtype)
     offset = 0
     for part in parts:
         if part.dtype not in DTYPES or part.stride(1) != 1:
             part = part.float().contiguous()
-        check(
-            lib.qr_pack_linear(
-                packed.data_ptr(),
-                DTYPES[dtype],
-                out_features,
-                in_features,
-                part.data_ptr(),
-                DTYPES[part.dtype],
-                part.shape[0],
-                part.stride(0),
-                offset,
-            )
+        status = lib.qr_pack_linear(
+            packed.data_ptr(),
+            WEIGHT_DTYPES[dtype],
+            out_features,
+            in_features,
+            part.data_ptr(),
+            DTYPES[part.dtype],
+            part.shape[0],
+            part.stride(0),
+            offset,
         )
+        if dtype == COMPACT and status == UNSUPPORTED:
+            return None
+        check(status)
         offset += part.shape[0]
-    return LinearWeight(out_features=out_features, in_features=in_features, format="dense", tensors={"packed": packed})
+    return packed
 
 
 def linear(
@@ -64,7 +80,7 @@ def linear(
             x.data_ptr(),
             DTYPES[dtype],
             packed.data_ptr(),
-            DTYPES[packed.dtype],
+            WEIGHT_DTYPES[packed.dtype],
             rows,
             weight.out_features,
             in_features,
@@ -90,7 +106,7 @@ def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *,
             x.data_ptr(),
             DTYPES[x.dtype],
             packed.data_ptr(),
-            DTYPES[packed.dtype],
+            WEIGHT_DTYPES[packed.dtype],
             rows,
             half,
             in_features,

@@ -22,6 +22,7 @@ FILE_NAME: Final = "libquire_cpu.so"
 BUILD_COMMAND: Final = "cmake -S . -B build/native -G Ninja && cmake --build build/native"
 ISA_NAMES: Final = ("none", "avx2", "avx512", "avx512_bf16", "amx")
 """By `qr_isa`."""
+UNSUPPORTED: Final = -3
 STATUS: Final = {
     -1: "an argument is out of range",
     -2: "scratch memory could not be allocated",
