@@ -188,4 +188,4 @@ def test_connections_are_bounded(serve: Any) -> None:
                     fourth.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
                     reply = everything(fourth)
                 assert reply == b""
-        wait_for(lambda: httpx.get(f"{small.url}/health").status_code == 200)
+        wait_for(lambda: httpx.get(f"{small.url}/health", timeout=TIMEOUT).status_code == 200)
