@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from quire.config.knobs import knob, read_knobs
 from quire.errors import EngineOverloaded
+from quire.utils.math import cdiv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,13 @@ class AdmissionLimits:
 
     def __post_init__(self) -> None:
         read_knobs(self)
+
+    def divided(self, num_fronts: int) -> AdmissionLimits:
+        """The share of each of several fronts, rounded up."""
+        return AdmissionLimits(
+            max_queued_requests=cdiv(self.max_queued_requests, num_fronts),
+            max_queued_tokens=cdiv(self.max_queued_tokens, num_fronts),
+        )
 
 
 @dataclass(slots=True)

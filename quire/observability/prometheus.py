@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -18,6 +18,7 @@ from prometheus_client.samples import Sample
 
 from quire.config.engine import QuireConfig
 from quire.messages.stats import StepStats
+from quire.observability.samples import Samples, Series
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -39,17 +40,34 @@ def _up_to(limit: int) -> list[float]:
     return [float(step) for step in steps if step <= max(limit, 1)]
 
 
-class _Both:
-    """A registry's metrics under their own and under the compatible names."""
+class _Whole:
+    """The metrics of a core and of its fronts, under their own and under the compatible names."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, core: CollectorRegistry, front: CollectorRegistry, others: Samples) -> None:
+        self._core = core
+        self._front = front
+        self._others = others
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
+        mine = (_added(metric, self._others.get(metric.name, {})) for metric in self._front.collect())
+        for metric in chain(self._core.collect(), mine):
             yield metric
             if metric.name.startswith(OWN):
                 yield _renamed(metric)
+
+
+def _added(metric: Metric, others: dict[Series, float]) -> Metric:
+    """One front's counts and those of the others."""
+    if others:
+        values = {_series(sample): sample.value for sample in metric.samples}
+        for series, value in others.items():
+            values[series] = values.get(series, 0.0) + value
+        metric.samples = [Sample(name, dict(labels), value) for (name, labels), value in values.items()]
+    return metric
+
+
+def _series(sample: Sample) -> Series:
+    return sample.name, tuple(sample.labels.items())
 
 
 def _renamed(metric: Metric) -> Metric:
@@ -116,24 +134,27 @@ def _cumulated(bounds: Iterable[float], counts: list[int]) -> list[tuple[str, fl
 
 
 class Metrics:
-    """Everything that is counted about one engine and its server."""
+    """Everything that is counted about one engine and its server, by one of the server's fronts."""
 
     def __init__(self, config: QuireConfig, model_name: str) -> None:
         # A time stamp beside every series, which nobody reads:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
+        """What this front counts."""
+        self._core_registry = CollectorRegistry()
+        """What the core counts, and tells every front."""
         self._values = (model_name, "0")
         self.tokens = _TokenTimes(self._values)
         self._step_tokens = _StepTokens(self._values)
         self._registry.register(self.tokens)
-        self._registry.register(self._step_tokens)
+        self._core_registry.register(self._step_tokens)
         tokens = _up_to(config.model_config.max_model_len)
         self.running = self._gauge("num_requests_running", "Sequences in the running batch.")
         self.waiting = self._gauge("num_requests_waiting", "Requests that wait for the batch.")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
         self.restarts = self._gauge("engine_restarts", "Engine cores that were replaced.")
-        self.prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
-        self.prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
+        self.prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", core=True)
+        self.prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", core=True)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were started.")
         self.cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from the prefix cache.")
         self.preemptions = self._counter("num_preemptions", "Times a request was preempted.")
@@ -179,7 +200,7 @@ class Metrics:
         )
         self.constraints = Counter(
             f"{OWN}engine_steps", "Steps by what kept them from holding more.", (*_LABELS, "constraint"),
-            registry=self._registry,
+            registry=self._core_registry,
         )  # fmt: skip
         self.http_requests = Counter(
             "http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self._registry
@@ -190,15 +211,16 @@ class Metrics:
         )  # fmt: skip
         cache = config.cache_config
         info = {"block_size": cache.block_size, "num_gpu_blocks": cache.num_blocks}
-        facts = Gauge(f"{OWN}cache_config_info", "The KV cache.", (*info, "engine"), registry=self._registry)
+        facts = Gauge(f"{OWN}cache_config_info", "The KV cache.", (*info, "engine"), registry=self._core_registry)
         facts.labels(*map(str, info.values()), "0").set(1)
         self._seen = StepStats()
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(OWN + name, text, _LABELS, registry=self._registry).labels(*self._values)
+        return Gauge(OWN + name, text, _LABELS, registry=self._core_registry).labels(*self._values)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(OWN + name, text, _LABELS, registry=self._registry).labels(*self._values)
+    def _counter(self, name: str, text: str, *, core: bool = False) -> Counter:
+        registry = self._core_registry if core else self._registry
+        return Counter(OWN + name, text, _LABELS, registry=registry).labels(*self._values)
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         made = Histogram(OWN + name, text, _LABELS, registry=self._registry, buckets=tuple(buckets))
@@ -216,8 +238,12 @@ class Metrics:
         """Count the end of a request."""
         self.success.labels(*self._values, reason).inc()
 
-    def expose(self, stats: StepStats | None, num_restarts: int) -> bytes:
-        """The text that a scraper reads."""
+    def samples(self) -> Samples:
+        """What this front has counted, for another front to add to its own."""
+        return {metric.name: {_series(s): s.value for s in metric.samples} for metric in self._registry.collect()}
+
+    def expose(self, stats: StepStats | None, num_restarts: int, others: Samples | None = None) -> bytes:
+        """The text that a scraper reads: of this front and, where there are some, of the others."""
         self.restarts.set(num_restarts)
         if stats is not None:
             self.running.set(stats.num_running)
@@ -225,7 +251,7 @@ class Metrics:
             self._count_totals(stats)
             used = stats.num_total_blocks - stats.num_free_blocks
             self.kv_usage.set(used / stats.num_total_blocks if stats.num_total_blocks else 0)
-        return generate_latest(_Both(self._registry))
+        return generate_latest(_Whole(self._core_registry, self._registry, others or {}))
 
     def _count_totals(self, stats: StepStats) -> None:
         """The core counts from its own start; a replaced one begins anew."""

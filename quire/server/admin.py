@@ -75,17 +75,18 @@ def _add_state(router: APIRouter, service: Service) -> None:
     @router.get("/load")
     async def load() -> dict[str, int]:
         """Requests in progress."""
-        return {"server_load": service.num_requests}
+        return {"server_load": service.peers.counts.in_progress()}
 
     @router.get("/v1/stats", response_model=EngineStatus)
     async def stats() -> Response:
         """What the engine does now; the difference of two replies is what it did in between."""
         engine = service.engine
+        server, _ = await service.reports()
         status: EngineStatus = {
             "state": engine.state.value,
-            "num_restarts": engine.num_restarts,
-            "num_requests": engine.num_unfinished,
-            "num_queued": engine.num_queued,
+            "num_restarts": server.num_restarts,
+            "num_requests": server.num_unfinished,
+            "num_queued": server.num_queued,
             "num_tasks": len(asyncio.all_tasks()),
             "age_s": time.monotonic() - engine.last_stats_at if engine.last_stats else None,
             "stats": engine.last_stats,
@@ -95,7 +96,8 @@ def _add_state(router: APIRouter, service: Service) -> None:
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
-        text = service.metrics.expose(service.engine.last_stats, service.engine.num_restarts)
+        server, others = await service.reports()
+        text = service.metrics.expose(service.engine.last_stats, server.num_restarts, others)
         return Response(text, media_type=CONTENT_TYPE)
 
 

@@ -19,6 +19,7 @@ from quire.errors import QuireError
 from quire.server import admin, chat, completions, console, messages, responses
 from quire.server.errors import ApiError, as_api_error, error_response, route_of
 from quire.server.middleware import Authentication, Limits, RequestContext
+from quire.server.peers import Peers
 from quire.server.protocol.openai import Error
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
@@ -26,10 +27,10 @@ from quire.server.settings import ServerSettings
 ROUTES = (completions.routes, chat.routes, responses.routes, messages.routes, admin.routes)
 
 
-def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None) -> FastAPI:
+def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, peers: Peers | None = None) -> FastAPI:
     """The application. The engine may still be starting: until it is ready, requests are answered with 503."""
     settings = ServerSettings() if settings is None else settings
-    service = Service(engine, settings)
+    service = Service(engine, settings, peers)
     hidden = settings.disable_fastapi_docs
 
     @asynccontextmanager

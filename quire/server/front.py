@@ -16,6 +16,7 @@ from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.log import adopt, get_logger
 from quire.server.connection import limited_connection
+from quire.server.peers import Peers
 from quire.server.settings import ServerSettings
 
 log = get_logger(__name__)
@@ -143,8 +144,9 @@ def run_front(
     *,
     on_ready: Callable[[], None],
     handle_signals: Callable[[Front, asyncio.AbstractEventLoop], None],
+    make_peers: Callable[[], Peers | None] = lambda: None,
 ) -> None:
-    """Serve in the main thread until drained.
+    """Serve in the main thread until drained; `make_peers` is called in the event loop.
 
     Raises: ConfigError and its kin when the engine cannot start.
     """
@@ -157,7 +159,7 @@ def run_front(
     async def main() -> None:
         front = Front(engine, settings, sock)
         handle_signals(front, asyncio.get_running_loop())
-        await front.run(lambda: create_app(engine, settings), on_ready)
+        await front.run(lambda: create_app(engine, settings, make_peers()), on_ready)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 
 from quire.engine.core_protocol import CoreConfigured
@@ -18,7 +19,22 @@ from quire.engine.restart_policy import RestartBudget
 from quire.errors import EngineDeadError, QuireError
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, MalformedFrame
-from quire.server.link import LINK, CoreConnected, CoreFinished, Finish, FrontOrders, FrontReady, Reconnect, send
+from quire.observability.samples import add_samples
+from quire.server.link import (
+    LINK,
+    Ask,
+    CoreConnected,
+    CoreFinished,
+    Finish,
+    FrontOrders,
+    FrontReady,
+    FrontReport,
+    FrontSeat,
+    Reconnect,
+    Reports,
+    send,
+)
+from quire.server.shared_counts import SharedCounts, new_memory
 from quire.utils.process import describe_exit
 
 log = get_logger(__name__)
@@ -26,6 +42,8 @@ log = get_logger(__name__)
 GRACE_S = 5.0
 """Beyond its own deadline a front gets this long before it is killed."""
 SEND_TIMEOUT_S = 1.0
+ANSWER_TIMEOUT_S = 1.0
+"""A front that has not said by then how it is may be stopped."""
 
 
 class Ending(IntEnum):
@@ -39,7 +57,14 @@ class Ending(IntEnum):
 class FrontProcess:
     """One front, as its parent sees it."""
 
-    def __init__(self, orders: FrontOrders, listening: socket.socket, on_event: Callable[[CoreEvent], None]) -> None:
+    def __init__(
+        self,
+        orders: FrontOrders,
+        seat: FrontSeat,
+        listening: socket.socket,
+        memory: int,
+        on_event: Callable[[CoreEvent], None],
+    ) -> None:
         self.link, theirs = socket.socketpair()
         self.link.settimeout(SEND_TIMEOUT_S)
         with theirs:
@@ -52,8 +77,20 @@ class FrontProcess:
             )
         self._on_event = on_event
         self.reader = FrameReader(LINK)
+        self.seat = seat
         self.is_ready = False
+        self.report = FrontReport()
+        """What it said last."""
+        self.is_asked = False
+        """It has yet to answer."""
         self.tell(orders, listening.fileno())
+        self.tell(seat, memory)
+
+    def ask(self) -> None:
+        """Ask for a report, unless the last one is still to come."""
+        if not self.is_asked:
+            self.is_asked = True
+            self.tell(Ask())
 
     def hear(self, event: CoreEvent) -> None:
         """Pass on what the supervisor says; in its thread."""
@@ -86,6 +123,16 @@ class FrontProcess:
         return describe_exit(returncode)
 
 
+@dataclass(slots=True)
+class _Question:
+    """One front's question to all others."""
+
+    asker: FrontProcess
+    call_id: int
+    awaited: list[FrontProcess]
+    deadline: float
+
+
 class FrontGroup:
     """Runs in the parent's main thread; serves nothing itself."""
 
@@ -99,6 +146,12 @@ class FrontGroup:
     ) -> None:
         self._orders = orders
         self._listening = listening
+        settings = orders.settings
+        self._memory = new_memory(settings.api_server_count, len(settings.api_key))
+        self._counts = SharedCounts(settings.api_server_count, len(settings.api_key), descriptor=self._memory)
+        self._questions: list[_Question] = []
+        self._ended = FrontReport()
+        """What fronts had counted that have ended, as far as they were asked."""
         self._supervisor = supervisor
         self._budget = budget
         self._on_ready: Callable[[], None] | None = on_ready
@@ -134,7 +187,9 @@ class FrontGroup:
             raise self._failure
 
     def _spawn(self) -> None:
-        front = FrontProcess(self._orders, self._listening, self._on_core_event)
+        taken = {front.seat.front for front in self._fronts.values()}
+        seat = FrontSeat(front=min(set(range(self._orders.settings.api_server_count)) - taken))
+        front = FrontProcess(self._orders, seat, self._listening, self._memory, self._on_core_event)
         self._fronts[front.link.fileno()] = front
         self._supervisor.subscribe(front.hear)
 
@@ -153,7 +208,9 @@ class FrontGroup:
     def _wait(self) -> None:
         """Sleep until something happens, and take it in."""
         now = time.monotonic()
-        moments = [*self._spawn_at, *([] if self._deadline is None else [self._deadline])]
+        moments = [*self._spawn_at, *(question.deadline for question in self._questions)]
+        if self._deadline is not None:
+            moments.append(self._deadline)
         poll = select.poll()
         for descriptor in [self._woken.fileno(), *self._fronts]:
             poll.register(descriptor, select.POLLIN)
@@ -168,6 +225,8 @@ class FrontGroup:
         self._spawn_at = [moment for moment in self._spawn_at if moment > now]
         for _ in due:
             self._spawn()
+        for question in [q for q in self._questions if not q.awaited or q.deadline <= now]:
+            self._answer(question)
 
     def _listen(self, front: FrontProcess) -> None:
         try:
@@ -178,10 +237,32 @@ class FrontGroup:
                     self._report_ready()
                 elif isinstance(message, Reconnect):
                     self._supervisor.subscribe(front.hear)
+                elif isinstance(message, Ask):
+                    self._ask_others(front, message.call_id)
+                elif isinstance(message, FrontReport):
+                    front.report, front.is_asked = message, False
+                    self._no_longer_await(front)
         except (OSError, MalformedFrame):
             data = b""
         if not data:
             self._replace(front)
+
+    def _ask_others(self, asker: FrontProcess, call_id: int) -> None:
+        """Those that do not answer in time are answered for with what they said last."""
+        others = [front for front in self._fronts.values() if front is not asker and front.is_ready]
+        for front in others:
+            front.ask()
+        self._questions.append(_Question(asker, call_id, others, time.monotonic() + ANSWER_TIMEOUT_S))
+
+    def _no_longer_await(self, front: FrontProcess) -> None:
+        for question in self._questions:
+            if front in question.awaited:
+                question.awaited.remove(front)
+
+    def _answer(self, question: _Question) -> None:
+        self._questions.remove(question)
+        others = [front.report for front in self._fronts.values() if front is not question.asker]
+        question.asker.tell(Reports(call_id=question.call_id, reports=[*others, self._ended]))
 
     def _report_ready(self) -> None:
         if self._on_ready is not None and all(front.is_ready for front in self._fronts.values()):
@@ -193,6 +274,10 @@ class FrontGroup:
         del self._fronts[front.link.fileno()]
         self._supervisor.unsubscribe(front.hear)
         how = front.end()
+        self._counts.forget(front.seat.front)
+        self._no_longer_await(front)
+        self._questions = [question for question in self._questions if question.asker is not front]
+        add_samples(self._ended.samples, front.report.samples)
         if self._ending or self._failure is not None:
             return
         pause_s = self._budget.spend()

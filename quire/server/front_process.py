@@ -12,6 +12,7 @@ from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.server.front import Front, run_front
 from quire.server.link import FrontReady, ParentLink
+from quire.server.peers import LinkedPeers
 from quire.utils.process import die_with_parent
 
 
@@ -21,7 +22,7 @@ def main() -> None:
     descriptor, parent_pid = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
     link = ParentLink(socket.socket(fileno=descriptor))
-    orders, sock = link.orders()
+    orders, sock, counts = link.orders()
     engine = AsyncLLMEngine(link, orders.limits)
 
     def handle_signals(front: Front, loop: asyncio.AbstractEventLoop) -> None:
@@ -35,6 +36,7 @@ def main() -> None:
             sock,
             on_ready=lambda: link.tell(FrontReady()),
             handle_signals=handle_signals,
+            make_peers=lambda: LinkedPeers(link, counts),
         )
     except QuireError:
         os._exit(2)  # the parent knows the reason, and says it once

@@ -116,7 +116,15 @@ def _serve_in_fronts(
     from quire.server.front_group import FrontGroup
     from quire.server.link import FrontOrders
 
-    orders = FrontOrders(settings=options.settings, limits=options.limits)
+    num_fronts = options.settings.api_server_count
+    limits = options.limits.divided(num_fronts)
+    log.info(
+        "%d fronts: each lets %d requests and %d prompt tokens wait; limits of requests in progress hold for all",
+        num_fronts,
+        limits.max_queued_requests,
+        limits.max_queued_tokens,
+    )
+    orders = FrontOrders(settings=options.settings, limits=limits)
     if not early.came:
         FrontGroup(orders, sock, supervisor, RestartBudget(options.policy), on_ready).run()
 

@@ -11,7 +11,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.engine.admission import AdmissionLimits
@@ -19,7 +19,9 @@ from quire.engine.core_protocol import CoreConfigured
 from quire.engine.core_supervisor import CoreDown, CoreEvent, CoreGone, CoreUp
 from quire.errors import from_wire
 from quire.messages.codec import Codec, FrameReader
+from quire.observability.samples import Samples
 from quire.server.settings import ServerSettings
+from quire.server.shared_counts import SharedCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,14 @@ class FrontOrders:
 
     settings: ServerSettings
     limits: AdmissionLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontSeat:
+    """Parent -> front, next; comes with the memory of `SharedCounts`."""
+
+    front: int
+    """Which row of it is this front's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +70,49 @@ class FrontReady:
     """Front -> parent: requests are served."""
 
 
-LINK = Codec((FrontOrders, CoreConfigured, CoreConnected, CoreDown, CoreFinished, Finish, Reconnect, FrontReady))
-_WITH_DESCRIPTOR = (FrontOrders, CoreConnected)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Front -> parent -> other fronts: say how you are."""
+
+    call_id: int = 0
+    """The asking front's, for the answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FrontReport:
+    """Front -> parent: what it has to do and what it has counted."""
+
+    num_unfinished: int = 0
+    num_queued: int = 0
+    num_restarts: int = 0
+    samples: Samples = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """Parent -> front: what the others said."""
+
+    call_id: int
+    reports: list[FrontReport]
+
+
+LINK = Codec(
+    (
+        FrontOrders,
+        FrontSeat,
+        CoreConfigured,
+        CoreConnected,
+        CoreDown,
+        CoreFinished,
+        Finish,
+        Reconnect,
+        FrontReady,
+        Ask,
+        FrontReport,
+        Reports,
+    )
+)
+_WITH_DESCRIPTOR = (FrontOrders, FrontSeat, CoreConnected)
 
 
 def send(sock: socket.socket, message: object, *descriptors: int) -> None:
@@ -80,12 +131,22 @@ class ParentLink:
         self._sink: Callable[[CoreEvent], None] | None = None
         self.on_finish: Callable[[bool], None] = lambda at_once: os._exit(0)
         """Called from another thread with `Finish.at_once`."""
+        self.on_ask: Callable[[], None] = lambda: self.tell(FrontReport())
+        """Called from another thread when another front wants a `FrontReport`."""
+        self.on_reports: Callable[[Reports], None] = lambda reports: None
+        """Called from another thread with what the others have said."""
+        self._sending = threading.Lock()
 
-    def orders(self) -> tuple[FrontOrders, socket.socket]:
-        """What the parent says first, and the listening socket."""
-        message, descriptor = next(self._messages)
-        assert isinstance(message, FrontOrders), message
-        return message, socket.socket(fileno=descriptor)
+    def orders(self) -> tuple[FrontOrders, socket.socket, SharedCounts]:
+        """What the parent says first, the listening socket, and the counts that the fronts share."""
+        orders, listening = next(self._messages)
+        seat, memory = next(self._messages)
+        assert isinstance(orders, FrontOrders), orders
+        assert isinstance(seat, FrontSeat), seat
+        settings = orders.settings
+        counts = SharedCounts(settings.api_server_count, len(settings.api_key), front=seat.front, descriptor=memory)
+        os.close(memory)
+        return orders, socket.socket(fileno=listening), counts
 
     def subscribe(self, sink: Callable[[CoreEvent], None]) -> None:
         """See `CoreSource`."""
@@ -95,10 +156,11 @@ class ParentLink:
         else:
             self.tell(Reconnect())
 
-    def tell(self, message: Reconnect | FrontReady) -> None:
-        """Say something to the parent."""
+    def tell(self, message: Reconnect | FrontReady | Ask | FrontReport) -> None:
+        """Say something to the parent; from any thread."""
         try:
-            send(self._sock, message)
+            with self._sending:
+                send(self._sock, message)
         except OSError:
             pass  # it is gone, and this process goes with it
 
@@ -116,6 +178,10 @@ class ParentLink:
                     sink(CoreGone(from_wire(message.name, message.fields)))
                 case Finish():
                     self.on_finish(message.at_once)
+                case Ask():
+                    self.on_ask()
+                case Reports():
+                    self.on_reports(message)
         os._exit(1)  # without a parent nobody supervises the core
 
     def _read(self) -> Iterator[tuple[object, int]]:

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import re
 import time
-from collections import deque
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from quire.log import get_logger, request_id
 from quire.server import console
 from quire.server.errors import ApiError, error_response, route_of
 from quire.server.service import Context, Service
+from quire.server.shared_counts import WINDOW_S
 
 log = get_logger(__name__)
 
@@ -109,13 +109,12 @@ class Authentication:
 
 
 class Limits:
-    """Bounds the requests in progress, and what a single key may have of them."""
+    """Bounds the requests in progress in the whole server, and what a single key may have of them."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._per_key: dict[int, int] = {}
-        self._starts: dict[int, deque[float]] = {}
+        self._counts = service.peers.counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 429."""
@@ -130,33 +129,30 @@ class Limits:
                 self._service.metrics.refused("connections")
             await error_response(error, scope)(scope, receive, send)
             return
-        self._service.num_requests += 1
-        self._per_key[key] = self._per_key.get(key, 0) + 1
+        self._counts.enter(key)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._service.num_requests -= 1
-            self._per_key[key] -= 1
+            self._counts.leave(key)
 
     def _check(self, key: int) -> None:
-        settings = self._service.settings
+        settings, counts = self._service.settings, self._counts
         total, own = settings.max_concurrent_requests, settings.max_concurrent_requests_per_key
-        if self._service.num_requests >= total:
+        if counts.in_progress() >= total:
             raise _overloaded(f"The server has {total} requests in progress, its limit. Try again.", 1)
-        if own and self._per_key.get(key, 0) >= own:
+        if own and counts.in_progress(key) >= own:
             raise _overloaded(f"This API key has {own} requests in progress, its limit. Wait for one to end.", 1)
         per_minute = settings.max_requests_per_minute_per_key
         if per_minute:
-            self._check_rate(self._starts.setdefault(key, deque()), per_minute)
+            self._check_rate(key, per_minute)
 
-    def _check_rate(self, starts: deque[float], limit: int) -> None:
+    def _check_rate(self, key: int, limit: int) -> None:
         now = time.monotonic()
-        while starts and now - starts[0] >= 60:
-            starts.popleft()
-        if len(starts) >= limit:
-            wait = int(60 - (now - starts[0])) + 1
+        started, first = self._counts.started(key, now)
+        if started >= limit:
+            wait = int(WINDOW_S - (now - first)) + 1
             raise _overloaded(f"This API key has started {limit} requests within a minute, its limit.", wait)
-        starts.append(now)
+        self._counts.start(key, now)
 
 
 def _overloaded(message: str, retry_after: int) -> ApiError:

@@ -16,7 +16,10 @@ from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import EngineError, UnsupportedFeature
 from quire.observability.prometheus import Metrics
+from quire.observability.samples import Samples, add_samples
 from quire.server.errors import ApiError
+from quire.server.link import FrontReport
+from quire.server.peers import Alone, Peers
 from quire.server.settings import ServerSettings
 from quire.tokenizer.chat import ChatTemplate, load_chat_template
 from quire.tokenizer.tokenizer import Tokenizer
@@ -65,11 +68,11 @@ def context_of(scope: Scope) -> Context:
 class Service:
     """The engine as the routes see it. Holds nothing about any one request."""
 
-    def __init__(self, engine: AsyncLLMEngine, settings: ServerSettings) -> None:
+    def __init__(self, engine: AsyncLLMEngine, settings: ServerSettings, peers: Peers | None = None) -> None:
         self.engine = engine
         self.settings = settings
-        self.num_requests = 0
-        """Requests in progress; kept by the middleware."""
+        self.peers = Alone(len(settings.api_key)) if peers is None else peers
+        self.peers.answer_with(self._report)
         self.created = int(time.time())
         self.tracer = None if settings.otlp_traces_endpoint is None else _load_tracer(settings.otlp_traces_endpoint)
 
@@ -77,6 +80,35 @@ class Service:
         """Send what is still to be traced; harmless when called again."""
         if self.tracer is not None:
             self.tracer.close()
+
+    async def reports(self) -> tuple[FrontReport, Samples]:
+        """The whole server, whichever front is asked: what it does, and what all fronts but this one have counted.
+
+        Raises: ApiError 503 when the others cannot be asked.
+        """
+        others = await self.peers.reports()
+        counted: Samples = {}
+        for report in others:
+            add_samples(counted, report.samples)
+        fronts = [self._state(), *others]
+        whole = FrontReport(
+            num_unfinished=sum(report.num_unfinished for report in fronts),
+            num_queued=sum(report.num_queued for report in fronts),
+            num_restarts=max(report.num_restarts for report in fronts),
+        )
+        return whole, counted
+
+    def _state(self) -> FrontReport:
+        engine = self.engine
+        return FrontReport(
+            num_unfinished=engine.num_unfinished, num_queued=engine.num_queued, num_restarts=engine.num_restarts
+        )
+
+    def _report(self) -> FrontReport:
+        report = self._state()
+        if self.is_configured:
+            report.samples = self.metrics.samples()
+        return report
 
     @property
     def is_configured(self) -> bool:
