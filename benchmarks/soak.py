@@ -278,9 +278,9 @@ class Soak:
                 await act()
             except OSError as error:
                 self.errors[str(error)] += 1
-            await asyncio.sleep(seconds)
-            if time.monotonic() + takes_s >= self._end:
+            if time.monotonic() + seconds + takes_s >= self._end:
                 return
+            await asyncio.sleep(seconds)
 
     async def _together(self, clients: Iterator[Coroutine[Any, Any, None]]) -> None:
         async with asyncio.TaskGroup() as tasks:
