@@ -40,11 +40,10 @@ class Parser(argparse.ArgumentParser):
         return namespace, rest
 
     def _refuse(self, flag: str) -> NoReturn:
-        from quire.config.args import why_not_yet
         from quire.utils.lazy import nearest
 
-        known = nearest(flag, list(self._option_string_actions))
-        self.error(f"{flag} {why_not_yet(flag.lstrip('-').replace('-', '_')) or f'is no flag{known}'}")
+        known = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        self.error(f"{flag} is no flag{nearest(flag, known)}")
 
     def error(self, message: str) -> NoReturn:
         """One paragraph; the flags are for --help."""

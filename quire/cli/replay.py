@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.config.args import EngineArgs, add_flags, from_namespace
+from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
 from quire.errors import ConfigError, InvalidParameter
 from quire.log import set_default_level
 
 if TYPE_CHECKING:
     from quire.engine.receipt import Identity
-
-EMBEDDED = "quire-tiny"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

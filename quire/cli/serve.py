@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.args import EngineArgs, add_flags
+from quire.config.foreign import SERVER, add_foreign_flags
 from quire.config.knobs import add_knob_flags, knobs_from_namespace
 from quire.errors import ConfigError, shown
+
+SHORT = {"-q": "quantization"}
+"""Spellings of vLLM's that are taken and not shown."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,12 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.engine.restart_policy import RestartPolicy
     from quire.server.settings import add_server_flags
 
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="directory or hub id; the embedded one if absent")
+    parser.add_argument(
+        "model_tag", nargs="?", metavar="MODEL", help="directory or hub id; quire-tiny, the embedded one, if absent"
+    )
     parser.add_argument("--config", metavar="FILE", help="YAML with flags as keys; those given here win")
     add_server_flags(parser)
     add_knob_flags(parser, AdmissionLimits, "admission")
     add_knob_flags(parser, RestartPolicy, "supervision")
     add_flags(parser)
+    for short, name in SHORT.items():
+        parser.add_argument(short, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add_foreign_flags(parser, SERVER)
     parser.set_defaults(run=partial(run, parser=parser, started_at=time.monotonic()))
 
 

@@ -12,9 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config import foreign
 from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
 from quire.errors import ConfigError, shown
 from quire.utils.lazy import nearest
+
+EMBEDDED = "quire-tiny"
+"""Name of the embedded model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,9 @@ class EngineArgs:
     Raises: ConfigError naming the option, the value and what is allowed.
     """
 
-    model: str | None = knob(None, "Directory or hub id (org/name) of the model; the embedded one when left out.")
+    model: str | None = knob(
+        None, f"Directory or hub id (org/name) of the model; {EMBEDDED}, the embedded one, when left out."
+    )
     tokenizer: str | None = knob(None, "Directory or hub id of the tokenizer; the model's own when left out.")
     revision: str | None = knob(None, "Branch, tag or commit of the hub repository.")
     dtype: str = knob(
@@ -101,7 +107,7 @@ class EngineArgs:
         names = {alias: f.name for f in dataclasses.fields(cls) for alias in (f.name, *f.metadata["aliases"])}
         given: dict[str, Any] = {}
         for key, value in options.items():
-            if any(type(value) is type(allowed) and value == allowed for allowed in NOT_YET.get(key, ())):
+            if key in foreign.ENGINE and foreign.ENGINE[key].takes(value):
                 continue
             if key not in names:
                 raise _unknown(key, value, list(names))
@@ -118,57 +124,17 @@ CONTRADICTIONS = (
 )
 """Of each group at most one option may be set; a second one would have no effect."""
 
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "allowed_local_media_path": ("",),
-    "async_scheduling": (False, None),
-    "compilation_config": (None,),
-    "convert": ("auto", "none"),
-    "cpu_offload_gb": (0,),
-    "data_parallel_size": (1,),
-    "disable_custom_all_reduce": (False, True),
-    "distributed_executor_backend": (None,),
-    "enable_chunked_prefill": (True, None),
-    "enable_lora": (False, None),
-    "enable_prompt_embeds": (False,),
-    "enable_sleep_mode": (False,),
-    "enforce_eager": (True, False),
-    "hf_token": (None,),
-    "limit_mm_per_prompt": (None,),
-    "logits_processors": (None,),
-    "mm_processor_kwargs": (None,),
-    "pipeline_parallel_size": (1,),
-    "pooler_config": (None,),
-    "quantization_config": (None,),
-    "runner": ("auto", "generate"),
-    "scheduling_policy": ("fcfs",),
-    "speculative_config": (None,),
-    "structured_outputs_config": (None,),
-    "swap_space": (0,),
-    "tensor_parallel_size": (1,),
-    "tokenizer_mode": ("auto",),
-    "tokenizer_revision": (None,),
-    "trust_remote_code": (False,),
-}
-"""Options of the field that quire knows but cannot vary yet, with the values that describe what it does anyway."""
-
-
-def why_not_yet(key: str) -> str:
-    """The end of a sentence about an option of NOT_YET; empty for others."""
-    if key not in NOT_YET:
-        return ""
-    return f"is not supported yet: only {' or '.join(map(repr, NOT_YET[key]))} is. Leave it out."
-
 
 def _unknown(key: str, value: object, known: list[str]) -> ConfigError:
-    why = why_not_yet(key)
-    if why:
-        return ConfigError(f"option {key}={shown(value)} {why}")
+    if key in foreign.ENGINE:
+        return ConfigError(f"option {key}={shown(value)} {foreign.ENGINE[key].refusal}")
     return ConfigError(f"unknown option {shown(key)}{nearest(key, known)}")
 
 
 def add_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = ()) -> None:
     """One flag per field of `EngineArgs`; absent flags leave no attribute, so that defaults stay in one place."""
     add_knob_flags(parser, EngineArgs, "engine", skip)
+    foreign.add_foreign_flags(parser, foreign.ENGINE)
 
 
 def from_namespace(namespace: argparse.Namespace) -> EngineArgs:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arch import ModelArch
-from quire.config.args import EngineArgs
+from quire.config.args import EMBEDDED, EngineArgs
 from quire.config.engine import (
     CacheConfig,
     Capabilities,
@@ -95,7 +95,7 @@ def resolve(
     chunk = args.long_prefill_token_threshold or scheduler.max_num_batched_tokens
     return QuireConfig(
         model_config=ModelConfig(
-            model=args.model or "quire-tiny",
+            model=args.model or EMBEDDED,
             path=path,
             tokenizer_path=tokenizer_path,
             arch=arch,

@@ -18,8 +18,12 @@ class AdmissionLimits:
     Raises: ConfigError.
     """
 
-    max_queued_requests: int = knob(2048, "Requests that may wait for their first token.", least=1)
-    max_queued_tokens: int = knob(1 << 22, "Prompt tokens of such requests, all together.", least=1)
+    max_queued_requests: int = knob(
+        2048, "Requests that may wait for their first token.", least=1, aliases=("max_num_queued_reqs",)
+    )
+    max_queued_tokens: int = knob(
+        1 << 22, "Prompt tokens of such requests, all together.", least=1, aliases=("max_num_queued_tokens",)
+    )
 
     def __post_init__(self) -> None:
         read_knobs(self)

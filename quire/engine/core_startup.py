@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quire import envs
 from quire.config.arch import ModelArch
-from quire.config.args import EngineArgs
+from quire.config.args import EMBEDDED, EngineArgs
 from quire.config.engine import QuireConfig
 from quire.config.json_file import read_json_object
 from quire.config.memory_plan import gib
@@ -35,11 +35,20 @@ def create_config(args: EngineArgs) -> QuireConfig:
 
     Raises: ConfigError.
     """
-    path = EMBEDDED_MODEL if args.model is None else resolve_model(args.model, args.revision)
+    path = _model_directory(args)
     tokenizer_path = path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision)
     raw = _overridden(_read_config(path), args.hf_overrides)
     arch = ModelArch.from_config(raw, source=str(path / "config.json"))
     return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
+
+
+def _model_directory(args: EngineArgs) -> Path:
+    """Where the model is; a directory that has the embedded model's name is meant before that."""
+    if args.model is not None and (args.model != EMBEDDED or Path(args.model).is_dir()):
+        return resolve_model(args.model, args.revision)
+    if args.revision is not None and args.tokenizer is None:
+        raise ConfigError(f"revision={args.revision!r} has no effect on the embedded model; leave it out")
+    return EMBEDDED_MODEL
 
 
 def _overridden(raw: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:

@@ -17,7 +17,15 @@ from quire.server.body import strict_route
 from quire.server.errors import invalid
 from quire.server.generation import Generation
 from quire.server.logprobs import ChatLogprobsWriter, prompt_logprobs
-from quire.server.params import REFUSED, Refusal, check_fields, check_stream, sampling_params
+from quire.server.params import (
+    REFUSED,
+    Refusal,
+    check_fields,
+    check_stream,
+    sampling_params,
+    tokens_as_ids,
+    usage_in_stream,
+)
 from quire.server.prompts import cache_salt, chat_text, finish_prompt
 from quire.server.protocol.fields import GenerationFields
 from quire.server.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
@@ -93,7 +101,7 @@ class _Reply:
         self._role = service.settings.response_role
         self._echo = self._echoed()
         self._logprobs = ChatLogprobsWriter(
-            service.engine.tokenizer, body.top_logprobs or 0, as_ids=bool(body.return_tokens_as_token_ids)
+            service.engine.tokenizer, body.top_logprobs or 0, as_ids=tokens_as_ids(body, service.settings)
         )
         check_stream(body)
         if body.top_logprobs and not body.logprobs:
@@ -126,9 +134,7 @@ class _Reply:
         conversation = await self._prepare(stream=True)
         generation = conversation.generation
         chunks = Chunks({**self._head, "object": "chat.completion.chunk"})
-        options = self._body.stream_options
-        continuous = options is not None and options.continuous_usage_stats
-        wants_usage = options is not None and options.include_usage
+        wants_usage, continuous = usage_in_stream(self._body, self._service.settings)
         begun: set[int] = set()
         async with aclosing(generation.stream()) as outputs:
             async for _, output in outputs:

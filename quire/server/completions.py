@@ -17,7 +17,7 @@ from quire.server.body import strict_route
 from quire.server.errors import invalid
 from quire.server.generation import Generation
 from quire.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
-from quire.server.params import check_fields, check_stream, sampling_params
+from quire.server.params import check_fields, check_stream, sampling_params, tokens_as_ids, usage_in_stream
 from quire.server.prompts import cache_salt, completion_prompts
 from quire.server.protocol.openai import Completion, CompletionChoice, CompletionRequest
 from quire.server.service import Context, Service, context_of
@@ -85,8 +85,7 @@ class _Reply:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The events of the reply."""
         generation, params = await self._prepare(stream=True)
-        options = self._body.stream_options
-        continuous = options is not None and options.continuous_usage_stats
+        wants_usage, continuous = usage_in_stream(self._body, self._service.settings)
         chunks = Chunks(self._head)
         begun: set[int] = set()
         async with aclosing(generation.stream()) as outputs:
@@ -99,7 +98,7 @@ class _Reply:
                     chunk: dict[str, Any] = {"choices": [self._choice(index, output, completion, is_first=is_first)]}
                     if self._only_scores:
                         generation.num_output_tokens = 0
-                    if options is not None and options.include_usage:
+                    if wants_usage:
                         chunk["usage"] = generation.usage if continuous else None
                     if is_first:
                         warnings = [*self._warnings, *output.warnings] if not begun else output.warnings
@@ -108,7 +107,7 @@ class _Reply:
                         begun.add(index)
                     yield chunks.event(chunk)
         last = await generation.extras()
-        if options is not None and options.include_usage:
+        if wants_usage:
             last["usage"] = generation.usage
         if last:
             yield chunks.event({"choices": [], **last})
@@ -189,7 +188,7 @@ class _Reply:
                 [] if self._body.echo else output.prompt_token_ids,
                 self._body.logprobs or 0,
                 skip_special_tokens=self._body.skip_special_tokens is not False,
-                as_ids=bool(self._body.return_tokens_as_token_ids),
+                as_ids=tokens_as_ids(self._body, self._service.settings),
             )
         if echoes:
             before = output.prompt_logprobs or [None] * len(output.prompt_token_ids)

@@ -12,6 +12,7 @@ from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.server.errors import ApiError, invalid
 from quire.server.protocol.fields import MAX_LABEL, Body, GenerationFields, SamplingFields
 from quire.server.service import Service
+from quire.server.settings import ServerSettings
 
 MAX_N = 128
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 4, 256
@@ -181,6 +182,20 @@ def check_stream(body: GenerationFields) -> None:
         raise invalid("stream_options", "stream_options requires stream=true.")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "prompt_logprobs is not available with stream=true; leave one of them out.")
+
+
+def usage_in_stream(body: GenerationFields, settings: ServerSettings) -> tuple[bool, bool]:
+    """(whether a stream ends with its usage, whether each chunk has it so far)."""
+    options = body.stream_options
+    if options is None:
+        return settings.enable_force_include_usage, False
+    return options.include_usage or settings.enable_force_include_usage, options.continuous_usage_stats
+
+
+def tokens_as_ids(body: GenerationFields, settings: ServerSettings) -> bool:
+    """Whether tokens are written as token_id:N."""
+    given = body.return_tokens_as_token_ids
+    return settings.return_tokens_as_token_ids if given is None else given
 
 
 def _check_stop(stop: str | list[str]) -> None:

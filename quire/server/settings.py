@@ -44,6 +44,8 @@ class ServerSettings:
     response_role: str = knob("assistant", "Role of what the model writes.")
     trust_request_chat_template: bool = knob(False, "Let requests bring a chat template of their own.")
     default_chat_template_kwargs: dict[str, Any] = knob({}, "Variables every chat template sees, as JSON.")
+    enable_force_include_usage: bool = knob(False, "End every stream with its usage, asked for or not.")
+    return_tokens_as_token_ids: bool = knob(False, "Write the tokens of logprobs as token_id:N, asked for or not.")
     strict_params: bool = knob(False, "Refuse fields that are not known instead of naming them in warnings.")
     max_tokens_policy: str = knob(
         "refuse",
@@ -65,8 +67,13 @@ class ServerSettings:
     max_concurrent_requests_per_key: int = knob(0, "The same for each API key; 0 sets no limit.", least=0)
     max_requests_per_minute_per_key: int = knob(0, "Requests one API key may start in a minute; 0: any.", least=0)
     max_body_size: int = knob(16 << 20, "Size of a request body; a megabyte holds some 150,000 token ids.", least=1)
-    max_header_size: int = knob(64 << 10, "Size of a request line with all headers.", least=256)
-    max_header_count: int = knob(128, "Headers of a request.", least=4)
+    max_header_size: int = knob(
+        64 << 10,
+        "Size of a request line with all headers.",
+        least=256,
+        aliases=("h11_max_incomplete_event_size",),
+    )
+    max_header_count: int = knob(128, "Headers of a request.", least=4, aliases=("h11_max_header_count",))
     header_timeout: int = knob(10, "Time in which the headers must arrive.", least=1)
     body_timeout: int = knob(60, "Time for which a body may stand still.", least=1)
     write_timeout: int = knob(120, "Time for which a client may read nothing before it is cut.", least=1)

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.main import main
+from quire.cli.main import create_parser, main
+from quire.config.args import EngineArgs
+from quire.config.foreign import ENGINE, SERVER, Foreign
 from quire.config.knobs import whole_number
+from quire.engine.core_startup import create_config
+from quire.errors import ConfigError
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -33,8 +37,16 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "short flag": (["run", "-x", "hi"], ["-x is no flag"]),
     "flag not built yet": (
         ["run", "--tensor-parallel-size", "2", "hi"],
-        ["--tensor-parallel-size is not supported yet", "only 1 is"],
+        ["--tensor-parallel-size 2 is not supported yet", "only 1 is", "--num-threads"],
     ),
+    "flag not built, by its short name": (["run", "-tp", "4", "hi"], ["-tp 4 is not supported yet", "only 1 is"]),
+    "switch not built": (["serve", "--enable-lora"], ["--enable-lora is not supported yet", "merge them"]),
+    "switch that says no": (["serve", "--no-enable-chunked-prefill"], ["always computed in chunks"]),
+    "server flag not built": (
+        ["serve", "--tool-call-parser", "hermes"],
+        ["--tool-call-parser hermes is not"],
+    ),
+    "flag not built, misspelt": (["serve", "--tool-call-paser", "hermes"], ["--tool-call-paser is no flag"]),
     "flag never built": (["env", "--trust-remote-code"], ["--trust-remote-code is not supported yet"]),
     "two prompts": (["run", "one", "two"], ["unrecognized arguments: two"]),
     # values
@@ -162,3 +174,43 @@ def test_whole_numbers_have_units(text: str, number: int) -> None:
 
 def test_whole_numbers_keep_every_digit() -> None:
     assert whole_number(str(2**62 + 1)) == 2**62 + 1
+
+
+def test_flags_that_say_what_quire_does_anyway_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "-tp 1 -pp 1 --enforce-eager --enable-chunked-prefill --no-trust-remote-code --runner auto"
+    server = "--enable-prompt-tokens-details --disable-uvicorn-access-log --stream-interval 1 --max-num-queued-reqs 9"
+    args = create_parser("serve").parse_args(["serve", *line.split(), *server.split(), "-q", "int8", "some/model"])
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "run", "config")}
+    assert given == {"model_tag": "some/model", "max_queued_requests": 9, "quantization": "int8"}
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("name", "option"), [*ENGINE.items(), *SERVER.items()], ids=lambda value: str(value)[:40])
+def test_what_is_not_varied_is_refused_in_one_sentence(
+    name: str, option: Foreign, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = "--" + name.replace("_", "-")
+    if option.is_switch and option.takes(True):
+        flag = flag.replace("--", "--no-", 1)
+    if option.is_switch and option.takes(True) and option.takes(False):
+        create_parser("serve").parse_args(["serve", flag])
+        return
+    with pytest.raises(SystemExit) as exit:
+        create_parser("serve").parse_args(["serve", flag, *([] if option.is_switch else ["nonsense"])])
+    assert exit.value.code == 2
+    message = capsys.readouterr().err
+    assert option.why in message
+    assert flag in message
+
+
+def test_the_embedded_model_has_a_name_and_a_directory_of_that_name_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = create_config(EngineArgs(model="quire-tiny"))
+    assert named.model_config == create_config(EngineArgs()).model_config
+    with pytest.raises(ConfigError, match="revision='main' has no effect on the embedded model"):
+        create_config(EngineArgs(model="quire-tiny", revision="main"))
+    (tmp_path / "quire-tiny").mkdir()
+    with pytest.raises(ConfigError, match=r"quire-tiny has no config\.json"):
+        create_config(EngineArgs(model="quire-tiny"))

@@ -103,7 +103,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def engine_flags() -> dict[str, argparse.Action]:
     parser = argparse.ArgumentParser(add_help=False)
     add_flags(parser)
-    return parser._option_string_actions
+    return {flag: action for flag, action in parser._option_string_actions.items() if action.help != argparse.SUPPRESS}
 
 
 def test_engine_flags_are_these() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -137,3 +138,17 @@ def test_the_longest_completion_of_a_request_is_counted(server: Running) -> None
     server.post("/v1/completions", prompt="a", max_tokens=5, n=2, ignore_eos=True, stream=True)
     server.post("/v1/completions", prompt="a", max_tokens=4, ignore_eos=True)
     assert series(server.client.get("/metrics").text, name) - before == 7 + 5 + 4
+
+
+def test_a_server_may_give_usage_and_token_ids_to_all(serve: Any) -> None:
+    with serve(enable_force_include_usage=True, return_tokens_as_token_ids=True) as generous:
+        for path, ask in (
+            ("/v1/completions", {"prompt": "import os", "logprobs": 0}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}),
+        ):
+            ask |= {"max_tokens": 3, "temperature": 0}
+            events = generous.post(path, **ask, stream=True).text.split("\n\n")
+            assert json.loads(events[-3].removeprefix("data: "))["usage"]["completion_tokens"] == 3
+            assert events[-2] == "data: [DONE]"
+            assert "token_id:" in generous.post(path, **ask).text
+            assert "token_id:" not in generous.post(path, **ask, return_tokens_as_token_ids=False).text

@@ -1,0 +1,177 @@
+"""Options of vLLM's that quire knows and does not vary: the values that say what it does anyway, and why no others.
+
+Whoever comes with a command line of vLLM's learns of each flag what it would mean here, instead of "unknown".
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """One such option."""
+
+    why: str
+    """What quire does, or what to use instead."""
+    accepts: tuple[Any, ...] = ()
+    """Values that describe what quire does anyway."""
+    short: str | None = None
+    """Another spelling of the flag."""
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag takes no value."""
+        return any(isinstance(value, bool) for value in self.accepts)
+
+    @property
+    def refusal(self) -> str:
+        """The end of a sentence that begins with the option."""
+        allowed = [repr(value) for value in self.accepts if value is not None]
+        only = f" only {' or '.join(allowed)} is;" if allowed else ""
+        return f"is not supported yet:{only} {self.why}"
+
+    def takes(self, value: object) -> bool:
+        """Whether a value of a keyword changes nothing."""
+        return any(type(value) is type(allowed) and value == allowed for allowed in self.accepts)
+
+    def takes_words(self, words: Sequence[str]) -> bool:
+        """Whether the words after a flag change nothing."""
+        return list(words) in ([str(value)] for value in self.accepts if value is not None)
+
+
+_DEVICES = "quire runs on one device and uses its cores (--num-threads)."
+_LORA = "there are no adapters; merge them into the checkpoint."
+_MEDIA = "models take text only."
+_TOOLS = "tool calls are not parsed; the text is the model's own."
+_REASONING = "reasoning is not taken apart; it is part of the text."
+_COMPILER = "nothing is compiled; leave it out."
+_OFFLOAD = "weights and KV cache stay in memory; --quantization and --kv-cache-dtype int8 make them smaller."
+_POOLING = "quire generates text; embeddings, scores and classes are not built yet."
+_CODE = "no code is loaded by name or from model repositories."
+_CONNECTOR = "there is no transfer of KV caches between servers."
+_DRAFTS = "there is no speculative decoding."
+
+ENGINE: Mapping[str, Foreign] = {
+    "additional_config": Foreign("there are no platform plugins."),
+    "allowed_local_media_path": Foreign(_MEDIA, ("",)),
+    "allowed_media_domains": Foreign(_MEDIA, (None,)),
+    "async_scheduling": Foreign("the next step is planned when the last one is known.", (False, None)),
+    "attention_backend": Foreign("--ops chooses the implementation of all ops."),
+    "attention_config": Foreign("--ops chooses the implementation of all ops."),
+    "code_revision": Foreign(_CODE, (None,)),
+    "compilation_config": Foreign(_COMPILER, (None,), "-cc"),
+    "convert": Foreign(_POOLING, ("auto", "none")),
+    "cpu_offload_gb": Foreign(_OFFLOAD, (0,)),
+    "data_parallel_size": Foreign("start several servers behind a balancer.", (1,), "-dp"),
+    "device": Foreign("this build computes on CPUs.", ("auto", "cpu")),
+    "disable_custom_all_reduce": Foreign(_DEVICES, (False, True)),
+    "distributed_executor_backend": Foreign(_DEVICES, (None, "uni")),
+    "download_dir": Foreign("HF_HOME says where the hub's files are kept.", (None,)),
+    "enable_chunked_prefill": Foreign("prompts are always computed in chunks; --max-num-batched-tokens.", (True, None)),
+    "enable_expert_parallel": Foreign(_DEVICES, (False,), "-ep"),
+    "enable_lora": Foreign(_LORA, (False, None)),
+    "enable_prompt_embeds": Foreign("prompts are text or token ids.", (False,)),
+    "enable_sleep_mode": Foreign("stop the server instead: it is ready again within seconds.", (False,)),
+    "enforce_eager": Foreign("nothing is compiled.", (True, False)),
+    "hf_config_path": Foreign("config.json is read from the model's directory; --hf-overrides changes its values."),
+    "hf_token": Foreign("set HF_TOKEN: a command line can be read by others.", (None,)),
+    "kv_cache_metrics": Foreign("/metrics and /v1/stats tell about the KV cache.", (False,)),
+    "kv_events_config": Foreign(_CONNECTOR, (None,)),
+    "kv_offloading_size": Foreign(_OFFLOAD, (None,)),
+    "kv_transfer_config": Foreign(_CONNECTOR, (None,)),
+    "limit_mm_per_prompt": Foreign(_MEDIA, (None,)),
+    "logits_processors": Foreign(_CODE, (None,)),
+    "logprobs_mode": Foreign("logprobs are those of the model, before any sampling parameter.", ("raw_logprobs",)),
+    "max_cpu_loras": Foreign(_LORA, (None,)),
+    "max_lora_rank": Foreign(_LORA),
+    "max_loras": Foreign(_LORA),
+    "mm_processor_cache_gb": Foreign(_MEDIA),
+    "mm_processor_kwargs": Foreign(_MEDIA, (None,)),
+    "model_impl": Foreign("models are quire's own; ModelRegistry takes others.", ("auto",)),
+    "nnodes": Foreign(_DEVICES, (1,), "-n"),
+    "optimization_level": Foreign(_COMPILER),
+    "performance_mode": Foreign(_COMPILER, ("balanced",)),
+    "pipeline_parallel_size": Foreign(_DEVICES, (1,), "-pp"),
+    "pooler_config": Foreign(_POOLING, (None,)),
+    "prefix_caching_hash_algo": Foreign("what is found in the prefix cache is compared token by token; leave it out."),
+    "profiler_config": Foreign("x-quire-why: 1 tells where the time of a request went.", (None,)),
+    "quantization_config": Foreign("--quantization rounds a checkpoint while it is read.", (None,)),
+    "runner": Foreign(_POOLING, ("auto", "generate")),
+    "safetensors_load_strategy": Foreign("weights are read from mapped files.", ("lazy",)),
+    "scheduling_policy": Foreign("requests are served in the order in which they came.", ("fcfs",)),
+    "spec_method": Foreign(_DRAFTS, (None,)),
+    "spec_model": Foreign(_DRAFTS, (None,)),
+    "speculative_config": Foreign(_DRAFTS, (None,), "-sc"),
+    "structured_outputs_config": Foreign("output is not constrained to a grammar.", (None,)),
+    "swap_space": Foreign("preempted requests are computed again.", (0,)),
+    "task": Foreign(_POOLING, ("auto", "generate")),
+    "tensor_parallel_size": Foreign(_DEVICES, (1,), "-tp"),
+    "tokenizer_mode": Foreign("tokenizer.json or tokenizer.model is read, whichever there is.", ("auto",)),
+    "tokenizer_revision": Foreign("--revision holds for model and tokenizer.", (None,)),
+    "trust_remote_code": Foreign(_CODE, (False,)),
+}
+"""By keyword of `LLM(...)`; flags of every command that loads a model."""
+
+SERVER: Mapping[str, Foreign] = {
+    "chat_template_content_format": Foreign("a template is given what it asks for.", ("auto",)),
+    "disable_access_log_for_endpoints": Foreign("there is no access log; --enable-log-requests logs requests."),
+    "disable_log_requests": Foreign("--enable-log-requests logs them.", (True, False)),
+    "disable_uvicorn_access_log": Foreign("--enable-log-requests logs requests when they end.", (True,)),
+    "enable_auto_tool_choice": Foreign(_TOOLS, (False,)),
+    "enable_log_outputs": Foreign("neither prompts nor answers are ever logged.", (False,)),
+    "enable_per_request_metrics": Foreign("a request with the header x-quire-why: 1 gets them.", (False,)),
+    "enable_prompt_tokens_details": Foreign("usage always has cached_tokens.", (True,)),
+    "enable_request_id_headers": Foreign("every reply has X-Request-Id.", (True,)),
+    "enable_server_load_tracking": Foreign("/load always answers.", (True,)),
+    "enable_ssl_refresh": Foreign("restart the server, or let a proxy do TLS.", (False,)),
+    "fingerprint_mode": Foreign("system_fingerprint is a hash of version, model and how it is computed.", ("hash",)),
+    "headless": Foreign(_DEVICES, (False,)),
+    "logging_config": Foreign("--log-level and --log-format say what is logged and how."),
+    "lora_modules": Foreign(_LORA, (None,)),
+    "max_log_len": Foreign("neither prompts nor answers are ever logged; leave it out."),
+    "middleware": Foreign(_CODE),
+    "reasoning_parser": Foreign(_REASONING),
+    "ssl_cert_reqs": Foreign("--ssl-ca-certs requires certificates of clients."),
+    "ssl_ciphers": Foreign("Python's choice holds; a proxy may do TLS with others."),
+    "stream_interval": Foreign("tokens are sent as they come, merged for slow readers.", (1,)),
+    "tool_call_parser": Foreign(_TOOLS),
+    "tool_parser_plugin": Foreign(_CODE),
+    "tool_server": Foreign(_TOOLS),
+    "uvicorn_log_level": Foreign("--log-level holds for everything that is logged."),
+}
+"""Flags of `quire serve` alone."""
+
+
+class _Noted(argparse.Action):
+    """A flag that changes nothing, or is refused."""
+
+    def __init__(self, option: Foreign, **given: Any) -> None:
+        # What is refused in any case may stand before any number of words.
+        given["nargs"] = 0 if option.is_switch else 1 if option.accepts else "*"
+        super().__init__(**{**given, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS})
+        self.option = option
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        option, name = self.option, flag or ""
+        taken = option.takes(not name.startswith("--no-")) if option.is_switch else option.takes_words(values)
+        if not taken:
+            words = "" if option.is_switch else "".join(f" {word[:100]}" for word in values[:1])
+            parser.error(f"{name}{words} {option.refusal}")
+
+
+def add_foreign_flags(parser: argparse.ArgumentParser, options: Mapping[str, Foreign]) -> None:
+    """One flag for each; none is shown in --help."""
+    for name, option in options.items():
+        flag = name.replace("_", "-")
+        flags = [f"--{flag}"]
+        if option.is_switch:
+            flags.append(f"--no-{flag}")
+        if option.short is not None:
+            flags.append(option.short)
+        parser.add_argument(*flags, action=_Noted, option=option)
