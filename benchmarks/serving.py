@@ -1,6 +1,7 @@
 """`quire serve` over HTTP against the same engine offline, on a small random checkpoint where the front's cost shows.
 
     python -m benchmarks.serving --rounds 5
+    python -m benchmarks.serving --start [MODEL]        seconds from process start to the first 200 of /ready
 
 The checkpoint has 4 layers of 256, 4/2 heads of 64 and a vocabulary of 8192. One round: every number of streams over
 HTTP and offline, in turn, all prompts at once, 32 tokens in and 128 out, nothing in the prefix cache; then single
@@ -29,6 +30,7 @@ from benchmarks.checkpoints import QWEN3_06B, write_checkpoint
 from benchmarks.peer_worker import quire as load_quire
 from quire.cli.http_client import HttpClient
 from quire.cli.load import Record, figures, send_all
+from quire.config.args import EMBEDDED
 from quire.utils.math import percentile
 
 VOCAB = 8192
@@ -100,24 +102,34 @@ class Offline:
 
 
 @contextlib.contextmanager
-def server(model: Path) -> Iterator[tuple[str, int, int]]:
-    """(URL, process id of the front, that of the core) of a server."""
+def server(model: str) -> Iterator[tuple[str, int, int]]:
+    """(URL, process id of the front, that of the core) of a server that is ready."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     flags = ["--port", str(port), "--kv-cache-memory-bytes", "1G", "--no-enable-prefix-caching"]
-    process = subprocess.Popen([sys.executable, "-m", "quire.cli.main", "serve", str(model), *flags])
+    process = subprocess.Popen([sys.executable, "-m", "quire.cli.main", "serve", model, *flags])
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        for _ in range(6000):
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"{url}/ready", timeout=1).close()
                 break
-            time.sleep(0.1)
+            time.sleep(0.01)
         (core,) = _children(process.pid)
         yield url, process.pid, int(core)
     finally:
         process.terminate()
         process.wait()
+
+
+def starts(model: str, rounds: int) -> list[float]:
+    """Seconds from process start to ready; the first start, which brings the files into the page cache, is left out."""
+    seconds = []
+    for _ in range(rounds + 1):
+        started_at = time.perf_counter()
+        with server(model):
+            seconds.append(time.perf_counter() - started_at)
+    return seconds[1:]
 
 
 def _children(parent: int) -> list[str]:
@@ -150,12 +162,14 @@ def resident_mib(pid: int) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time of all threads that live."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
-async def measure(url: str, model: Path, rounds: int, streams: list[int]) -> None:
+async def measure(url: str, front: int, model: Path, rounds: int, streams: list[int]) -> None:
     engine = Offline(model)
+    front_us: dict[int, list[float]] = {count: [] for count in streams}
     http: dict[int, list[float]] = {count: [] for count in streams}
     alone: dict[int, list[float]] = {count: [] for count in streams}
     singles: list[Record] = []
@@ -164,15 +178,17 @@ async def measure(url: str, model: Path, rounds: int, streams: list[int]) -> Non
         engine.rate(max(streams))
         for _ in range(rounds):
             for count in streams:
+                used_s = cpu_s(front)
                 http[count].append(figures(await over_http(client, count), [])["output_throughput"])
+                front_us[count].append(1e6 * (cpu_s(front) - used_s) / (count * OUTPUT))
                 alone[count].append(engine.rate(count))
             singles += await over_http(client, SINGLE // rounds, max_concurrency=1)
     engine.close()
-    print("| streams | over HTTP, tok/s | offline, tok/s | ratio |\n|---|---|---|---|")
+    print("| streams | over HTTP, tok/s | offline, tok/s | ratio | front, us of CPU per token |\n|---|---|---|---|---|")
     for count in streams:
         rate, base = statistics.median(http[count]), statistics.median(alone[count])
         ratio = statistics.median(a / b for a, b in zip(http[count], alone[count], strict=True))
-        print(f"| {count} | {rate:,.0f} | {base:,.0f} | {ratio:.2f} |")
+        print(f"| {count} | {rate:,.0f} | {base:,.0f} | {ratio:.2f} | {statistics.median(front_us[count]):.0f} |")
     for name, values in (("TTFT", [r.ttft for r in singles]), ("per token", [r.tpot or 0 for r in singles])):
         spread = ", ".join(f"p{percent} {1e3 * percentile(values, percent):.2f}" for percent in (10, 50, 90))
         print(f"{name} at idle: {spread} ms")
@@ -182,16 +198,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--start", metavar="MODEL", nargs="?", const=EMBEDDED, help="measure the start instead")
     parser.add_argument("--offline", metavar="MODEL", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.offline:
         offline(args.offline)
         return
+    if args.start:
+        print(*(f"{seconds:.2f} s" for seconds in sorted(starts(args.start, args.rounds))))
+        return
     with tempfile.TemporaryDirectory() as directory:
         model = write_checkpoint(Path(directory), SMALL)
         write_tokenizer(model)
-        with server(model) as (url, front, core):
-            asyncio.run(measure(url, model, args.rounds, args.streams))
+        with server(str(model)) as (url, front, core):
+            asyncio.run(measure(url, front, model, args.rounds, args.streams))
             before = {pid: cpu_s(pid) for pid in (front, core)}
             time.sleep(IDLE_S)
             for name, pid in (("front", front), ("core", core)):
