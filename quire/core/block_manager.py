@@ -24,7 +24,7 @@ class BlockManager:
 
     def match_prefix(self, seq: Sequence) -> list[int]:
         """The cached blocks that hold the longest prefix of the sequence, its last token never included."""
-        if not self._reads_cache(seq):
+        if not self.reads_cache(seq):
             return []
         matched: list[int] = []
         for index in range((seq.num_tokens - 1) // self.block_size):
@@ -47,7 +47,7 @@ class BlockManager:
         seq.block_ids = list(matched)
         seq.num_hashed_blocks = len(matched)
         seq.num_computed_tokens = len(matched) * self.block_size
-        if self._reads_cache(seq):
+        if self.reads_cache(seq):
             self.num_queried_tokens += seq.num_tokens
             self.num_hit_tokens += seq.num_computed_tokens
 
@@ -97,7 +97,8 @@ class BlockManager:
         seq.num_computed_tokens = 0
         seq.last_block_shared = False
 
-    def _reads_cache(self, seq: Sequence) -> bool:
+    def reads_cache(self, seq: Sequence) -> bool:
+        """Whether what others have computed may serve this sequence."""
         return self.enable_prefix_caching and seq.group.request.sampling_params.reads_prefix_cache
 
     def _must_copy(self, seq: Sequence) -> bool:

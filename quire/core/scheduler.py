@@ -158,17 +158,32 @@ class Scheduler:
     def _schedule_waiting(self, plan: SchedulerOutputs, budget: StepBudget) -> Constraint:
         """Start who fits; what keeps the next one out."""
         while self.waiting and budget.for_many() > 0:
-            seq = self.waiting[0]
+            seq = next((seq for seq in self.waiting if not self._follows(seq)), None)
+            if seq is None:
+                return Constraint.TOKEN_BUDGET
             if self._num_slots + seq.num_to_fork > self.max_num_seqs:
                 return Constraint.MAX_NUM_SEQS
             matched = self.blocks.match_prefix(seq)
             if not self.blocks.can_allocate(seq, matched):
                 return Constraint.KV_CACHE
-            self.waiting.popleft()
+            self.waiting.remove(seq)
             self.blocks.allocate_prefix(seq, matched)
             self._admit(seq)
             self._schedule(seq, self._share_of(seq, budget), plan, budget)
         return Constraint.TOKEN_BUDGET if self.waiting or budget.for_many() <= 0 else Constraint.ARRIVALS
+
+    def _follows(self, seq: Sequence) -> bool:
+        """Whether another branch is computing the same prompt now; then its blocks can be shared, a step or some later.
+
+        Branches that wait by themselves are those of a request that came from another core, or was preempted.
+        """
+        others = seq.group.sequences
+        if len(others) == 1 or not self.blocks.reads_cache(seq):
+            return False
+        prompt = seq.group.num_prompt_tokens
+        return any(
+            other.status is SequenceStatus.RUNNING and other.num_computed_tokens < prompt for other in others.values()
+        )
 
     def _share_of(self, seq: Sequence, budget: StepBudget) -> int:
         wanted = len(seq.token_ids) - seq.num_computed_tokens

@@ -60,6 +60,24 @@ def test_a_request_may_move_again_and_again() -> None:
             assert tokens[name, branch] == expected_tokens(list(range(length)), branch, 9)
 
 
+@pytest.mark.parametrize("max_num_batched_tokens", [256, 16])
+def test_moved_branches_compute_their_prompt_once_and_nobody_waits_for_them(max_num_batched_tokens: int) -> None:
+    first, second = (FakeCore(num_blocks=64, max_num_batched_tokens=max_num_batched_tokens) for _ in range(2))
+    first.submit("many", list(range(50)), max_tokens=9, params={"n": 5})
+    while len(first.tokens.get(("many", 4), [])) < 3:
+        first.step()
+    move(first, second)
+    second.submit("other", [7, 8, 9], max_tokens=4)
+    second.step()
+    assert "other" in {seq.group.request_id for seq in second.scheduler.running} or max_num_batched_tokens == 16
+    second.run()
+    for branch in range(5):
+        given = [*first.tokens["many", branch], *second.tokens["many", branch]]
+        assert given == expected_tokens(list(range(50)), branch, 9)
+    outputs = 5 * 9 + 4
+    assert second.scheduler.num_computed_tokens < 53 + outputs + 4 * (50 % 16), "full blocks of the prompt: once"
+
+
 def test_withdrawn_branches_are_those_that_still_run() -> None:
     core = FakeCore(num_blocks=64)
     core.submit("a", [1, 2, 3], params={"n": 3})
