@@ -40,7 +40,7 @@ from quire.inputs import PromptType
 from quire.log import get_logger
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest
-from quire.messages.stats import StepStats
+from quire.messages.stats import StepStats, continued
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
@@ -114,11 +114,14 @@ class AsyncLLMEngine:
 
     def __init__(self, core: EngineParts | CoreSource, limits: AdmissionLimits | None = None) -> None:
         self.last_stats: StepStats | None = None
-        """How full the engine is, and what it has done; None before it is known, and when statistics are off."""
+        """How full the engine is, and what it has done, also in cores that ended; None before it is known, and when
+        statistics are off."""
         self.last_stats_at = 0.0
         """When they came, by `time.monotonic()`."""
         self.num_restarts = 0
         """Cores that were replaced."""
+        self._ended_stats: StepStats | None = None
+        """What they had done, as far as they said."""
         self._admission = Admission(limits or AdmissionLimits())
         self._streams: dict[str, _Stream] = {}
         """By the user's request id."""
@@ -377,7 +380,9 @@ class AsyncLLMEngine:
 
     def _deliver(self, news: EngineCoreOutputs) -> None:
         if news.stats is not None:
-            self.last_stats, self.last_stats_at = news.stats, time.monotonic()
+            ended = self._ended_stats
+            self.last_stats = news.stats if ended is None else continued(ended, news.stats)
+            self.last_stats_at = time.monotonic()
         if not news.outputs:
             return
         outputs, aborts = self._parts.output_processor.process(news)
@@ -445,6 +450,7 @@ class AsyncLLMEngine:
     def _core_down(self, event: CoreDown) -> None:
         self._disconnect()
         self.num_restarts += 1
+        self._ended_stats = self.last_stats
         bereft = [core_id for core_id, stream in self._readers.items() if stream.in_core]
         guilty = self._suspects.core_ended(bereft, crashed=event.crashed)
         if guilty in self._readers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -78,3 +78,26 @@ class StepStats:
     num_first_tokens: int = 0
     first_token_time_s: float = 0.0
     """Arrival to first token, summed over the requests that have one."""
+
+
+_TOTALS = (
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "num_steps",
+    "step_time_s",
+    "num_computed_tokens",
+    "num_generation_tokens",
+    "num_first_tokens",
+    "first_token_time_s",
+)
+_TOTALS_BY_KIND = ("constraint_steps", "steps_by_tokens")
+
+
+def continued(before: StepStats, stats: StepStats) -> StepStats:
+    """The state of a core, its totals on top of those of cores that ended before it."""
+    totals = {name: getattr(before, name) + getattr(stats, name) for name in _TOTALS}
+    for name in _TOTALS_BY_KIND:
+        old, new = getattr(before, name), getattr(stats, name)
+        totals[name] = {kind: old.get(kind, 0) + new.get(kind, 0) for kind in {**old, **new}}
+    return replace(stats, **totals)

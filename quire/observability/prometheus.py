@@ -254,8 +254,10 @@ class Metrics:
         return generate_latest(_Whole(self._core_registry, self._registry, others or {}))
 
     def _count_totals(self, stats: StepStats) -> None:
-        """The core counts from its own start; a replaced one begins anew."""
-        seen = self._seen if stats.num_steps >= self._seen.num_steps else StepStats()
+        """Counters never fall, though the one who knew most may have gone."""
+        seen = self._seen
+        if stats.num_steps < seen.num_steps:
+            return
         for constraint, count in stats.constraint_steps.items():
             new = count - seen.constraint_steps.get(constraint, 0)
             self.constraints.labels(*self._values, constraint.value).inc(new)

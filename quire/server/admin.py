@@ -89,7 +89,7 @@ def _add_state(router: APIRouter, service: Service) -> None:
             "num_queued": server.num_queued,
             "num_tasks": len(asyncio.all_tasks()),
             "age_s": time.monotonic() - engine.last_stats_at if engine.last_stats else None,
-            "stats": engine.last_stats,
+            "stats": server.stats,
         }
         return json_reply(status)
 
@@ -97,7 +97,7 @@ def _add_state(router: APIRouter, service: Service) -> None:
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         server, others = await service.reports()
-        text = service.metrics.expose(service.engine.last_stats, server.num_restarts, others)
+        text = service.metrics.expose(server.stats, server.num_restarts, others)
         return Response(text, media_type=CONTENT_TYPE)
 
 

@@ -19,6 +19,7 @@ from quire.engine.core_protocol import CoreConfigured
 from quire.engine.core_supervisor import CoreDown, CoreEvent, CoreGone, CoreUp
 from quire.errors import from_wire
 from quire.messages.codec import Codec, FrameReader
+from quire.messages.stats import StepStats
 from quire.observability.samples import Samples
 from quire.server.settings import ServerSettings
 from quire.server.shared_counts import SharedCounts
@@ -85,6 +86,8 @@ class FrontReport:
     num_unfinished: int = 0
     num_queued: int = 0
     num_restarts: int = 0
+    stats: StepStats | None = None
+    """What it knows of the cores."""
     samples: Samples = field(default_factory=dict)
 
 

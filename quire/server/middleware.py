@@ -7,6 +7,7 @@ import hmac
 import re
 import time
 from collections.abc import MutableMapping
+from math import ceil
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,7 +16,7 @@ from quire.log import get_logger, request_id
 from quire.server import console
 from quire.server.errors import ApiError, error_response, route_of
 from quire.server.service import Context, Service
-from quire.server.shared_counts import WINDOW_S
+from quire.server.shared_counts import expiry
 
 log = get_logger(__name__)
 
@@ -150,7 +151,7 @@ class Limits:
         now = time.monotonic()
         started, first = self._counts.started(key, now)
         if started >= limit:
-            wait = int(WINDOW_S - (now - first)) + 1
+            wait = ceil(expiry(first) - now)
             raise _overloaded(f"This API key has started {limit} requests within a minute, its limit.", wait)
         self._counts.start(key, now)
 

@@ -81,6 +81,11 @@ class Service:
         if self.tracer is not None:
             self.tracer.close()
 
+    def count_refused(self) -> None:
+        """Count a reply to what was no request yet: no HTTP, or beyond the limits of a connection."""
+        if self.is_configured:
+            self.metrics.http_requests.labels("none", "other", "4xx").inc()
+
     async def reports(self) -> tuple[FrontReport, Samples]:
         """The whole server, whichever front is asked: what it does, and what all fronts but this one have counted.
 
@@ -91,17 +96,22 @@ class Service:
         for report in others:
             add_samples(counted, report.samples)
         fronts = [self._state(), *others]
+        known = [report.stats for report in fronts if report.stats is not None]
         whole = FrontReport(
             num_unfinished=sum(report.num_unfinished for report in fronts),
             num_queued=sum(report.num_queued for report in fronts),
             num_restarts=max(report.num_restarts for report in fronts),
+            stats=max(known, key=lambda stats: stats.num_steps, default=None),  # a young front has missed cores
         )
         return whole, counted
 
     def _state(self) -> FrontReport:
         engine = self.engine
         return FrontReport(
-            num_unfinished=engine.num_unfinished, num_queued=engine.num_queued, num_restarts=engine.num_restarts
+            num_unfinished=engine.num_unfinished,
+            num_queued=engine.num_queued,
+            num_restarts=engine.num_restarts,
+            stats=engine.last_stats,
         )
 
     def _report(self) -> FrontReport:

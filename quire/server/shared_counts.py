@@ -55,7 +55,7 @@ class SharedCounts:
             first = self._place(front, key) + 1
             for place in range(first, first + 2 * _SECONDS, 2):
                 second = self._counts[place]
-                if self._counts[place + 1] and now - second < WINDOW_S:
+                if self._counts[place + 1] and now < expiry(second):
                     count += self._counts[place + 1]
                     oldest = min(oldest, second)
         return count, oldest
@@ -67,6 +67,11 @@ class SharedCounts:
 
     def _place(self, front: int, key: int) -> int:
         return (front * self._num_keys + max(key, 0)) * _COLUMNS
+
+
+def expiry(second: int) -> int:
+    """When what was started in a second does not count any more: a minute after the second's end."""
+    return second + 1 + WINDOW_S
 
 
 def new_memory(num_fronts: int, num_keys: int) -> int:

@@ -210,6 +210,26 @@ def test_a_request_that_went_on_in_another_core_says_so() -> None:
     run(main())
 
 
+def test_totals_go_on_in_another_core() -> None:
+    async def main() -> None:
+        async with launched() as core:
+            await transcript(core.engine, ("a", LONG))
+            before = core.engine.last_stats
+            assert before is not None
+            core.kill()
+            await core.until(EngineState.RESTARTING)
+            await core.until(EngineState.READY)
+            await transcript(core.engine, ("b", LONG))
+            after = core.engine.last_stats
+            assert after is not None
+            assert after.num_generation_tokens == 2 * before.num_generation_tokens == 2 * (LONG.max_tokens or 0)
+            assert after.num_steps > before.num_steps
+            assert sum(after.steps_by_tokens.values()) == after.num_steps
+            assert after.num_free_blocks == after.num_total_blocks == before.num_total_blocks
+
+    run(main())
+
+
 def test_signals_for_the_whole_group_are_not_for_the_core() -> None:
     async def main() -> None:
         async with launched() as core:

@@ -77,3 +77,18 @@ def test_histograms_have_the_buckets_that_dashboards_know(
     samples = families["vllm:" + name].samples
     found = [float(sample.labels["le"]) for sample in samples if sample.name.endswith("_bucket")]
     assert found == [*bounds, float("inf")]
+
+
+def test_steps_are_counted_by_their_tokens_and_counters_never_fall() -> None:
+    metrics = Metrics(create_config(EngineArgs()), "m")
+    for hits, steps in ((5, {1: 3, 8: 2}), (2, {1: 1}), (9, {1: 4, 8: 2, 16: 1})):
+        total = sum(steps.values())
+        stats = StepStats(
+            num_steps=total, prefix_cache_hits=hits, steps_by_tokens=steps, num_computed_tokens=sum(steps) * total
+        )
+        text = metrics.expose(stats, 0).decode()
+        found = {name: float(value) for name, value in re.findall(r"^quire:(\S+?)(?:\{.*?\})? (\S+)$", text, re.M)}
+        assert found["prefix_cache_hits_total"] == max(hits, 5)
+        assert found["iteration_tokens_total_count"] == max(total, 5)
+    buckets = re.findall(r'quire:iteration_tokens_total_bucket\{.*le="([^"]+)".*\} (\S+)', text)
+    assert [(bound, float(count)) for bound, count in buckets][:4] == [("1.0", 4), ("8.0", 6), ("16.0", 7), ("32.0", 7)]

@@ -105,7 +105,7 @@ def test_starts_count_for_a_minute_in_whichever_front_they_were() -> None:
     for counts, at in ((one, 100.2), (two, 100.9), (one, 130.0)):
         counts.start(-1, at)
     assert one.started(-1, 130.0) == (3, 100)
-    assert two.started(-1, 159.9) == (3, 100)
+    assert two.started(-1, 160.9) == (3, 100)
     assert two.started(-1, 161.0) == (1, 130)
     one.start(-1, 164.5)  # in the place of second 100
     assert one.started(-1, 164.6) == (2, 130)
