@@ -6,6 +6,7 @@ import asyncio
 import difflib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -34,8 +35,8 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
     hidden = settings.disable_fastapi_docs
 
     @asynccontextmanager
-    async def closing(_: FastAPI) -> AsyncIterator[None]:
-        yield
+    async def closing(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        yield {"count_refused": service.count_refused}  # for the connections, which refuse before there is a request
         await asyncio.to_thread(service.close)
 
     app = FastAPI(

@@ -238,6 +238,7 @@ class LimitedConnection(HttpToolsProtocol):
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
+            self.app_state["count_refused"]()
         self.transport.close()
 
     def _stop(self, *timers: asyncio.TimerHandle | None) -> None:

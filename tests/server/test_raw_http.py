@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -155,6 +156,17 @@ def test_what_is_no_http_is_refused(hasty: Running, log: None, data: bytes) -> N
     (reply,) = exchange(hasty, data)
     assert reply.status == 400
     assert json.loads(reply.body)["error"]["code"] == "invalid_http"
+
+
+def test_what_is_no_http_is_counted(hasty: Running) -> None:
+    def num_refused() -> float:
+        text = hasty.client.get("/metrics").text
+        found = re.search(r'http_requests_total\{handler="none",method="other",status="4xx"\} (\S+)', text)
+        return float(found[1]) if found else 0
+
+    before = num_refused()
+    exchange(hasty, b"\0")
+    assert num_refused() == before + 1
 
 
 @pytest.mark.parametrize(
