@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -142,15 +143,16 @@ def served(directory: Path, *flags: str) -> Iterator[Server]:
         server.close()
 
 
+NUM_STREAMS = 32
 PROMPTS = ["import os", "def read(", "class A:", "for i in", "x = [", "return", "if a", "while"]
 
 
 def start_streams(server: Server, pool: ThreadPoolExecutor, max_tokens: int = 150) -> list[Future[Any]]:
     """Streams of which each has begun."""
-    started = [Event() for _ in PROMPTS]
+    started = [Event() for _ in range(NUM_STREAMS)]
     streams = [
-        pool.submit(server.complete, prompt, max_tokens, started[index], seed=index, temperature=index % 2)
-        for index, prompt in enumerate(PROMPTS)
+        pool.submit(server.complete, prompt, max_tokens, event, seed=index, temperature=index // len(PROMPTS) % 2)
+        for index, (prompt, event) in enumerate(zip(itertools.cycle(PROMPTS), started, strict=False))
     ]
     for event in started:
         assert event.wait(TIMEOUT)
@@ -162,7 +164,7 @@ def results(streams: list[Future[Any]]) -> list[Any]:
 
 
 def test_whatever_happens_to_the_core_streams_end_as_if_nothing_had(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(16) as pool, served(tmp_path) as server:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool, served(tmp_path) as server:
         expected = results(start_streams(server, pool))
         assert {result[3] for result in expected} == {"length"}
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -186,7 +188,7 @@ def test_whatever_happens_to_the_core_streams_end_as_if_nothing_had(tmp_path: Pa
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
-    with ThreadPoolExecutor(16) as pool, served(tmp_path) as server:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool, served(tmp_path) as server:
         streams = start_streams(server, pool, 300)
         server.process.send_signal(number)
         wait_for(lambda: server.status("/ready") == 503)
@@ -215,7 +217,7 @@ def test_a_server_that_is_still_loading_ends_at_once(tmp_path: Path, flags: tupl
 
 
 def test_the_second_signal_stops_and_streams_still_get_their_last_event(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(16) as pool, served(tmp_path) as server:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool, served(tmp_path) as server:
         streams = start_streams(server, pool, 1000)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.status("/ready") == 503)
@@ -225,7 +227,7 @@ def test_the_second_signal_stops_and_streams_still_get_their_last_event(tmp_path
 
 
 def test_the_deadline_of_a_drain_ends_what_is_left(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(16) as pool, served(tmp_path, "--shutdown-timeout", "0") as server:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool, served(tmp_path, "--shutdown-timeout", "0") as server:
         streams = start_streams(server, pool, 1000)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(TIMEOUT) == 0
@@ -233,7 +235,7 @@ def test_the_deadline_of_a_drain_ends_what_is_left(tmp_path: Path) -> None:
 
 
 def test_a_killed_server_leaves_nothing_and_a_stopped_one_goes_on(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(16) as pool, served(tmp_path) as server:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool, served(tmp_path) as server:
         assert not [
             line for line in Path(f"/proc/{server.process.pid}/maps").read_text().splitlines() if "torch" in line
         ]
@@ -255,7 +257,7 @@ def test_a_killed_server_leaves_nothing_and_a_stopped_one_goes_on(tmp_path: Path
 
 
 def test_a_core_that_may_not_be_replaced_leaves_a_server_that_says_so(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(16) as pool, served(tmp_path, "--max-engine-restarts", "0") as server:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool, served(tmp_path, "--max-engine-restarts", "0") as server:
         streams = start_streams(server, pool, 1000)
         os.kill(server.core_pid, signal.SIGKILL)
         wait_for(lambda: server.status("/health") == 503)
@@ -268,7 +270,7 @@ def test_a_core_that_may_not_be_replaced_leaves_a_server_that_says_so(tmp_path: 
 
 
 def test_several_fronts_share_one_core_and_each_may_die(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(16) as pool, served(tmp_path, "--api-server-count", "2") as server:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool, served(tmp_path, "--api-server-count", "2") as server:
         expected = results(start_streams(server, pool))
         core, fronts = server.core_pid, server.pids("front_process")
         assert len(fronts) == 2
