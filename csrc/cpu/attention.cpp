@@ -11,6 +11,7 @@ namespace {
 
 // Pieces that a thread should find: enough that nobody waits long for the last one.
 constexpr int64_t kPiecesPerThread = 8;
+constexpr int64_t kMostPiecesInRow = 8;
 // Divided units leave each split's sums in memory; past this many bytes of them nothing is divided.
 constexpr int64_t kMostPartialBytes = int64_t(1) << 28;
 
@@ -106,34 +107,60 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
   }
 
   const AttendFn attend = (dtype == QR_BFLOAT16 ? table->attend_bf16 : table->attend)[cache_dtype];
-  parallel_for(all.first_piece, [&](int64_t index) {
+  const auto sequence_of = [&](int64_t index) {
     int64_t low = 0, high = sequences;  // the last sequence whose first piece is not beyond index
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
       (units[middle].first_piece <= index ? low : high) = middle;
     }
-    const Units& own = units[low];
-    const int64_t range = (index - own.first_piece) % own.ranges, unit = (index - own.first_piece) / own.ranges;
-    const int64_t rows = (int64_t(query_start[low + 1]) - query_start[low]) * group;
+    return low;
+  };
+  const auto piece_at = [&](int64_t index) {
     AttentionPiece piece;
-    piece.sequence = low;
+    piece.sequence = sequence_of(index);
+    const Units& own = units[piece.sequence];
+    const int64_t range = (index - own.first_piece) % own.ranges, unit = (index - own.first_piece) / own.ranges;
+    const int64_t rows = (int64_t(query_start[piece.sequence + 1]) - query_start[piece.sequence]) * group;
     piece.kv_head = unit / own.tiles;  // tiles of one head follow each other: they share its pages
     piece.row_begin = unit % own.tiles * kQueryRows;
     piece.row_end = piece.row_begin + kQueryRows < rows ? piece.row_begin + kQueryRows : rows;
-    const SplitRange seen = splits_of(args, low, piece.row_begin, piece.row_end);
+    const SplitRange seen = splits_of(args, piece.sequence, piece.row_begin, piece.row_end);
     const int64_t count = seen.end - seen.begin;
     piece.split_begin = seen.begin + count * range / own.ranges;
     piece.split_end = seen.begin + count * (range + 1) / own.ranges;
     piece.partials = nullptr;
-    if (own.ranges == 1) return attend(args, piece);
-    float* first = partials + (own.first_split + unit * own.splits) * split_floats;
-    piece.partials = first + (piece.split_begin - seen.begin) * split_floats;
-    attend(args, piece);
+    if (own.ranges > 1)
+      piece.partials =
+          partials + (own.first_split + unit * own.splits + piece.split_begin - seen.begin) * split_floats;
+    piece.next_block = -1;
+    return piece;
+  };
+  const auto merge = [&](int64_t index, AttentionPiece piece) {
+    const Units& own = units[piece.sequence];
+    const int64_t unit = (index - own.first_piece) / own.ranges;
     if (left[own.first_unit + unit].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    const SplitRange seen = splits_of(args, piece.sequence, piece.row_begin, piece.row_end);
     piece.split_begin = seen.begin;
     piece.split_end = seen.end;
-    piece.partials = first;
+    piece.partials = partials + (own.first_split + unit * own.splits) * split_floats;
     table->merge_splits(args, piece);
+  };
+  // A thread takes a few pieces in a row, so that memory is not idle from one to the next.
+  const int64_t most = all.first_piece / (num_threads() * kPiecesPerThread);
+  const int64_t run = most < 1 ? 1 : most < kMostPiecesInRow ? most : kMostPiecesInRow;
+  parallel_for(divide_up(all.first_piece, run), [&](int64_t ticket) {
+    const int64_t end = (ticket + 1) * run < all.first_piece ? (ticket + 1) * run : all.first_piece;
+    AttentionPiece next = piece_at(ticket * run);
+    for (int64_t index = ticket * run; index < end; ++index) {
+      AttentionPiece piece = next;
+      if (index + 1 < end) {
+        next = piece_at(index + 1);
+        piece.next_block = block_tables[next.sequence * table_stride + next.split_begin * pages_of_split(args.layout)];
+        piece.next_head = next.kv_head;
+      }
+      attend(args, piece);
+      if (piece.partials != nullptr) merge(index, piece);
+    }
   });
   return QR_OK;
 }

@@ -270,9 +270,10 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
       w.keys[i] = cache + key_page(layout, table[begin_page + i], piece.kv_head);
       w.values[i] = cache + value_page(layout, table[begin_page + i], piece.kv_head);
     }
-    const int32_t after = table[end_page <= last_page ? end_page : end_page - 1];
-    w.keys[pages] = cache + key_page(layout, after, piece.kv_head);
-    w.values[pages] = cache + value_page(layout, after, piece.kv_head);
+    const bool ends = split + 1 == piece.split_end && piece.next_block >= 0;
+    const int64_t next = ends ? piece.next_block : table[end_page <= last_page ? end_page : last_page];
+    w.keys[pages] = cache + key_page(layout, next, ends ? piece.next_head : piece.kv_head);
+    w.values[pages] = cache + value_page(layout, next, ends ? piece.next_head : piece.kv_head);
 
     math.begin_scores();
     for (int64_t i = 0; i < pages; ++i) {
