@@ -132,7 +132,7 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
     if (own.ranges > 1)
       piece.partials =
           partials + (own.first_split + unit * own.splits + piece.split_begin - seen.begin) * split_floats;
-    piece.next_block = -1;
+    piece.next = nullptr;
     return piece;
   };
   const auto merge = [&](int64_t index, AttentionPiece piece) {
@@ -155,8 +155,7 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
       AttentionPiece piece = next;
       if (index + 1 < end) {
         next = piece_at(index + 1);
-        piece.next_block = block_tables[next.sequence * table_stride + next.split_begin * pages_of_split(args.layout)];
-        piece.next_head = next.kv_head;
+        piece.next = &next;
       }
       attend(args, piece);
       if (piece.partials != nullptr) merge(index, piece);

@@ -108,7 +108,7 @@ struct AttentionPiece {
   int64_t sequence, kv_head, row_begin, row_end;  // row = token of the sequence in this step * group + head of the group
   int64_t split_begin, split_end;
   float* partials;  // where each split is left for `merge_splits`; null: all splits are here, out is written
-  int64_t next_block, next_head;  // the block and kv head that this thread reads after the piece; block -1: not known
+  const AttentionPiece* next;  // what this thread takes up after it; null: not known
 };
 
 using AttendFn = void (*)(const AttentionArgs& args, const AttentionPiece& piece);

@@ -6,8 +6,10 @@
 // which rows it shares a piece with, on the chunk it came in, or on whether this is prefill or decode. Splits of one
 // piece may be computed on several threads: they are merged in the same order.
 //
-// A Math says how scores and weighted values are computed; the rest is shared. An int8 cache is widened to bf16, which
-// holds its integers exactly, a page at a time; the scales of keys multiply scores, those of values the weights.
+// A Math says how scores and weighted values are computed; the rest is shared. It calls prepare(page) before it reads
+// the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. An int8 cache
+// is widened to bf16, which holds its integers exactly, a page at a time; the scales of keys multiply scores, those of
+// values the weights.
 #pragma once
 
 #include <type_traits>
@@ -32,8 +34,9 @@ struct Workspace {
   float* scores;         // [row_capacity][columns]
   void* weights;         // [row_capacity][columns], float or bf16
   float* partial;        // [row_capacity][E]: this split's weighted values
-  const void** keys;     // pages of the split, and the one that is read after them
-  const void** values;   // likewise
+  const void** keys;     // pages of the split
+  const void** values;   // likewise, as Math reads them
+  const void** later;    // by page of the split: one of keys to fetch meanwhile, or null
   float* key_scales;     // [columns], or null
   float* value_scales;   // [columns], or null
 };
@@ -171,19 +174,24 @@ struct Merged {
 
 // Where the rows of a piece lie in query and out, and in their sequence.
 struct Rows {
-  int64_t first_token, first_position, heads, group, head, kv_head, row_begin;
+  int64_t first_token, first_position, heads, group, head, kv_head, row_begin, window;
 
   Rows(const AttentionArgs& args, const AttentionPiece& piece)
       : first_token(args.query_start[piece.sequence]),
         first_position(args.seq_lens[piece.sequence] - (args.query_start[piece.sequence + 1] - first_token)),
         heads(args.heads), group(args.heads / args.layout.kv_heads), head(args.layout.head_size),
-        kv_head(piece.kv_head), row_begin(piece.row_begin) {}
+        kv_head(piece.kv_head), row_begin(piece.row_begin), window(args.window) {}
 
   int64_t operator()(int64_t row) const {
     const int64_t r = row_begin + row;
     return ((first_token + r / group) * heads + kv_head * group + r % group) * head;
   }
   int64_t position(int64_t row) const { return first_position + (row_begin + row) / group; }
+  // The first position that a row sees.
+  int64_t seen_from(int64_t row) const {
+    const int64_t at = position(row);
+    return window > 0 && at >= window ? at - window + 1 : 0;
+  }
 };
 
 // A page's values, zero from slot `used` on.
@@ -202,14 +210,29 @@ QR_INLINE void copy_scales(float* out, const int8_t* scales, int64_t used, int64
   for (int64_t slot = used; slot < padded; ++slot) out[slot] = 0.0f;
 }
 
-// int8 in the order of the cache to bf16, n a multiple of 32; `then` is what will be read next.
+// int8 in the order of the cache to bf16, n a multiple of 32; `then` is a page that will be read next.
 QR_INLINE void widen(Bf16* out, const int8_t* in, int64_t n, const int8_t* then) {
   for (int64_t i = 0; i < n; i += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(then + i), _MM_HINT_T1);
+    prefetch_to_l2(then + i);
     widen_32(out + i, in + i);
     if (i + 32 < n) widen_32(out + i + 32, in + i + 32);
   }
+  prefetch_to_l2(then + n);  // scales
+  prefetch_to_l2(then + n + 64);
 }
+
+// The pages [begin, end) of a piece's context that lie in one split.
+struct SplitPages {
+  int64_t begin, end;
+
+  SplitPages(const AttentionArgs& args, const AttentionPiece& piece, int64_t split) {
+    const Rows at(args, piece);
+    const int64_t slots = args.layout.block_size, pages = pages_of_split(args.layout);
+    const int64_t first = at.seen_from(0) / slots, last = at.position(piece.row_end - piece.row_begin - 1) / slots;
+    begin = split * pages > first ? split * pages : first;
+    end = (split + 1) * pages <= last ? (split + 1) * pages : last + 1;
+  }
+};
 
 template <class Math, class Stored>
 void attend(const AttentionArgs& args, const AttentionPiece& piece) {
@@ -221,8 +244,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   const int64_t wide = padded_head(layout), elements = padded * head;
   const int64_t split_pages = pages_of_split(layout);
   const int64_t seq_len = args.seq_lens[piece.sequence];
-  const int32_t* table = args.block_tables + piece.sequence * args.table_stride;
   const Rows at(args, piece);
+  const auto used_slots = [&](int64_t page) { return seq_len - page * slots < slots ? seq_len - page * slots : slots; };
 
   // 1. scratch
   Workspace w;
@@ -234,7 +257,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   const int64_t copies = kWidened ? split_pages + 1 : slots == padded ? 1 : split_pages;
   char* memory = static_cast<char*>(
       scratch(0, head * 1024 + cells * 4 + cells * int64_t(sizeof(Weight)) + 2 * partial_floats(layout) * 4 +
-                     copies * page_bytes + 2 * round_up(w.columns * 4, 64) + 2 * (split_pages + 1) * int64_t(sizeof(void*)) + 64));
+                     copies * page_bytes + 2 * round_up(w.columns * 4, 64) + 4 * split_pages * int64_t(sizeof(void*)) + 64));
   if (memory == nullptr) return;
   auto take = [&](int64_t bytes) {
     char* taken = memory;
@@ -250,68 +273,78 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.key_scales = reinterpret_cast<float*>(take(w.columns * 4));
   w.value_scales = reinterpret_cast<float*>(take(w.columns * 4));
   w.keys = reinterpret_cast<const void**>(memory);
-  w.values = w.keys + split_pages + 1;
+  w.values = w.keys + split_pages;
+  w.later = w.values + split_pages;
+  const void** fetched = kWidened ? w.later + split_pages : w.later;  // what widens fetches as well
   Merged merged(args, merged_values, piece.partials == nullptr ? w.rows : 0);
 
   // 2. queries
   const Math math(args, w, at);
 
-  // 3. splits, in order
-  auto seen_from = [&](int64_t position) {
-    return args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
-  };
+  // 3. splits, in order. While keys are scored, the values of the same pages come from memory; while values are
+  // weighed, the keys of what follows: the next split, or the next piece's first.
   const auto* cache = static_cast<const Stored*>(args.cache);
-  const int64_t last_page = at.position(w.rows - 1) / slots, first_page = seen_from(at.position(0)) / slots;
+  const auto block_of = [&](const AttentionPiece& of, int64_t page) {
+    return args.block_tables[of.sequence * args.table_stride + page];
+  };
   for (int64_t split = piece.split_begin; split < piece.split_end; ++split) {
-    const int64_t begin_page = split * split_pages > first_page ? split * split_pages : first_page;
-    const int64_t end_page = (split + 1) * split_pages <= last_page ? (split + 1) * split_pages : last_page + 1;
-    const int64_t pages = end_page - begin_page, base = begin_page * slots;
+    const SplitPages seen(args, piece, split);
+    const int64_t pages = seen.end - seen.begin, base = seen.begin * slots;
     for (int64_t i = 0; i < pages; ++i) {
-      w.keys[i] = cache + key_page(layout, table[begin_page + i], piece.kv_head);
-      w.values[i] = cache + value_page(layout, table[begin_page + i], piece.kv_head);
+      w.keys[i] = cache + key_page(layout, block_of(piece, seen.begin + i), piece.kv_head);
+      w.values[i] = cache + value_page(layout, block_of(piece, seen.begin + i), piece.kv_head);
     }
-    const bool ends = split + 1 == piece.split_end && piece.next_block >= 0;
-    const int64_t next = ends ? piece.next_block : table[end_page <= last_page ? end_page : last_page];
-    w.keys[pages] = cache + key_page(layout, next, ends ? piece.next_head : piece.kv_head);
-    w.values[pages] = cache + value_page(layout, next, ends ? piece.next_head : piece.kv_head);
+    const bool ends = split + 1 == piece.split_end;
+    const AttentionPiece* following = ends ? piece.next : &piece;
+    for (int64_t i = 0; i < pages; ++i) w.later[i] = fetched[i] = nullptr;
+    if (following != nullptr) {
+      const SplitPages next(args, *following, ends ? following->split_begin : split + 1);
+      for (int64_t i = 0; i < pages && i < next.end - next.begin; ++i)
+        fetched[i] = cache + key_page(layout, block_of(*following, next.begin + i), following->kv_head);
+    }
 
     math.begin_scores();
     for (int64_t i = 0; i < pages; ++i) {
       if constexpr (kWidened) {
-        auto* keys = static_cast<const Stored*>(w.keys[i]), *values = static_cast<const Stored*>(w.values[i]);
-        auto* key_copy = reinterpret_cast<Bf16*>(page_copies + split_pages * page_bytes);
-        auto* value_copy = reinterpret_cast<Bf16*>(page_copies + i * page_bytes);
-        const int64_t left = seq_len - (begin_page + i) * slots, used = left < slots ? left : slots;
-        copy_scales(w.key_scales + i * padded, keys + elements, used, padded);
-        copy_scales(w.value_scales + i * padded, values + elements, used, padded);
-        widen(key_copy, keys, elements, static_cast<const Stored*>(w.keys[i + 1]));
-        widen(value_copy, values, elements, static_cast<const Stored*>(w.values[i + 1]));
-        math.scores(w, i, key_copy, nullptr, nullptr);  // tiles wait until what they load has left the store buffer
-        w.values[i] = value_copy;
+        const auto* keys = static_cast<const Stored*>(w.keys[i]);
+        copy_scales(w.key_scales + i * padded, keys + elements, used_slots(seen.begin + i), padded);
+        auto* copy = reinterpret_cast<Bf16*>(page_copies + split_pages * page_bytes);
+        widen(copy, keys, elements, static_cast<const Stored*>(w.values[i]));
+        math.scores(w, i, copy, nullptr, nullptr);
       } else {
-        math.scores(w, i, static_cast<const Cache*>(w.keys[i]), static_cast<const Cache*>(w.keys[i + 1]),
+        math.scores(w, i, static_cast<const Cache*>(w.keys[i]),
+                    i + 1 < pages ? static_cast<const Cache*>(w.keys[i + 1]) : nullptr,
                     static_cast<const Cache*>(w.values[i]));
-        // Slots past the sequence, or past the page's, hold whatever was there: 0 * NaN would be NaN.
-        const int64_t left = seq_len - (begin_page + i) * slots, used = left < slots ? left : slots;
-        if (used == padded) continue;
-        auto* copy = reinterpret_cast<Cache*>(page_copies + i % copies * page_bytes);
-        copy_value_page(copy, static_cast<const Cache*>(w.values[i]), used, padded, head);
-        w.values[i] = copy;
       }
     }
+    for (int64_t i = 0; kWidened && i < pages; ++i)
+      copy_scales(w.value_scales + i * padded, static_cast<const int8_t*>(w.values[i]) + elements,
+                  used_slots(seen.begin + i), padded);
     // what this split comes to: merged at once, or kept
     float* own = piece.partials == nullptr ? split_sums
                                            : piece.partials + (split - piece.split_begin) * partial_floats(layout);
     float *largest = own, *total = own + kQueryRows;
     w.partial = own + 2 * kQueryRows;
     for (int64_t row = 0; row < w.rows; ++row) {
-      const int64_t from = seen_from(at.position(row)) - base, to = at.position(row) + 1 - base;
+      const int64_t from = at.seen_from(row) - base, to = at.position(row) + 1 - base;
       const Softmax s = softmax_row<kWidened, Weight>(args, w, row, pages, from > 0 ? from : 0, to);
       largest[row] = s.largest;
       total[row] = s.total;
     }
     math.begin_values();
-    math.weighted_values(w, pages);
+    math.weighted_values(w, pages, [&](int64_t i) {
+      if constexpr (kWidened) {
+        auto* copy = reinterpret_cast<Bf16*>(page_copies + (Math::by_page(w) ? i % 2 : i) * page_bytes);
+        const auto* values = static_cast<const Stored*>(w.values[i]);
+        widen(copy, values, elements, static_cast<const Stored*>(fetched[i] != nullptr ? fetched[i] : values));
+        w.values[i] = copy;
+      } else if (used_slots(seen.begin + i) < padded) {
+        // Slots past the sequence, or past the page's, hold whatever was there: 0 * NaN would be NaN.
+        auto* copy = reinterpret_cast<Cache*>(page_copies + i % copies * page_bytes);
+        copy_value_page(copy, static_cast<const Cache*>(w.values[i]), used_slots(seen.begin + i), padded, head);
+        w.values[i] = copy;
+      }
+    });
     if (piece.partials == nullptr) merged.add_split(largest, total, w.partial);
   }
   if (piece.partials == nullptr) merged.write(args, at);
@@ -458,7 +491,10 @@ struct FloatMath {
     for (; d < wide; d += W) value_rows<R, 1>(w, pages, padded, head, wide, row, d);
   }
 
-  void weighted_values(const Workspace& w, int64_t pages) const {
+  QR_INLINE bool by_page(const Workspace&) { return false; }
+  template <class Prepare>
+  void weighted_values(const Workspace& w, int64_t pages, const Prepare& prepare) const {
+    for (int64_t i = 0; i < pages; ++i) prepare(i);
     each_row_block<kValueRows>(w.rows, [&](auto count, int64_t row) __attribute__((always_inline)) {
       value_row_block<count.value>(w, pages, padded, head, wide, row);
     });

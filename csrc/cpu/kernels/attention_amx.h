@@ -55,25 +55,33 @@ struct AmxMath {
     if (depth != dims) for_values.use();
   }
 
-  void scores(const Workspace& w, int64_t page, const Bf16* keys, const Bf16* later, const Bf16* values) const {
+  // `next`: the page of keys after this one. Few rows wait for memory and fetch what they can.
+  void scores(const Workspace& w, int64_t page, const Bf16* keys, const Bf16* next, const Bf16* values) const {
     if (w.rows > 16)
       score_tiles<2>(w, page, keys, nullptr, nullptr);
-    else  // few rows wait for memory: the values of this page are read after all keys; the next page's keys at once
-      score_tiles<1>(w, page, keys, later, values);
+    else
+      score_tiles<1>(w, page, keys, next, values);
   }
 
-  void weighted_values(const Workspace& w, int64_t pages) const {
-    memory_barrier();
-    // Few rows: page by page, so that each page is read once from end to end; reloading short sums costs little.
-    // Many rows: all pages for some columns at a time, so that the sums stay in tiles. Same bits.
-    const int64_t pass = w.rows <= 4 ? 1 : pages;
+  // Few rows: page by page, so that each page is read once from end to end; reloading short sums costs little.
+  // Many rows: all pages for some columns at a time, so that the sums stay in tiles. Same bits.
+  QR_INLINE bool by_page(const Workspace& w) { return w.rows <= 4; }
+  template <class Prepare>
+  void weighted_values(const Workspace& w, int64_t pages, const Prepare& prepare) const {
+    const int64_t pass = by_page(w) ? 1 : pages;
     for (int64_t first = 0; first < pages; first += pass) {
       const int64_t last = first + pass < pages ? first + pass : pages;
+      for (int64_t page = first; page < last; ++page) prepare(page);
+      memory_barrier();
       if (w.rows > 16) {
         for (int64_t d = 0; d < wide; d += 32) value_tiles<2, 2>(w, first, last, d);
       } else {
         int64_t d = 0;
-        for (; d + 64 <= wide; d += 64) value_tiles<1, 4>(w, first, last, d);
+        for (; d + 64 <= wide; d += 64) {
+          const auto* later = pass == 1 ? static_cast<const Bf16*>(w.later[first]) : nullptr;
+          for (int64_t i = d * padded; later != nullptr && i < (d + 64) * padded; i += 32) prefetch_to_l2(later + i);
+          value_tiles<1, 4>(w, first, last, d);
+        }
         if (d < wide) value_tiles<1, 2>(w, first, last, d);
       }
     }
@@ -83,7 +91,7 @@ struct AmxMath {
  private:
   // Rows tiles of rows times all slots of a page.
   template <int Rows>
-  void score_tiles(const Workspace& w, int64_t page, const Bf16* keys, const Bf16* later, const Bf16* values) const {
+  void score_tiles(const Workspace& w, int64_t page, const Bf16* keys, const Bf16* next, const Bf16* values) const {
     memory_barrier();
     const char* query = static_cast<const char*>(w.query);
     const int64_t tile = dims * 16, group = head * 16;
@@ -97,8 +105,8 @@ struct AmxMath {
         if (Rows == 1 && values != nullptr) {
           const int64_t ahead = slot * head + s * 2 * tile;
           for (int64_t i = ahead; i < ahead + (two ? 2 : 1) * tile; i += 32) {
-            _mm_prefetch(values + i, _MM_HINT_T1);
-            prefetch(later + i);
+            prefetch_to_l2(values + i);
+            if (next != nullptr) prefetch(next + i);
           }
         }
         const Bf16* key = keys + slot * head + s * tile;

@@ -84,7 +84,10 @@ struct Bf16Math {
     for (; d < wide; d += 16) value_rows<R, 1>(w, pages, padded, head, wide, row, d);
   }
 
-  void weighted_values(const Workspace& w, int64_t pages) const {
+  QR_INLINE bool by_page(const Workspace&) { return false; }
+  template <class Prepare>
+  void weighted_values(const Workspace& w, int64_t pages, const Prepare& prepare) const {
+    for (int64_t i = 0; i < pages; ++i) prepare(i);
     each_row_block<4>(w.rows, [&](auto count, int64_t row) __attribute__((always_inline)) {
       value_row_block<count.value, count.value == 4 ? 4 : 8>(w, pages, padded, head, wide, row);
     });
