@@ -7,9 +7,9 @@
 // piece may be computed on several threads: they are merged in the same order.
 //
 // A Math says how scores and weighted values are computed; the rest is shared. It calls prepare(page) before it reads
-// the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. An int8 cache
-// is widened to bf16, which holds its integers exactly, a page at a time; the scales of keys multiply scores, those of
-// values the weights.
+// the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. An int8
+// cache is widened to bf16, which holds its integers exactly, a page at a time; the scales of keys multiply scores,
+// those of values the weights.
 #pragma once
 
 #include <type_traits>
@@ -257,7 +257,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   const int64_t copies = kWidened ? split_pages + 1 : slots == padded ? 1 : split_pages;
   char* memory = static_cast<char*>(
       scratch(0, head * 1024 + cells * 4 + cells * int64_t(sizeof(Weight)) + 2 * partial_floats(layout) * 4 +
-                     copies * page_bytes + 2 * round_up(w.columns * 4, 64) + 4 * split_pages * int64_t(sizeof(void*)) + 64));
+                     copies * page_bytes + 2 * round_up(w.columns * 4, 64) +
+                     4 * split_pages * int64_t(sizeof(void*)) + 64));
   if (memory == nullptr) return;
   auto take = [&](int64_t bytes) {
     char* taken = memory;
