@@ -39,8 +39,8 @@ inline int64_t compact_group(int64_t k, int64_t index) {
   return compact_begin(k) + stream * compact_stream(k) + step * kCompactStep + index % 2 * kCompactGroup;
 }
 
-// A bf16 panel made compact; false where too many numbers do not fit.
-bool compact_panel(char* out, const uint16_t* panel, int64_t k);
+// A header's table: the eight most frequent upper bytes without sign, as far as a sample tells.
+void choose_uppers(uint8_t upper[16], const uint16_t* panel, int64_t numbers);
 
 // Number `at` (in the order of the bf16 panel) of a compact one, patches aside.
 uint16_t compact_number(const char* panel, int64_t k, int64_t at);

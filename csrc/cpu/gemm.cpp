@@ -245,6 +245,8 @@ int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_
       row_offset + num_rows > out_features)
     return QR_EINVAL;
   const bool compact = dtype == QR_BFLOAT16_COMPACT;
+  const Kernels* table = kernels();
+  if (compact && table == nullptr) return QR_ESTATE;
   const int64_t row_end = row_offset + num_rows;
   if (compact && (row_offset % kPanel != 0 || (row_end % kPanel != 0 && row_end != out_features)))
     return QR_EUNSUPPORTED;
@@ -264,7 +266,8 @@ int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_
         pack_row(plain, compact ? int32_t(QR_BFLOAT16) : dtype, row - panel * kPanel, i,
                  i + kStep < in_features ? i + kStep : in_features,
                  static_cast<const char*>(src) + (row - row_offset) * src_stride * bytes_of(src_dtype), src_dtype);
-    if (compact && !compact_panel(out, reinterpret_cast<uint16_t*>(plain), in_features)) status.store(QR_EUNSUPPORTED);
+    if (compact && !table->compact_panel(out, reinterpret_cast<uint16_t*>(plain), in_features))
+      status.store(QR_EUNSUPPORTED);
   });
   return status.load();
 }

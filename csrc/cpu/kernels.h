@@ -128,6 +128,8 @@ struct Kernels {
   AttendFn attend[4];       // by cache dtype, computed in float32
   AttendFn attend_bf16[4];  // by cache dtype, for bf16 queries
   AttendFn merge_splits;
+  // A bf16 panel made compact (compact.h); false where too many numbers do not fit.
+  bool (*compact_panel)(char* out, const uint16_t* panel, int64_t k);
   Gemm gemm_bf16;        // bf16 weights, bf16 activations
   Gemm gemm_bf16_float;  // bf16 weights, float activations (any other dtype)
   Gemm gemm_fp32;
