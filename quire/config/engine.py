@@ -41,6 +41,8 @@ class Capabilities:
     ops_reason: str
     ops_isa: str = ""
     """Instruction set that `ops` uses; empty where it has none of its own."""
+    ops_build: str = ""
+    """Versions of all that computes. Cores that differ in it do not give the same bits for sure."""
     isa: tuple[str, ...] = ()
     """Instruction sets of interest, as the processor reports them."""
     default_memory_fraction: float = 0.5

@@ -31,7 +31,7 @@ from quire.engine.core_protocol import (
     UtilityCall,
     UtilityResult,
 )
-from quire.engine.core_startup import create_config, importing_torch, load_core
+from quire.engine.core_startup import check_unchanged, create_config, importing_torch, load_core
 from quire.engine.engine_core import EngineCore
 from quire.errors import EngineError, QuireError
 from quire.log import get_logger
@@ -386,6 +386,7 @@ def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCor
                 control.send(CoreConfigured(config=config))
             else:
                 config = order.config  # type: ignore[attr-defined]
+                check_unchanged(config)
         core = load_core(config, time.monotonic, ledger)
         gc.freeze()  # what is here now stays: no collection needs to look at it again
         control.send(CoreReady(stages=ledger.stages))

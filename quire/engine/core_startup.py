@@ -42,6 +42,19 @@ def create_config(args: EngineArgs) -> QuireConfig:
     return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
 
 
+def check_unchanged(config: QuireConfig) -> None:
+    """That this process computes what the one that decided `config` did: requests are continued here.
+
+    Raises: ConfigError.
+    """
+    then, now = config.device_config.capabilities, current_capabilities()
+    if now.ops_build != then.ops_build:
+        raise ConfigError(
+            f"the installation has changed since the engine started: {now.ops_build}, not {then.ops_build}. Requests "
+            "that had begun could go on with other tokens, so the engine is not restarted; start it anew"
+        )
+
+
 def _model_directory(args: EngineArgs) -> Path:
     """Where the model is; a directory that has the embedded model's name is meant before that."""
     if args.model is not None and (args.model != EMBEDDED or Path(args.model).is_dir()):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import RopeConfig, RopeType
+from quire.ops.reference.threads import one_thread
 from quire.utils.math import round_up
 
 _WHOLE_VECTORS = 32
@@ -28,8 +29,17 @@ def rotary_table(rope: RopeConfig, max_model_len: int) -> Tensor:
     inv_freq, attention_factor = _FREQUENCIES[rope.type](rope, max_model_len)
     positions = torch.arange(round_up(max_model_len, _WHOLE_VECTORS), dtype=torch.float32)
     angles = positions.unsqueeze(1) * inv_freq
-    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+    table = _cos_sin(angles) * attention_factor
     return table[:max_model_len].contiguous()
+
+
+@one_thread
+def _cos_sin(angles: Tensor) -> Tensor:
+    """On one thread: the first cosines of a process, taken by two at once, may come out otherwise on the second, for
+    the library below torch finds out there and then which code it runs. One process in six had another table from its
+    middle on, and a restarted core other logprobs.
+    """
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
 def _powers(rope: RopeConfig, theta: float) -> Tensor:

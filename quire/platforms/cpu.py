@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from importlib import metadata
 from pathlib import Path
 
-from quire import envs
+from quire import __version__, envs
 from quire.config.engine import Capabilities
 
 BLOCK_SIZE = 32
@@ -68,7 +69,8 @@ def capabilities() -> Capabilities:
     """Everything `resolve` needs to know about this machine."""
     total, available = memory()
     ops, reason = best_ops()
-    isa = importlib.import_module("quire.ops.cpu.library").isa() if ops == "cpu" else ""
+    library = importlib.import_module("quire.ops.cpu.library") if ops == "cpu" else None
+    kernels = "none" if library is None else f"{library.isa()} {library.digest()}"
     return Capabilities(
         name="cpu",
         device_type="cpu",
@@ -78,7 +80,8 @@ def capabilities() -> Capabilities:
         block_size=BLOCK_SIZE,
         ops=ops,
         ops_reason=reason,
-        ops_isa=isa,
+        ops_isa="" if library is None else library.isa(),
+        ops_build=f"quire {__version__}, torch {metadata.version('torch')}, kernels {kernels}",
         isa=instruction_sets(),
     )
 

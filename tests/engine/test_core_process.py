@@ -31,6 +31,7 @@ from quire.errors import (
     ModelNotFound,
     RequestQuarantined,
 )
+from quire.ops.cpu import library
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind
 from tests.engine import poisoned_core
@@ -375,6 +376,23 @@ def test_starting_engine_knows_no_tokenizer_yet() -> None:
         assert len((await transcript(engine, ("a", LONG.clone(max_tokens=4)))).outputs[0].token_ids) == 4
         engine.close()
         assert str(engine.state) == "dead"
+
+    run(main())
+
+
+@pytest.mark.skipif(
+    not library.available() or library.isa() == "avx2", reason="needs two instruction sets to choose from"
+)
+def test_a_core_that_would_compute_otherwise_does_not_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with launched() as core:
+            work = asyncio.create_task(transcript(core.engine, ("import os", LONG)))
+            await asyncio.sleep(0.05)
+            monkeypatch.setenv("QUIRE_CPU_ISA", "avx2")
+            core.kill()
+            with pytest.raises(EngineDeadError, match=r"changed since the engine started: .* avx2 .*start it anew"):
+                await work
+            assert core.engine.state is EngineState.DEAD
 
     run(main())
 

@@ -115,3 +115,17 @@ def test_a_longer_table_begins_with_the_shorter_one(kind: str) -> None:
 
 def test_table_is_shared() -> None:
     assert table_of("llama3", 100) is table_of("llama3", 100)
+
+
+def test_cosines_are_taken_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    cosines = Tensor.cos
+
+    def cos(angles: Tensor) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return cosines(angles)
+
+    monkeypatch.setattr(Tensor, "cos", cos)
+    rotary_table.cache_clear()
+    table_of("default", 512)
+    assert seen == [1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
 import struct
 import threading
@@ -192,6 +193,13 @@ def load() -> Library:
 def isa() -> str:
     """The instruction set in use."""
     return ISA_NAMES[load().qr_isa_in_use()]
+
+
+def digest() -> str:
+    """Of the library's file, which tells one build from another."""
+    load()
+    found = next(path for path in paths() if path.is_file())
+    return hashlib.sha256(found.read_bytes()).hexdigest()[:12]
 
 
 def num_threads() -> int:
