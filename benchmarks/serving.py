@@ -49,7 +49,7 @@ SMALL = QWEN3_06B | {
 INPUT, OUTPUT = 32, 128
 SINGLE = 40
 """Requests one after the other, for the latencies of an idle server."""
-IDLE_S = 5.0
+IDLE_S = 20.0
 
 
 def write_tokenizer(directory: Path) -> None:
@@ -217,7 +217,7 @@ def main() -> None:
             for name, pid in (("front", front), ("core", core)):
                 idle = 100 * (cpu_s(pid) - before[pid]) / IDLE_S
                 has_torch = "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-                print(f"{name}: {resident_mib(pid):.0f} MiB, torch: {has_torch}, idle {idle:.1f} % CPU")
+                print(f"{name}: {resident_mib(pid):.0f} MiB, torch: {has_torch}, idle {idle:.2f} % CPU")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from quire.utils.process import die_with_parent
 
 log = get_logger(__name__)
 
-HEARTBEAT_S = 0.25
+HEARTBEAT_S = 0.4
 READ_BYTES = 1 << 18
 STATS_S = 0.1
 """While steps run, statistics go to the fronts this often; a step costs the less to report."""

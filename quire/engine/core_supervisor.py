@@ -44,10 +44,11 @@ from quire.utils.process import describe_exit, num_oom_kills, thread_states
 log = get_logger(__name__)
 
 CORE_MODULE = "quire.engine.core_process"
-TICK_S = 0.25
+TICK_S = 0.5
+"""Somewhat longer than the pause between heartbeats, so that an idle supervisor wakes for nothing else."""
 STOPPED_TICKS = 2
 """A silent process that is seen stopped so often in a row is stalled."""
-ASLEEP_TICKS = 6
+ASLEEP_TICKS = 3
 """The same for one whose threads are all asleep, the one with the heartbeat too."""
 STARVED_SILENCE_S = 15.0
 """So long may one be silent that could run but is not given the processor."""
@@ -249,7 +250,7 @@ class CoreSupervisor:
             if not alive:
                 return self._why_lost(core)
             now = time.monotonic()
-            if now - ticked_at > 4 * TICK_S:
+            if now - ticked_at > 2 * TICK_S:
                 core.heard_at = now  # it was this process that did not run
             ticked_at = now
             stall = core.stall(self._policy)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from email.utils import formatdate
+from functools import lru_cache
 from typing import ClassVar
 
 import httptools
@@ -125,6 +128,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._header_timer = None
         self._check_head()
         if not self._is_upgrade:
+            self.server_state.default_headers = _date_header(int(time.time()))
             super().on_headers_complete()
             if not self.pipeline:
                 self._answered = self.cycle
@@ -245,6 +249,11 @@ class LimitedConnection(HttpToolsProtocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
+
+
+@lru_cache(maxsize=1)
+def _date_header(second: int) -> list[tuple[bytes, bytes]]:
+    return [(b"date", formatdate(second, usegmt=True).encode())]
 
 
 def _invalid(message: str) -> ApiError:

@@ -26,11 +26,24 @@ LAST_WORDS_S = 2
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: what a signal means is decided here."""
+    """uvicorn without its signal handlers, since what a signal means is decided here, and without its ten ticks a
+    second: an idle server sleeps. `connection` dates the replies."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._exit = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        await self._exit.wait()
+
+    def exit(self) -> None:
+        """Close connections once their replies are sent, then end; harmless when called again."""
+        self.should_exit = True
+        self._exit.set()
 
 
 class Front:
@@ -53,7 +66,8 @@ class Front:
         """
         watcher = asyncio.create_task(self._watch_start(on_ready))
         self._server = _Server(uvicorn_config(make_app(), self.settings))
-        self._server.should_exit = self._exiting
+        if self._exiting:
+            self._server.exit()
         try:
             await self._server.serve([self.sock])
         finally:
@@ -100,7 +114,7 @@ class Front:
     def _exit(self) -> None:
         self._exiting = True
         if self._server is not None:
-            self._server.should_exit = True
+            self._server.exit()
 
     async def _watch_start(self, on_ready: Callable[[], None]) -> None:
         try:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -196,6 +197,16 @@ def test_the_first_signal_drains(tmp_path: Path, number: signal.Signals) -> None
         assert (status, body["error"]["code"]) == (503, "engine_unavailable")
         assert {(len(tokens), finish) for _, tokens, _, finish in results(streams)} == {(300, "length")}
         assert server.process.wait(TIMEOUT) == 0
+
+
+def test_replies_have_the_date_of_their_second(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        for _ in range(3):
+            before = int(time.time())
+            date = parsedate_to_datetime(server.client.get("/health").headers["date"]).timestamp()
+            assert before <= date <= time.time()
+            time.sleep(1.1)
+        server.process.terminate()
 
 
 def test_an_idle_server_ends_at_once(tmp_path: Path) -> None:
