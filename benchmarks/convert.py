@@ -9,7 +9,6 @@ from pathlib import Path
 GGUF_SCRIPT = """
 import json, sys
 import numpy as np, gguf
-from safetensors import safe_open
 source, target = sys.argv[1:]
 config = json.load(open(source + "/config.json"))
 writer = gguf.GGUFWriter(target, "qwen3")
@@ -32,15 +31,19 @@ writer.add_token_types([gguf.TokenType.NORMAL] * size)
 writer.add_token_merges(["t 0"])
 writer.add_eos_token_id(config["eos_token_id"])
 names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
-with safe_open(source + "/model.safetensors", "pt") as file:
-    for name in file.keys():
-        value = file.get_tensor(name)
-        mapped = names.get_name(name, try_suffixes=(".weight",))
-        if value.dim() == 1:
-            writer.add_tensor(mapped, value.float().numpy())
-        else:
-            raw = value.contiguous().view(__import__("torch").uint8).numpy()
-            writer.add_tensor(mapped, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+with open(source + "/model.safetensors", "rb") as file:
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size))
+data = np.memmap(source + "/model.safetensors", np.uint8, "r", 8 + size)
+header.pop("__metadata__", None)
+for name, entry in header.items():
+    raw = data[slice(*entry["data_offsets"])]
+    mapped = names.get_name(name, try_suffixes=(".weight",))
+    if len(entry["shape"]) == 1:
+        writer.add_tensor(mapped, (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    else:
+        raw_dtype = gguf.GGMLQuantizationType.BF16
+        writer.add_tensor(mapped, raw.reshape(entry["shape"][0], -1), raw_dtype=raw_dtype)
 writer.write_header_to_file()
 writer.write_kv_data_to_file()
 writer.write_tensors_to_file()

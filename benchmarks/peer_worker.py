@@ -52,7 +52,8 @@ def vllm(model: str, weights: str, threads: int) -> Generate:
 
     def generate(prompts: list[list[int]], output: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True, detokenize=False)
-        llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        assert all(len(o.outputs[0].token_ids) == output for o in outputs)
 
     return generate
 
@@ -80,17 +81,41 @@ def openvino(model: str, weights: str, threads: int) -> Generate:
 
 
 def llamacpp(model: str, weights: str, threads: int) -> Generate:
-    """llama.cpp through llama-cpp-python, one sequence at a time."""
-    from llama_cpp import Llama
+    """llama.cpp through llama-cpp-python's bindings: one batch of all sequences a step, a KV stream for each."""
+    import llama_cpp as lib
 
-    llama = Llama(model, n_ctx=16384, n_threads=threads, n_threads_batch=threads, logits_all=False, verbose=False)
+    sequences, length, max_batch = 32, 1088, 2048
+    net = lib.llama_model_load_from_file(model.encode(), lib.llama_model_default_params())
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.n_batch = sequences * length, sequences, max_batch
+    params.n_threads = params.n_threads_batch = threads
+    context = lib.llama_init_from_model(net, params)
+    sampler = lib.llama_sampler_init_greedy()
+    batch = lib.llama_batch_init(max_batch, 0, 1)
+
+    def step(rows: dict[int, tuple[int, list[int]]]) -> dict[int, int]:
+        """From (first position, tokens) of each sequence to its next token."""
+        last, size = {}, 0
+        for sequence, (start, tokens) in rows.items():
+            for position, token in enumerate(tokens, start):
+                batch.token[size], batch.pos[size], batch.logits[size] = token, position, False
+                batch.n_seq_id[size], batch.seq_id[size][0] = 1, sequence
+                size += 1
+            last[sequence] = size - 1
+            batch.logits[size - 1] = True
+        batch.n_tokens = size
+        assert lib.llama_decode(context, batch) == 0
+        return {sequence: lib.llama_sampler_sample(sampler, context, row) for sequence, row in last.items()}
 
     def generate(prompts: list[list[int]], output: int) -> None:
-        for prompt in prompts:
-            llama.reset()
-            for produced, _ in enumerate(llama.generate(prompt, temp=0.0, repeat_penalty=1.0), 1):
-                if produced == output:
-                    break
+        lib.llama_memory_clear(lib.llama_get_memory(context), False)
+        each = len(prompts[0])
+        tokens: dict[int, int] = {}
+        for first in range(0, len(prompts), max_batch // each):
+            group = prompts[first : first + max_batch // each]
+            tokens |= step({sequence: (0, prompt) for sequence, prompt in enumerate(group, first)})
+        for position in range(each, each + output - 1):
+            tokens = step({sequence: (position, [token]) for sequence, token in tokens.items()})
 
     return generate
 

@@ -78,6 +78,19 @@ class Engine:
             raise RuntimeError(f"{self.name} died on {request}")
         return float(line)
 
+    def close(self) -> None:
+        """End of input: the worker leaves, and takes the engine's other processes with it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def vllm_environment(python: str) -> dict[str, str]:
+    """vLLM's manual wants its OpenMP and tcmalloc preloaded; both are looked for in the environment's `lib`."""
+    directory = Path(python).parents[1] / "lib"
+    found = [str(directory / name) for name in ("libiomp5.so", "libtcmalloc_minimal.so.4")]
+    return {"LD_PRELOAD": ":".join(path for path in found if Path(path).exists())}
+
 
 def start(name: str, python: str, model: Path, weights: str, threads: int, kv_cache_dtype: str) -> Engine:
     """Start a worker and wait until its model is loaded."""
@@ -85,6 +98,8 @@ def start(name: str, python: str, model: Path, weights: str, threads: int, kv_ca
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if name == "quire":
         env["PYTHONPATH"] = str(worker.parents[1])
+    if name == "vllm":
+        env |= vllm_environment(python)
     log = (model.parent / f"{name}-{weights}.log").open("w")
     process = subprocess.Popen(
         [python, str(worker), name, str(model), weights, str(threads), kv_cache_dtype],
@@ -156,14 +171,12 @@ def main() -> None:
         bandwidths.append(read_bandwidth(args.threads))
         for case in cases:
             for engine in engines:
-                if case.batch > 1 and engine.name == "llamacpp":
-                    continue
                 rate = case.rate(engine, seed=1000 * round_number)
                 if round_number >= 0:
                     engine.rates.setdefault(case.name, []).append(rate)
                 print(f"# {time.strftime('%H:%M:%S')} {case.name} {engine.name} {rate:.1f}", file=sys.stderr)
     for engine in engines:
-        engine.process.kill()
+        engine.close()
     print_table(engines, cases, bandwidths, args.weights)
     if args.json:
         args.json.write_text(json.dumps({e.name: e.rates for e in engines}, indent=2) + "\n")
