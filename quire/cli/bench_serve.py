@@ -112,10 +112,11 @@ def run(args: argparse.Namespace) -> int:
     metadata = dict(_pair("--metadata", text, "=") for text in args.metadata or [])
     path = _result_file(args)
     prompts = list(_custom(args)) if args.dataset_name == "custom" else list(_random(args))
+    from quire.cli.load import run_loop
     from quire.utils.process import raise_descriptor_limit
 
     raise_descriptor_limit()
-    result, details = asyncio.run(_measure(args, prompts, percentiles, goodput))
+    result, details = run_loop(_measure(args, prompts, percentiles, goodput))
     _print(result, metrics, percentiles)
     if path is not None:
         facts = {
