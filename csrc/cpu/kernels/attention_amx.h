@@ -77,11 +77,8 @@ struct AmxMath {
         for (int64_t d = 0; d < wide; d += 32) value_tiles<2, 2>(w, first, last, d);
       } else {
         int64_t d = 0;
-        for (; d + 64 <= wide; d += 64) {
-          const auto* later = pass == 1 ? static_cast<const Bf16*>(w.later[first]) : nullptr;
-          for (int64_t i = d * padded; later != nullptr && i < (d + 64) * padded; i += 32) prefetch_to_l2(later + i);
-          value_tiles<1, 4>(w, first, last, d);
-        }
+        const auto* later = pass == 1 ? static_cast<const Bf16*>(w.later[first]) : nullptr;
+        for (; d + 64 <= wide; d += 64) value_tiles<1, 4>(w, first, last, d, later);
         if (d < wide) value_tiles<1, 2>(w, first, last, d);
       }
     }
@@ -134,9 +131,10 @@ struct AmxMath {
     memory_barrier();
   }
 
-  // Rows tiles of rows times Columns tiles of dimensions from d on, over pages [first, last).
+  // Rows tiles of rows times Columns tiles of dimensions from d on, over pages [first, last). Between the tiles of the
+  // first page the same share of `later` is fetched: all at once, requests would hold up the tiles.
   template <int Rows, int Columns>
-  void value_tiles(const Workspace& w, int64_t first, int64_t last, int64_t d) const {
+  void value_tiles(const Workspace& w, int64_t first, int64_t last, int64_t d, const Bf16* later = nullptr) const {
     static_assert(Rows == 1 || Columns == 2, "four sums");
     const int64_t weight_stride = w.columns * 2, value_stride = head * 4, out_stride = wide * 4;
     float* out = w.partial + d;
@@ -156,9 +154,18 @@ struct AmxMath {
       for (int64_t slot = 0; slot < padded; slot += depth) {
         const Bf16* weights = static_cast<const Bf16*>(w.weights) + page * padded + slot;
         const Bf16* values = static_cast<const Bf16*>(w.values[page]) + slot * head + d * 2;
+        const auto fetch = [&](int64_t quarter) __attribute__((always_inline)) {
+          if (Columns < 4 || later == nullptr) return;
+          memory_barrier();
+          const Bf16* lines = later + d * padded + (slot * 2 + quarter * depth / 2) * 32;
+          for (int64_t line = 0; line < depth / 2; ++line) prefetch_to_l2(lines + line * 32);
+          memory_barrier();
+        };
         _tile_loadd(4, weights, weight_stride);
+        fetch(0);
         _tile_loadd(6, values, value_stride);
         _tile_dpbf16ps(0, 4, 6);
+        fetch(1);
         _tile_loadd(7, values + 32, value_stride);
         _tile_dpbf16ps(1, 4, 7);
         if (Rows == 2) {
@@ -166,8 +173,10 @@ struct AmxMath {
           _tile_dpbf16ps(2, 5, 6);
           _tile_dpbf16ps(3, 5, 7);
         } else if (Columns == 4) {
+          fetch(2);
           _tile_loadd(6, values + 64, value_stride);
           _tile_dpbf16ps(2, 4, 6);
+          fetch(3);
           _tile_loadd(7, values + 96, value_stride);
           _tile_dpbf16ps(3, 4, 7);
         }
