@@ -10,7 +10,7 @@ extern "C" {
 
 int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size) {
   if (dtype < QR_FLOAT32 || dtype > QR_CACHE_INT8 || block_size <= 0 || head_size <= 0 || head_size > 1024 ||
-      head_size % 2 != 0)
+      head_size % (dtype == QR_CACHE_INT8 ? 4 : 2) != 0)
     return QR_EINVAL;
   const CacheLayout layout{dtype, 0, 0, block_size, head_size, 0};
   const int64_t slot = head_size + (dtype == QR_CACHE_INT8 ? 4 : 0);  // elements, with the scale

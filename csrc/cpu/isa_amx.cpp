@@ -1,5 +1,5 @@
 // What AMX tiles add to AVX512-BF16.
-#include "kernels/attention_amx.h"
+#include "kernels/attention_amx_int8.h"
 #include "kernels/gemm_amx.h"
 #include "kernels/gemm_quantized_amx.h"
 
@@ -33,7 +33,7 @@ void fill_amx(Kernels& kernels) {
   kernels.gemm_bf16 = amx_gemm();
   fill_amx_quantized(kernels);
   kernels.attend_bf16[QR_BFLOAT16] = attend<AmxMath, Bf16>;
-  kernels.attend_bf16[QR_CACHE_INT8] = attend<AmxMath, int8_t>;
+  kernels.attend_bf16[QR_CACHE_INT8] = attend<AmxInt8Math, int8_t>;
 }
 
 }  // namespace qr

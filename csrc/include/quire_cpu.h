@@ -121,7 +121,8 @@ QR_API int32_t qr_layer_norm(void* out, const void* x, int32_t dtype, const floa
  * One layer's cache is [2 (keys, values)][num_blocks][kv_heads][page] elements, with 128 readable
  * bytes past it. What was never written is never used. */
 
-/* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd or above 1024. */
+/* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd (int8: no
+   multiple of 4) or above 1024. */
 QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size);
 
 /* query[tokens, heads, head_size] and the cache's slots from qkv[tokens, (heads + 2 kv_heads) head_size]: RMS norm of

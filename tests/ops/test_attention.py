@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from quire.errors import ConfigError
 from tests.ops.implementations import assert_close, implementations_of, torch_threads
 from tests.ops.pages import Pages
 
@@ -132,8 +133,31 @@ def test_a_long_context_divided_among_threads_keeps_its_bits(
 
 
 @each_implementation
-def test_a_broken_neighbour_changes_nothing(implementation: str) -> None:
-    pages = Pages.of(implementation, [40, 40])
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+def test_a_broken_neighbour_changes_nothing(implementation: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    pages = Pages.of(implementation, [40, 40], dtype=dtype, cache_dtype=cache_dtype)
     alone = pages.attend([(1, 0, 40)])[0]
     pages.qkv[0].fill_(float("nan"))
-    assert torch.equal(pages.attend([(0, 0, 40), (1, 0, 40)])[1], alone)
+    broken, output = pages.attend([(0, 0, 40), (1, 0, 40)])
+    assert torch.equal(output, alone)
+    assert broken.isnan().all(), "and is seen to be broken"
+
+
+@each_implementation
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+def test_one_broken_query_is_broken_alone(implementation: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    pages = Pages.of(implementation, [40], dtype=dtype, cache_dtype=cache_dtype)
+    before = pages.attend([(0, 0, 40)])[0]
+    queries = pages.spec.num_heads * pages.spec.head_size
+    pages.qkv[0][39, :queries] = float("nan")
+    after = pages.attend([(0, 0, 40)])[0]
+    assert torch.equal(after[:39], before[:39])
+    assert after[39].isnan().all()
+
+
+def test_an_int8_cache_takes_heads_in_fours() -> None:
+    library = pytest.importorskip("quire.ops.cpu.library")
+    if not library.available():
+        pytest.skip(library.unavailable_reason())
+    with pytest.raises(ConfigError, match=r"multiple of 4, not 18; use --kv-cache-dtype auto"):
+        Pages.of("cpu", [1], head_size=18, cache_dtype=torch.int8)

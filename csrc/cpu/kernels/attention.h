@@ -8,8 +8,8 @@
 //
 // A Math says how scores and weighted values are computed; the rest is shared. It calls prepare(page) before it reads
 // the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. An int8
-// cache is widened to bf16, which holds its integers exactly, a page at a time; the scales of keys multiply scores,
-// those of values the weights.
+// cache is widened a page at a time to bf16, which holds its integers exactly, or multiplied as it is by a Math that
+// works with integers. The scales of keys multiply scores, those of values the weights.
 #pragma once
 
 #include <type_traits>
@@ -32,7 +32,8 @@ struct Workspace {
   int64_t columns;       // score columns of a split: pages * padded slots
   void* query;           // as Math prepared it
   float* scores;         // [row_capacity][columns]
-  void* weights;         // [row_capacity][columns], float or bf16
+  void* weights;         // [row_capacity][columns], float or bf16; of integer Maths the scores, in place
+  char* own;             // of integer Maths
   float* partial;        // [row_capacity][E]: this split's weighted values
   const void** keys;     // pages of the split
   const void** values;   // likewise, as Math reads them
@@ -210,15 +211,48 @@ QR_INLINE void copy_scales(float* out, const int8_t* scales, int64_t used, int64
   for (int64_t slot = used; slot < padded; ++slot) out[slot] = 0.0f;
 }
 
-// int8 in the order of the cache to bf16, n a multiple of 32; `then` is a page that will be read next.
-QR_INLINE void widen(Bf16* out, const int8_t* in, int64_t n, const int8_t* then) {
-  for (int64_t i = 0; i < n; i += 64) {
-    prefetch_to_l2(then + i);
-    widen_32(out + i, in + i);
-    if (i + 32 < n) widen_32(out + i + 32, in + i + 32);
+// Lines that are asked for a few at a time, between other work.
+template <_mm_hint kLevel>
+class FetchTo {
+ public:
+  FetchTo(const void* begin, int64_t bytes)
+      : at(static_cast<const char*>(begin)), end(begin == nullptr ? at : at + bytes) {}
+  void advance(int64_t lines) {
+    for (; lines > 0 && at < end; --lines, at += 64) _mm_prefetch(at, kLevel);
   }
-  prefetch_to_l2(then + n);  // scales
-  prefetch_to_l2(then + n + 64);
+  void complete() { advance(end - at); }
+
+ private:
+  const char *at, *end;
+};
+using Fetch = FetchTo<_MM_HINT_T1>;
+
+// int8 pages to bf16, while a page that will be read next is fetched. Two lines of pairs of bf16 for each of quads.
+QR_INLINE void widen_keys(Bf16* out, const int8_t* in, int64_t n, Fetch then) {
+  for (int64_t i = 0; i < n; i += 64) {
+    then.advance(1);
+    for (int64_t part = 0; part < 16; part += W)
+      widen_quads(out + i + 2 * part, out + i + 32 + 2 * part, in + i + 4 * part);
+  }
+  then.complete();
+}
+QR_INLINE void widen_values(Bf16* out, const int8_t* in, int64_t n, int64_t head, Fetch then) {
+  for (int64_t i = 0; i < n; i += 4 * head) {
+    Bf16 *first = out + i, *last = first + 2 * head;
+    int64_t d = 0;
+    for (; d + W <= head; d += W) {
+      then.advance(1);
+      widen_quads(first + 2 * d, last + 2 * d, in + i + 4 * d);
+    }
+    if (d == head) continue;
+    alignas(64) int8_t quads[4 * W] = {};
+    alignas(64) Bf16 firsts[2 * W], lasts[2 * W];
+    std::memcpy(quads, in + i + 4 * d, size_t(head - d) * 4);
+    widen_quads(firsts, lasts, quads);
+    std::memcpy(static_cast<void*>(first + 2 * d), firsts, size_t(head - d) * 4);
+    std::memcpy(static_cast<void*>(last + 2 * d), lasts, size_t(head - d) * 4);
+  }
+  then.complete();
 }
 
 // The pages [begin, end) of a piece's context that lie in one split.
@@ -238,7 +272,8 @@ template <class Math, class Stored>
 void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   using Weight = typename Math::Weight;
   using Cache = typename Math::Cache;
-  constexpr bool kWidened = !std::is_same<Stored, Cache>::value;
+  constexpr bool kScaled = std::is_same<Stored, int8_t>::value;
+  constexpr bool kWidened = kScaled && !std::is_same<Cache, int8_t>::value;
   const CacheLayout& layout = args.layout;
   const int64_t slots = layout.block_size, padded = padded_slots(layout), head = layout.head_size;
   const int64_t wide = padded_head(layout), elements = padded * head;
@@ -254,11 +289,11 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.columns = split_pages * padded;
   const int64_t cells = kQueryRows * w.columns, outputs = kQueryRows * wide;
   const int64_t page_bytes = round_up(elements * int64_t(sizeof(Cache)) + kCacheSlack, 64);
-  const int64_t copies = kWidened ? split_pages + 1 : slots == padded ? 1 : split_pages;
+  const int64_t copies = kWidened ? split_pages + 1 : kScaled ? 0 : slots == padded ? 1 : split_pages;
+  const int64_t own_bytes = Math::own_bytes(w, wide);
   char* memory = static_cast<char*>(
-      scratch(0, head * 1024 + cells * 4 + cells * int64_t(sizeof(Weight)) + 2 * partial_floats(layout) * 4 +
-                     copies * page_bytes + 2 * round_up(w.columns * 4, 64) +
-                     4 * split_pages * int64_t(sizeof(void*)) + 64));
+      scratch(0, head * 1024 + 2 * cells * 4 + own_bytes + 2 * partial_floats(layout) * 4 + copies * page_bytes +
+                     2 * round_up(w.columns * 4, 64) + 4 * split_pages * int64_t(sizeof(void*)) + 128));
   if (memory == nullptr) return;
   auto take = [&](int64_t bytes) {
     char* taken = memory;
@@ -266,8 +301,9 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     return taken;
   };
   w.query = take(head * 1024);  // two tiles of rows in steps of two dimensions, at worst
-  w.scores = reinterpret_cast<float*>(take(cells * 4));
-  w.weights = take(cells * int64_t(sizeof(Weight)));
+  w.scores = reinterpret_cast<float*>(take((own_bytes != 0 ? 2 : 1) * cells * 4));
+  w.weights = own_bytes != 0 ? w.scores : static_cast<void*>(take(cells * int64_t(sizeof(Weight))));
+  w.own = take(own_bytes);
   auto* split_sums = reinterpret_cast<float*>(take(partial_floats(layout) * 4));
   auto* merged_values = reinterpret_cast<float*>(take(outputs * 4));
   char* page_copies = take(copies * page_bytes);
@@ -280,7 +316,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   Merged merged(args, merged_values, piece.partials == nullptr ? w.rows : 0);
 
   // 2. queries
-  const Math math(args, w, at);
+  Math math(args, w, at);
 
   // 3. splits, in order. While keys are scored, the values of the same pages come from memory; while values are
   // weighed, the keys of what follows: the next split, or the next piece's first.
@@ -305,20 +341,22 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     }
 
     math.begin_scores();
+    const int64_t bytes = (elements + (kScaled ? 4 * padded : 0)) * int64_t(sizeof(Stored));
     for (int64_t i = 0; i < pages; ++i) {
-      if constexpr (kWidened) {
-        const auto* keys = static_cast<const Stored*>(w.keys[i]);
+      const auto* keys = static_cast<const Stored*>(w.keys[i]);
+      if constexpr (kScaled)
         copy_scales(w.key_scales + i * padded, keys + elements, used_slots(seen.begin + i), padded);
+      if constexpr (kWidened) {
         auto* copy = reinterpret_cast<Bf16*>(page_copies + split_pages * page_bytes);
-        widen(copy, keys, elements, static_cast<const Stored*>(w.values[i]));
+        widen_keys(copy, keys, elements, Fetch(w.values[i], bytes));
         math.scores(w, i, copy, nullptr, nullptr);
       } else {
-        math.scores(w, i, static_cast<const Cache*>(w.keys[i]),
-                    i + 1 < pages ? static_cast<const Cache*>(w.keys[i + 1]) : nullptr,
+        math.scores(w, i, keys, i + 1 < pages ? static_cast<const Cache*>(w.keys[i + 1]) : nullptr,
                     static_cast<const Cache*>(w.values[i]));
       }
     }
-    for (int64_t i = 0; kWidened && i < pages; ++i)
+    math.end_scores(w, pages);
+    for (int64_t i = 0; kScaled && i < pages; ++i)
       copy_scales(w.value_scales + i * padded, static_cast<const int8_t*>(w.values[i]) + elements,
                   used_slots(seen.begin + i), padded);
     // what this split comes to: merged at once, or kept
@@ -328,18 +366,17 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     w.partial = own + 2 * kQueryRows;
     for (int64_t row = 0; row < w.rows; ++row) {
       const int64_t from = at.seen_from(row) - base, to = at.position(row) + 1 - base;
-      const Softmax s = softmax_row<kWidened, Weight>(args, w, row, pages, from > 0 ? from : 0, to);
+      const Softmax s = softmax_row<kScaled, Weight>(args, w, row, pages, from > 0 ? from : 0, to);
       largest[row] = s.largest;
       total[row] = s.total;
     }
-    math.begin_values();
+    math.begin_values(w, pages);
     math.weighted_values(w, pages, [&](int64_t i) {
       if constexpr (kWidened) {
         auto* copy = reinterpret_cast<Bf16*>(page_copies + (Math::by_page(w) ? i % 2 : i) * page_bytes);
-        const auto* values = static_cast<const Stored*>(w.values[i]);
-        widen(copy, values, elements, static_cast<const Stored*>(fetched[i] != nullptr ? fetched[i] : values));
+        widen_values(copy, static_cast<const Stored*>(w.values[i]), elements, head, Fetch(fetched[i], bytes));
         w.values[i] = copy;
-      } else if (used_slots(seen.begin + i) < padded) {
+      } else if (!kScaled && used_slots(seen.begin + i) < padded) {
         // Slots past the sequence, or past the page's, hold whatever was there: 0 * NaN would be NaN.
         auto* copy = reinterpret_cast<Cache*>(page_copies + i % copies * page_bytes);
         copy_value_page(copy, static_cast<const Cache*>(w.values[i]), used_slots(seen.begin + i), padded, head);
@@ -446,8 +483,10 @@ struct FloatMath {
       for (int v = 0; v < kVectorsOfGroup; ++v) store(out + r * columns + v * W, acc[r][v]);
   }
 
+  static int64_t own_bytes(const Workspace&, int64_t) { return 0; }
   void begin_scores() const {}
-  void begin_values() const {}
+  void end_scores(const Workspace&, int64_t) const {}
+  void begin_values(const Workspace&, int64_t) const {}
 
   void scores(const Workspace& w, int64_t page, const T* keys, const T*, const T* values) const {
     const float* query = static_cast<const float*>(w.query);

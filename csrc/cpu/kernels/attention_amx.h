@@ -47,11 +47,14 @@ struct AmxMath {
   AmxMath(const AmxMath&) = delete;
   AmxMath& operator=(const AmxMath&) = delete;
 
+  static int64_t own_bytes(const Workspace&, int64_t) { return 0; }
+
   // Scores need no configuration of their own where tiles of keys and of values are of one depth.
   void begin_scores() const {
     if (depth != dims) for_scores.use();
   }
-  void begin_values() const {
+  void end_scores(const Workspace&, int64_t) const {}
+  void begin_values(const Workspace&, int64_t) const {
     if (depth != dims) for_values.use();
   }
 

@@ -35,8 +35,10 @@ struct Bf16Math {
     for (int r = 0; r < R; ++r) _mm512_storeu_ps(out + r * columns, acc[r]);
   }
 
+  static int64_t own_bytes(const Workspace&, int64_t) { return 0; }
   void begin_scores() const {}
-  void begin_values() const {}
+  void end_scores(const Workspace&, int64_t) const {}
+  void begin_values(const Workspace&, int64_t) const {}
 
   void scores(const Workspace& w, int64_t page, const Bf16* keys, const Bf16*, const Bf16* values) const {
     const int32_t* query = static_cast<const int32_t*>(w.query);

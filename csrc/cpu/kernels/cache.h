@@ -5,8 +5,9 @@
 //   keys, float32/float16  [P/16][D][16 slots]
 //   values, bf16           [P/2][D][2]: pairs of slots interleaved, the other operand of AMX
 //   values, others         [P][D]
-//   int8                   as bf16, but of each 32 elements the 16 even ones first, which is cheap to widen; then P
-//                          float32, the scale of each slot. So a page is all that copying and sharing need to know.
+//   keys, int8             [P/16][D/4][16 slots][4], and
+//   values, int8           [P/4][D][4]: as bf16 with four in place of two, since tiles of integers take four at a time;
+//                          then P float32, the scale of each slot. So a page is all that copying and sharing need.
 // Writing one token's key touches a cache line for each pair of elements: lines that attention is about to read.
 // Values are read in whole vectors and tiles, up to kCacheSlack bytes past a page.
 #pragma once
@@ -25,9 +26,6 @@ inline int64_t padded_head(const CacheLayout& layout) { return round_up(layout.h
 constexpr int64_t kCacheSlack = 128;
 // Floats that one split of one piece comes to: maxima, totals, weighted values.
 inline int64_t partial_floats(const CacheLayout& layout) { return kQueryRows * (2 + padded_head(layout)); }
-
-// Where an element of a bf16 page lies in an int8 one.
-inline int64_t int8_place(int64_t at) { return at / 32 * 32 + at % 2 * 16 + at % 32 / 2; }
 
 // Offsets in elements.
 inline int64_t key_page(const CacheLayout& layout, int64_t block, int64_t kv_head) {

@@ -92,6 +92,14 @@ void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const Bf1
     for (int64_t t = 0; t < count; ++t) std::memcpy(out + i * kGroup + t * 2, rows + t * n + i, 4);
 }
 
+void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const int8_t* rows) {
+  const int64_t n = args.layout.head_size, count = run.count;
+  int8_t* out = static_cast<int8_t*>(args.cache) + key_page(args.layout, run.block, kv_head) +
+                run.slot / kGroup * n * kGroup + run.slot % kGroup * 4;
+  for (int64_t i = 0; i < n; i += 4)
+    for (int64_t t = 0; t < count; ++t) std::memcpy(out + i * kGroup + t * 4, rows + t * n + i, 4);
+}
+
 template <class T>
 void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
   const int64_t n = args.layout.head_size;
@@ -120,20 +128,20 @@ void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const i
   const int64_t n = args.layout.head_size;
   int8_t* out = static_cast<int8_t*>(args.cache) + value_page(args.layout, run.block, kv_head);
   for (int64_t t = 0; t < run.count; ++t) {
-    const int64_t slot = run.slot + t, pair = slot / 2 * n * 2;
-    const int8_t* own = rows + t * n;
-    for (int64_t i = 0; i < n; ++i) out[int8_place(pair + 2 * i + slot % 2)] = own[i];
+    int8_t* quad = out + (run.slot + t) / 4 * n * 4 + (run.slot + t) % 4;
+    for (int64_t i = 0; i < n; ++i) quad[i * 4] = rows[t * n + i];
   }
 }
 
 // Lines of the cache that a run will write are read first, and attention reads them soon: let them come.
 void prefetch_run(const RopeArgs& args, const Run& run) {
-  const int64_t n = args.layout.head_size, size = bytes_of(args.layout.dtype);
+  const int64_t n = args.layout.head_size, size = bytes_of(args.layout.dtype), together = size == 1 ? 4 : 2;
   for (int64_t h = 0; h < args.layout.kv_heads; ++h) {
     const char* keys = static_cast<const char*>(args.cache) + key_page(args.layout, run.block, h) * size;
     const char* values = static_cast<const char*>(args.cache) + value_page(args.layout, run.block, h) * size;
     for (int64_t i = 0; i < kGroup * n * size; i += 64) prefetch(keys + run.slot / kGroup * kGroup * n * size + i);
-    for (int64_t i = 0; i < 2 * n * size; i += 64) prefetch(values + run.slot / 2 * 2 * n * size + i);
+    const char* own = values + run.slot / together * together * n * size;
+    for (int64_t i = 0; i < together * n * size; i += 64) prefetch(own + i);
   }
 }
 

@@ -124,13 +124,17 @@ QR_INLINE float sum(vf v) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
 QR_INLINE float largest(vf v) { return _mm512_reduce_max_ps(v); }
-// 32 integers to bf16, exactly: the first 16 become the even elements, the others the odd ones.
-QR_INLINE void widen_32(Bf16* out, const int8_t* in) {
-  const auto* halves = reinterpret_cast<const __m128i*>(in);
-  const __m512 even = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(halves)));
-  const __m512 odd = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(halves + 1)));
-  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-  _mm512_storeu_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(odd)));
+// W quads of integers to bf16, exactly: the first two of each quad, and the last two.
+QR_INLINE void widen_quads(Bf16* first, Bf16* last, const int8_t* in) {
+  const __m512i quads = _mm512_loadu_si512(in);
+  auto wide = [](__m512i high_byte) __attribute__((always_inline)) {
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(high_byte, 24)));
+  };
+  auto pair = [](__m512i even, __m512i odd) __attribute__((always_inline)) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(even, 16), odd);
+  };
+  _mm512_storeu_si512(first, pair(wide(_mm512_slli_epi32(quads, 24)), wide(_mm512_slli_epi32(quads, 16))));
+  _mm512_storeu_si512(last, pair(wide(_mm512_slli_epi32(quads, 8)), wide(quads)));
 }
 
 #else
@@ -207,14 +211,17 @@ QR_INLINE float largest(vf v) {
   b = _mm_max_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
-QR_INLINE void widen_32(Bf16* out, const int8_t* in) {
-  for (int half = 0; half < 16; half += 8) {
-    const __m256i even = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + half)));
-    const __m256i odd = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + 16 + half)));
-    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(even)), 16);
-    const __m256i high = _mm256_castps_si256(_mm256_cvtepi32_ps(odd));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * half), _mm256_blend_epi16(low, high, 0xaa));
-  }
+QR_INLINE void widen_quads(Bf16* first, Bf16* last, const int8_t* in) {
+  const __m256i quads = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
+  auto wide = [](__m256i high_byte) __attribute__((always_inline)) {
+    return _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_srai_epi32(high_byte, 24)));
+  };
+  auto pair = [](__m256i even, __m256i odd) __attribute__((always_inline)) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
+  };
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(first),
+                      pair(wide(_mm256_slli_epi32(quads, 24)), wide(_mm256_slli_epi32(quads, 16))));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(last), pair(wide(_mm256_slli_epi32(quads, 8)), wide(quads)));
 }
 
 #endif

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.errors import ConfigError
 from quire.ops.cpu.dtypes import CACHE_DTYPES, COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.library import check, load, pointers
 from quire.ops.cpu.memory import empty, zeros
@@ -27,6 +28,10 @@ def allocate_kv_cache(
     Pages are not touched ahead of their first use: a pool may be most of the memory, and one that is never used up
     should not take it. The zeroing is paid once, 0.2 s for 2 GiB in huge pages.
     """
+    if dtype == torch.int8 and head_size % 4:
+        raise ConfigError(
+            f"an int8 KV cache needs a head size that is a multiple of 4, not {head_size}; use --kv-cache-dtype auto"
+        )
     page = lib.qr_cache_page(CACHE_DTYPES[dtype], block_size, head_size)
     check(min(page, 0))
     shape = (2, num_blocks, num_kv_heads, block_size, page // block_size)

@@ -1,0 +1,241 @@
+// Attention over an int8 cache by AMX tiles of integers: pages are multiplied as they are.
+//
+// A query, and a row's weights over a split, become integers of sixteen bits, relative to their largest magnitude: two
+// digits of eight bits, each multiplied on its own. Sums of integers are exact, so they may be taken in any order.
+#pragma once
+
+#include "attention_amx.h"
+
+namespace qr {
+namespace {
+
+// round(16-bit integers / largest) in two digits: high * 256 + low. Queries have signed digits, weights unsigned ones.
+constexpr float kMostQuery = 127 * 256, kMostWeight = 65535;
+
+struct AmxInt8Math {
+  using Cache = int8_t;
+  using Weight = float;
+
+  int64_t head, wide, padded;
+  int64_t dims;   // of one tile of keys: 64, or the largest power of two that divides the head size
+  int64_t steps;  // tiles in a head
+  int64_t depth;  // slots of one tile of values: 64, or the largest power of two that divides a page's
+  int64_t low;    // rows from high digits to low ones: up to 8 rows share a tile with their low digits
+  float query_scale[kQueryRows];
+  TileConfig tiles;
+
+  static bool shares_tile(const Workspace& w) { return w.rows <= 8; }
+  // Low digits' sums of scores follow the scores. Then weights' digits, and the sums of values.
+  static int64_t own_bytes(const Workspace& w, int64_t wide) { return 2 * kQueryRows * (w.columns + wide * 4); }
+  static uint8_t* digits(const Workspace& w) { return reinterpret_cast<uint8_t*>(w.own); }
+  static int32_t* sums(const Workspace& w) { return reinterpret_cast<int32_t*>(w.own + 2 * kQueryRows * w.columns); }
+
+  template <class QueryAt>
+  AmxInt8Math(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at)
+      : head(args.layout.head_size), wide(padded_head(args.layout)), padded(padded_slots(args.layout)),
+        dims(head % 64 == 0 ? 64 : head & -head), steps(head / dims), depth(padded % 64 == 0 ? 64 : padded & -padded),
+        low(shares_tile(w) ? w.rows : w.row_capacity) {
+    for (int64_t row = 0; row < w.row_capacity; ++row) {
+      const auto* in = row < w.rows ? static_cast<const Bf16*>(args.query) + query_at(row) : nullptr;
+      if (in != nullptr)
+        query_scale[row] = split(in, query_row(w, row), query_row(w, row + low));
+      else if (!shares_tile(w))
+        clear(query_row(w, row), query_row(w, row + low));
+    }
+    const int rows = shares_tile(w) ? int(2 * w.rows) : 16;
+    for (int tile = 0; tile < 4; ++tile) tiles.set(tile, rows, 64);  // sums
+    tiles.set(4, rows, int(dims));                                   // queries
+    tiles.set(5, rows, int(depth));                                  // weights
+    tiles.set(6, int(dims) / 4, 64);                                 // keys
+    tiles.set(7, int(depth) / 4, 64);                                // values
+    tiles.use();
+  }
+  ~AmxInt8Math() { _tile_release(); }
+  AmxInt8Math(const AmxInt8Math&) = delete;
+  AmxInt8Math& operator=(const AmxInt8Math&) = delete;
+
+  void begin_scores() const {}
+
+  // Integer sums of a page, of both digits. Few rows wait for memory, and fetch what they can.
+  void scores(const Workspace& w, int64_t page, const int8_t* keys, const int8_t* next, const int8_t* values) const {
+    memory_barrier();
+    const bool shared = shares_tile(w);
+    Fetch fetch(shared ? values : nullptr, padded * (head + 4));
+    FetchTo<_MM_HINT_T0> follow(shared ? next : nullptr, padded * (head + 4));
+    const int64_t loads = padded / 16 * steps, lines = divide_up(padded * (head + 4), 64 * loads);
+    for (int64_t slot = 0; slot < padded; slot += 16) {
+      const int8_t* key = keys + slot * head;
+      char* out = reinterpret_cast<char*>(w.scores + page * padded + slot);
+      const int64_t stride = w.columns * 4;
+      for (int64_t row = 0; row < w.row_capacity; row += 16) {
+        _tile_zero(0);
+        _tile_zero(1);
+        for (int64_t s = 0; s < steps; ++s) {
+          const char* query = query_row(w, row) + s * kTileBytes * 4;
+          follow.advance(lines);
+          memory_barrier();
+          _tile_loadd(4, query, 64);
+          _tile_loadd(6, key + s * dims * 16, 64);
+          _tile_dpbssd(0, 4, 6);
+          memory_barrier();
+          fetch.advance(lines);
+          if (shared) continue;
+          _tile_loadd(4, query + low * 64, 64);
+          _tile_dpbssd(1, 4, 6);
+        }
+        _tile_stored(0, out + row * stride, stride);
+        if (!shared) _tile_stored(1, out + (row + low) * stride, stride);
+        memory_barrier();
+      }
+    }
+    memory_barrier();
+  }
+
+  void end_scores(const Workspace& w, int64_t pages) const {
+    for (int64_t row = 0; row < w.rows; ++row)
+      join(w.scores + row * w.columns, reinterpret_cast<const int32_t*>(w.scores + row * w.columns),
+           reinterpret_cast<const int32_t*>(w.scores + (row + low) * w.columns), pages * padded, query_scale[row]);
+  }
+
+  // Weights become digits.
+  void begin_values(const Workspace& w, int64_t pages) {
+    for (int64_t row = 0; row < w.rows; ++row) {
+      const float* weights = w.scores + row * w.columns;
+      const int64_t n = pages * padded;
+      __m512 largest = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
+      for (int64_t i = 0; i < n; i += 16) {
+        const __m512 weight = _mm512_loadu_ps(weights + i);
+        largest = _mm512_max_ps(largest, weight);
+        sum = _mm512_add_ps(sum, weight);
+      }
+      const float top = _mm512_reduce_max_ps(largest);
+      weight_scale[row] = top / kMostWeight + 0.0f * _mm512_reduce_add_ps(sum);  // NaN remains
+      const __m512 factor = _mm512_set1_ps(top > 0.0f ? kMostWeight / top : 0.0f);
+      uint8_t *high = digits(w) + row * w.columns, *lower = high + low * w.columns;
+      for (int64_t i = 0; i < n; i += 16) {
+        const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(weights + i), factor));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(lower + i), _mm512_cvtepi32_epi8(whole));
+      }
+    }
+  }
+
+  bool by_page(const Workspace&) const { return false; }
+  template <class Prepare>
+  void weighted_values(const Workspace& w, int64_t pages, const Prepare& prepare) const {
+    for (int64_t page = 0; page < pages; ++page) prepare(page);
+    memory_barrier();
+    if (shares_tile(w)) {
+      int64_t d = 0;
+      for (; d + 64 <= wide; d += 64) value_tiles<4>(w, pages, 0, d);
+      if (d < wide) value_tiles<2>(w, pages, 0, d);
+    } else {
+      for (int64_t row = 0; row < w.row_capacity; row += 16)
+        for (int64_t d = 0; d < wide; d += 32) value_tiles<0>(w, pages, row, d);
+    }
+    memory_barrier();
+    for (int64_t row = 0; row < w.rows; ++row)
+      join(w.partial + row * wide, sums(w) + row * wide, sums(w) + (row + low) * wide, wide, weight_scale[row]);
+  }
+
+ private:
+  float weight_scale[kQueryRows];
+
+  // Where a row's digits of a step of queries begin: tiles [step][rows][64].
+  static char* query_row(const Workspace& w, int64_t row) { return static_cast<char*>(w.query) + row * 64; }
+
+  void clear(char* high, char* lower) const {
+    for (int64_t s = 0; s < steps; ++s) {
+      std::memset(high + s * kTileBytes * 4, 0, 64);
+      std::memset(lower + s * kTileBytes * 4, 0, 64);
+    }
+  }
+
+  // A query's digits; gives what one of their units is worth.
+  float split(const Bf16* in, char* high, char* lower) const {
+    vf largest = zero(), sum = zero();
+    each_vector(head, [&](int64_t i, int n) __attribute__((always_inline)) {
+      const vf v = load_some(in + i, n);
+      largest = max(abs(v), largest);
+      sum = add(v, sum);
+    });
+    const float top = qr::largest(largest);
+    const __m512 factor = _mm512_set1_ps(top > 0.0f ? kMostQuery / top : 0.0f);
+    for (int64_t s = 0; s < steps; ++s)
+      for (int64_t i = 0; i < dims; i += 16) {
+        const int n = dims < 16 ? int(dims) : 16;
+        const __m512 v = load_some(in + s * dims + i, n);
+        const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(v, factor));
+        const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
+        char* at = high + s * kTileBytes * 4 + i;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(upper));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at + (lower - high)), _mm512_cvtepi32_epi8(whole));
+      }
+    return top / kMostQuery + 0.0f * qr::sum(sum);  // NaN remains
+  }
+
+  // out[i] = (256 high[i] + low[i]) * scale; out may be high.
+  static void join(float* out, const int32_t* high, const int32_t* lower, int64_t n, float scale) {
+    const __m512 factor = _mm512_set1_ps(scale), base = _mm512_set1_ps(256);
+    for (int64_t i = 0; i < n; i += 16) {
+      const __m512 h = _mm512_cvtepi32_ps(_mm512_loadu_si512(high + i));
+      const __m512 l = _mm512_cvtepi32_ps(_mm512_loadu_si512(lower + i));
+      _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_fmadd_ps(h, base, l), factor));
+    }
+  }
+
+  // Sums of a tile of rows over all pages, for dimensions from d on: Shared tiles of 16 dimensions for rows that share
+  // a tile with their low digits, or two tiles for each digit.
+  template <int Shared>
+  void value_tiles(const Workspace& w, int64_t pages, int64_t row, int64_t d) const {
+    const int64_t stride = w.columns, value_stride = head * 4;
+    const uint8_t* weights = digits(w) + row * stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t page = 0; page < pages; ++page) {
+      const int64_t bytes = padded * (head + 4), share = round_up(divide_up(bytes, wide / 64 + (wide % 64 != 0)), 64);
+      const auto* later = static_cast<const char*>(w.later[page]);
+      const int64_t from = d / 64 * share, to = from + share < bytes ? from + share : bytes;
+      Fetch fetch(Shared != 0 && later != nullptr ? later + from : nullptr, to - from);
+      const int64_t lines = divide_up(share, 64 * (Shared != 0 ? Shared : 1) * (padded / depth));
+      for (int64_t slot = 0; slot < padded; slot += depth, weights += depth) {
+        const int8_t* values = static_cast<const int8_t*>(w.values[page]) + slot * head + d * 4;
+        _tile_loadd(5, weights, stride);
+        _tile_loadd(7, values, value_stride);
+        _tile_dpbusd(0, 5, 7);
+        fetch.advance(lines);
+        if (Shared != 0) {
+          _tile_loadd(7, values + 64, value_stride);
+          _tile_dpbusd(1, 5, 7);
+          fetch.advance(lines);
+          if (Shared < 4) continue;
+          _tile_loadd(7, values + 128, value_stride);
+          _tile_dpbusd(2, 5, 7);
+          fetch.advance(lines);
+          _tile_loadd(7, values + 192, value_stride);
+          _tile_dpbusd(3, 5, 7);
+          fetch.advance(lines);
+        } else {
+          _tile_loadd(5, weights + low * stride, stride);
+          _tile_dpbusd(2, 5, 7);
+          _tile_loadd(7, values + 64, value_stride);
+          _tile_dpbusd(3, 5, 7);
+          _tile_loadd(5, weights, stride);
+          _tile_dpbusd(1, 5, 7);
+        }
+      }
+    }
+    int32_t* out = sums(w) + row * wide + d;
+    _tile_stored(0, out, wide * 4);
+    _tile_stored(1, out + 16, wide * 4);
+    if (Shared == 2) return;
+    int32_t* rest = Shared == 4 ? out + 32 : out + low * wide;
+    _tile_stored(2, rest, wide * 4);
+    _tile_stored(3, rest + 16, wide * 4);
+  }
+};
+
+}  // namespace
+}  // namespace qr
