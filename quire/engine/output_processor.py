@@ -36,6 +36,7 @@ class _State:
     """One request as it runs."""
 
     request: ProcessedRequest
+    kind: RequestOutputKind
     branches: list[_Branch]
     num_unfinished: int
     prompt_logprobs: list[TokenLogprobs | None] | None
@@ -65,6 +66,7 @@ class OutputProcessor:
         params = request.core.sampling_params
         self._states[request.core.request_id] = _State(
             request=request,
+            kind=params.output_kind,
             branches=[self._new_branch(request) for _ in range(params.n)],
             num_unfinished=params.n,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
@@ -103,28 +105,31 @@ class OutputProcessor:
 
     def process(self, news: EngineCoreOutputs) -> tuple[list[RequestOutput], list[AbortRequest]]:
         """Take in a step's news: what to hand out, and what the core should stop because its text is complete."""
-        touched: dict[str, list[int]] = {}
+        touched: dict[str, tuple[_State, list[int]]] = {}
         aborts: list[AbortRequest] = []
         for output in news.outputs:
-            state = self._states.get(output.request_id)
+            request_id = output.request_id
+            state = self._states.get(request_id)
             if state is None:
                 continue
             branch = state.branches[output.branch]
             if branch.finish_reason is not None:
                 continue
             if self._take(state, branch, output, news.stepped_at) and output.finish_reason is None:
-                aborts.append(AbortRequest(request_id=output.request_id, branch=output.branch))
+                aborts.append(AbortRequest(request_id=request_id, branch=output.branch))
             if output.new_token_ids or branch.finish_reason is not None:
-                touched.setdefault(output.request_id, []).append(output.branch)
-        return [out for request_id, branches in touched.items() for out in self._hand_out(request_id, branches)], aborts
-
-    def _hand_out(self, request_id: str, branches: list[int]) -> list[RequestOutput]:
-        state = self._states[request_id]
-        if state.num_unfinished == 0:
-            del self._states[request_id]
-        elif state.request.core.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
-            return []
-        return [self._render(state, branches)]
+                if request_id in touched:
+                    touched[request_id][1].append(output.branch)
+                else:
+                    touched[request_id] = state, [output.branch]
+        outputs: list[RequestOutput] = []
+        for state, branches in touched.values():
+            if state.num_unfinished == 0:
+                del self._states[state.request.core.request_id]
+            elif state.kind is RequestOutputKind.FINAL_ONLY:
+                continue
+            outputs.append(self._render(state, branches))
+        return outputs, aborts
 
     def _new_branch(self, request: ProcessedRequest) -> _Branch:
         params = request.core.sampling_params
@@ -157,19 +162,18 @@ class OutputProcessor:
             for entry in output.new_logprobs or ():
                 branch.logprobs.append(self._candidates(entry))
                 branch.cumulative_logprob += entry.logprobs[0]
-        stopped = branch.detokenizer is not None and self._detokenize(state, branch, branch.detokenizer, output)
+        stopped = False
+        detokenizer = branch.detokenizer
+        if detokenizer is not None:
+            core = state.request.core
+            token_ids = output.new_token_ids
+            if output.finish_reason is FinishReason.STOP and not core.sampling_params.include_stop_str_in_output:
+                token_ids = token_ids[:-1]  # the end-of-sequence or stop token itself is no text
+            branch.new_text += detokenizer.append(token_ids)
+            stopped = detokenizer.stop_reason is not None
         if stopped or output.finish_reason is not None:
             self._finish(state, branch, output.finish_reason, output.stop_reason)
         return stopped
-
-    def _detokenize(self, state: _State, branch: _Branch, detokenizer: Detokenizer, output: EngineCoreOutput) -> bool:
-        """Add the new tokens' text; True when a stop string is in it."""
-        token_ids = output.new_token_ids
-        params = state.request.core.sampling_params
-        if output.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output:
-            token_ids = token_ids[:-1]  # the end-of-sequence or stop token itself is no text
-        branch.new_text += detokenizer.append(token_ids)
-        return detokenizer.stop_reason is not None
 
     def _finish(
         self, state: _State, branch: _Branch, reason: FinishReason | None, stop_reason: int | str | None
@@ -214,25 +218,24 @@ class OutputProcessor:
 
     def _render(self, state: _State, touched: list[int]) -> RequestOutput:
         core = state.request.core
-        delta = core.sampling_params.output_kind is RequestOutputKind.DELTA
+        delta = state.kind is RequestOutputKind.DELTA
         shown = range(len(state.branches)) if not delta else touched if len(touched) == 1 else sorted(touched)
         finished = state.num_unfinished == 0
         prompt_logprobs = state.prompt_logprobs
         if delta:
             state.prompt_logprobs = None  # complete before the first token, and handed out once
-        warnings = [*state.request.warnings, *([state.error] if state.error else [])]
-        return RequestOutput(
-            request_id=core.request_id,
-            prompt=state.request.prompt,
-            prompt_token_ids=core.prompt_token_ids,
-            outputs=[self._completion(state.branches[index], index, delta=delta) for index in shown],
-            finished=finished,
-            prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=state.num_cached_tokens,
-            seed=core.seed,
-            metrics=self._metrics(state) if finished else None,
-            effort=state.effort if finished else None,
-            warnings=warnings,
+        return RequestOutput(  # by position: names would double what an output costs
+            core.request_id,
+            state.request.prompt,
+            core.prompt_token_ids,
+            [self._completion(state.branches[index], index, delta=delta) for index in shown],
+            finished,
+            prompt_logprobs,
+            state.num_cached_tokens,
+            core.seed,
+            self._metrics(state) if finished else None,
+            state.effort if finished else None,
+            [*state.request.warnings] if state.error is None else [*state.request.warnings, state.error],
         )
 
     def _metrics(self, state: _State) -> RequestStats:
@@ -240,18 +243,16 @@ class OutputProcessor:
         return replace(state.stats, num_generation_tokens=sum(len(branch.token_ids) for branch in state.branches))
 
     def _completion(self, branch: _Branch, index: int, *, delta: bool) -> CompletionOutput:
-        first = branch.num_tokens_sent if delta else 0
-        branch.num_tokens_sent = len(branch.token_ids)
-        text = branch.new_text
-        if not delta:  # a delta must not cost more the longer the text is
-            text = "" if branch.detokenizer is None else branch.detokenizer.text
+        token_ids, logprobs, text = branch.token_ids, branch.logprobs, branch.new_text
         branch.new_text = ""
+        if delta:  # must not cost more the longer the text is
+            first, branch.num_tokens_sent = branch.num_tokens_sent, len(token_ids)
+            token_ids = token_ids[first:]
+            logprobs = None if logprobs is None else logprobs[first:]
+        else:
+            token_ids = token_ids.copy()
+            logprobs = None if logprobs is None else logprobs.copy()
+            text = "" if branch.detokenizer is None else branch.detokenizer.text
         return CompletionOutput(
-            index=index,
-            text=text,
-            token_ids=branch.token_ids[first:],
-            cumulative_logprob=branch.cumulative_logprob,
-            logprobs=None if branch.logprobs is None else branch.logprobs[first:],
-            finish_reason=branch.finish_reason,
-            stop_reason=branch.stop_reason,
+            index, text, token_ids, branch.cumulative_logprob, logprobs, branch.finish_reason, branch.stop_reason
         )

@@ -280,16 +280,20 @@ class RequestRecord:
     num_output_tokens: int = 0
     lengths: dict[int, int] = field(default_factory=dict)
     """Output tokens by completion, where there are several."""
+    failed: bool = False
+    """A completion has ended with an error."""
     reason: str = "abort"
     """How it ended: stop, length, abort or error."""
 
-    def observe(self, output: RequestOutput) -> None:
-        """Take in an output."""
+    def observe(self, output: RequestOutput) -> int:
+        """Take in an output; how many tokens it has."""
         now = time.monotonic()
         metrics = self.metrics
         count = 0
         for completion in output.outputs:
             count += len(completion.token_ids)
+            if completion.finish_reason == "error":
+                self.failed = True
         if self.last_at and count:
             metrics.tokens.next(count, now - self.last_at)
         elif not self.last_at:
@@ -306,6 +310,7 @@ class RequestRecord:
                 self.lengths[completion.index] = self.lengths.get(completion.index, 0) + len(completion.token_ids)
         if output.finished:
             self._finish(output)
+        return count
 
     def close(self) -> None:
         """Count the end."""

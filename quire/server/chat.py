@@ -150,7 +150,7 @@ class _Reply:
                             chunk["usage"] = generation.usage if continuous else None
                         begun.add(completion.index)
                         yield chunks.event(chunk)
-                    if self._has_news(completion, continuous=continuous):
+                    if completion.text or self._has_news(completion, continuous=continuous):
                         chunk = {"choices": [self._delta(completion)]}
                         if wants_usage:
                             chunk["usage"] = generation.usage if continuous else None
@@ -216,9 +216,9 @@ class _Reply:
         return choice
 
     def _has_news(self, completion: CompletionOutput, *, continuous: bool) -> bool:
-        """Whether a piece says anything: a token may be the middle of a character."""
+        """Whether a piece without text says anything: a token may be the middle of a character."""
         more = self._body.logprobs or self._body.return_token_ids or continuous
-        return bool(completion.text or completion.finish_reason or (more and completion.token_ids))
+        return bool(completion.finish_reason or (more and completion.token_ids))
 
     def _add_prompt(self, reply: dict[str, Any], conversation: Conversation, output: RequestOutput) -> None:
         """What there is to say about the prompt. Mutates reply."""

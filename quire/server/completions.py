@@ -93,7 +93,7 @@ class _Reply:
                 for completion in output.outputs:
                     index = prompt_index * params.n + completion.index
                     is_first = index not in begun
-                    if not is_first and not self._has_news(completion, continuous=continuous):
+                    if not (completion.text or is_first or self._has_news(completion, continuous=continuous)):
                         continue
                     chunk: dict[str, Any] = {"choices": [self._choice(index, output, completion, is_first=is_first)]}
                     if self._only_scores:
@@ -148,10 +148,10 @@ class _Reply:
         return self._body.prompt_logprobs
 
     def _has_news(self, completion: CompletionOutput, *, continuous: bool) -> bool:
-        """Whether a piece says anything: a token may be the middle of a character."""
+        """Whether a piece without text says anything: a token may be the middle of a character."""
         body = self._body
         more = body.logprobs is not None or body.return_token_ids or continuous
-        return bool(completion.text or completion.finish_reason or (more and completion.token_ids))
+        return bool(completion.finish_reason or (more and completion.token_ids))
 
     def _choice(
         self, index: int, output: RequestOutput, completion: CompletionOutput, *, is_first: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import httptools
@@ -13,6 +13,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server.errors import ApiError, error_body
+from quire.server.service import EXTENSION
 from quire.server.settings import ServerSettings
 
 REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
@@ -130,6 +131,7 @@ class LimitedConnection(HttpToolsProtocol):
         if not self._is_upgrade:
             self.server_state.default_headers = _date_header(int(time.time()))
             super().on_headers_complete()
+            self.scope["extensions"] = {EXTENSION: {"write": partial(_write_piece, self.cycle)}}
             if not self.pipeline:
                 self._answered = self.cycle
 
@@ -249,6 +251,14 @@ class LimitedConnection(HttpToolsProtocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
+
+
+async def _write_piece(reply: RequestResponseCycle, data: bytes) -> None:
+    """What uvicorn's `send` does with a piece of a chunked body, without what it does for all other messages."""
+    if reply.flow.write_paused and not reply.disconnected:
+        await reply.flow.drain()
+    if not reply.disconnected:
+        reply.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 @lru_cache(maxsize=1)

@@ -124,15 +124,17 @@ class Generation:
                 self._service.engine.generate(self._prompts[index], self._params, engine_id)  # type: ignore[type-var]
             ) as outputs:
                 async for output in outputs:
-                    self._count(output, first=not record.last_at)
-                    record.observe(output)
+                    if not record.last_at:
+                        self.num_cached_tokens += output.num_cached_tokens
+                    self.num_output_tokens += record.observe(output)
                     if span is not None:
                         span.observe(output)
                     if self._transcripts:
                         self._transcripts[index].add(output)
                     if self._timelines:
                         self._timelines[index].add(output)
-                    self._check(output)
+                    if record.failed:
+                        raise self._failure(output)
                     yield index, output
         except (Exception, asyncio.CancelledError) as error:
             if span is not None:
@@ -170,16 +172,6 @@ class Generation:
             parent=context.trace_parent,
         )
 
-    def _count(self, output: RequestOutput, *, first: bool) -> None:
-        if first:
-            self.num_cached_tokens += output.num_cached_tokens
-        for completion in output.outputs:
-            self.num_output_tokens += len(completion.token_ids)
-
-    def _check(self, output: RequestOutput) -> None:
-        for completion in output.outputs:
-            if completion.finish_reason == "error":
-                log.error("request=%s failed: %s", self._context.label, " ".join(output.warnings))
-                raise ApiError(
-                    500, "internal_error", "The request failed while it ran. The cause is in the server's log."
-                )
+    def _failure(self, output: RequestOutput) -> ApiError:
+        log.error("request=%s failed: %s", self._context.label, " ".join(output.warnings))
+        return ApiError(500, "internal_error", "The request failed while it ran. The cause is in the server's log.")

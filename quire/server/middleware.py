@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from math import ceil
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.log import get_logger, request_id
 from quire.server import console
 from quire.server.errors import ApiError, error_response, route_of
-from quire.server.service import Context, Service
+from quire.server.service import EXTENSION, Context, Service
 from quire.server.shared_counts import expiry
 
 log = get_logger(__name__)
@@ -40,7 +40,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         started_at = time.monotonic()
-        context = scope["quire"] = Context(send, label="")
+        context = scope["quire"] = Context(_writer(scope, send), label="")
         given = _header(scope, b"x-request-id")
         context.label = _UNSAFE.sub("", given)[:MAX_ID] or context.id
         context.wants_receipt = _header(scope, b"x-quire-receipt") == "1"
@@ -158,6 +158,15 @@ class Limits:
 
 def _overloaded(message: str, retry_after: int) -> ApiError:
     return ApiError(429, "rate_limit_exceeded", message, headers={"Retry-After": str(retry_after)})
+
+
+def _writer(scope: Scope, send: Send) -> Callable[[bytes], Awaitable[None]]:
+    """The connection's own way to send a piece of a body, or that of every ASGI server."""
+
+    async def write(data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    return scope.get("extensions", {}).get(EXTENSION, {}).get("write", write)  # type: ignore[no-any-return]
 
 
 def _header(scope: Scope, name: bytes) -> str:

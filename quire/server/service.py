@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.types import Scope, Send
+from starlette.types import Scope
 
 from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
@@ -28,12 +29,16 @@ if TYPE_CHECKING:
     from quire.observability.tracing import Tracer
 
 
+EXTENSION = "quire.stream"
+"""Of a scope, by a connection: its `write` sends a piece of a chunked body."""
+
+
 @dataclass(slots=True)
 class Context:
     """One HTTP request, as the middleware leaves it in the scope for the routes."""
 
-    send: Send
-    """The connection's own `send`: what wraps it on the way looks at the start of a reply, so that bodies of streams
+    write: Callable[[bytes], Awaitable[None]]
+    """Sends a piece of a stream's body. What wraps `send` on the way looks at the start of a reply, so that the pieces
     need not pass through it, token by token."""
     label: str
     """The client's X-Request-Id as far as it is harmless, or one made here; shown, never used as a key."""

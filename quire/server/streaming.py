@@ -87,7 +87,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
         loop = asyncio.get_running_loop()
-        self._write = context_of(scope).send
+        self._write = context_of(scope).write
         started_at = self._sent_at = loop.time()
         producer = loop.create_task(self._produce(send))
         gone = loop.create_task(_disconnect(receive))
@@ -127,7 +127,7 @@ class EventStream(Response):
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await self._write({"type": "http.response.body", "body": data, "more_body": True})
+        await self._write(data)
         self._sending = False
         self._sent_at = self._clock()
 

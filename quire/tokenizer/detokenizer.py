@@ -136,14 +136,22 @@ class _ByteDecoder:
         self._token_bytes = tokenizer.token_bytes
         self._hidden = hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._utf8.decode(_last_bytes(tokenizer, prompt_token_ids, hidden))
+        self._is_inside = False
+        """The bytes so far end inside a character."""
+        self._read(_last_bytes(tokenizer, prompt_token_ids, hidden))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         token_bytes, hidden = self._token_bytes, self._hidden
-        return self._utf8.decode(b"".join([token_bytes(i) for i in token_ids if i not in hidden]))
+        data = b"".join([token_bytes(i) for i in token_ids if i not in hidden])
+        return self._read(data) if self._is_inside or not data.isascii() else data.decode("ascii")
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
+
+    def _read(self, data: bytes) -> str:
+        text = self._utf8.decode(data)
+        self._is_inside = bool(self._utf8.getstate()[0])
+        return text
 
 
 def _last_bytes(tokenizer: Tokenizer, token_ids: Sequence[int], hidden: frozenset[int]) -> bytes:
