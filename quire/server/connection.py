@@ -19,6 +19,8 @@ from quire.server.settings import ServerSettings
 REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 MAX_PIPELINED = 32
 """Requests that a client may send while one is being answered."""
+LINGER_S = 5
+"""For so long a client that has its answer already may go on sending."""
 HANDSHAKE = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
@@ -51,6 +53,7 @@ class LimitedConnection(HttpToolsProtocol):
         """Received since then, and kept in memory."""
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered, or was last; uvicorn's `cycle` is the one that was read last."""
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
         """Why nothing more is read."""
         if len(self.connections) > self.settings.max_connections:
@@ -60,7 +63,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
-        self._stop(self._header_timer, self._write_timer)
+        self._stop(self._header_timer, self._write_timer, self._linger_timer)
         self.pipeline.clear()
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
@@ -70,14 +73,20 @@ class LimitedConnection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more; whether it may go on reading."""
         reply = self._answered
-        if self.scheme != "http" or reply is None or not reply.response_started or reply.response_complete:
+        if (
+            self._linger_timer is not None
+            or self.scheme != "http"
+            or reply is None
+            or not reply.response_started
+            or reply.response_complete
+        ):
             return False
         reply.keep_alive = False
         return True
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request, or of several."""
-        if self._refusal is not None:
+        if self._refusal is not None or self._linger_timer is not None:
             return
         if self.cycle is None or self.cycle.response_complete:
             self._expect_headers()
@@ -131,6 +140,7 @@ class LimitedConnection(HttpToolsProtocol):
         if not self._is_upgrade:
             self.server_state.default_headers = _date_header(int(time.time()))
             super().on_headers_complete()
+            self.cycle.transport = _ReplyTransport(self)  # type: ignore[assignment]
             self.scope["extensions"] = {EXTENSION: {"write": partial(_write_piece, self.cycle)}}
             if not self.pipeline:
                 self._answered = self.cycle
@@ -165,6 +175,18 @@ class LimitedConnection(HttpToolsProtocol):
         """The client has caught up."""
         self._stop(self._write_timer)
         super().resume_writing()
+
+    def linger(self) -> None:
+        """Close, but let a client that is still sending finish: if bytes came to a closed socket, the kernel would
+        reset the connection, and the client might lose the answer."""
+        is_sending = self._refusal is not None or (self.cycle is not None and self.cycle.more_body)
+        if not is_sending or not self.transport.can_write_eof():
+            self.transport.close()
+        elif self._linger_timer is None and not self.transport.is_closing():
+            self._stop(self._header_timer)
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+            self.flow.resume_reading()
+            self.transport.write_eof()
 
     def _count(self, num_bytes: int) -> None:
         self._num_header_bytes += num_bytes
@@ -245,12 +267,21 @@ class LimitedConnection(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
             self.app_state["count_refused"]()
-        self.transport.close()
+        self.linger()
 
     def _stop(self, *timers: asyncio.TimerHandle | None) -> None:
         for timer in timers:
             if timer is not None:
                 timer.cancel()
+
+
+class _ReplyTransport:
+    """The transport as uvicorn sees it while it sends a reply."""
+
+    def __init__(self, connection: LimitedConnection) -> None:
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+        self.close = connection.linger
 
 
 async def _write_piece(reply: RequestResponseCycle, data: bytes) -> None:

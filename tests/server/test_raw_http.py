@@ -285,6 +285,28 @@ def test_requests_sent_ahead_are_answered_in_their_order(hasty: Running, log: No
     assert statuses(exchange(hasty, get(headers=HOST + b"connection: close\r\n") + HEALTH)) == [200]
 
 
+@pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"content-type: application/json\r\ncontent-length: 8000000\r\n", 413),
+        (b"content-type: text/plain\r\ncontent-length: 8000000\r\n", 415),
+        (b"content-type: application/json\r\ntransfer-encoding: chunked\r\n", 400),  # null bytes are no chunks
+    ],
+)
+def test_a_client_that_is_still_sending_gets_the_answer(
+    hasty: Running, log: None, head: bytes, status: int, more: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", int(hasty.url.rpartition(":")[2])), TIMEOUT) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\n" + HOST + head + more + b"\r\n")
+        for _ in range(80):
+            sock.sendall(bytes(100_000))
+        received = b""
+        while data := sock.recv(1 << 16):
+            received += data
+    assert statuses(Replies(received).found) == [status]
+
+
 def test_a_client_that_has_said_all_may_still_read(hasty: Running, log: None) -> None:
     body = {**WRITE, "max_tokens": 200, "ignore_eos": True, "stream": True}
     with socket.create_connection(("127.0.0.1", int(hasty.url.rpartition(":")[2])), TIMEOUT) as sock:
