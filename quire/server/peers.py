@@ -60,16 +60,17 @@ class LinkedPeers:
         """See `Peers`."""
         call_id = next(self._call_ids)
         answer = self._asked[call_id] = self._loop.create_future()
-        self._link.on_ask()  # the parent should know what this front says, too: it may have to speak for it
         self._link.tell(Ask(call_id=call_id))
         try:
-            return await asyncio.wait_for(answer, TIMEOUT_S)
+            others: list[FrontReport] = await asyncio.wait_for(answer, TIMEOUT_S)
         except TimeoutError:
             raise ApiError(
                 503, "engine_unavailable", "The other processes of this server cannot be asked; try again."
             ) from None
         finally:
             del self._asked[call_id]
+        self._link.on_ask()  # what this front is about to say the parent must know: if it ends, sums must not fall
+        return others
 
     def answer_with(self, report: Callable[[], FrontReport]) -> None:
         """See `Peers`."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
+from quire.messages.codec import FrameReader
 from quire.observability.samples import Samples, add_samples
+from quire.server.link import LINK, Ask, FrontReport, ParentLink, Reports
+from quire.server.peers import LinkedPeers
 from quire.server.shared_counts import SharedCounts, new_memory
 from tests.server.test_admin import series
 from tests.server.test_processes import Server, served, wait_for
@@ -82,6 +87,30 @@ def test_what_runs_in_one_front_counts_in_the_other(tmp_path: Path) -> None:
             assert stream.exception(60) is not None
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
+
+
+def test_the_parent_knows_what_a_front_says_before_anybody_else() -> None:
+    parent, theirs = socket.socketpair()
+    counted: Samples = {"a": {("a_total", ()): 1.0}}
+
+    async def ask() -> list[FrontReport]:
+        link = ParentLink(theirs)
+        peers = LinkedPeers(link, SharedCounts(1, 0))
+        peers.answer_with(lambda: FrontReport(samples=counted))
+        reports = asyncio.create_task(peers.reports())
+        reader = FrameReader(LINK)
+        await asyncio.sleep(0)
+        (asked,) = reader.feed(parent.recv(1 << 16, socket.MSG_DONTWAIT))
+        assert isinstance(asked, Ask)
+        counted["a"]["a_total", ()] = 2.0
+        link.on_reports(Reports(call_id=asked.call_id, reports=[FrontReport(num_queued=7)]))
+        others = await reports
+        (told,) = reader.feed(parent.recv(1 << 16, socket.MSG_DONTWAIT))
+        assert told == FrontReport(samples={"a": {("a_total", ()): 2.0}})
+        return others
+
+    with parent, theirs:
+        assert [other.num_queued for other in asyncio.run(ask())] == [7]
 
 
 def test_counts_are_shared_and_forgotten_by_front() -> None:
