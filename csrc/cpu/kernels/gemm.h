@@ -33,10 +33,13 @@ QR_INLINE vf erfc_positive(vf x) {
   return mul(mul(p, t), exp(sub(zero(), mul(x, x))));
 }
 
+// kShort: the result is rounded to bf16.
+template <bool kShort>
 QR_INLINE vf activate(vf x, int32_t activation) {
+  const auto sigmoid_of = [](vf v) __attribute__((always_inline)) { return kShort ? short_sigmoid(v) : sigmoid(v); };
   switch (activation) {
     case QR_SILU:
-      return mul(x, sigmoid(x));
+      return mul(x, sigmoid_of(x));
     case QR_GELU: {
       // x * Phi(x); Phi(-|x|) = erfc(|x| / sqrt 2) / 2 keeps its relative accuracy in the tail
       vf tail = mul(set1(0.5f), erfc_positive(mul(abs(x), set1(0.70710678118654752f))));
@@ -45,7 +48,7 @@ QR_INLINE vf activate(vf x, int32_t activation) {
     case QR_GELU_TANH: {
       // 0.5 * (1 + tanh u) = sigmoid(2u)
       vf u = mul(mul(set1(0.79788456080286536f), x), fma(mul(set1(0.044715f), x), x, set1(1.0f)));
-      return mul(x, sigmoid(add(u, u)));
+      return mul(x, sigmoid_of(add(u, u)));
     }
     case QR_RELU:
       return max(zero(), x);
@@ -82,7 +85,7 @@ void finish_rows(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t 
       const int64_t in_row = i < 16 ? i : i - 16 + Layout::kSecond;
       vf value = load(sums + in_row);
       if (bias != nullptr) value = add(value, load_some(bias + i, n));
-      value = activate(value, g.activation);
+      value = activate<std::is_same<Out, Bf16>::value>(value, g.activation);
       if (g.up_panels != 0) {
         vf up = load(up_sums + in_row);
         if (bias != nullptr) up = add(up, load_some(up_bias + i, n));
@@ -134,7 +137,7 @@ void finish(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel
 template <class Out>
 void gate_to(Out* out, const float* gate, const float* up, int64_t n, int32_t activation) {
   each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    store_some(out + i, mul(activate(load_some(gate + i, count), activation), load_some(up + i, count)), count);
+    store_some(out + i, mul(activate<std::is_same<Out, Bf16>::value>(load_some(gate + i, count), activation), load_some(up + i, count)), count);
   });
 }
 

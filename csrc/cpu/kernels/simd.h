@@ -104,6 +104,7 @@ QR_INLINE vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
 QR_INLINE vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 QR_INLINE vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 QR_INLINE vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
+QR_INLINE vf short_reciprocal(vf a) { return _mm512_rcp14_ps(a); }  // within 2^-14
 QR_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 QR_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }  // b when either is NaN
 QR_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
@@ -186,6 +187,7 @@ QR_INLINE vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
 QR_INLINE vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 QR_INLINE vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 QR_INLINE vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+QR_INLINE vf short_reciprocal(vf a) { return div(set1(1.0f), a); }
 QR_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 QR_INLINE vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
 QR_INLINE vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
@@ -279,6 +281,11 @@ QR_INLINE vf exp2(vf x) {
 }
 
 QR_INLINE vf sigmoid(vf x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
+// Within 3e-4 of it, for results that are rounded to bf16.
+QR_INLINE vf short_sigmoid(vf x) {
+  const vf power = exp2<3>(max(set1(-125.0f), min(set1(125.0f), mul(x, set1(-1.44269504088896341f)))));
+  return short_reciprocal(add(set1(1.0f), power));
+}
 // tanh x = 1 - 2 / (e^2x + 1), good to an absolute error of one ulp of 1, which is what its users add to 1 or scale.
 QR_INLINE vf tanh(vf x) {
   vf e = exp(add(x, x));
