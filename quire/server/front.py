@@ -54,17 +54,22 @@ class Front:
         self.settings = settings
         self.sock = sock
         self._server: _Server | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._exiting = False
         self._stop = asyncio.Event()
         self._drainer: asyncio.Task[None] | None = None
         self._failure: QuireError | None = None
 
-    async def run(self, make_app: Callable[[], ASGIApp], on_ready: Callable[[], None]) -> None:
-        """Serve until drained or stopped.
+    async def run(
+        self, make_app: Callable[[], ASGIApp], on_ready: Callable[[], None], *, is_successor: bool = False
+    ) -> None:
+        """Serve until drained or stopped; a successor leaves connections to others until its engine is ready.
 
         Raises: ConfigError and its kin when the engine cannot start.
         """
-        watcher = asyncio.create_task(self._watch_start(on_ready))
+        watcher = self._watcher = asyncio.create_task(self._watch_start(on_ready))
+        if is_successor:
+            await asyncio.wait({watcher})
         self._server = _Server(uvicorn_config(make_app(), self.settings))
         if self._exiting:
             self._server.exit()
@@ -115,6 +120,8 @@ class Front:
         self._exiting = True
         if self._server is not None:
             self._server.exit()
+        elif self._watcher is not None:
+            self._watcher.cancel()
 
     async def _watch_start(self, on_ready: Callable[[], None]) -> None:
         try:
@@ -159,6 +166,7 @@ def run_front(
     on_ready: Callable[[], None],
     handle_signals: Callable[[Front, asyncio.AbstractEventLoop], None],
     make_peers: Callable[[], Peers | None] = lambda: None,
+    is_successor: bool = False,
 ) -> None:
     """Serve in the main thread until drained; `make_peers` is called in the event loop.
 
@@ -173,7 +181,7 @@ def run_front(
     async def main() -> None:
         front = Front(engine, settings, sock)
         handle_signals(front, asyncio.get_running_loop())
-        await front.run(lambda: create_app(engine, settings, make_peers()), on_ready)
+        await front.run(lambda: create_app(engine, settings, make_peers()), on_ready, is_successor=is_successor)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -188,7 +188,8 @@ class FrontGroup:
 
     def _spawn(self) -> None:
         taken = {front.seat.front for front in self._fronts.values()}
-        seat = FrontSeat(front=min(set(range(self._orders.settings.api_server_count)) - taken))
+        free = set(range(self._orders.settings.api_server_count)) - taken
+        seat = FrontSeat(front=min(free), is_successor=self._on_ready is None)
         front = FrontProcess(self._orders, seat, self._listening, self._memory, self._on_core_event)
         self._fronts[front.link.fileno()] = front
         self._supervisor.subscribe(front.hear)

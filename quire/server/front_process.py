@@ -22,7 +22,7 @@ def main() -> None:
     descriptor, parent_pid = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
     link = ParentLink(socket.socket(fileno=descriptor))
-    orders, sock, counts = link.orders()
+    orders, seat, sock, counts = link.orders()
     engine = AsyncLLMEngine(link, orders.limits)
 
     def handle_signals(front: Front, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,6 +37,7 @@ def main() -> None:
             on_ready=lambda: link.tell(FrontReady()),
             handle_signals=handle_signals,
             make_peers=lambda: LinkedPeers(link, counts),
+            is_successor=seat.is_successor,
         )
     except QuireError:
         os._exit(2)  # the parent knows the reason, and says it once

@@ -39,6 +39,8 @@ class FrontSeat:
 
     front: int
     """Which row of it is this front's."""
+    is_successor: bool
+    """Others serve already: it takes no connection before it can answer as well as they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ class ParentLink:
         """Called from another thread with what the others have said."""
         self._sending = threading.Lock()
 
-    def orders(self) -> tuple[FrontOrders, socket.socket, SharedCounts]:
+    def orders(self) -> tuple[FrontOrders, FrontSeat, socket.socket, SharedCounts]:
         """What the parent says first, the listening socket, and the counts that the fronts share."""
         orders, listening = next(self._messages)
         seat, memory = next(self._messages)
@@ -149,7 +151,7 @@ class ParentLink:
         settings = orders.settings
         counts = SharedCounts(settings.api_server_count, len(settings.api_key), front=seat.front, descriptor=memory)
         os.close(memory)
-        return orders, socket.socket(fileno=listening), counts
+        return orders, seat, socket.socket(fileno=listening), counts
 
     def subscribe(self, sink: Callable[[CoreEvent], None]) -> None:
         """See `CoreSource`."""
