@@ -53,7 +53,8 @@ QR_INLINE float exponent_factor(const AttentionArgs& args) {
 
 // Scores of one row over a split become weights exp(score - largest), times the values' scales. Slots [visible_begin,
 // visible_end) count, by position relative to the split's first page; the others' scores become minus infinity.
-template <bool Scaled, class Weight>
+// kShort: weights will be rounded, an exponential that is as exact as that needs will do.
+template <bool Scaled, bool kShort, class Weight>
 Softmax softmax_row(const AttentionArgs& args, const Workspace& w, int64_t row, int64_t pages, int64_t visible_begin,
                     int64_t visible_end) {
   float* scores = w.scores + row * w.columns;
@@ -104,7 +105,7 @@ Softmax softmax_row(const AttentionArgs& args, const Workspace& w, int64_t row, 
     int64_t i = 0;
     for (; i < stride && i < begin / W * W; i += W) store(row_weights + i, zero());
     for (; i < limit; i += W) {
-      const vf weight = exp2<std::is_same<Weight, Bf16>::value ? 3 : 5>(fma(load(row_scores + i), multiplier, shift));
+      const vf weight = exp2<kShort ? 3 : 5>(fma(load(row_scores + i), multiplier, shift));
       total = add(total, weight);
       store(row_weights + i, Scaled ? mul(weight, load(scales + i)) : weight);
     }
@@ -355,7 +356,6 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
                     static_cast<const Cache*>(w.values[i]));
       }
     }
-    math.end_scores(w, pages);
     for (int64_t i = 0; kScaled && i < pages; ++i)
       copy_scales(w.value_scales + i * padded, static_cast<const int8_t*>(w.values[i]) + elements,
                   used_slots(seen.begin + i), padded);
@@ -366,11 +366,13 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     w.partial = own + 2 * kQueryRows;
     for (int64_t row = 0; row < w.rows; ++row) {
       const int64_t from = at.seen_from(row) - base, to = at.position(row) + 1 - base;
-      const Softmax s = softmax_row<kScaled, Weight>(args, w, row, pages, from > 0 ? from : 0, to);
+      math.complete_scores(w, row, pages);
+      const Softmax s = softmax_row<kScaled, Math::kShortWeights, Weight>(args, w, row, pages, from > 0 ? from : 0, to);
       largest[row] = s.largest;
       total[row] = s.total;
+      math.take_weights(w, row, pages);
     }
-    math.begin_values(w, pages);
+    math.begin_values();
     math.weighted_values(w, pages, [&](int64_t i) {
       if constexpr (kWidened) {
         auto* copy = reinterpret_cast<Bf16*>(page_copies + (Math::by_page(w) ? i % 2 : i) * page_bytes);
@@ -443,6 +445,7 @@ template <class T>
 struct FloatMath {
   using Cache = T;
   using Weight = float;
+  static constexpr bool kShortWeights = false;
   static constexpr int kKeyRows = W == 16 ? 8 : 4;
   static constexpr int kValueRows = W == 16 ? 4 : 2;
   static constexpr int kVectorsOfGroup = 16 / W;
@@ -485,8 +488,9 @@ struct FloatMath {
 
   static int64_t own_bytes(const Workspace&, int64_t) { return 0; }
   void begin_scores() const {}
-  void end_scores(const Workspace&, int64_t) const {}
-  void begin_values(const Workspace&, int64_t) const {}
+  void complete_scores(const Workspace&, int64_t, int64_t) const {}
+  void take_weights(const Workspace&, int64_t, int64_t) const {}
+  void begin_values() const {}
 
   void scores(const Workspace& w, int64_t page, const T* keys, const T*, const T* values) const {
     const float* query = static_cast<const float*>(w.query);

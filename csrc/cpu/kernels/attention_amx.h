@@ -10,6 +10,7 @@ namespace {
 struct AmxMath {
   using Cache = Bf16;
   using Weight = Bf16;
+  static constexpr bool kShortWeights = true;
 
   int64_t head, wide, padded;
   int64_t dims;   // of one tile of keys: 32, or the largest power of two that divides the head size
@@ -53,8 +54,9 @@ struct AmxMath {
   void begin_scores() const {
     if (depth != dims) for_scores.use();
   }
-  void end_scores(const Workspace&, int64_t) const {}
-  void begin_values(const Workspace&, int64_t) const {
+  void complete_scores(const Workspace&, int64_t, int64_t) const {}
+  void take_weights(const Workspace&, int64_t, int64_t) const {}
+  void begin_values() const {
     if (depth != dims) for_values.use();
   }
 

@@ -15,6 +15,7 @@ constexpr float kMostQuery = 127 * 256, kMostWeight = 65535;
 struct AmxInt8Math {
   using Cache = int8_t;
   using Weight = float;
+  static constexpr bool kShortWeights = true;
 
   int64_t head, wide, padded;
   int64_t dims;   // of one tile of keys: 64, or the largest power of two that divides the head size
@@ -22,7 +23,7 @@ struct AmxInt8Math {
   int64_t depth;  // slots of one tile of values: 64, or the largest power of two that divides a page's
   int64_t low;    // rows from high digits to low ones: up to 8 rows share a tile with their low digits
   float query_scale[kQueryRows];
-  TileConfig tiles;
+  TileConfig for_scores, for_values;
 
   static bool shares_tile(const Workspace& w) { return w.rows <= 8; }
   // Low digits' sums of scores follow the scores. Then weights' digits, and the sums of values.
@@ -42,82 +43,72 @@ struct AmxInt8Math {
       else if (!shares_tile(w))
         clear(query_row(w, row), query_row(w, row + low));
     }
-    const int rows = shares_tile(w) ? int(2 * w.rows) : 16;
-    for (int tile = 0; tile < 4; ++tile) tiles.set(tile, rows, 64);  // sums
-    tiles.set(4, rows, int(dims));                                   // queries
-    tiles.set(5, rows, int(depth));                                  // weights
-    tiles.set(6, int(dims) / 4, 64);                                 // keys
-    tiles.set(7, int(depth) / 4, 64);                                // values
-    tiles.use();
+    const bool shared = shares_tile(w);
+    const int rows = shared ? int(2 * w.rows) : 16;
+    for (int tile = 0; tile < 4; ++tile) {  // sums
+      for_scores.set(tile, rows, 64);
+      for_values.set(tile, rows, 64);
+    }
+    for (int tile = 4; tile < 6; ++tile) {  // digits of queries, or of weights
+      for_scores.set(tile, rows, int(dims));
+      for_values.set(tile, rows, int(depth));
+    }
+    for (int tile = 6; tile < 8; ++tile) {  // keys, or values
+      for_scores.set(tile, int(dims) / 4, 64);
+      for_values.set(tile, int(depth) / 4, 64);
+    }
+    if (shared) {  // few rows do not pay for two configurations
+      for_scores.set(5, rows, int(depth));
+      for_scores.set(7, int(depth) / 4, 64);
+    }
+    for_scores.use();
   }
   ~AmxInt8Math() { _tile_release(); }
   AmxInt8Math(const AmxInt8Math&) = delete;
   AmxInt8Math& operator=(const AmxInt8Math&) = delete;
 
-  void begin_scores() const {}
+  void begin_scores() const {
+    if (low > 8) for_scores.use();
+  }
 
   // Integer sums of a page, of both digits. Few rows wait for memory, and fetch what they can.
   void scores(const Workspace& w, int64_t page, const int8_t* keys, const int8_t* next, const int8_t* values) const {
     memory_barrier();
-    const bool shared = shares_tile(w);
-    Fetch fetch(shared ? values : nullptr, padded * (head + 4));
-    FetchTo<_MM_HINT_T0> follow(shared ? next : nullptr, padded * (head + 4));
-    const int64_t loads = padded / 16 * steps, lines = divide_up(padded * (head + 4), 64 * loads);
-    for (int64_t slot = 0; slot < padded; slot += 16) {
-      const int8_t* key = keys + slot * head;
-      char* out = reinterpret_cast<char*>(w.scores + page * padded + slot);
-      const int64_t stride = w.columns * 4;
-      for (int64_t row = 0; row < w.row_capacity; row += 16) {
-        _tile_zero(0);
-        _tile_zero(1);
-        for (int64_t s = 0; s < steps; ++s) {
-          const char* query = query_row(w, row) + s * kTileBytes * 4;
-          follow.advance(lines);
-          memory_barrier();
-          _tile_loadd(4, query, 64);
-          _tile_loadd(6, key + s * dims * 16, 64);
-          _tile_dpbssd(0, 4, 6);
-          memory_barrier();
-          fetch.advance(lines);
-          if (shared) continue;
-          _tile_loadd(4, query + low * 64, 64);
-          _tile_dpbssd(1, 4, 6);
-        }
-        _tile_stored(0, out + row * stride, stride);
-        if (!shared) _tile_stored(1, out + (row + low) * stride, stride);
-        memory_barrier();
-      }
-    }
+    if (shares_tile(w))
+      score_few(w, page, keys, next, values);
+    else
+      for (int64_t row = 0; row < w.row_capacity; row += 16) score_tiles(w, page, row, keys);
     memory_barrier();
   }
 
-  void end_scores(const Workspace& w, int64_t pages) const {
-    for (int64_t row = 0; row < w.rows; ++row)
-      join(w.scores + row * w.columns, reinterpret_cast<const int32_t*>(w.scores + row * w.columns),
-           reinterpret_cast<const int32_t*>(w.scores + (row + low) * w.columns), pages * padded, query_scale[row]);
+  void complete_scores(const Workspace& w, int64_t row, int64_t pages) const {
+    float* scores = w.scores + row * w.columns;
+    join(scores, reinterpret_cast<const int32_t*>(scores), reinterpret_cast<const int32_t*>(scores + low * w.columns),
+         pages * padded, query_scale[row]);
   }
 
   // Weights become digits.
-  void begin_values(const Workspace& w, int64_t pages) {
-    for (int64_t row = 0; row < w.rows; ++row) {
-      const float* weights = w.scores + row * w.columns;
-      const int64_t n = pages * padded;
-      __m512 largest = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
-      for (int64_t i = 0; i < n; i += 16) {
-        const __m512 weight = _mm512_loadu_ps(weights + i);
-        largest = _mm512_max_ps(largest, weight);
-        sum = _mm512_add_ps(sum, weight);
-      }
-      const float top = _mm512_reduce_max_ps(largest);
-      weight_scale[row] = top / kMostWeight + 0.0f * _mm512_reduce_add_ps(sum);  // NaN remains
-      const __m512 factor = _mm512_set1_ps(top > 0.0f ? kMostWeight / top : 0.0f);
-      uint8_t *high = digits(w) + row * w.columns, *lower = high + low * w.columns;
-      for (int64_t i = 0; i < n; i += 16) {
-        const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(weights + i), factor));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(lower + i), _mm512_cvtepi32_epi8(whole));
-      }
+  void take_weights(const Workspace& w, int64_t row, int64_t pages) {
+    const float* weights = w.scores + row * w.columns;
+    const int64_t n = pages * padded;
+    __m512 largest = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += 16) {
+      const __m512 weight = _mm512_loadu_ps(weights + i);
+      largest = _mm512_max_ps(largest, weight);
+      sum = _mm512_add_ps(sum, weight);
     }
+    const float top = _mm512_reduce_max_ps(largest);
+    weight_scale[row] = top / kMostWeight + 0.0f * _mm512_reduce_add_ps(sum);  // NaN remains
+    const __m512 factor = _mm512_set1_ps(top > 0.0f ? kMostWeight / top : 0.0f);
+    uint8_t *high = digits(w) + row * w.columns, *lower = high + low * w.columns;
+    for (int64_t i = 0; i < n; i += 16) {
+      const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(weights + i), factor));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(lower + i), _mm512_cvtepi32_epi8(whole));
+    }
+  }
+  void begin_values() const {
+    if (low > 8) for_values.use();
   }
 
   bool by_page(const Workspace&) const { return false; }
@@ -127,11 +118,11 @@ struct AmxInt8Math {
     memory_barrier();
     if (shares_tile(w)) {
       int64_t d = 0;
-      for (; d + 64 <= wide; d += 64) value_tiles<4>(w, pages, 0, d);
-      if (d < wide) value_tiles<2>(w, pages, 0, d);
+      for (; d + 64 <= wide; d += 64) weigh_few<4>(w, pages, d);
+      if (d < wide) weigh_few<2>(w, pages, d);
     } else {
       for (int64_t row = 0; row < w.row_capacity; row += 16)
-        for (int64_t d = 0; d < wide; d += 32) value_tiles<0>(w, pages, row, d);
+        for (int64_t d = 0; d < wide; d += 32) value_tiles(w, pages, row, d);
     }
     memory_barrier();
     for (int64_t row = 0; row < w.rows; ++row)
@@ -184,9 +175,97 @@ struct AmxInt8Math {
     }
   }
 
-  // Sums of a tile of rows over all pages, for dimensions from d on: Shared tiles of 16 dimensions for rows that share
-  // a tile with their low digits, or two tiles for each digit.
-  template <int Shared>
+  void score_few(const Workspace& w, int64_t page, const int8_t* keys, const int8_t* next,
+                 const int8_t* values) const {
+    const int64_t bytes = padded * (head + 4), lines = divide_up(bytes, 64 * (padded / 16) * steps);
+    Fetch later(values, bytes);
+    FetchTo<_MM_HINT_T0> soon(next, bytes);
+    for (int64_t slot = 0; slot < padded; slot += 16) {
+      _tile_zero(0);
+      for (int64_t s = 0; s < steps; ++s) {
+        soon.advance(lines);
+        memory_barrier();
+        _tile_loadd(4, query_row(w, 0) + s * kTileBytes * 4, 64);
+        _tile_loadd(6, keys + slot * head + s * dims * 16, 64);
+        _tile_dpbssd(0, 4, 6);
+        memory_barrier();
+        later.advance(lines);
+      }
+      _tile_stored(0, w.scores + page * padded + slot, w.columns * 4);
+      memory_barrier();
+    }
+  }
+
+  // Sixteen rows times all slots of a page: tiles 0 and 1 for their high digits, 2 and 3 for the low ones.
+  void score_tiles(const Workspace& w, int64_t page, int64_t row, const int8_t* keys) const {
+    for (int64_t slot = 0; slot < padded; slot += 32) {
+      const bool two = slot + 16 < padded;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t s = 0; s < steps; ++s) {
+        const char* query = query_row(w, row) + s * kTileBytes * 4;
+        const int8_t* key = keys + slot * head + s * dims * 16;
+        _tile_loadd(4, query, 64);
+        _tile_loadd(6, key, 64);
+        _tile_dpbssd(0, 4, 6);
+        _tile_loadd(5, query + low * 64, 64);
+        _tile_dpbssd(2, 5, 6);
+        if (two) {
+          _tile_loadd(7, key + head * 16, 64);
+          _tile_dpbssd(1, 4, 7);
+          _tile_dpbssd(3, 5, 7);
+        }
+      }
+      float *out = w.scores + row * w.columns + page * padded + slot, *lower = out + low * w.columns;
+      _tile_stored(0, out, w.columns * 4);
+      _tile_stored(2, lower, w.columns * 4);
+      if (two) _tile_stored(1, out + 16, w.columns * 4);
+      if (two) _tile_stored(3, lower + 16, w.columns * 4);
+    }
+  }
+
+  // Few rows over all pages, for Tiles of 16 dimensions from d on. Meanwhile a share of what follows is fetched.
+  template <int Tiles>
+  void weigh_few(const Workspace& w, int64_t pages, int64_t d) const {
+    const int64_t bytes = padded * (head + 4), share = round_up(divide_up(bytes, divide_up(wide, 64)), 64);
+    const int64_t from = d / 64 * share, to = from + share < bytes ? from + share : bytes;
+    const int64_t lines = divide_up(share, 64 * Tiles * (padded / depth)), value_stride = head * 4;
+    const uint8_t* weights = digits(w);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t page = 0; page < pages; ++page) {
+      const auto* following = static_cast<const char*>(w.later[page]);
+      Fetch later(following == nullptr ? nullptr : following + from, to - from);
+      for (int64_t slot = 0; slot < padded; slot += depth, weights += depth) {
+        const int8_t* values = static_cast<const int8_t*>(w.values[page]) + slot * head + d * 4;
+        _tile_loadd(5, weights, w.columns);
+        _tile_loadd(7, values, value_stride);
+        _tile_dpbusd(0, 5, 7);
+        later.advance(lines);
+        _tile_loadd(7, values + 64, value_stride);
+        _tile_dpbusd(1, 5, 7);
+        later.advance(lines);
+        if (Tiles == 2) continue;
+        _tile_loadd(7, values + 128, value_stride);
+        _tile_dpbusd(2, 5, 7);
+        later.advance(lines);
+        _tile_loadd(7, values + 192, value_stride);
+        _tile_dpbusd(3, 5, 7);
+        later.advance(lines);
+      }
+    }
+    int32_t* out = sums(w) + d;
+    _tile_stored(0, out, wide * 4);
+    _tile_stored(1, out + 16, wide * 4);
+    if (Tiles == 4) _tile_stored(2, out + 32, wide * 4);
+    if (Tiles == 4) _tile_stored(3, out + 48, wide * 4);
+  }
+
+  // Sixteen rows over all pages, for 32 dimensions from d on.
   void value_tiles(const Workspace& w, int64_t pages, int64_t row, int64_t d) const {
     const int64_t stride = w.columns, value_stride = head * 4;
     const uint8_t* weights = digits(w) + row * stride;
@@ -194,46 +273,23 @@ struct AmxInt8Math {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t page = 0; page < pages; ++page) {
-      const int64_t bytes = padded * (head + 4), share = round_up(divide_up(bytes, wide / 64 + (wide % 64 != 0)), 64);
-      const auto* later = static_cast<const char*>(w.later[page]);
-      const int64_t from = d / 64 * share, to = from + share < bytes ? from + share : bytes;
-      Fetch fetch(Shared != 0 && later != nullptr ? later + from : nullptr, to - from);
-      const int64_t lines = divide_up(share, 64 * (Shared != 0 ? Shared : 1) * (padded / depth));
+    for (int64_t page = 0; page < pages; ++page)
       for (int64_t slot = 0; slot < padded; slot += depth, weights += depth) {
         const int8_t* values = static_cast<const int8_t*>(w.values[page]) + slot * head + d * 4;
-        _tile_loadd(5, weights, stride);
-        _tile_loadd(7, values, value_stride);
-        _tile_dpbusd(0, 5, 7);
-        fetch.advance(lines);
-        if (Shared != 0) {
-          _tile_loadd(7, values + 64, value_stride);
-          _tile_dpbusd(1, 5, 7);
-          fetch.advance(lines);
-          if (Shared < 4) continue;
-          _tile_loadd(7, values + 128, value_stride);
-          _tile_dpbusd(2, 5, 7);
-          fetch.advance(lines);
-          _tile_loadd(7, values + 192, value_stride);
-          _tile_dpbusd(3, 5, 7);
-          fetch.advance(lines);
-        } else {
-          _tile_loadd(5, weights + low * stride, stride);
-          _tile_dpbusd(2, 5, 7);
-          _tile_loadd(7, values + 64, value_stride);
-          _tile_dpbusd(3, 5, 7);
-          _tile_loadd(5, weights, stride);
-          _tile_dpbusd(1, 5, 7);
-        }
+        _tile_loadd(4, weights, stride);
+        _tile_loadd(6, values, value_stride);
+        _tile_dpbusd(0, 4, 6);
+        _tile_loadd(5, weights + low * stride, stride);
+        _tile_dpbusd(2, 5, 6);
+        _tile_loadd(7, values + 64, value_stride);
+        _tile_dpbusd(1, 4, 7);
+        _tile_dpbusd(3, 5, 7);
       }
-    }
-    int32_t* out = sums(w) + row * wide + d;
+    int32_t *out = sums(w) + row * wide + d, *lower = out + low * wide;
     _tile_stored(0, out, wide * 4);
     _tile_stored(1, out + 16, wide * 4);
-    if (Shared == 2) return;
-    int32_t* rest = Shared == 4 ? out + 32 : out + low * wide;
-    _tile_stored(2, rest, wide * 4);
-    _tile_stored(3, rest + 16, wide * 4);
+    _tile_stored(2, lower, wide * 4);
+    _tile_stored(3, lower + 16, wide * 4);
   }
 };
 

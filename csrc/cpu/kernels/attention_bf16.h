@@ -11,6 +11,7 @@ namespace {
 struct Bf16Math {
   using Cache = Bf16;
   using Weight = Bf16;
+  static constexpr bool kShortWeights = true;
 
   int64_t head, wide, padded;
 
@@ -37,8 +38,9 @@ struct Bf16Math {
 
   static int64_t own_bytes(const Workspace&, int64_t) { return 0; }
   void begin_scores() const {}
-  void end_scores(const Workspace&, int64_t) const {}
-  void begin_values(const Workspace&, int64_t) const {}
+  void complete_scores(const Workspace&, int64_t, int64_t) const {}
+  void take_weights(const Workspace&, int64_t, int64_t) const {}
+  void begin_values() const {}
 
   void scores(const Workspace& w, int64_t page, const Bf16* keys, const Bf16*, const Bf16* values) const {
     const int32_t* query = static_cast<const int32_t*>(w.query);
