@@ -78,6 +78,8 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.closed = asyncio.Event()
         self.is_reusable = False
+        self.is_answering = False
+        """Something of the reply has come."""
         self._reply = Reply()
         self._done: asyncio.Future[Reply] | None = None
         self._on_body: Callable[[bytes], None] | None = None
@@ -99,7 +101,7 @@ class _Connection(asyncio.Protocol):
         Raises: ConnectionError.
         """
         assert self.transport is not None
-        self.is_reusable = False
+        self.is_reusable = self.is_answering = False
         self._reply = Reply()
         self._on_body = on_body
         self._parser = httptools.HttpResponseParser(self)
@@ -115,6 +117,7 @@ class _Connection(asyncio.Protocol):
         if self._done is None or self._done.done():
             self.is_reusable = False
             return
+        self.is_answering = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -202,7 +205,17 @@ class HttpClient:
         await self.close()
 
     async def _request(self, request: bytes, on_body: Callable[[bytes], None] | None) -> Reply:
-        connection = self._take() or await self._connect()
+        if (kept := self._take()) is not None:
+            try:
+                return await self._exchange(kept, request, on_body)
+            except ConnectionResetError:
+                if kept.is_answering:
+                    raise  # else the server closed what was idle, and has not seen the request: send it again
+        return await self._exchange(await self._connect(), request, on_body)
+
+    async def _exchange(
+        self, connection: _Connection, request: bytes, on_body: Callable[[bytes], None] | None
+    ) -> Reply:
         try:
             reply = await connection.send(request, on_body)
         except BaseException:

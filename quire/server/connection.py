@@ -288,7 +288,7 @@ async def _write_piece(reply: RequestResponseCycle, data: bytes) -> None:
     """What uvicorn's `send` does with a piece of a chunked body, without what it does for all other messages."""
     if reply.flow.write_paused and not reply.disconnected:
         await reply.flow.drain()
-    if not reply.disconnected:
+    if data and not reply.disconnected:  # a piece of no bytes would be the end
         reply.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 

@@ -95,6 +95,16 @@ def test_a_connection_is_used_again_until_the_server_closes_it() -> None:
     assert against([HEAD + TOKEN + END] * 3, use) == 1
 
 
+def test_a_request_that_meets_an_idle_connection_being_closed_is_sent_again() -> None:
+    async def use(client: HttpClient) -> None:
+        for _ in range(2):
+            record = Record()
+            await send_one(client, "/v1/completions", b"{}", record)
+            assert (record.error, record.num_output_tokens) == (None, 1)
+
+    assert against([HEAD + TOKEN + END, b"", HEAD + TOKEN + END], use) == 2
+
+
 def test_leaving_closes_the_connection() -> None:
     async def use(client: HttpClient) -> None:
         arrived = asyncio.Event()
