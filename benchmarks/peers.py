@@ -28,6 +28,8 @@ from pathlib import Path
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.convert import to_gguf, to_openvino, write_tokenizer
 
+PAUSE_S = 1.0
+"""Between two engines: the threads of some spin for a while after their work, beside whoever comes next."""
 PEERS = ("openvino", "llamacpp", "vllm", "transformers")
 
 
@@ -174,6 +176,7 @@ def main() -> None:
         bandwidths.append(read_bandwidth(args.threads))
         for case in cases:
             for engine in engines:
+                time.sleep(PAUSE_S)
                 rate = case.rate(engine, seed=1000 * round_number)
                 if round_number >= 0:
                     engine.rates.setdefault(case.name, []).append(rate)
