@@ -14,6 +14,7 @@ run: setup
 	$(BIN)/quire run --chat --stats "$(PROMPT)"
 
 test: setup
+	./tools/system_packages.sh chromium chromium "the tests of the console, which are skipped without it"
 	$(BIN)/python -m pytest
 
 lint: setup
@@ -26,7 +27,7 @@ lint: setup
 setup: $(VENV)/installed native
 
 $(VENV)/installed: pyproject.toml Makefile
-	./tools/system_packages.sh
+	./tools/system_packages.sh c++ g++ "the native kernels, without which the slower reference ops serve"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" cmake ninja "scikit-build-core>=0.10"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \

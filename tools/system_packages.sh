@@ -1,12 +1,12 @@
 #!/bin/sh
-# What the native kernels need from the system: a C++ compiler. Without one (and without the right to install it) quire
-# still works, on the slower reference ops.
+# system_packages.sh COMMAND PACKAGE PURPOSE: install the package unless the command is there. Without the right to, or
+# where it cannot be had, say what is missing and go on: everything that wants one of them does without.
 set -eu
-if command -v c++ >/dev/null 2>&1; then
+if command -v "$1" >/dev/null 2>&1; then
     exit 0
 fi
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-    apt-get update -q && apt-get install -qy --no-install-recommends g++
-else
-    echo "quire: no C++ compiler found; install g++ (11 or newer) for the native kernels" >&2
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 &&
+    apt-get update -q && apt-get install -qy --no-install-recommends "$2"; then
+    exit 0
 fi
+echo "quire: no $1 found and $2 not installed; it is for $3" >&2
