@@ -9,7 +9,7 @@
 namespace qr {
 namespace {
 
-// round(16-bit integers / largest) in two digits: high * 256 + low. Queries have signed digits, weights unsigned ones.
+// The integers of the largest magnitude: high * 256 + low. Queries have signed digits, weights unsigned ones.
 constexpr float kMostQuery = 127 * 256, kMostWeight = 65535;
 
 struct AmxInt8Math {

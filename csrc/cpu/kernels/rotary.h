@@ -78,26 +78,13 @@ struct Run {
 // Rows [count][n] of keys. The tokens of a group share cache lines: they are written together.
 template <class T>
 void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
+  constexpr int64_t kTogether = std::is_same<T, int8_t>::value ? 4 : std::is_same<T, Bf16>::value ? 2 : 1;
   const int64_t n = args.layout.head_size, count = run.count;
   T* out = static_cast<T*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup +
-           run.slot % kGroup;
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t t = 0; t < count; ++t) out[i * kGroup + t] = rows[t * n + i];
-}
-void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const Bf16* rows) {
-  const int64_t n = args.layout.head_size, count = run.count;
-  Bf16* out = static_cast<Bf16*>(args.cache) + key_page(args.layout, run.block, kv_head) +
-              run.slot / kGroup * n * kGroup + run.slot % kGroup * 2;
-  for (int64_t i = 0; i < n; i += 2)
-    for (int64_t t = 0; t < count; ++t) std::memcpy(out + i * kGroup + t * 2, rows + t * n + i, 4);
-}
-
-void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const int8_t* rows) {
-  const int64_t n = args.layout.head_size, count = run.count;
-  int8_t* out = static_cast<int8_t*>(args.cache) + key_page(args.layout, run.block, kv_head) +
-                run.slot / kGroup * n * kGroup + run.slot % kGroup * 4;
-  for (int64_t i = 0; i < n; i += 4)
-    for (int64_t t = 0; t < count; ++t) std::memcpy(out + i * kGroup + t * 4, rows + t * n + i, 4);
+           run.slot % kGroup * kTogether;
+  for (int64_t i = 0; i < n; i += kTogether)
+    for (int64_t t = 0; t < count; ++t)
+      std::memcpy(static_cast<void*>(out + i * kGroup + t * kTogether), rows + t * n + i, kTogether * sizeof(T));
 }
 
 template <class T>
