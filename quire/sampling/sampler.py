@@ -42,7 +42,6 @@ class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    @torch.inference_mode()
     def sample(self, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> SampledTokens:
         """Draw `num_draws[i]` tokens for row i: 1, or n where a request forks into n branches.
 
@@ -51,13 +50,15 @@ class Sampler:
         Shapes: logits [R, V] float32; columns beyond the vocabulary, which pad the head, are not looked at.
         Mutates: logits.
         """
-        logits = logits[:, : self.vocab_size]
+        if logits.shape[1] > self.vocab_size:
+            logits = logits[:, : self.vocab_size].contiguous()
         largest, greedy = _row_max(logits)
         errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
         reported = _reported(logits, batch)  # 2. the logits to report, before they change
-        for processor in batch.processors:  # 3. what the requests change
-            processor.apply(logits)
-        if batch.processors:
+        if batch.processors:  # 3. what the requests change, in the only mode that may change whatever a model gives
+            with torch.inference_mode():
+                for processor in batch.processors:
+                    processor.apply(logits)
             largest, greedy = _row_max(logits)
             errors |= _fail(logits, largest, batch.rows, _nothing_left)
         token_ids = _choose(logits, greedy, batch, num_draws)  # 4. choose
@@ -72,7 +73,8 @@ def _fail(
     """Errors of rows whose largest logit is NaN or infinite; their logits are set to 0 so that others can go on."""
     failed = [index for index, value in enumerate(largest) if not math.isfinite(value)]
     if failed:
-        logits[failed] = 0.0
+        with torch.inference_mode():
+            logits[failed] = 0.0
     return {index: explain(rows[index], largest[index]) for index in failed}
 
 

@@ -28,4 +28,5 @@ class CacheEngine:
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks in every layer, in order."""
         if pairs:
-            ops.copy_blocks(self.caches, pairs)
+            with torch.inference_mode():
+                ops.copy_blocks(self.caches, pairs)

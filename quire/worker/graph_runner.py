@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.log import get_logger
 from quire.models.interfaces import Model
 from quire.ops import functional as F
-from quire.worker.input_builder import InputBuilder, StepInputs
+from quire.worker.input_builder import InputBuilder, StepShape
 
 log = get_logger(__name__)
 
@@ -25,43 +25,46 @@ class GraphRunner:
     def __init__(self, model: Model, builder: InputBuilder) -> None:
         """`builder`'s buffers are written."""
         self.model = model
+        self._builder = builder
         self._set = F.make_graphs()
-        self._graphs: OrderedDict[tuple[int, ...], F.Graph] = OrderedDict()
-        """By shape of the step, the one used last at the end."""
-        reason = self._why_not(builder) if self._set.only_ops else None
+        self._graphs: OrderedDict[StepShape, F.Graph] = OrderedDict()
+        """The one used last at the end."""
+        reason = self._why_not() if self._set.only_ops else None
         self.recordable = reason is None
         if reason is not None:
             log.info("%s runs op by op, not from graphs: %s", type(model).__name__, reason)
 
-    def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
-        """Hidden states and, if there are any, the logits of the sampled rows; both are valid until the next run.
+    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
+        """The step in the builder's buffers: hidden states and, if there are any, the logits of the sampled rows.
 
-        Shapes: -> [T, E], [R, V] float32.
+        Both are valid until the next run. Shapes: -> [T, E], [R, V] float32.
         """
-        hidden, *logits = self._graph(inputs).replay() if self.recordable else self._forward(inputs)
+        hidden, *logits = self._graph(shape).replay() if self.recordable else self._forward(shape)
         return hidden, logits[0] if logits else None
 
-    def _forward(self, inputs: StepInputs) -> tuple[Tensor, ...]:
+    @torch.inference_mode()
+    def _forward(self, shape: StepShape) -> tuple[Tensor, ...]:
+        inputs = self._builder.inputs(shape)
         hidden = self.model.forward(inputs.token_ids, inputs.context)
-        if len(inputs.sampled_rows) == 0:
+        if shape.num_sampled == 0:
             return (hidden,)
-        rows = hidden if len(inputs.sampled_rows) == len(hidden) else F.embedding(inputs.sampled_rows, hidden)
+        rows = hidden if shape.num_sampled == shape.num_tokens else F.embedding(inputs.sampled_rows, hidden)
         return hidden, self.model.compute_logits(rows)
 
-    def _graph(self, inputs: StepInputs) -> F.Graph:
-        graph = self._graphs.pop(inputs.shape, None) or self._set.record(lambda: self._forward(inputs))
-        if len(inputs.token_ids) <= MAX_KEPT_TOKENS:
-            self._graphs[inputs.shape] = graph
+    def _graph(self, shape: StepShape) -> F.Graph:
+        graph = self._graphs.pop(shape, None) or self._set.record(lambda: self._forward(shape))
+        if shape.num_tokens <= MAX_KEPT_TOKENS:
+            self._graphs[shape] = graph
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         return graph
 
-    @torch.inference_mode()
-    def _why_not(self, builder: InputBuilder) -> str | None:
+    def _why_not(self) -> str | None:
         """Record a step, change its input, and compare: what was not computed by ops would be that of the old input."""
         try:
-            graph = self._set.record(lambda: self._forward(builder.one_token(token_id=0, position=0)))
-            expected = self._forward(builder.one_token(token_id=1, position=1))
+            shape = self._builder.one_token(token_id=0, position=0)
+            graph = self._set.record(lambda: self._forward(shape))
+            expected = self._forward(self._builder.one_token(token_id=1, position=1))
             same = all(map(torch.equal, graph.replay(), expected))
         except Exception as error:
             return f"{type(error).__name__}: {error}"

@@ -6,37 +6,40 @@ Every change is an assignment, never an increment, so that applying the same ins
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.messages.step import NewSequenceData, SchedulerOutputs
 from quire.sampling.batch import SamplingRow
 
 
 class InputBatch:
-    """Rows of live sequences: `rows[seq_id]` for tokens, `block_table(seq_ids)` for blocks."""
+    """Live sequences: `rows[seq_id]` for tokens, `block_table` for blocks."""
 
     def __init__(self, max_num_seqs: int, max_num_blocks: int) -> None:
         self.rows: dict[int, SamplingRow] = {}
         self.to_fork: dict[int, int] = {}
         """Tokens to draw when the prompt is complete, for sequences that will fork."""
-        self._table = np.zeros((max_num_seqs, max_num_blocks), dtype=np.int32)
-        self._slot_of: dict[int, int] = {}
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self.to_score: dict[int, int] = {}
+        """Candidates to report for each token of the prompt, for sequences that asked."""
+        self.block_table = np.zeros((max_num_seqs, max_num_blocks), dtype=np.int32)
+        """What attention reads; which row is whose, `arrange` decides."""
+        self._row_of: dict[int, int] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def apply(self, plan: SchedulerOutputs) -> None:
         """Forget removed sequences, learn new ones, write changed blocks."""
         for seq_id in plan.removed_seq_ids:
             if self.rows.pop(seq_id, None) is not None:
-                self._free_slots.append(self._slot_of.pop(seq_id))
+                self._free_rows.append(self._row_of.pop(seq_id))
                 self.to_fork.pop(seq_id, None)
+                self.to_score.pop(seq_id, None)
         for new in plan.new_sequences:
             self._add(new)
         for seq_id, (first, block_ids) in plan.new_block_ids.items():
-            self._table[self._slot_of[seq_id], first : first + len(block_ids)] = block_ids
+            self.block_table[self._row_of[seq_id], first : first + len(block_ids)] = block_ids
 
     def _add(self, new: NewSequenceData) -> None:
-        if new.seq_id not in self._slot_of:
-            self._slot_of[new.seq_id] = self._free_slots.pop()
+        if new.seq_id not in self._row_of:
+            self._row_of[new.seq_id] = self._free_rows.pop()
         self.rows[new.seq_id] = SamplingRow(
             request=new.request,
             branch=new.branch,
@@ -45,8 +48,19 @@ class InputBatch:
         )
         if new.num_branches > 1:
             self.to_fork[new.seq_id] = new.num_branches
-        self._table[self._slot_of[new.seq_id], : len(new.block_ids)] = new.block_ids
+        num_candidates = new.request.sampling_params.prompt_logprobs
+        if num_candidates is not None:
+            self.to_score[new.seq_id] = num_candidates
+        self.block_table[self._row_of[new.seq_id], : len(new.block_ids)] = new.block_ids
 
-    def block_table(self, seq_ids: list[int], num_blocks: int) -> NDArray[np.int32]:
-        """The first `num_blocks` columns of these sequences' tables. Shapes: -> [R, num_blocks]."""
-        return self._table[[self._slot_of[seq_id] for seq_id in seq_ids], :num_blocks]
+    def arrange(self, seq_ids: list[int]) -> None:
+        """Let row i of the block table be that of the i-th of these sequences, as it is already until others come."""
+        rows, top = [self._row_of[seq_id] for seq_id in seq_ids], list(range(len(seq_ids)))
+        if rows == top:
+            return
+        sources = [*rows, *set(top).difference(rows)]
+        targets = [*top, *set(rows).difference(top)]
+        self.block_table[targets] = self.block_table[sources]
+        moved = dict(zip(sources, targets, strict=True))
+        self._row_of = {seq_id: moved.get(row, row) for seq_id, row in self._row_of.items()}
+        self._free_rows = [moved.get(row, row) for row in self._free_rows]

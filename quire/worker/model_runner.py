@@ -15,7 +15,7 @@ from quire.utils.math import cdiv
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
-from quire.worker.input_builder import InputBuilder, StepInputs
+from quire.worker.input_builder import InputBuilder
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt positions scored at a time: their float32 logits over a vocabulary of 150k are 38 MB."""
@@ -41,17 +41,12 @@ class ModelRunner:
         max_num_blocks = cdiv(max_model_len, block_size)
         self.batch = InputBatch(max_num_seqs, max_num_blocks)
         self.inputs = InputBuilder(
-            cache.caches,
-            block_size=block_size,
-            max_num_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_num_blocks=max_num_blocks,
+            cache.caches, self.batch, block_size=block_size, max_num_tokens=max_num_batched_tokens
         )
         self.graphs = GraphRunner(model, self.inputs)
         self.sampler = Sampler(vocab_size)
         self._sampled: tuple[list[int], SamplingBatch] | None = None
 
-    @torch.inference_mode()
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Apply the instruction and run the model. On an exception nothing was drawn: the step can be run again."""
         self.batch.apply(plan)  # 1. rows
@@ -60,48 +55,48 @@ class ModelRunner:
         self.cache.copy(plan.blocks_to_copy)  # 2. blocks
         if not plan.seq_ids:
             return ModelRunnerOutput()
-        inputs = self.inputs.build(plan, self.batch)
-        hidden, logits = self.graphs.run(inputs)  # 3. model
-        result = ModelRunnerOutput(token_ids=[[] for _ in plan.seq_ids])
-        self._score_prompts(plan, inputs, hidden, result)
-        if logits is not None:
-            self._sample(plan, logits, result)  # 4. tokens
+        hidden, logits = self.graphs.run(self.inputs.build(plan))  # 3. model
+        prompt_logprobs = self._score_prompts(plan, hidden) if self.batch.to_score else {}
+        if logits is None:
+            return ModelRunnerOutput(token_ids=[[] for _ in plan.seq_ids], prompt_logprobs=prompt_logprobs)
+        result = self._sample(plan, logits)  # 4. tokens
+        result.prompt_logprobs = prompt_logprobs
         return result
 
-    def _sample(self, plan: SchedulerOutputs, logits: Tensor, result: ModelRunnerOutput) -> None:
-        chosen = [i for i, samples in enumerate(plan.samples) if samples]
-        seq_ids = [plan.seq_ids[i] for i in chosen]
+    def _sample(self, plan: SchedulerOutputs, logits: Tensor) -> ModelRunnerOutput:
+        seq_ids = [seq_id for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples]
         batch = self._batch_of(seq_ids)
         drawn = self.sampler.sample(logits, batch, [self.batch.to_fork.get(seq_id, 1) for seq_id in seq_ids])
-        for k, (i, seq_id) in enumerate(zip(chosen, seq_ids, strict=True)):
-            if k in drawn.errors:
-                result.errors[seq_id] = drawn.errors[k]
-                continue
-            result.token_ids[i] = drawn.token_ids[k]
-            self.batch.to_fork.pop(seq_id, None)
-            self.batch.rows[seq_id].append(drawn.token_ids[k][0])
-            logprobs = drawn.logprobs[k]
-            if logprobs is not None:
-                result.logprobs[seq_id] = logprobs
+        for seq_id, row, token_ids in zip(seq_ids, batch.rows, drawn.token_ids, strict=True):
+            if token_ids:
+                self.batch.to_fork.pop(seq_id, None)
+                row.append(token_ids[0])
+        tokens = iter(drawn.token_ids)
+        return ModelRunnerOutput(
+            token_ids=[next(tokens) if samples else [] for samples in plan.samples],
+            logprobs={seq_ids[k]: found for k in batch.logprobs_rows if (found := drawn.logprobs[k])},
+            errors={seq_ids[k]: error for k, error in drawn.errors.items()},
+        )
 
-    def _score_prompts(
-        self, plan: SchedulerOutputs, inputs: StepInputs, hidden: Tensor, result: ModelRunnerOutput
-    ) -> None:
+    @torch.inference_mode()
+    def _score_prompts(self, plan: SchedulerOutputs, hidden: Tensor) -> dict[int, list[PositionLogprobs]]:
         """Prompt logprobs of the sequences that asked: position p scores the prompt's token p + 1."""
-        for i, seq_id in enumerate(plan.seq_ids):
-            row = self.batch.rows[seq_id]
-            k = row.request.sampling_params.prompt_logprobs
-            first = plan.num_computed_tokens[i]
-            count = min(plan.num_scheduled_tokens[i], row.num_prompt_tokens - 1 - first)
-            if k is None or count <= 0:
-                continue
-            start = inputs.last_rows[i] + 1 - plan.num_scheduled_tokens[i]
-            scored: list[PositionLogprobs] = []
-            for low in range(0, count, PROMPT_LOGPROB_ROWS):
-                high = min(count, low + PROMPT_LOGPROB_ROWS)
-                logits = self.model.compute_logits(hidden[start + low : start + high])
-                scored += prompt_logprobs(logits, row.token_ids[first + low + 1 : first + high + 1], k)
-            result.prompt_logprobs[seq_id] = scored
+        found: dict[int, list[PositionLogprobs]] = {}
+        start = 0
+        for seq_id, first, num_tokens in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
+        ):
+            row, k = self.batch.rows[seq_id], self.batch.to_score.get(seq_id)
+            count = min(num_tokens, row.num_prompt_tokens - 1 - first)
+            if k is not None and count > 0:
+                scored: list[PositionLogprobs] = []
+                for low in range(0, count, PROMPT_LOGPROB_ROWS):
+                    high = min(count, low + PROMPT_LOGPROB_ROWS)
+                    logits = self.model.compute_logits(hidden[start + low : start + high])
+                    scored += prompt_logprobs(logits, row.token_ids[first + low + 1 : first + high + 1], k)
+                found[seq_id] = scored
+            start += num_tokens
+        return found
 
     def _batch_of(self, seq_ids: list[int]) -> SamplingBatch:
         """The sampling parameters of these rows, built again only when the rows change."""

@@ -19,7 +19,7 @@ from quire.executor.inproc import InprocExecutor
 from quire.messages.output import FinishReason
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.worker.graph_runner import GraphRunner
-from quire.worker.input_builder import StepInputs
+from quire.worker.input_builder import StepShape
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops
 from tests.fakes import FakeCore, expected_tokens
@@ -70,8 +70,8 @@ class HalfWay(GraphRunner):
 
     is_armed = False
 
-    def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
-        outputs = super().run(inputs)
+    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
+        outputs = super().run(shape)
         if self.is_armed:
             raise RuntimeError("guilty")
         return outputs

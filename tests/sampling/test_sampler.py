@@ -6,10 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.ops import table
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.random import uniforms
 from quire.sampling.row import SamplingRow
 from quire.sampling.sampler import SampledTokens, Sampler
+from tests.ops.implementations import implementations_of
 from tests.sampling.rows import make_row
 
 VOCAB_SIZE = 211
@@ -208,6 +210,15 @@ def test_logits_of_a_model_in_inference_mode_can_be_changed() -> None:
         logits = random_logits(1) + 0.0
     batch = SamplingBatch([make_row(temperature=0.0, allowed_token_ids=[5])], VOCAB_SIZE)
     assert Sampler(VOCAB_SIZE).sample(logits, batch, [1]).token_ids == [[5]]
+
+
+@pytest.mark.parametrize("implementation", implementations_of("row_max"))
+def test_columns_beyond_the_vocabulary_are_not_looked_at(implementation: str) -> None:
+    table.use(implementation)
+    rows, logits = mixed_rows(), random_logits(8)
+    padded = torch.cat((logits, torch.full((8, 5), math.nan)), dim=1)
+    batch = SamplingBatch(rows, VOCAB_SIZE)
+    assert Sampler(VOCAB_SIZE).sample(padded, batch, [1] * 8) == sample(rows, logits)
 
 
 def test_an_empty_batch_gives_nothing() -> None:

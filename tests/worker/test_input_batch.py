@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.messages.request import EngineCoreRequest
+from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.step import NewSequenceData, SchedulerOutputs
+from quire.sampling_params import SamplingParams
 from quire.utils.math import cdiv
 from quire.worker.input_batch import InputBatch
 from quire.worker.input_builder import InputBuilder
@@ -24,31 +25,38 @@ def learn(batch: InputBatch, seq_ids: list[int], drawn: list[list[int]]) -> None
             batch.rows[seq_id].append(token_ids[0])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     requests=plans.requests(),
     block_size=st.sampled_from([1, 3, 4, 16]),
     chunk=st.integers(2, 24),
     extra_blocks=st.integers(0, 20),
     twice=st.booleans(),
+    aborted=st.dictionaries(st.integers(1, 30), st.integers(0, 5)),
+    together=st.booleans(),
 )
 def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
-    requests: list[EngineCoreRequest], block_size: int, chunk: int, extra_blocks: int, twice: bool
+    requests: list[EngineCoreRequest],
+    block_size: int,
+    chunk: int,
+    extra_blocks: int,
+    twice: bool,
+    aborted: dict[int, int],
+    together: bool,
 ) -> None:
+    """Requests come together or one with each step; `aborted` says which is dropped before which step."""
     core = plans.scheduler(block_size, cdiv(plans.MAX_MODEL_LEN, block_size) + extra_blocks, chunk)
     max_num_blocks = cdiv(plans.MAX_MODEL_LEN, block_size)
     batch = InputBatch(plans.MAX_NUM_SEQS, max_num_blocks)
-    builder = InputBuilder(
-        [],
-        block_size=block_size,
-        max_num_tokens=plans.MAX_NUM_SEQS * plans.MAX_MODEL_LEN,
-        max_num_seqs=plans.MAX_NUM_SEQS,
-        max_num_blocks=max_num_blocks,
-    )
-    for request in requests:
-        core.add(request)
+    max_num_tokens = plans.MAX_NUM_SEQS * plans.MAX_MODEL_LEN
+    builder = InputBuilder([], batch, block_size=block_size, max_num_tokens=max_num_tokens)
+    waiting = list(requests)
     for step in range(1000):
-        if not core.has_work():
+        while waiting and (together or len(requests) - len(waiting) <= step):
+            core.add(waiting.pop(0))
+        if step in aborted:
+            core.abort(AbortRequest(request_id=str(aborted[step]), branch=None if step % 2 else 0))
+        if not core.has_work() and not waiting:
             break
         plan = core.schedule()
         batch.apply(plan)
@@ -56,7 +64,8 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
             batch.apply(copy.deepcopy(plan))
         sequences = [core._scheduled[seq_id] for seq_id in plan.seq_ids]
         assert len(batch.rows) <= plans.MAX_NUM_SEQS
-        inputs = builder.build(plan, batch)
+        shape = builder.build(plan)
+        inputs = builder.inputs(shape)
 
         token_ids, positions, slots, starts, last = [], [], [], [0], []
         for seq, computed, count in zip(sequences, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True):
@@ -75,7 +84,7 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
         assert context.positions.tolist() == positions
         assert context.slot_mapping.tolist() == slots
         assert len(set(slots)) == len(slots), "two tokens in one slot"
-        assert inputs.last_rows == last
+        assert shape == (len(token_ids), len(sequences), sum(plan.samples))
         assert attention.query_start.tolist() == starts
         lengths = [a + b for a, b in zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)]
         assert attention.seq_lens.tolist() == lengths
@@ -92,54 +101,60 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
     batch.apply(core.schedule())
     assert not batch.rows, "finished sequences stay behind"
     assert not batch.to_fork
-    assert not batch._slot_of
-    assert sorted(batch._free_slots) == list(range(plans.MAX_NUM_SEQS))
+    assert not batch.to_score
+    assert not batch._row_of
+    assert sorted(batch._free_rows) == list(range(plans.MAX_NUM_SEQS))
+
+
+def new(seq_id: int, token_ids: list[int], block_ids: list[int]) -> NewSequenceData:
+    request = EngineCoreRequest(
+        request_id=str(seq_id), prompt_token_ids=token_ids, sampling_params=SamplingParams(), seed=0, max_tokens=3
+    )
+    return NewSequenceData(
+        seq_id=seq_id,
+        branch=0,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        request=request,
+        block_ids=block_ids,
+        num_branches=1,
+    )
 
 
 def test_a_row_is_used_again_after_its_sequence_is_removed() -> None:
-    from quire.messages.step import NewSequenceData, SchedulerOutputs
-    from quire.sampling_params import SamplingParams
-
-    request = EngineCoreRequest(
-        request_id="a", prompt_token_ids=[1, 2], sampling_params=SamplingParams(), seed=0, max_tokens=3
-    )
     batch = InputBatch(1, 4)
     for seq_id in range(5):
-        new = NewSequenceData(
-            seq_id=seq_id,
-            branch=0,
-            token_ids=[1, 2],
-            num_prompt_tokens=2,
-            request=request,
-            block_ids=[seq_id, 9],
-            num_branches=1,
-        )
-        batch.apply(SchedulerOutputs(new_sequences=[new], removed_seq_ids=[seq_id - 1]))
+        batch.apply(SchedulerOutputs(new_sequences=[new(seq_id, [1, 2], [seq_id, 9])], removed_seq_ids=[seq_id - 1]))
         assert list(batch.rows) == [seq_id]
-        assert batch.block_table([seq_id], 2).tolist() == [[seq_id, 9]]
+        batch.arrange([seq_id])
+        assert batch.block_table.tolist() == [[seq_id, 9, 0, 0]]
 
 
-def test_a_table_given_out_does_not_change_with_the_batch() -> None:
-    batch = InputBatch(2, 4)
-    batch._slot_of = {1: 0, 2: 1}
-    table = batch.block_table([2, 1], 4)
-    batch._table[:] = 7
-    assert np.array_equal(table, np.zeros((2, 4)))
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_rows_of_the_table_follow_the_order_of_a_step_and_nobody_loses_his(data: st.DataObject) -> None:
+    batch = InputBatch(6, 2)
+    address = batch.block_table.ctypes.data
+    live: set[int] = set()
+    for next_id in range(data.draw(st.integers(1, 12))):
+        removed = data.draw(st.lists(st.sampled_from(sorted(live)), unique=True)) if live else []
+        live.difference_update(removed)
+        added = [next_id] if len(live) < 6 else []
+        live.update(added)
+        fresh = [new(seq_id, [1], [seq_id + 100, seq_id + 200]) for seq_id in added]
+        batch.apply(SchedulerOutputs(new_sequences=fresh, removed_seq_ids=removed))
+        scheduled = data.draw(st.permutations(sorted(live)))[: data.draw(st.integers(0, len(live)))]
+        for seq_ids in (scheduled, sorted(live)):
+            batch.arrange(seq_ids)
+            assert batch.block_table[: len(seq_ids)].tolist() == [[seq_id + 100, seq_id + 200] for seq_id in seq_ids]
+        assert sorted([*batch._row_of.values(), *batch._free_rows]) == list(range(6))
+    assert batch.block_table.ctypes.data == address, "graphs read the table where it was"
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_tokens_of_a_row_are_its_own(count: int) -> None:
-    from quire.messages.step import NewSequenceData, SchedulerOutputs
-    from quire.sampling_params import SamplingParams
-
-    request = EngineCoreRequest(
-        request_id="a", prompt_token_ids=[1], sampling_params=SamplingParams(), seed=0, max_tokens=3
-    )
     token_ids = list(range(count))
-    new = NewSequenceData(
-        seq_id=0, branch=0, token_ids=token_ids, num_prompt_tokens=1, request=request, block_ids=[0], num_branches=1
-    )
     batch = InputBatch(1, 1)
-    batch.apply(SchedulerOutputs(new_sequences=[new]))
+    batch.apply(SchedulerOutputs(new_sequences=[new(0, token_ids, [0])]))
     batch.rows[0].append(99)
     assert token_ids == list(range(count)), "what the core sent belongs to the core"
