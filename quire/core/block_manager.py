@@ -54,7 +54,7 @@ class BlockManager:
     def num_needed(self, seq: Sequence, num_new_tokens: int) -> int:
         """Blocks to allocate before the next `num_new_tokens` of the sequence can be computed."""
         needed = cdiv(seq.num_computed_tokens + num_new_tokens, self.block_size) - len(seq.block_ids)
-        return needed + (1 if self._must_copy(seq) else 0)
+        return needed + 1 if seq.last_block_shared and self._must_copy(seq) else needed
 
     def can_append(self, seq: Sequence, num_new_tokens: int) -> bool:
         """Whether `append` would succeed."""

@@ -144,15 +144,13 @@ class Scheduler:
         while index < len(self.running) and budget.num_tokens > 0:
             seq = self.running[index]
             num_tokens = self._share_of(seq, budget)
-            if num_tokens <= 0:
-                index += 1
-                continue
-            while not self.blocks.can_append(seq, num_tokens) and self.running[-1] is not seq:
-                self._preempt(self.running[-1], budget)
-            if not self.blocks.can_append(seq, num_tokens):
-                self._preempt(seq, budget)
-                break
-            self._schedule(seq, num_tokens, plan, budget)
+            if num_tokens > 0:
+                while not self.blocks.can_append(seq, num_tokens):
+                    last = self.running[-1]
+                    self._preempt(last, budget)
+                    if last is seq:
+                        return
+                self._schedule(seq, num_tokens, plan, budget)
             index += 1
 
     def _schedule_waiting(self, plan: SchedulerOutputs, budget: StepBudget) -> Constraint:
@@ -277,7 +275,7 @@ class Scheduler:
                 logprobs = result.logprobs.get(seq_id) if result.logprobs else None
                 outputs += self._append_tokens(seq, drawn, logprobs, prompt_logprobs, now)
             elif prompt_logprobs:
-                outputs.append(self._output(seq, [], prompt_logprobs=prompt_logprobs))
+                outputs.append(self._output(seq, [], prompt_logprobs))
         self.num_steps += 1
         self.step_time_s += now - self._step_started_at
         self.num_computed_tokens += plan.num_batched_tokens
@@ -307,9 +305,7 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """One token for each branch: the sequence forks when several were drawn from its row."""
         assert len(drawn) == seq.num_to_fork, (seq, drawn)
-        branches = [seq, *(self._fork(seq, branch) for branch in range(1, len(drawn)))]
-        self._num_slots -= seq.num_to_fork - 1
-        seq.num_to_fork = 1
+        branches = [seq] if len(drawn) == 1 else self._fork(seq, len(drawn))
         outputs = []
         stats = seq.group.stats
         if not stats.first_token_at:
@@ -320,7 +316,7 @@ class Scheduler:
         for i, (branch, token_id) in enumerate(zip(branches, drawn, strict=True)):
             branch.token_ids.append(token_id)
             stats.num_generation_tokens += 1
-            output = self._output(branch, [token_id], prompt_logprobs=prompt_logprobs if i == 0 else None)
+            output = self._output(branch, [token_id], prompt_logprobs if i == 0 else None)
             if logprobs is not None:
                 output.new_logprobs = [logprobs[i]]
             finish = finish_of(branch, self.max_model_len)
@@ -331,14 +327,17 @@ class Scheduler:
             outputs.append(output)
         return outputs
 
-    def _fork(self, parent: Sequence, branch: int) -> Sequence:
-        """A child beside its parent among the running; the worker hears of it when it is scheduled."""
-        child = parent.fork(self._new_seq_id(), branch)
-        self.blocks.share_blocks(parent, child)
-        parent.group.sequences[branch] = child
-        self.running.insert(self.running.index(parent) + branch, child)
-        self._num_slots += 1
-        return child
+    def _fork(self, parent: Sequence, num_branches: int) -> list[Sequence]:
+        """All branches, the children beside their parent among the running; the worker hears of them when they run."""
+        parent.num_to_fork = 1
+        branches = [parent]
+        for branch in range(1, num_branches):
+            child = parent.fork(self._new_seq_id(), branch)
+            self.blocks.share_blocks(parent, child)
+            parent.group.sequences[branch] = child
+            self.running.insert(self.running.index(parent) + branch, child)
+            branches.append(child)
+        return branches
 
     def _fail(self, seq: Sequence, error: str) -> list[EngineCoreOutput]:
         outputs = []
@@ -366,19 +365,15 @@ class Scheduler:
             del self.groups[group.request_id]
 
     def _output(
-        self, seq: Sequence, token_ids: list[int], *, prompt_logprobs: list[PositionLogprobs] | None = None
+        self, seq: Sequence, token_ids: list[int], prompt_logprobs: list[PositionLogprobs] | None = None
     ) -> EngineCoreOutput:
         group = seq.group
-        is_news, group.effort_is_news = group.effort_is_news, False
-        return EngineCoreOutput(
-            request_id=group.request_id,
-            branch=seq.branch,
-            new_token_ids=token_ids,
-            new_prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=max(group.num_cached_tokens, 0),
-            stats=group.stats if is_news else None,
-            effort=group.effort if is_news else None,
-        )
+        output = EngineCoreOutput(group.request_id, seq.branch, token_ids, None, prompt_logprobs)
+        output.num_cached_tokens = max(group.num_cached_tokens, 0)
+        if group.effort_is_news:
+            group.effort_is_news = False
+            output.stats, output.effort = group.stats, group.effort
+        return output
 
     def stats(self, plan: SchedulerOutputs) -> StepStats:
         """How full the engine is after a step."""

@@ -90,6 +90,8 @@ class SequenceGroup:
     __slots__ = (
         "effort",
         "effort_is_news",
+        "max_num_tokens",
+        "min_num_tokens",
         "num_cached_tokens",
         "num_prompt_logprobs",
         "num_prompt_tokens",
@@ -99,12 +101,19 @@ class SequenceGroup:
         "sequences",
         "stats",
         "steps_before",
+        "stop_reasons",
     )
 
     def __init__(self, request: EngineCoreRequest) -> None:
         self.request = request
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        params = request.sampling_params
+        self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
+        """Until a branch has more, no token ends it."""
+        self.max_num_tokens = self.num_prompt_tokens + request.max_tokens
+        self.stop_reasons = _stop_reasons(request)
+        """Tokens that end a branch, and the stop reason that they give."""
         self.sequences: dict[int, Sequence] = {}
         """Live branches by branch number."""
         progress = request.progress or RequestProgress()
@@ -130,3 +139,13 @@ class SequenceGroup:
             effort=self.effort,
         )
         return replace(self.request, progress=progress)
+
+
+def _stop_reasons(request: EngineCoreRequest) -> dict[int, int | None]:
+    """As in vLLM the first end-of-sequence id is reported without reason, further ones and stop tokens with theirs."""
+    params = request.sampling_params
+    reasons: dict[int, int | None] = {token_id: token_id for token_id in params.stop_token_ids or ()}
+    if not params.ignore_eos:
+        reasons |= {token_id: token_id for token_id in request.eos_token_ids}
+        reasons |= dict.fromkeys(request.eos_token_ids[:1])
+    return reasons

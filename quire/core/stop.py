@@ -7,19 +7,11 @@ from quire.messages.output import FinishReason
 
 
 def finish_of(seq: Sequence, max_model_len: int) -> tuple[FinishReason, int | None] | None:
-    """(reason, stop token id or None) if the sequence's last token ends it.
-
-    As in vLLM the first end-of-sequence id is reported without a stop reason, further ones and stop tokens with theirs.
-    """
-    request = seq.group.request
-    params = request.sampling_params
-    token_id = seq.token_ids[-1]
-    num_output_tokens = seq.num_output_tokens
-    if num_output_tokens > params.min_tokens or not params.min_tokens:
-        if not params.ignore_eos and token_id in request.eos_token_ids:
-            return FinishReason.STOP, None if token_id == request.eos_token_ids[0] else token_id
-        if params.stop_token_ids and token_id in params.stop_token_ids:
-            return FinishReason.STOP, token_id
-    if num_output_tokens >= request.max_tokens or seq.num_tokens >= max_model_len:
+    """(reason, stop token id or None) if the sequence's last token ends it."""
+    group, token_ids = seq.group, seq.token_ids
+    token_id = token_ids[-1]
+    if token_id in group.stop_reasons and len(token_ids) > group.min_num_tokens:
+        return FinishReason.STOP, group.stop_reasons[token_id]
+    if len(token_ids) >= group.max_num_tokens or len(token_ids) >= max_model_len:
         return FinishReason.LENGTH, None
     return None

@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.sequence import Sequence, SequenceGroup
+from quire.core.stop import finish_of
 from quire.messages.output import FinishReason
+from quire.messages.request import EngineCoreRequest
+from quire.sampling_params import SamplingParams
 from tests.fakes import FakeCore, expected_tokens
 
 
@@ -156,6 +160,47 @@ def test_one_branch_can_be_aborted_and_the_others_go_on() -> None:
 
 def test_abort_of_an_unknown_request_does_nothing() -> None:
     assert not FakeCore().abort("nobody")
+
+
+@given(
+    last=st.integers(0, 3),
+    num_output_tokens=st.integers(1, 4),
+    eos=st.lists(st.integers(0, 3), max_size=2, unique=True),
+    stops=st.lists(st.integers(0, 3), max_size=2),
+    ignore_eos=st.booleans(),
+    min_tokens=st.integers(0, 3),
+    max_tokens=st.integers(3, 5),
+    max_model_len=st.integers(4, 8),
+)
+def test_what_ends_a_sequence_and_why(
+    last: int,
+    num_output_tokens: int,
+    eos: list[int],
+    stops: list[int],
+    ignore_eos: bool,
+    min_tokens: int,
+    max_tokens: int,
+    max_model_len: int,
+) -> None:
+    params = SamplingParams(stop_token_ids=stops, ignore_eos=ignore_eos, min_tokens=min_tokens, max_tokens=max_tokens)
+    request = EngineCoreRequest(
+        request_id="a",
+        prompt_token_ids=[9, 9],
+        sampling_params=params,
+        seed=0,
+        max_tokens=max_tokens,
+        eos_token_ids=tuple(eos),
+    )
+    seq = Sequence(0, SequenceGroup(request), 0, [9, 9, *[7] * (num_output_tokens - 1), last])
+    expected: tuple[FinishReason, int | None] | None = None
+    if num_output_tokens >= max_tokens or 2 + num_output_tokens >= max_model_len:
+        expected = FinishReason.LENGTH, None
+    if num_output_tokens > min_tokens:
+        if last in stops:
+            expected = FinishReason.STOP, last
+        if last in eos and not ignore_eos:
+            expected = FinishReason.STOP, None if last == eos[0] else last
+    assert finish_of(seq, max_model_len) == expected
 
 
 def test_end_of_sequence_and_stop_tokens_end_a_request_with_their_reasons() -> None:
