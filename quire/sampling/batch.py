@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from quire.sampling.processors import processors_for
+from quire.sampling.random import UniformStreams
 from quire.sampling.row import SamplingRow
 
 __all__ = ["SamplingBatch", "SamplingRow"]
@@ -27,14 +27,16 @@ class SamplingBatch:
         """Every row takes its most likely token."""
         self.all_random = len(random) == len(self.rows)
         """Every row draws."""
-        self.random_rows = torch.tensor(random, dtype=torch.int64)
+        self.random_rows = random
+        """Rows that draw."""
         self.temperature = torch.tensor([params[i].temperature for i in random], dtype=torch.float32)
-        """Of the random rows, as are the next six."""
+        """Of the random rows, as are the next four."""
         self.top_k = torch.tensor([params[i].top_k for i in random], dtype=torch.int64)
         self.top_p = torch.tensor([params[i].top_p for i in random], dtype=torch.float32)
         self.min_p = torch.tensor([params[i].min_p for i in random], dtype=torch.float32)
-        self.seeds = np.array([self.rows[i].request.seed for i in random], np.int64)
-        self.branches = np.array([self.rows[i].branch for i in random], np.int64)
+        self.uniforms = UniformStreams(
+            [self.rows[i].request.seed for i in random], [self.rows[i].branch for i in random]
+        )
         self.processors = processors_for(self.rows, vocab_size)
         """What changes logits, in order."""
         self.needs_penalties = any(row.needs_penalties for row in self.rows)

@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 NUM_ROUNDS = 10
+NUM_AHEAD = 8
+"""Positions drawn at a time: little more work than one, for the calls into numpy are what costs."""
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 
@@ -42,3 +44,25 @@ def uniforms(seeds: ArrayLike, branches: ArrayLike, positions: ArrayLike) -> NDA
     high, low = words[0] >> np.uint32(5), words[1] >> np.uint32(6)
     numbers: NDArray[np.float64] = (high * 2.0**26 + low) * 2.0**-53
     return numbers.reshape(seed.shape)
+
+
+class UniformStreams:
+    """`uniforms` of some (seed, branch) pairs whose positions advance step by step, drawn a few positions ahead."""
+
+    def __init__(self, seeds: list[int], branches: list[int]) -> None:
+        self._seeds = np.array(seeds, np.int64)
+        self._branches = np.array(branches, np.int64)
+        self._positions: list[int] = []
+        self._ahead: list[NDArray[np.float64]] = []
+        """Of `_positions` and the positions after them, the next ones at the end."""
+
+    def draw(self, positions: list[int], num_branches: int) -> NDArray[np.float64]:
+        """A number for each pair and the branches that follow its own. Shapes: -> [N, num_branches]."""
+        if num_branches > 1:
+            branches = self._branches[:, None] + np.arange(num_branches)
+            return uniforms(self._seeds[:, None], branches, np.array(positions)[:, None])
+        if not self._ahead or positions != self._positions:
+            ahead = np.array(positions) + np.arange(NUM_AHEAD)[:, None]
+            self._ahead = list(uniforms(self._seeds, self._branches, ahead)[::-1])
+        self._positions = [position + 1 for position in positions]
+        return self._ahead.pop()[:, None]

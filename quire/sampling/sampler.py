@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,6 @@ from quire.ops import functional as F
 from quire.sampling.batch import SamplingBatch, SamplingRow
 from quire.sampling.logprobs import position_logprobs
 from quire.sampling.processors import parameters_in_effect
-from quire.sampling.random import uniforms
 
 
 @dataclass(slots=True)
@@ -111,18 +109,17 @@ def _choose(logits: Tensor, greedy: list[int], batch: SamplingBatch, num_draws: 
         drawn = _draw(logits, batch, num_draws)
         return [tokens[:count] for tokens, count in zip(drawn, num_draws, strict=True)]
     chosen = [[token] * count for token, count in zip(greedy, num_draws, strict=True)]
-    random = batch.random_rows.tolist()
+    random = batch.random_rows
     counts = [num_draws[index] for index in random]
-    for index, tokens in zip(random, _draw(logits[batch.random_rows], batch, counts), strict=True):
+    for index, tokens in zip(random, _draw(logits[random], batch, counts), strict=True):
         chosen[index] = tokens[: num_draws[index]]
     return chosen
 
 
 def _draw(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
     """As many draws for every random row as any of them needs."""
-    positions = [len(batch.rows[index].token_ids) for index in batch.random_rows.tolist()]
-    branches = batch.branches[:, None] + np.arange(max(num_draws))
-    numbers = uniforms(batch.seeds[:, None], branches, np.array(positions)[:, None])
+    positions = [len(batch.rows[index].token_ids) for index in batch.random_rows]
+    numbers = batch.uniforms.draw(positions, max(num_draws))
     drawn = F.sample(logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, torch.from_numpy(numbers))
     tokens: list[list[int]] = drawn.tolist()
     return tokens

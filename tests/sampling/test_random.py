@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.sampling.random import philox4x32, uniforms
+from quire.sampling.random import NUM_AHEAD, UniformStreams, philox4x32, uniforms
 from tests.sampling.statistics import chi_square_p
 
 # philox4x32 with 10 rounds, from kat_vectors of the Random123 distribution: counter, key, result.
@@ -63,3 +63,18 @@ def test_neighbouring_uniforms_are_uniform_and_independent(varies: str) -> None:
 
 
 PLURALS = {"seed": "s", "branch": "es", "position": "s"}
+
+
+def test_streams_draw_what_each_position_has_wherever_they_stood_before() -> None:
+    seeds, branches = [5, -1, 2**62], [0, 3, 1]
+    streams = UniformStreams(seeds, branches)
+    positions = [7, 0, 1000]
+    steps = [*[(1, 1, 1)] * (3 * NUM_AHEAD), (0, 0, 0), (1, 0, 1), (1, 1, 1), (-3, 2, 1), (1, 1, 1)]
+    for index, step in enumerate(steps):
+        num_branches = 3 if index % 7 == 3 else 1
+        expected = [
+            [float(uniforms(seed, branch + i, position)) for i in range(num_branches)]
+            for seed, branch, position in zip(seeds, branches, positions, strict=True)
+        ]
+        assert streams.draw(list(positions), num_branches).tolist() == expected
+        positions = [a + b for a, b in zip(positions, step, strict=True)]
