@@ -48,3 +48,5 @@ class SamplingBatch:
         """How many candidates each of these rows reports."""
         self.max_logprobs = max(self.logprobs_counts, default=None)
         """The most candidates a row reports, or None when no row reports any."""
+        self.only_ops = (self.all_greedy or self.all_random) and not self.processors and not self.logprobs_rows
+        """The logits go from op to op; torch itself does nothing with them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -20,6 +21,7 @@ from quire.ops import functional as F
 from quire.sampling.batch import SamplingBatch, SamplingRow
 from quire.sampling.logprobs import position_logprobs
 from quire.sampling.processors import parameters_in_effect
+from quire.sampling.torch_mode import torch_mode
 
 
 @dataclass(slots=True)
@@ -48,21 +50,21 @@ class Sampler:
         Shapes: logits [R, V] float32; columns beyond the vocabulary, which pad the head, are not looked at.
         Mutates: logits.
         """
-        if logits.shape[1] > self.vocab_size:
-            logits = logits[:, : self.vocab_size].contiguous()
-        largest, greedy = _row_max(logits)
-        errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
-        reported = _reported(logits, batch)  # 2. the logits to report, before they change
-        if batch.processors:  # 3. what the requests change, in the only mode that may change whatever a model gives
-            with torch.inference_mode():
-                for processor in batch.processors:
-                    processor.apply(logits)
+        with nullcontext() if batch.only_ops else torch_mode():
+            if logits.shape[1] > self.vocab_size:
+                logits = logits[:, : self.vocab_size].contiguous()
             largest, greedy = _row_max(logits)
-            errors |= _fail(logits, largest, batch.rows, _nothing_left)
-        token_ids = _choose(logits, greedy, batch, num_draws)  # 4. choose
-        for index in errors:
-            token_ids[index] = []
-        return SampledTokens(token_ids, _logprobs(reported, token_ids, batch), errors)  # 5. report
+            errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
+            reported = _reported(logits, batch)  # 2. the logits to report, before they change
+            for processor in batch.processors:  # 3. what the requests change
+                processor.apply(logits)
+            if batch.processors:
+                largest, greedy = _row_max(logits)
+                errors |= _fail(logits, largest, batch.rows, _nothing_left)
+            token_ids = _choose(logits, greedy, batch, num_draws)  # 4. choose
+            for index in errors:
+                token_ids[index] = []
+            return SampledTokens(token_ids, _logprobs(reported, token_ids, batch), errors)  # 5. report
 
 
 def _fail(
@@ -71,7 +73,7 @@ def _fail(
     """Errors of rows whose largest logit is NaN or infinite; their logits are set to 0 so that others can go on."""
     failed = [index for index, value in enumerate(largest) if not math.isfinite(value)]
     if failed:
-        with torch.inference_mode():
+        with torch_mode():
             logits[failed] = 0.0
     return {index: explain(rows[index], largest[index]) for index in failed}
 

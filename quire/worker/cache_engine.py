@@ -8,6 +8,7 @@ import torch
 
 from quire.messages.kv import KVCacheSpec
 from quire.ops import functional as ops
+from quire.sampling.torch_mode import torch_mode
 
 
 class CacheEngine:
@@ -28,5 +29,5 @@ class CacheEngine:
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks in every layer, in order."""
         if pairs:
-            with torch.inference_mode():
+            with torch_mode():
                 ops.copy_blocks(self.caches, pairs)

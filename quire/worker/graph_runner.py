@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.log import get_logger
 from quire.models.interfaces import Model
 from quire.ops import functional as F
+from quire.sampling.torch_mode import torch_mode
 from quire.worker.input_builder import InputBuilder, StepShape
 
 log = get_logger(__name__)
@@ -42,7 +43,7 @@ class GraphRunner:
         hidden, *logits = self._graph(shape).replay() if self.recordable else self._forward(shape)
         return hidden, logits[0] if logits else None
 
-    @torch.inference_mode()
+    @torch_mode()
     def _forward(self, shape: StepShape) -> tuple[Tensor, ...]:
         inputs = self._builder.inputs(shape)
         hidden = self.model.forward(inputs.token_ids, inputs.context)

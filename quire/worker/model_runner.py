@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire.messages.output import PositionLogprobs
@@ -11,6 +10,7 @@ from quire.models.interfaces import Model
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.logprobs import prompt_logprobs
 from quire.sampling.sampler import Sampler
+from quire.sampling.torch_mode import torch_mode
 from quire.utils.math import cdiv
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.graph_runner import GraphRunner
@@ -78,7 +78,7 @@ class ModelRunner:
             errors={seq_ids[k]: error for k, error in drawn.errors.items()},
         )
 
-    @torch.inference_mode()
+    @torch_mode()
     def _score_prompts(self, plan: SchedulerOutputs, hidden: Tensor) -> dict[int, list[PositionLogprobs]]:
         """Prompt logprobs of the sequences that asked: position p scores the prompt's token p + 1."""
         found: dict[int, list[PositionLogprobs]] = {}

@@ -56,18 +56,11 @@ class Worker:
             )
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
-        """Run one step, torch's own threads set to one: a sum that they split would change with their number.
+        """Run one step.
 
         Another engine of this process may have put other ops into the table since the last step. (Two that step at the
         same time, in threads, must have the same ops.)
         """
         if table.in_use() != self.ops:
             table.use(self.ops)
-        num_threads = torch.get_num_threads()
-        if num_threads != 1:
-            torch.set_num_threads(1)
-        try:
-            return self.runner.execute(plan)
-        finally:
-            if num_threads != 1:
-                torch.set_num_threads(num_threads)
+        return self.runner.execute(plan)
