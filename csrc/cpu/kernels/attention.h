@@ -159,9 +159,9 @@ struct Merged {
   template <class QueryAt>
   void write(const AttentionArgs& args, const QueryAt& query_at) const {
     for (int64_t row = 0; row < rows; ++row) {
-      const vf divisor = set1(total[row]);
+      const vf factor = set1(1.0f / total[row]);
       each_vector(args.layout.head_size, [&](int64_t i, int n) __attribute__((always_inline)) {
-        const vf v = div(load_some(values + row * wide + i, n), divisor);
+        const vf v = mul(load_some(values + row * wide + i, n), factor);
         const int64_t at = query_at(row) + i;
         if (args.dtype == QR_FLOAT32)
           store_some(static_cast<float*>(args.out) + at, v, n);
