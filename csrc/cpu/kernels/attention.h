@@ -24,6 +24,7 @@ namespace {
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kLowest = -3.402823466e38f;  // only minus infinity is less
 constexpr float kLog2E = 1.44269504088896341f;
+constexpr int64_t kSoftmaxRows = 4;  // whose scores stay in L1 from their largest to their weights
 
 // What a piece works with, in thread scratch.
 struct Workspace {
@@ -42,77 +43,96 @@ struct Workspace {
   float* value_scales;   // [columns], or null
 };
 
-struct Softmax {
-  float largest, total;
-};
-
 // The exponents of softmax are (score - largest) * this, to base 2; a soft cap has scaled the scores already.
 QR_INLINE float exponent_factor(const AttentionArgs& args) {
   return args.soft_cap == 0.0f ? args.scale * kLog2E : kLog2E;
 }
 
-// Scores of one row over a split become weights exp(score - largest), times the values' scales. Slots [visible_begin,
-// visible_end) count, by position relative to the split's first page; the others' scores become minus infinity.
+// Scores of rows over a split become weights exp(score - largest), times the values' scales. Largest scores of several
+// rows are found before any row's exponentials, which would wait for them.
 // kShort: weights will be rounded, an exponential that is as exact as that needs will do.
 template <bool Scaled, bool kShort, class Weight>
-Softmax softmax_row(const AttentionArgs& args, const Workspace& w, int64_t row, int64_t pages, int64_t visible_begin,
-                    int64_t visible_end) {
-  float* scores = w.scores + row * w.columns;
-  Weight* weights = static_cast<Weight*>(w.weights) + row * w.columns;
-  const int64_t slots = args.layout.block_size, padded = padded_slots(args.layout);
-  // without padding between the pages, the split is one long page
-  const int64_t segment = slots == padded ? pages * slots : slots, stride = slots == padded ? segment : padded;
-  const int64_t segments = slots == padded ? 1 : pages;
-  const vf minus_infinity = set1(kMinusInfinity);
-  alignas(64) float counting[W];
-  for (int i = 0; i < W; ++i) counting[i] = float(i);
-  const vf lane = load(counting);
-  // Call body(scores, weights, begin, limit) with the slots of each segment that count.
-  auto each_segment = [&](const auto& body) __attribute__((always_inline)) {
+class Softmax {
+ public:
+  Softmax(const AttentionArgs& args, const Workspace& w, int64_t pages) : args(args), w(w) {
+    const int64_t slots = args.layout.block_size, padded = padded_slots(args.layout);
+    // without padding between the pages, the split is one long page
+    segment = slots == padded ? pages * slots : slots;
+    stride = slots == padded ? segment : padded;
+    segments = slots == padded ? 1 : pages;
+  }
+
+  // The largest score of a row. Slots [visible_begin, visible_end) count, by position relative to the split's first
+  // page; scores beside them, in the same vectors, become minus infinity.
+  float find_largest(int64_t row, int64_t visible_begin, int64_t visible_end) const {
+    float* scores = w.scores + row * w.columns;
+    const vf minus_infinity = set1(kMinusInfinity);
+    alignas(64) float counting[W];
+    for (int i = 0; i < W; ++i) counting[i] = float(i);
+    const vf lane = load(counting);
+    vf largest = minus_infinity;
+    each_segment(visible_begin, visible_end, [&](int64_t at, int64_t begin, int64_t limit)
+                 __attribute__((always_inline)) {
+      float* row_scores = scores + at;
+      const int64_t first = begin / W * W;
+      if (Scaled)
+        for (int64_t i = first; i < limit; i += W)
+          store(row_scores + i, mul(load(row_scores + i), load(w.key_scales + at + i)));
+      if (args.soft_cap != 0.0f) {
+        const vf scale = set1(args.scale), cap = set1(args.soft_cap), per_cap = set1(1.0f / args.soft_cap);
+        for (int64_t i = first; i < limit; i += W)
+          store(row_scores + i, mul(tanh(mul(mul(load(row_scores + i), scale), per_cap)), cap));
+      }
+      if (first < begin && first < limit)
+        store(row_scores + first,
+              where_less(lane, set1(float(begin - first)), minus_infinity, load(row_scores + first)));
+      if (first < limit && limit % W != 0) {
+        float* last = row_scores + limit / W * W;
+        store(last, where_less(lane, set1(float(limit % W)), load(last), minus_infinity));
+      }
+      for (int64_t i = first; i < limit; i += W) largest = max(largest, load(row_scores + i));
+    });
+    return qr::largest(largest);
+  }
+
+  // A row's weights, 0 for slots that do not count; gives their sum, before scales.
+  float weigh(int64_t row, int64_t visible_begin, int64_t visible_end, float largest) const {
+    const float* scores = w.scores + row * w.columns;
+    Weight* weights = static_cast<Weight*>(w.weights) + row * w.columns;
+    const float factor = exponent_factor(args);
+    const vf multiplier = set1(factor), shift = set1(-largest * factor);
+    vf total = zero();
+    each_segment(visible_begin, visible_end, [&](int64_t at, int64_t begin, int64_t limit)
+                 __attribute__((always_inline)) {
+      const float* row_scores = scores + at;
+      Weight* row_weights = weights + at;
+      const float* scales = w.value_scales + at;
+      int64_t i = 0;
+      for (; i < stride && i < begin / W * W; i += W) store(row_weights + i, zero());
+      for (; i < limit; i += W) {
+        const vf weight = exp2<kShort ? 3 : 5>(fma(load(row_scores + i), multiplier, shift));
+        total = add(total, weight);
+        store(row_weights + i, Scaled ? mul(weight, load(scales + i)) : weight);
+      }
+      for (; i < stride; i += W) store(row_weights + i, zero());
+    });
+    return sum(total);
+  }
+
+ private:
+  const AttentionArgs& args;
+  const Workspace& w;
+  int64_t segment, stride, segments;
+
+  // Call body(scores, begin, limit) with the slots of each segment that count.
+  template <class Body>
+  inline __attribute__((always_inline)) void each_segment(int64_t visible_begin, int64_t visible_end, const Body& body) const {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t begin = visible_begin - s * segment, end = visible_end - s * segment;
       body(s * stride, begin > 0 ? begin : 0, end < segment ? end : segment);
     }
-  };
-
-  vf largest = minus_infinity;
-  each_segment([&](int64_t at, int64_t begin, int64_t limit) __attribute__((always_inline)) {
-    float* row_scores = scores + at;
-    const int64_t first = begin / W * W;
-    if (Scaled)
-      for (int64_t i = first; i < limit; i += W)
-        store(row_scores + i, mul(load(row_scores + i), load(w.key_scales + at + i)));
-    if (args.soft_cap != 0.0f) {
-      const vf scale = set1(args.scale), cap = set1(args.soft_cap), per_cap = set1(1.0f / args.soft_cap);
-      for (int64_t i = first; i < limit; i += W)
-        store(row_scores + i, mul(tanh(mul(mul(load(row_scores + i), scale), per_cap)), cap));
-    }
-    if (first < begin && first < limit)
-      store(row_scores + first, where_less(lane, set1(float(begin - first)), minus_infinity, load(row_scores + first)));
-    if (first < limit && limit % W != 0) {
-      float* last = row_scores + limit / W * W;
-      store(last, where_less(lane, set1(float(limit % W)), load(last), minus_infinity));
-    }
-    for (int64_t i = first; i < limit; i += W) largest = max(largest, load(row_scores + i));
-  });
-  const float top = qr::largest(largest), factor = exponent_factor(args);
-  const vf multiplier = set1(factor), shift = set1(-top * factor);
-  vf total = zero();
-  each_segment([&](int64_t at, int64_t begin, int64_t limit) __attribute__((always_inline)) {
-    const float* row_scores = scores + at;
-    Weight* row_weights = weights + at;
-    const float* scales = w.value_scales + at;
-    int64_t i = 0;
-    for (; i < stride && i < begin / W * W; i += W) store(row_weights + i, zero());
-    for (; i < limit; i += W) {
-      const vf weight = exp2<kShort ? 3 : 5>(fma(load(row_scores + i), multiplier, shift));
-      total = add(total, weight);
-      store(row_weights + i, Scaled ? mul(weight, load(scales + i)) : weight);
-    }
-    for (; i < stride; i += W) store(row_weights + i, zero());
-  });
-  return Softmax{top, sum(total)};
-}
+  }
+};
 
 // What the splits of a row have come to so far.
 struct Merged {
@@ -364,13 +384,21 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
                                            : piece.partials + (split - piece.split_begin) * partial_floats(layout);
     float *largest = own, *total = own + kQueryRows;
     w.partial = own + 2 * kQueryRows;
-    for (int64_t row = 0; row < w.rows; ++row) {
-      const int64_t from = at.seen_from(row) - base, to = at.position(row) + 1 - base;
-      math.complete_scores(w, row, pages);
-      const Softmax s = softmax_row<kScaled, Math::kShortWeights, Weight>(args, w, row, pages, from > 0 ? from : 0, to);
-      largest[row] = s.largest;
-      total[row] = s.total;
-      math.take_weights(w, row, pages);
+    const Softmax<kScaled, Math::kShortWeights, Weight> softmax(args, w, pages);
+    for (int64_t first = 0; first < w.rows; first += kSoftmaxRows) {
+      const int64_t last = first + kSoftmaxRows < w.rows ? first + kSoftmaxRows : w.rows;
+      int64_t from[kSoftmaxRows], to[kSoftmaxRows];
+      for (int64_t row = first; row < last; ++row) {
+        const int64_t begin = at.seen_from(row) - base;
+        from[row - first] = begin > 0 ? begin : 0;
+        to[row - first] = at.position(row) + 1 - base;
+        math.complete_scores(w, row, pages);
+        largest[row] = softmax.find_largest(row, from[row - first], to[row - first]);
+      }
+      for (int64_t row = first; row < last; ++row) {
+        total[row] = softmax.weigh(row, from[row - first], to[row - first], largest[row]);
+        math.take_weights(w, row, pages);
+      }
     }
     math.begin_values();
     math.weighted_values(w, pages, [&](int64_t i) {
