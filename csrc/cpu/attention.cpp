@@ -17,6 +17,7 @@ constexpr int64_t kMostPartialBytes = int64_t(1) << 28;
 
 // The units of one sequence, and where they begin among all.
 struct Units {
+  int64_t rows;         // of each but the last
   int64_t tiles;        // for each kv head
   int64_t splits;       // of the longest
   int64_t ranges;       // that each unit is divided into
@@ -68,7 +69,7 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
   const int64_t group = heads / kv_heads;
   auto* units = static_cast<Units*>(scratch(2, (sequences + 1) * int64_t(sizeof(Units))));
   if (units == nullptr) return QR_ENOMEM;
-  int64_t work = 0;
+  int64_t work = 0, blocks = 0;
   for (int64_t r = 0; r < sequences; ++r) {
     const int64_t rows = (int64_t(query_start[r + 1]) - query_start[r]) * group;
     if (rows < 0 || seq_lens[r] < query_start[r + 1] - query_start[r] ||
@@ -76,20 +77,30 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
       return QR_EINVAL;
     const int64_t last_tile = rows > 0 ? (rows - 1) / kQueryRows * kQueryRows : 0;
     const SplitRange longest = splits_of(args, r, last_tile, rows);
+    units[r].rows = kQueryRows;
     units[r].tiles = divide_up(rows, kQueryRows);
     units[r].splits = longest.end - longest.begin + 2;  // an earlier tile's window may touch two more
+    blocks += units[r].tiles * kv_heads;
     work += units[r].tiles * kv_heads * units[r].splits;
   }
   const int64_t fair = divide_up(work, num_threads() * kPiecesPerThread);
+  const int64_t enough = blocks / (num_threads() * kPiecesPerThread);
+  const int64_t together = enough < 1 ? 1 : enough < kQueryBlocks ? enough : kQueryBlocks;
   const int64_t split_floats = partial_floats(args.layout);
   for (int64_t r = 0; r <= sequences; ++r) {
     units[r].first_piece = units[r].first_unit = units[r].first_split = 0;
     if (r == 0) continue;
     Units& before = units[r - 1];
-    const int64_t own = before.tiles * kv_heads, wanted = num_threads() == 1 ? 1 : divide_up(before.splits, fair);
+    int64_t own = before.tiles * kv_heads;
+    const int64_t wanted = num_threads() == 1 ? 1 : divide_up(before.splits, fair);
     const bool fits = (before.first_split + own * before.splits) * split_floats * 4 <= kMostPartialBytes;
     before.ranges = fits ? wanted : 1;
     const bool divided = before.ranges > 1;
+    if (!divided) {  // blocks of rows that share pages
+      before.rows = together * kQueryRows;
+      before.tiles = divide_up(before.tiles, together);
+      own = before.tiles * kv_heads;
+    }
     units[r].first_piece = before.first_piece + own * before.ranges;
     units[r].first_unit = before.first_unit + (divided ? own : 0);
     units[r].first_split = before.first_split + (divided ? own * before.splits : 0);
@@ -122,8 +133,8 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
     const int64_t range = (index - own.first_piece) % own.ranges, unit = (index - own.first_piece) / own.ranges;
     const int64_t rows = (int64_t(query_start[piece.sequence + 1]) - query_start[piece.sequence]) * group;
     piece.kv_head = unit / own.tiles;  // tiles of one head follow each other: they share its pages
-    piece.row_begin = unit % own.tiles * kQueryRows;
-    piece.row_end = piece.row_begin + kQueryRows < rows ? piece.row_begin + kQueryRows : rows;
+    piece.row_begin = unit % own.tiles * own.rows;
+    piece.row_end = piece.row_begin + own.rows < rows ? piece.row_begin + own.rows : rows;
     const SplitRange seen = splits_of(args, piece.sequence, piece.row_begin, piece.row_end);
     const int64_t count = seen.end - seen.begin;
     piece.split_begin = seen.begin + count * range / own.ranges;
@@ -146,8 +157,8 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
     table->merge_splits(args, piece);
   };
   // A thread takes a few pieces in a row, so that memory is not idle from one to the next.
-  const int64_t most = all.first_piece / (num_threads() * kPiecesPerThread);
-  const int64_t run = most < 1 ? 1 : most < kMostPiecesInRow ? most : kMostPiecesInRow;
+  const int64_t most = all.first_piece / (num_threads() * kPiecesPerThread), limit = kMostPiecesInRow / together;
+  const int64_t run = most < 1 ? 1 : most < limit ? most : limit;
   parallel_for(divide_up(all.first_piece, run), [&](int64_t ticket) {
     const int64_t end = (ticket + 1) * run < all.first_piece ? (ticket + 1) * run : all.first_piece;
     AttentionPiece next = piece_at(ticket * run);

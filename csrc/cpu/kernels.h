@@ -99,8 +99,10 @@ struct AttentionArgs {
   int64_t window;         // 0: none
 };
 
-// Rows of queries that one piece of attention takes: (token, query head) pairs of one kv head, two AMX tiles of them.
+// Rows of queries that attention works on at once: (token, query head) pairs of one kv head, two AMX tiles of them.
 constexpr int64_t kQueryRows = 32;
+// Such blocks of rows that one piece of attention takes at most: the pages of a split stay in L2 for all of them.
+constexpr int64_t kQueryBlocks = 4;
 // Context tokens whose softmax is taken at once. Fixed in tokens, so that how a context was computed leaves no trace.
 constexpr int64_t kSplitTokens = 256;
 

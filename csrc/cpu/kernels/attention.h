@@ -1,8 +1,8 @@
-// Paged attention of one piece: up to 32 rows (token, query head) of one kv head over their context.
+// Paged attention of one piece: rows (token, query head) of one kv head over their context, in blocks of up to 32.
 //
 // The context is taken in splits of a fixed number of tokens, aligned to position 0. Within a split: all scores, their
 // maximum, the exponentials, their product with the values; then the split is merged into the running result, in
-// order. A token that a row may not see has the weight 0 exactly and adds exact zeros, so a row's bits do not depend on
+// order. A split is taken for each block in turn, while its pages are in L2. A token that a row may not see has the weight 0 exactly and adds exact zeros, so a row's bits do not depend on
 // which rows it shares a piece with, on the chunk it came in, or on whether this is prefill or decode. Splits of one
 // piece may be computed on several threads: they are merged in the same order.
 //
@@ -26,10 +26,11 @@ constexpr float kLowest = -3.402823466e38f;  // only minus infinity is less
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int64_t kSoftmaxRows = 4;  // whose scores stay in L1 from their largest to their weights
 
-// What a piece works with, in thread scratch.
+// What a block works with, in thread scratch.
 struct Workspace {
-  int64_t rows;          // of the piece
-  int64_t row_capacity;  // rows rounded up to whole tiles
+  int64_t first_row;     // of the block, in the piece
+  int64_t rows;          // of the block
+  int64_t row_capacity;  // rows rounded up to whole tiles; of one of several blocks kQueryRows
   int64_t columns;       // score columns of a split: pages * padded slots
   void* query;           // as Math prepared it
   float* scores;         // [row_capacity][columns]
@@ -134,42 +135,44 @@ class Softmax {
   }
 };
 
-// What the splits of a row have come to so far.
+// What the splits of a piece's rows have come to so far.
 struct Merged {
-  alignas(64) float largest[kQueryRows];
-  alignas(64) float total[kQueryRows];
+  alignas(64) float largest[kQueryBlocks * kQueryRows];
+  alignas(64) float total[kQueryBlocks * kQueryRows];
   float* values;  // [rows][wide]
   int64_t rows, wide;
   float factor;
 
   Merged(const AttentionArgs& args, float* values, int64_t rows)
       : values(values), rows(rows), wide(padded_head(args.layout)), factor(exponent_factor(args)) {
-    for (int64_t row = 0; row < kQueryRows; ++row) {
+    for (int64_t row = 0; row < round_up(rows, W); ++row) {
       largest[row] = kMinusInfinity;
       total[row] = 0.0f;
     }
     for (int64_t i = 0; i < rows * wide; i += W) store(values + i, zero());
   }
 
-  // Both sides are scaled to the larger maximum.
-  void add_split(const float* split_largest, const float* split_total, const float* split_values) {
+  // A split of `count` rows, from row `first` on. Both sides are scaled to the larger maximum.
+  void add_split(int64_t first, int64_t count, const float* split_largest, const float* split_total,
+                 const float* split_values) {
     alignas(64) float before[kQueryRows];
     alignas(64) float now[kQueryRows];
     const vf lowest = set1(kLowest), multiplier = set1(factor);
-    for (int64_t row = 0; row < rows; row += W) {
-      const vf old = load(largest + row), own = load(split_largest + row), top = max(old, own);
+    for (int64_t row = 0; row < count; row += W) {
+      float *merged_largest = largest + first + row, *merged_total = total + first + row;
+      const vf old = load(merged_largest), own = load(split_largest + row), top = max(old, own);
       const vf a = where_less(old, lowest, zero(), exp2<5>(mul(sub(old, top), multiplier)));
       const vf b = exp2<5>(mul(sub(own, top), multiplier));
       store(before + row, a);
       store(now + row, b);
-      const vf both = add(mul(load(total + row), a), mul(load(split_total + row), b));
-      store(total + row, where_less(own, lowest, load(total + row), both));
-      store(largest + row, top);
+      const vf both = add(mul(load(merged_total), a), mul(load(split_total + row), b));
+      store(merged_total, where_less(own, lowest, load(merged_total), both));
+      store(merged_largest, top);
     }
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t row = 0; row < count; ++row) {
       if (split_largest[row] < kLowest) continue;  // sees nothing of this split
       const vf a = set1(before[row]), b = set1(now[row]);
-      float* out = values + row * wide;
+      float* out = values + (first + row) * wide;
       const float* in = split_values + row * wide;
       for (int64_t i = 0; i < wide; i += W) store(out + i, fma(load(out + i), a, mul(load(in + i), b)));
     }
@@ -276,14 +279,15 @@ QR_INLINE void widen_values(Bf16* out, const int8_t* in, int64_t n, int64_t head
   then.complete();
 }
 
-// The pages [begin, end) of a piece's context that lie in one split.
+// The pages [begin, end) of one split that rows [row_begin, row_end) of a piece see; begin >= end: none.
 struct SplitPages {
   int64_t begin, end;
 
-  SplitPages(const AttentionArgs& args, const AttentionPiece& piece, int64_t split) {
+  SplitPages(const AttentionArgs& args, const AttentionPiece& piece, int64_t split, int64_t row_begin,
+             int64_t row_end) {
     const Rows at(args, piece);
     const int64_t slots = args.layout.block_size, pages = pages_of_split(args.layout);
-    const int64_t first = at.seen_from(0) / slots, last = at.position(piece.row_end - piece.row_begin - 1) / slots;
+    const int64_t first = at.seen_from(row_begin) / slots, last = at.position(row_end - 1) / slots;
     begin = split * pages > first ? split * pages : first;
     end = (split + 1) * pages <= last ? (split + 1) * pages : last + 1;
   }
@@ -304,29 +308,33 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   const auto used_slots = [&](int64_t page) { return seq_len - page * slots < slots ? seq_len - page * slots : slots; };
 
   // 1. scratch
+  const int64_t rows = piece.row_end - piece.row_begin, blocks = divide_up(rows, kQueryRows);
   Workspace w;
-  w.rows = piece.row_end - piece.row_begin;
-  w.row_capacity = w.rows <= 16 ? 16 : kQueryRows;
+  w.first_row = 0;
+  w.rows = rows < kQueryRows ? rows : kQueryRows;
+  w.row_capacity = rows <= 16 ? 16 : kQueryRows;
   w.columns = split_pages * padded;
-  const int64_t cells = kQueryRows * w.columns, outputs = kQueryRows * wide;
+  const int64_t cells = kQueryRows * w.columns;
   const int64_t page_bytes = round_up(elements * int64_t(sizeof(Cache)) + kCacheSlack, 64);
   const int64_t copies = kWidened ? split_pages + 1 : kScaled ? 0 : slots == padded ? 1 : split_pages;
   const int64_t own_bytes = Math::own_bytes(w, wide);
+  const int64_t query_bytes = head * 1024;  // two tiles of rows in steps of two dimensions, at worst
   char* memory = static_cast<char*>(
-      scratch(0, head * 1024 + 2 * cells * 4 + own_bytes + 2 * partial_floats(layout) * 4 + copies * page_bytes +
-                     2 * round_up(w.columns * 4, 64) + 4 * split_pages * int64_t(sizeof(void*)) + 128));
+      scratch(0, blocks * (query_bytes + kQueryRows * wide * 4) + 2 * cells * 4 + own_bytes +
+                     partial_floats(layout) * 4 + copies * page_bytes + 2 * round_up(w.columns * 4, 64) +
+                     4 * split_pages * int64_t(sizeof(void*)) + 128));
   if (memory == nullptr) return;
   auto take = [&](int64_t bytes) {
     char* taken = memory;
     memory += round_up(bytes, 64);
     return taken;
   };
-  w.query = take(head * 1024);  // two tiles of rows in steps of two dimensions, at worst
+  char* queries = take(blocks * query_bytes);
   w.scores = reinterpret_cast<float*>(take((own_bytes != 0 ? 2 : 1) * cells * 4));
   w.weights = own_bytes != 0 ? w.scores : static_cast<void*>(take(cells * int64_t(sizeof(Weight))));
   w.own = take(own_bytes);
   auto* split_sums = reinterpret_cast<float*>(take(partial_floats(layout) * 4));
-  auto* merged_values = reinterpret_cast<float*>(take(outputs * 4));
+  auto* merged_values = reinterpret_cast<float*>(take(blocks * kQueryRows * wide * 4));
   char* page_copies = take(copies * page_bytes);
   w.key_scales = reinterpret_cast<float*>(take(w.columns * 4));
   w.value_scales = reinterpret_cast<float*>(take(w.columns * 4));
@@ -334,29 +342,42 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.values = w.keys + split_pages;
   w.later = w.values + split_pages;
   const void** fetched = kWidened ? w.later + split_pages : w.later;  // what widens fetches as well
-  Merged merged(args, merged_values, piece.partials == nullptr ? w.rows : 0);
+  Merged merged(args, merged_values, piece.partials == nullptr ? rows : 0);
+  const auto take_block = [&](int64_t block) {
+    w.first_row = block * kQueryRows;
+    w.rows = rows - w.first_row < kQueryRows ? rows - w.first_row : kQueryRows;
+    w.query = queries + block * query_bytes;
+  };
 
   // 2. queries
-  Math math(args, w, at);
+  Math math(args, w);
+  for (int64_t block = 0; block < blocks; ++block) {
+    take_block(block);
+    math.take_queries(args, w, [&](int64_t row) { return at(w.first_row + row); });
+  }
 
-  // 3. splits, in order. While keys are scored, the values of the same pages come from memory; while values are
-  // weighed, the keys of what follows: the next split, or the next piece's first.
+  // 3. splits, in order, for all blocks. While keys are scored, the values of the same pages come from memory; while the
+  // last block's values are weighed, the keys of what follows: the next split, or the next piece's first.
   const auto* cache = static_cast<const Stored*>(args.cache);
   const auto block_of = [&](const AttentionPiece& of, int64_t page) {
     return args.block_tables[of.sequence * args.table_stride + page];
   };
-  for (int64_t split = piece.split_begin; split < piece.split_end; ++split) {
-    const SplitPages seen(args, piece, split);
+  for (int64_t step = piece.split_begin * blocks; step < piece.split_end * blocks; ++step) {
+    const int64_t split = step / blocks;
+    take_block(step % blocks);
+    const SplitPages seen(args, piece, split, w.first_row, w.first_row + w.rows);
+    if (seen.begin >= seen.end) continue;
     const int64_t pages = seen.end - seen.begin, base = seen.begin * slots;
     for (int64_t i = 0; i < pages; ++i) {
       w.keys[i] = cache + key_page(layout, block_of(piece, seen.begin + i), piece.kv_head);
       w.values[i] = cache + value_page(layout, block_of(piece, seen.begin + i), piece.kv_head);
     }
     const bool ends = split + 1 == piece.split_end;
-    const AttentionPiece* following = ends ? piece.next : &piece;
+    const AttentionPiece* following = (step + 1) % blocks != 0 ? nullptr : ends ? piece.next : &piece;
     for (int64_t i = 0; i < pages; ++i) w.later[i] = fetched[i] = nullptr;
     if (following != nullptr) {
-      const SplitPages next(args, *following, ends ? following->split_begin : split + 1);
+      const SplitPages next(args, *following, ends ? following->split_begin : split + 1, 0,
+                            following->row_end - following->row_begin);
       for (int64_t i = 0; i < pages && i < next.end - next.begin; ++i)
         fetched[i] = cache + key_page(layout, block_of(*following, next.begin + i), following->kv_head);
     }
@@ -389,9 +410,9 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
       const int64_t last = first + kSoftmaxRows < w.rows ? first + kSoftmaxRows : w.rows;
       int64_t from[kSoftmaxRows], to[kSoftmaxRows];
       for (int64_t row = first; row < last; ++row) {
-        const int64_t begin = at.seen_from(row) - base;
+        const int64_t begin = at.seen_from(w.first_row + row) - base;
         from[row - first] = begin > 0 ? begin : 0;
-        to[row - first] = at.position(row) + 1 - base;
+        to[row - first] = at.position(w.first_row + row) + 1 - base;
         math.complete_scores(w, row, pages);
         largest[row] = softmax.find_largest(row, from[row - first], to[row - first]);
       }
@@ -413,7 +434,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
         w.values[i] = copy;
       }
     });
-    if (piece.partials == nullptr) merged.add_split(largest, total, w.partial);
+    if (piece.partials == nullptr) merged.add_split(w.first_row, w.rows, largest, total, w.partial);
   }
   if (piece.partials == nullptr) merged.write(args, at);
 }
@@ -426,7 +447,7 @@ void merge_splits(const AttentionArgs& args, const AttentionPiece& piece) {
   Merged merged(args, values, rows);
   for (int64_t split = piece.split_begin; split < piece.split_end; ++split) {
     const float* partial = piece.partials + (split - piece.split_begin) * partial_floats(args.layout);
-    merged.add_split(partial, partial + kQueryRows, partial + 2 * kQueryRows);
+    merged.add_split(0, rows, partial, partial + kQueryRows, partial + 2 * kQueryRows);
   }
   merged.write(args, Rows(args, piece));
 }
@@ -480,9 +501,11 @@ struct FloatMath {
 
   int64_t head, wide, padded;
 
+  FloatMath(const AttentionArgs& args, const Workspace&)
+      : head(args.layout.head_size), wide(padded_head(args.layout)), padded(padded_slots(args.layout)) {}
+
   template <class QueryAt>
-  FloatMath(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at)
-      : head(args.layout.head_size), wide(padded_head(args.layout)), padded(padded_slots(args.layout)) {
+  void take_queries(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at) const {
     float* out = static_cast<float*>(w.query);
     for (int64_t row = 0; row < w.rows; ++row)
       each_vector(head, [&](int64_t i, int n) __attribute__((always_inline)) {

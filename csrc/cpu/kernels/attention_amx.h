@@ -18,21 +18,9 @@ struct AmxMath {
   int64_t depth;  // slots of one tile of values: 32, or 16 where pages are not multiples of 32
   TileConfig for_scores, for_values;
 
-  template <class QueryAt>
-  AmxMath(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at)
+  AmxMath(const AttentionArgs& args, const Workspace& w)
       : head(args.layout.head_size), wide(padded_head(args.layout)), padded(padded_slots(args.layout)),
         dims(head % 32 == 0 ? 32 : head & -head), steps(head / dims), depth(padded % 32 == 0 ? 32 : 16) {
-    // queries as tiles [row / 16][step][16][32]
-    const __mmask32 mask = dims == 32 ? ~__mmask32(0) : (__mmask32(1) << dims) - 1;
-    for (int64_t row = 0; row < w.row_capacity; ++row) {
-      char* out = static_cast<char*>(w.query) + row / 16 * steps * kTileBytes + row % 16 * 64;
-      const auto* in = row < w.rows ? static_cast<const uint16_t*>(args.query) + query_at(row) : nullptr;
-      for (int64_t s = 0; s < steps; ++s) {
-        const __m512i part =
-            in == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, in + s * dims);
-        _mm512_storeu_si512(out + s * kTileBytes, part);
-      }
-    }
     const int rows = w.rows < 16 ? int(w.rows) : 16;
     for (int tile = 0; tile < 6; ++tile) {  // 0-3 sums, 4-5 queries or weights
       for_scores.set(tile, rows, tile < 4 ? 64 : int(dims) * 2);
@@ -48,6 +36,21 @@ struct AmxMath {
   AmxMath(const AmxMath&) = delete;
   AmxMath& operator=(const AmxMath&) = delete;
 
+  // Queries as tiles [row / 16][step][16][32].
+  template <class QueryAt>
+  void take_queries(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at) const {
+    const __mmask32 mask = dims == 32 ? ~__mmask32(0) : (__mmask32(1) << dims) - 1;
+    for (int64_t row = 0; row < w.row_capacity; ++row) {
+      char* out = static_cast<char*>(w.query) + row / 16 * steps * kTileBytes + row % 16 * 64;
+      const auto* in = row < w.rows ? static_cast<const uint16_t*>(args.query) + query_at(row) : nullptr;
+      for (int64_t s = 0; s < steps; ++s) {
+        const __m512i part =
+            in == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, in + s * dims);
+        _mm512_storeu_si512(out + s * kTileBytes, part);
+      }
+    }
+  }
+
   static int64_t own_bytes(const Workspace&, int64_t) { return 0; }
 
   // Scores need no configuration of their own where tiles of keys and of values are of one depth.
@@ -62,7 +65,7 @@ struct AmxMath {
 
   // `next`: the page of keys after this one. Few rows wait for memory and fetch what they can.
   void scores(const Workspace& w, int64_t page, const Bf16* keys, const Bf16* next, const Bf16* values) const {
-    if (w.rows > 16)
+    if (w.row_capacity > 16)
       score_tiles<2>(w, page, keys, nullptr, nullptr);
     else
       score_tiles<1>(w, page, keys, next, values);
@@ -70,7 +73,7 @@ struct AmxMath {
 
   // Few rows: page by page, so that each page is read once from end to end; reloading short sums costs little.
   // Many rows: all pages for some columns at a time, so that the sums stay in tiles. Same bits.
-  QR_INLINE bool by_page(const Workspace& w) { return w.rows <= 4; }
+  QR_INLINE bool by_page(const Workspace& w) { return w.row_capacity == 16 && w.rows <= 4; }
   template <class Prepare>
   void weighted_values(const Workspace& w, int64_t pages, const Prepare& prepare) const {
     const int64_t pass = by_page(w) ? 1 : pages;
@@ -78,7 +81,7 @@ struct AmxMath {
       const int64_t last = first + pass < pages ? first + pass : pages;
       for (int64_t page = first; page < last; ++page) prepare(page);
       memory_barrier();
-      if (w.rows > 16) {
+      if (w.row_capacity > 16) {
         for (int64_t d = 0; d < wide; d += 32) value_tiles<2, 2>(w, first, last, d);
       } else {
         int64_t d = 0;

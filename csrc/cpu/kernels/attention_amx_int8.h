@@ -22,27 +22,19 @@ struct AmxInt8Math {
   int64_t steps;  // tiles in a head
   int64_t depth;  // slots of one tile of values: 64, or the largest power of two that divides a page's
   int64_t low;    // rows from high digits to low ones: up to 8 rows share a tile with their low digits
-  float query_scale[kQueryRows];
+  float query_scale[kQueryBlocks * kQueryRows];
   TileConfig for_scores, for_values;
 
-  static bool shares_tile(const Workspace& w) { return w.rows <= 8; }
+  static bool shares_tile(const Workspace& w) { return w.row_capacity == 16 && w.rows <= 8; }
   // Low digits' sums of scores follow the scores. Then weights' digits, and the sums of values.
   static int64_t own_bytes(const Workspace& w, int64_t wide) { return 2 * kQueryRows * (w.columns + wide * 4); }
   static uint8_t* digits(const Workspace& w) { return reinterpret_cast<uint8_t*>(w.own); }
   static int32_t* sums(const Workspace& w) { return reinterpret_cast<int32_t*>(w.own + 2 * kQueryRows * w.columns); }
 
-  template <class QueryAt>
-  AmxInt8Math(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at)
+  AmxInt8Math(const AttentionArgs& args, const Workspace& w)
       : head(args.layout.head_size), wide(padded_head(args.layout)), padded(padded_slots(args.layout)),
         dims(head % 64 == 0 ? 64 : head & -head), steps(head / dims), depth(padded % 64 == 0 ? 64 : padded & -padded),
         low(shares_tile(w) ? w.rows : w.row_capacity) {
-    for (int64_t row = 0; row < w.row_capacity; ++row) {
-      const auto* in = row < w.rows ? static_cast<const Bf16*>(args.query) + query_at(row) : nullptr;
-      if (in != nullptr)
-        query_scale[row] = split(in, query_row(w, row), query_row(w, row + low));
-      else if (!shares_tile(w))
-        clear(query_row(w, row), query_row(w, row + low));
-    }
     const bool shared = shares_tile(w);
     const int rows = shared ? int(2 * w.rows) : 16;
     for (int tile = 0; tile < 4; ++tile) {  // sums
@@ -67,6 +59,17 @@ struct AmxInt8Math {
   AmxInt8Math(const AmxInt8Math&) = delete;
   AmxInt8Math& operator=(const AmxInt8Math&) = delete;
 
+  template <class QueryAt>
+  void take_queries(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at) {
+    for (int64_t row = 0; row < w.row_capacity; ++row) {
+      const auto* in = row < w.rows ? static_cast<const Bf16*>(args.query) + query_at(row) : nullptr;
+      if (in != nullptr)
+        query_scale[w.first_row + row] = split(in, query_row(w, row), query_row(w, row + low));
+      else if (!shares_tile(w))
+        clear(query_row(w, row), query_row(w, row + low));
+    }
+  }
+
   void begin_scores() const {
     if (low > 8) for_scores.use();
   }
@@ -84,7 +87,7 @@ struct AmxInt8Math {
   void complete_scores(const Workspace& w, int64_t row, int64_t pages) const {
     float* scores = w.scores + row * w.columns;
     join(scores, reinterpret_cast<const int32_t*>(scores), reinterpret_cast<const int32_t*>(scores + low * w.columns),
-         pages * padded, query_scale[row]);
+         pages * padded, query_scale[w.first_row + row]);
   }
 
   // Weights become digits.

@@ -15,9 +15,11 @@ struct Bf16Math {
 
   int64_t head, wide, padded;
 
+  Bf16Math(const AttentionArgs& args, const Workspace&)
+      : head(args.layout.head_size), wide(padded_head(args.layout)), padded(padded_slots(args.layout)) {}
+
   template <class QueryAt>
-  Bf16Math(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at)
-      : head(args.layout.head_size), wide(padded_head(args.layout)), padded(padded_slots(args.layout)) {
+  void take_queries(const AttentionArgs& args, const Workspace& w, const QueryAt& query_at) const {
     auto* out = static_cast<uint16_t*>(w.query);
     for (int64_t row = 0; row < w.rows; ++row)
       std::memcpy(out + row * wide, static_cast<const uint16_t*>(args.query) + query_at(row), size_t(head) * 2);
