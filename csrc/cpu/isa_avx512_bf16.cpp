@@ -2,6 +2,7 @@
 #include "kernels/attention_bf16.h"
 #include "kernels/gemm_bf16.h"
 #include "kernels/gemm_quantized.h"
+#include "kernels/rotary.h"
 
 namespace qr {
 
@@ -9,6 +10,7 @@ void fill_avx512_bf16(Kernels& kernels) {
   kernels.name = "avx512_bf16";
   kernels.gemm_bf16 = bf16_gemm();
   fill_quantized(kernels);
+  kernels.rope_and_cache = rope_and_cache;
   kernels.attend_bf16[QR_BFLOAT16] = attend<Bf16Math, Bf16>;
   kernels.attend_bf16[QR_CACHE_INT8] = attend<Bf16Math, int8_t>;
 }

@@ -13,50 +13,56 @@ namespace {
 constexpr int64_t kMaxHead = 1024;
 constexpr int64_t kGroup = 16;  // slots whose keys share cache lines
 
-// One head as floats, RMS-normed where there is a weight.
+// A head on its way: RMS-normed where there is a weight, rotated where there are cosines and sines.
 template <class T>
-QR_INLINE void read_head(float* out, const T* in, const float* weight, int64_t n, float eps) {
-  if (weight == nullptr) {
-    each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-      store_some(out + i, load_some(in + i, count), count);
-    });
-    return;
-  }
-  const float squares = row_sum(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    vf v = load_some(in + i, count);
-    return mul(v, v);
-  });
-  const vf factor = set1(inverse_root(squares / float(n) + eps));
-  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    store_some(out + i, mul(mul(load_some(in + i, count), factor), load_some(weight + i, count)), count);
-  });
-}
+struct Head {
+  const T* in;
+  int64_t n;
+  const float* weight;   // or null
+  const float* cos_sin;  // or null
+  int64_t rotary_dim;
+  bool interleaved;
+  float eps;
 
-template <class T>
-QR_INLINE void write_head(T* out, const float* in, int64_t n) {
-  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    store_some(out + i, load_some(in + i, count), count);
-  });
-}
-
-QR_INLINE void rotate_head(float* x, const float* cos_sin, int64_t rotary_dim, bool interleaved) {
-  const int64_t half = rotary_dim / 2;
-  const float *cosines = cos_sin, *sines = cos_sin + half;
-  if (interleaved) {
-    for (int64_t i = 0; i < half; ++i) {
-      const float first = x[2 * i], second = x[2 * i + 1];
-      x[2 * i] = first * cosines[i] - second * sines[i];
-      x[2 * i + 1] = second * cosines[i] + first * sines[i];
+  template <class Out>
+  inline __attribute__((always_inline)) void write(Out* out) const {
+    vf factor = set1(1.0f);
+    if (weight != nullptr) {
+      const float squares = row_sum(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+        vf v = load_some(in + i, count);
+        return mul(v, v);
+      });
+      factor = set1(inverse_root(squares / float(n) + eps));
     }
-    return;
+    const auto normed = [&](int64_t i, int count) __attribute__((always_inline)) {
+      const vf v = load_some(in + i, count);
+      return weight == nullptr ? v : mul(mul(v, factor), load_some(weight + i, count));
+    };
+    const int64_t turned = cos_sin == nullptr ? 0 : rotary_dim, half = turned / 2;
+    const float *cosines = cos_sin, *sines = cos_sin + half;
+    if (interleaved && turned > 0) {
+      alignas(64) float x[kMaxHead];
+      each_vector(turned, [&](int64_t i, int count) __attribute__((always_inline)) {
+        store_some(x + i, normed(i, count), count);
+      });
+      for (int64_t i = 0; i < half; ++i) {
+        const float first = x[2 * i], second = x[2 * i + 1];
+        out[2 * i] = from_float<Out>(first * cosines[i] - second * sines[i]);
+        out[2 * i + 1] = from_float<Out>(second * cosines[i] + first * sines[i]);
+      }
+    } else {
+      each_vector(half, [&](int64_t i, int count) __attribute__((always_inline)) {
+        const vf first = normed(i, count), second = normed(half + i, count);
+        const vf c = load_some(cosines + i, count), s = load_some(sines + i, count);
+        store_some(out + i, sub(mul(first, c), mul(second, s)), count);
+        store_some(out + half + i, add(mul(second, c), mul(first, s)), count);
+      });
+    }
+    each_vector(n - turned, [&](int64_t i, int count) __attribute__((always_inline)) {
+      store_some(out + turned + i, normed(turned + i, count), count);
+    });
   }
-  each_vector(half, [&](int64_t i, int count) __attribute__((always_inline)) {
-    const vf first = load_some(x + i, count), second = load_some(x + half + i, count);
-    const vf c = load_some(cosines + i, count), s = load_some(sines + i, count);
-    store_some(x + i, sub(mul(first, c), mul(second, s)), count);
-    store_some(x + half + i, add(mul(second, c), mul(first, s)), count);
-  });
-}
+};
 
 // Integers of the largest magnitude 127; gives their scale.
 float quantize_head(int8_t* out, const float* in, int64_t n) {
@@ -79,12 +85,16 @@ struct Run {
 template <class T>
 void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
   constexpr int64_t kTogether = std::is_same<T, int8_t>::value ? 4 : std::is_same<T, Bf16>::value ? 2 : 1;
+  constexpr int64_t kBytes = kTogether * sizeof(T);
   const int64_t n = args.layout.head_size, count = run.count;
   T* out = static_cast<T*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup +
            run.slot % kGroup * kTogether;
-  for (int64_t i = 0; i < n; i += kTogether)
+  int64_t i = 0;
+  if (kBytes == 4 && count == kGroup)
+    for (; i + 16 * kTogether <= n; i += 16 * kTogether) transpose_16x16(out + i * kGroup, rows + i, n * sizeof(T));
+  for (; i < n; i += kTogether)
     for (int64_t t = 0; t < count; ++t)
-      std::memcpy(static_cast<void*>(out + i * kGroup + t * kTogether), rows + t * n + i, kTogether * sizeof(T));
+      std::memcpy(static_cast<void*>(out + i * kGroup + t * kTogether), rows + t * n + i, kBytes);
 }
 
 template <class T>
@@ -102,8 +112,8 @@ void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const B
     const uint16_t* own = in + t * n;
     if ((run.slot + t) % 2 == 0 && t + 1 < run.count) {
       for (int64_t i = 0; i < n; ++i) {
-        pair[2 * i] = own[i];
-        pair[2 * i + 1] = own[n + i];
+        const uint32_t both = own[i] | uint32_t(own[n + i]) << 16;
+        std::memcpy(pair + 2 * i, &both, 4);
       }
       ++t;
     } else {
@@ -137,37 +147,33 @@ template <class T, class Stored>
 void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
   const int64_t n = args.layout.head_size, kv_heads = args.layout.kv_heads, heads = args.heads;
   const auto* qkv = static_cast<const T*>(args.qkv);
-  alignas(64) float head[kMaxHead];
   alignas(64) Stored rows[kGroup * kMaxHead];
-  auto read = [&](int64_t token, int64_t h, const float* norm, bool turned) __attribute__((always_inline)) {
-    read_head(head, qkv + (token * (heads + 2 * kv_heads) + h) * n, norm, n, args.eps);
-    if (turned && args.cos_sin != nullptr)
-      rotate_head(head, args.cos_sin + args.positions[token] * args.rotary_dim, args.rotary_dim, args.interleaved);
+  auto head_at = [&](int64_t token, int64_t h, const float* norm, bool turned) __attribute__((always_inline)) {
+    const float* cos_sin =
+        turned && args.cos_sin != nullptr ? args.cos_sin + args.positions[token] * args.rotary_dim : nullptr;
+    return Head<T>{qkv + (token * (heads + 2 * kv_heads) + h) * n, n,       norm, cos_sin, args.rotary_dim,
+                   args.interleaved,                               args.eps};
   };
-  auto keep = [&](int64_t t, int64_t page) __attribute__((always_inline)) {
+  auto keep = [&](int64_t t, int64_t page, const Head<T>& head) __attribute__((always_inline)) {
     if constexpr (std::is_same<Stored, int8_t>::value) {
-      const float scale = quantize_head(rows + t * n, head, n);
+      alignas(64) float floats[kMaxHead];
+      head.write(floats);
+      const float scale = quantize_head(rows + t * n, floats, n);
       char* scales = static_cast<char*>(args.cache) + page + padded_slots(args.layout) * n;
       std::memcpy(scales + (run.slot + t) * 4, &scale, 4);
     } else {
-      write_head(rows + t * n, head, n);
+      head.write(rows + t * n);
     }
   };
   for (int64_t t = 0; t < run.count; ++t)
-    for (int64_t h = 0; h < heads; ++h) {
-      read(begin + t, h, args.q_norm, true);
-      write_head(static_cast<T*>(args.query) + ((begin + t) * heads + h) * n, head, n);
-    }
+    for (int64_t h = 0; h < heads; ++h)
+      head_at(begin + t, h, args.q_norm, true).write(static_cast<T*>(args.query) + ((begin + t) * heads + h) * n);
   for (int64_t h = 0; h < kv_heads; ++h) {
-    for (int64_t t = 0; t < run.count; ++t) {
-      read(begin + t, heads + h, args.k_norm, true);
-      keep(t, key_page(args.layout, run.block, h));
-    }
+    for (int64_t t = 0; t < run.count; ++t)
+      keep(t, key_page(args.layout, run.block, h), head_at(begin + t, heads + h, args.k_norm, true));
     write_keys(args, run, h, rows);
-    for (int64_t t = 0; t < run.count; ++t) {
-      read(begin + t, heads + kv_heads + h, nullptr, false);
-      keep(t, value_page(args.layout, run.block, h));
-    }
+    for (int64_t t = 0; t < run.count; ++t)
+      keep(t, value_page(args.layout, run.block, h), head_at(begin + t, heads + kv_heads + h, nullptr, false));
     write_values(args, run, h, rows);
   }
 }

@@ -130,6 +130,31 @@ QR_INLINE float sum(vf v) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
 QR_INLINE float largest(vf v) { return _mm512_reduce_max_ps(v); }
+// 16 x 16 elements of four bytes: out[column][row] = row `row` of `in`, whose rows lie `stride` bytes apart.
+QR_INLINE void transpose_16x16(void* out, const void* in, int64_t stride) {
+  __m512i rows[16], pairs[16];
+  for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(static_cast<const char*>(in) + i * stride);
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)  // 4 x 4 in each quarter of a vector
+    for (int half = 0; half < 2; ++half) {
+      rows[i + 2 * half] = _mm512_unpacklo_epi64(pairs[i + half], pairs[i + half + 2]);
+      rows[i + 2 * half + 1] = _mm512_unpackhi_epi64(pairs[i + half], pairs[i + half + 2]);
+    }
+  for (int i = 0; i < 4; ++i) {  // then the quarters as 4 x 4
+    const __m512i even_top = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    const __m512i odd_top = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    const __m512i even_bottom = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    const __m512i odd_bottom = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
+    char* column = static_cast<char*>(out) + i * 64;
+    _mm512_storeu_si512(column, _mm512_shuffle_i32x4(even_top, even_bottom, 0x88));
+    _mm512_storeu_si512(column + 4 * 64, _mm512_shuffle_i32x4(odd_top, odd_bottom, 0x88));
+    _mm512_storeu_si512(column + 8 * 64, _mm512_shuffle_i32x4(even_top, even_bottom, 0xdd));
+    _mm512_storeu_si512(column + 12 * 64, _mm512_shuffle_i32x4(odd_top, odd_bottom, 0xdd));
+  }
+}
 // W quads of integers to bf16, exactly: the first two of each quad, and the last two.
 QR_INLINE void widen_quads(Bf16* first, Bf16* last, const int8_t* in) {
   const __m512i quads = _mm512_loadu_si512(in);
@@ -222,6 +247,12 @@ QR_INLINE float largest(vf v) {
   __m128 b = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   b = _mm_max_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+QR_INLINE void transpose_16x16(void* out, const void* in, int64_t stride) {
+  for (int column = 0; column < 16; ++column)
+    for (int row = 0; row < 16; ++row)
+      std::memcpy(static_cast<char*>(out) + column * 64 + row * 4,
+                  static_cast<const char*>(in) + row * stride + column * 4, 4);
 }
 QR_INLINE void widen_quads(Bf16* first, Bf16* last, const int8_t* in) {
   const __m256i quads = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
