@@ -11,7 +11,7 @@ namespace {
 
 // Pieces that a thread should find: enough that nobody waits long for the last one.
 constexpr int64_t kPiecesPerThread = 8;
-constexpr int64_t kMostPiecesInRow = 8;
+constexpr int64_t kMostBlocksInRow = 8;
 // Divided units leave each split's sums in memory; past this many bytes of them nothing is divided.
 constexpr int64_t kMostPartialBytes = int64_t(1) << 28;
 
@@ -157,8 +157,9 @@ extern "C" int32_t qr_paged_attention(void* out, const void* query, int32_t dtyp
     table->merge_splits(args, piece);
   };
   // A thread takes a few pieces in a row, so that memory is not idle from one to the next.
-  const int64_t most = all.first_piece / (num_threads() * kPiecesPerThread), limit = kMostPiecesInRow / together;
-  const int64_t run = most < 1 ? 1 : most < limit ? most : limit;
+  const int64_t most = all.first_piece / (num_threads() * kPiecesPerThread);
+  const int64_t limit = blocks > all.first_piece ? kMostBlocksInRow * all.first_piece / blocks : kMostBlocksInRow;
+  const int64_t run = most < 1 || limit < 1 ? 1 : most < limit ? most : limit;
   parallel_for(divide_up(all.first_piece, run), [&](int64_t ticket) {
     const int64_t end = (ticket + 1) * run < all.first_piece ? (ticket + 1) * run : all.first_piece;
     AttentionPiece next = piece_at(ticket * run);

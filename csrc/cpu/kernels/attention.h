@@ -2,9 +2,10 @@
 //
 // The context is taken in splits of a fixed number of tokens, aligned to position 0. Within a split: all scores, their
 // maximum, the exponentials, their product with the values; then the split is merged into the running result, in
-// order. A split is taken for each block in turn, while its pages are in L2. A token that a row may not see has the weight 0 exactly and adds exact zeros, so a row's bits do not depend on
-// which rows it shares a piece with, on the chunk it came in, or on whether this is prefill or decode. Splits of one
-// piece may be computed on several threads: they are merged in the same order.
+// order. Each split is taken for all blocks in turn, while its pages are in L2. A token that a row may not see has the
+// weight 0 exactly and adds exact zeros, so a row's bits do not depend on which rows it shares a piece with, on the
+// chunk it came in, or on whether this is prefill or decode. Splits of one piece may be computed on several threads:
+// they are merged in the same order.
 //
 // A Math says how scores and weighted values are computed; the rest is shared. It calls prepare(page) before it reads
 // the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. An int8
@@ -127,7 +128,8 @@ class Softmax {
 
   // Call body(scores, begin, limit) with the slots of each segment that count.
   template <class Body>
-  inline __attribute__((always_inline)) void each_segment(int64_t visible_begin, int64_t visible_end, const Body& body) const {
+  inline __attribute__((always_inline)) void each_segment(int64_t visible_begin, int64_t visible_end,
+                                                          const Body& body) const {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t begin = visible_begin - s * segment, end = visible_end - s * segment;
       body(s * stride, begin > 0 ? begin : 0, end < segment ? end : segment);
@@ -356,8 +358,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     math.take_queries(args, w, [&](int64_t row) { return at(w.first_row + row); });
   }
 
-  // 3. splits, in order, for all blocks. While keys are scored, the values of the same pages come from memory; while the
-  // last block's values are weighed, the keys of what follows: the next split, or the next piece's first.
+  // 3. splits, in order, each for all blocks. While keys are scored, the values of the same pages come from memory;
+  // while the last block's values are weighed, the keys of what follows: the next split, or the next piece's first.
   const auto* cache = static_cast<const Stored*>(args.cache);
   const auto block_of = [&](const AttentionPiece& of, int64_t page) {
     return args.block_tables[of.sequence * args.table_stride + page];
