@@ -53,13 +53,13 @@ class Sampler:
         with nullcontext() if batch.only_ops else torch_mode():
             if logits.shape[1] > self.vocab_size:
                 logits = logits[:, : self.vocab_size].contiguous()
-            largest, greedy = _row_max(logits)
+            largest, greedy = F.row_max(logits)
             errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
             reported = _reported(logits, batch)  # 2. the logits to report, before they change
             for processor in batch.processors:  # 3. what the requests change
                 processor.apply(logits)
             if batch.processors:
-                largest, greedy = _row_max(logits)
+                largest, greedy = F.row_max(logits)
                 errors |= _fail(logits, largest, batch.rows, _nothing_left)
             token_ids = _choose(logits, greedy, batch, num_draws)  # 4. choose
             for index in errors:
@@ -96,11 +96,6 @@ def _nothing_left(row: SamplingRow, largest: float) -> str:
         f"the logits for output token {row.num_output_tokens} overflow (the largest is {largest}) under {names}; "
         "use values closer to their defaults"
     )
-
-
-def _row_max(logits: Tensor) -> tuple[list[float], list[int]]:
-    largest, ids = F.row_max(logits)
-    return largest.tolist(), ids.tolist()
 
 
 def _choose(logits: Tensor, greedy: list[int], batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:

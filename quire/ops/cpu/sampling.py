@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import torch
 from torch import Tensor
 
@@ -10,12 +12,12 @@ from quire.ops.cpu.library import check, load
 lib = load()
 
 
-def row_max(logits: Tensor) -> tuple[Tensor, Tensor]:
+def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
     """See `functional.row_max`."""
     rows, vocab_size = logits.shape
-    values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
-    check(lib.qr_row_max(values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocab_size))
-    return values, ids
+    values, ids = array("f", bytes(4 * rows)), array("q", bytes(8 * rows))
+    check(lib.qr_row_max(values.buffer_info()[0], ids.buffer_info()[0], logits.data_ptr(), rows, vocab_size))
+    return values.tolist(), ids.tolist()
 
 
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
