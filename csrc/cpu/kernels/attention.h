@@ -253,6 +253,12 @@ class FetchTo {
 };
 using Fetch = FetchTo<_MM_HINT_T1>;
 
+// Asks for a line of each 4 KiB, so that their addresses are translated when the others are asked for: in a virtual
+// machine that takes as long as memory itself.
+QR_INLINE void translate(const void* begin, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 4096) _mm_prefetch(static_cast<const char*>(begin) + at, _MM_HINT_T1);
+}
+
 // int8 pages to bf16, while a page that will be read next is fetched. Two lines of pairs of bf16 for each of quads.
 QR_INLINE void widen_keys(Bf16* out, const int8_t* in, int64_t n, Fetch then) {
   for (int64_t i = 0; i < n; i += 64) {
@@ -358,6 +364,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     math.take_queries(args, w, [&](int64_t row) { return at(w.first_row + row); });
   }
 
+  const int64_t bytes = (elements + (kScaled ? 4 * padded : 0)) * int64_t(sizeof(Stored));
+
   // 3. splits, in order, each for all blocks. While keys are scored, the values of the same pages come from memory;
   // while the last block's values are weighed, the keys of what follows: the next split, or the next piece's first.
   const auto* cache = static_cast<const Stored*>(args.cache);
@@ -380,12 +388,17 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     if (following != nullptr) {
       const SplitPages next(args, *following, ends ? following->split_begin : split + 1, 0,
                             following->row_end - following->row_begin);
-      for (int64_t i = 0; i < pages && i < next.end - next.begin; ++i)
-        fetched[i] = cache + key_page(layout, block_of(*following, next.begin + i), following->kv_head);
+      for (int64_t i = 0; i < pages && i < next.end - next.begin; ++i) {
+        const int64_t block = block_of(*following, next.begin + i);
+        const Stored *keys = cache + key_page(layout, block, following->kv_head),
+                     *values = cache + value_page(layout, block, following->kv_head);
+        fetched[i] = keys;
+        translate(keys, bytes);
+        translate(values, bytes);
+      }
     }
 
     math.begin_scores();
-    const int64_t bytes = (elements + (kScaled ? 4 * padded : 0)) * int64_t(sizeof(Stored));
     for (int64_t i = 0; i < pages; ++i) {
       const auto* keys = static_cast<const Stored*>(w.keys[i]);
       if constexpr (kScaled)
