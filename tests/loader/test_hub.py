@@ -29,8 +29,12 @@ def test_the_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["no/such/directory", "./nothing", "nothing", "org/", "/absent", "a b/c", "../x"])
-def test_what_is_neither_directory_nor_repository_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_neither_directory_nor_repository_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "huggingface_hub", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ModelNotFound, match="no directory"):
         hub.resolve_model(name)
 

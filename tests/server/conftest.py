@@ -162,7 +162,8 @@ def healthy_neighbours(server: Running) -> Iterator[None]:
     done = threading.Semaphore(0)
 
     def pieces(seed: int) -> str:
-        with httpx.Client(timeout=TIMEOUT) as client:
+        # without trust_env: the environment, in which pytest writes the test's name, would be read in a thread
+        with httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
             reply = client.post(f"{server.url}/v1/completions", json={**given, "seed": seed})
         events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
         return "".join(event["choices"][0]["text"] for event in events)
