@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from quire.core.block_manager import BlockManager
 from quire.core.scheduler import Scheduler
 from quire.messages.request import EngineCoreRequest
-from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.sampling_params import SamplingParams
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 40
@@ -29,6 +31,27 @@ def requests() -> st.SearchStrategy[list[EngineCoreRequest]]:
             )
             for index, (prompt, max_tokens, n, scored) in enumerate(given)
         ]
+    )
+
+
+def new_sequence(
+    seq_id: int, token_ids: list[int], block_ids: list[int], *, num_branches: int = 1, **params: Any
+) -> NewSequenceData:
+    """A sequence that asks for up to nine tokens, greedily unless the parameters say otherwise."""
+    return NewSequenceData(
+        seq_id=seq_id,
+        branch=0,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        request=EngineCoreRequest(
+            request_id=str(seq_id),
+            prompt_token_ids=token_ids,
+            sampling_params=SamplingParams(temperature=0, **params),
+            seed=0,
+            max_tokens=9,
+        ),
+        block_ids=block_ids,
+        num_branches=num_branches,
     )
 
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.messages.request import AbortRequest, EngineCoreRequest
-from quire.messages.step import NewSequenceData, SchedulerOutputs
-from quire.sampling_params import SamplingParams
+from quire.messages.step import SchedulerOutputs
 from quire.utils.math import cdiv
 from quire.worker.input_batch import InputBatch
 from quire.worker.input_builder import InputBuilder
@@ -106,25 +105,14 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
     assert sorted(batch._free_rows) == list(range(plans.MAX_NUM_SEQS))
 
 
-def new(seq_id: int, token_ids: list[int], block_ids: list[int]) -> NewSequenceData:
-    request = EngineCoreRequest(
-        request_id=str(seq_id), prompt_token_ids=token_ids, sampling_params=SamplingParams(), seed=0, max_tokens=3
-    )
-    return NewSequenceData(
-        seq_id=seq_id,
-        branch=0,
-        token_ids=token_ids,
-        num_prompt_tokens=len(token_ids),
-        request=request,
-        block_ids=block_ids,
-        num_branches=1,
-    )
-
-
 def test_a_row_is_used_again_after_its_sequence_is_removed() -> None:
     batch = InputBatch(1, 4)
     for seq_id in range(5):
-        batch.apply(SchedulerOutputs(new_sequences=[new(seq_id, [1, 2], [seq_id, 9])], removed_seq_ids=[seq_id - 1]))
+        batch.apply(
+            SchedulerOutputs(
+                new_sequences=[plans.new_sequence(seq_id, [1, 2], [seq_id, 9])], removed_seq_ids=[seq_id - 1]
+            )
+        )
         assert list(batch.rows) == [seq_id]
         batch.arrange([seq_id])
         assert batch.block_table.tolist() == [[seq_id, 9, 0, 0]]
@@ -141,7 +129,7 @@ def test_rows_of_the_table_follow_the_order_of_a_step_and_nobody_loses_his(data:
         live.difference_update(removed)
         added = [next_id] if len(live) < 6 else []
         live.update(added)
-        fresh = [new(seq_id, [1], [seq_id + 100, seq_id + 200]) for seq_id in added]
+        fresh = [plans.new_sequence(seq_id, [1], [seq_id + 100, seq_id + 200]) for seq_id in added]
         batch.apply(SchedulerOutputs(new_sequences=fresh, removed_seq_ids=removed))
         scheduled = data.draw(st.permutations(sorted(live)))[: data.draw(st.integers(0, len(live)))]
         for seq_ids in (scheduled, sorted(live)):
@@ -155,6 +143,6 @@ def test_rows_of_the_table_follow_the_order_of_a_step_and_nobody_loses_his(data:
 def test_tokens_of_a_row_are_its_own(count: int) -> None:
     token_ids = list(range(count))
     batch = InputBatch(1, 1)
-    batch.apply(SchedulerOutputs(new_sequences=[new(0, token_ids, [0])]))
+    batch.apply(SchedulerOutputs(new_sequences=[plans.new_sequence(0, token_ids, [0])]))
     batch.rows[0].append(99)
     assert token_ids == list(range(count)), "what the core sent belongs to the core"

@@ -11,13 +11,12 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.messages.kv import KVCacheSpec
 from quire.messages.output import PositionLogprobs
-from quire.messages.request import EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.ops import table
-from quire.sampling_params import SamplingParams
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.model_runner import ModelRunner
+from tests.worker import plans
 
 VOCAB_SIZE, BLOCK_SIZE = 23, 4
 
@@ -57,23 +56,8 @@ def runner() -> ModelRunner:
 
 
 def new(seq_id: int, token_ids: list[int], *, num_branches: int = 1, **params: Any) -> NewSequenceData:
-    request = EngineCoreRequest(
-        request_id=str(seq_id),
-        prompt_token_ids=token_ids,
-        sampling_params=SamplingParams(temperature=0, **params),
-        seed=0,
-        max_tokens=9,
-    )
-    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    return NewSequenceData(
-        seq_id=seq_id,
-        branch=0,
-        token_ids=token_ids,
-        num_prompt_tokens=len(token_ids),
-        request=request,
-        block_ids=list(range(num_blocks)),
-        num_branches=num_branches,
-    )
+    block_ids = list(range(-(-len(token_ids) // BLOCK_SIZE)))
+    return plans.new_sequence(seq_id, token_ids, block_ids, num_branches=num_branches, **params)
 
 
 def step(runner: ModelRunner, scheduled: list[tuple[int, int, int, bool]], **fields: Any) -> ModelRunnerOutput:
