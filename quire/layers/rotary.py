@@ -33,7 +33,7 @@ def rotary_table(rope: RopeConfig, max_model_len: int) -> Tensor:
     return table[:max_model_len].contiguous()
 
 
-@one_thread
+@one_thread()
 def _cos_sin(angles: Tensor) -> Tensor:
     """On one thread: the first cosines of a process, taken by two at once, may come out otherwise on the second, for
     the library below torch finds out there and then which code it runs. One process in six had another table from its

@@ -7,16 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
+from quire.ops.reference.threads import one_thread
+
 
 @contextmanager
 def torch_mode() -> Iterator[None]:
-    """No autograd, any tensor may change, and one thread: a sum that torch splits would change with their number."""
-    num_threads = torch.get_num_threads()
-    if num_threads != 1:
-        torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        if num_threads != 1:
-            torch.set_num_threads(num_threads)
+    """One thread, no autograd, and any tensor may change."""
+    with one_thread(), torch.inference_mode():
+        yield

@@ -22,7 +22,7 @@ SPLIT = 128
 """Context tokens per partial sum."""
 
 
-@one_thread
+@one_thread()
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,

@@ -41,7 +41,7 @@ def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
     )
 
 
-@one_thread
+@one_thread()
 def linear(
     x: Tensor,
     weight: LinearWeight,
@@ -63,7 +63,7 @@ def linear(
     return out.to(out_dtype or x.dtype).contiguous()
 
 
-@one_thread
+@one_thread()
 def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:
     """See `functional.gated_linear`."""
     out = _product(x, weight)

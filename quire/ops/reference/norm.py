@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.ops.reference.threads import one_thread
 
 
-@one_thread
+@one_thread()
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
     """See `functional.rms_norm`."""
     wide = x.float()
@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
     return out.to(x.dtype)
 
 
-@one_thread
+@one_thread()
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """See `functional.layer_norm`."""
     wide = x.float()
