@@ -130,10 +130,10 @@ void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
   const Kernels* table = kernels();
   Weight weight{};
-  weight.gemm = dtype == QR_FLOAT32          ? &table->gemm_fp32
-                : dtype == QR_FLOAT16        ? &table->gemm_fp16
-                : x_dtype == QR_BFLOAT16     ? &table->gemm_bf16
-                                             : &table->gemm_bf16_float;
+  weight.gemm = dtype == QR_FLOAT32                    ? &table->gemm_fp32
+                : dtype == QR_FLOAT16                  ? &table->gemm_fp16
+                : element_of(x_dtype) == QR_BFLOAT16   ? &table->gemm_bf16
+                                                       : &table->gemm_bf16_float;
   weight.args.packed = packed;
   weight.args.compact = dtype == QR_BFLOAT16_COMPACT;
   weight.args.panel_bytes = panel_bytes(dtype, k);
@@ -146,18 +146,19 @@ constexpr int64_t kPieceBytes = 256 * 1024;
 constexpr int64_t kLeastPieceBytes = 32 * 1024;
 // Panels that one block of rows meets in a piece of a large product.
 constexpr int64_t kPiecePanels = 16;
-// Output from this size on is written past the caches: to read a line only to overwrite it costs more than the next op
-// gains by finding it there.
+// Rows of output from this size on are written past the caches: to read a line only to overwrite it costs more than the
+// next op gains by finding it there. Tiles are written in order of address, for which lines come ahead by themselves.
 constexpr int64_t kPastCaches = 1 << 20;
 // Elements of x that one piece prepares (3-5 us) of few rows; of many it takes 32 rows, which are written side by side.
 constexpr int64_t kPreparedElements = 16 * 1024;
 constexpr int64_t kFewRows = 64;
 
 int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
-  args.past_caches = args.rows * args.n * bytes_of(args.out_dtype) >= kPastCaches && args.n % kPanel == 0 &&
+  args.past_caches = args.out_dtype != QR_BFLOAT16_TILES &&
+                     args.rows * args.n * bytes_of(args.out_dtype) >= kPastCaches && args.n % kPanel == 0 &&
                      reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
   // Bring x into the kernel's form: on this thread when small, on the pool when large.
-  const int64_t prepared_bytes = gemm.prepared_bytes(args.rows, args.k, x_dtype);
+  const int64_t prepared_bytes = x_dtype == QR_BFLOAT16_TILES ? 0 : gemm.prepared_bytes(args.rows, args.k, x_dtype);
   if (prepared_bytes != 0) {
     void* prepared = scratch(1, prepared_bytes);
     if (prepared == nullptr) return QR_ENOMEM;
@@ -205,25 +206,25 @@ int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x
   args.bias = bias;
   args.activation = activation;
   args.residual = residual;
-  args.residual_dtype = x_dtype;
+  args.residual_dtype = element_of(x_dtype);
   args.out = out;
   args.out_dtype = out_dtype;
   return run(*weight.gemm, args, x_dtype);
 }
 
-int32_t gated_linear(const Weight& weight, void* out, const void* x, int32_t x_dtype, int64_t rows, int64_t f,
-                     int64_t k, const float* bias, int32_t activation) {
+int32_t gated_linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
+                     int64_t f, int64_t k, const float* bias, int32_t activation) {
   if (f % kPanel == 0) {
     Weight gated = weight;
     gated.args.up_panels = f / kPanel;
-    return linear(gated, out, x_dtype, x, x_dtype, rows, f, k, bias, activation, nullptr);
+    return linear(gated, out, out_dtype, x, x_dtype, rows, f, k, bias, activation, nullptr);
   }
   // The up half starts inside a panel: two steps.
   auto* both = static_cast<float*>(scratch(2, rows * 2 * f * 4));
   if (both == nullptr) return QR_ENOMEM;
   const int32_t status = linear(weight, both, QR_FLOAT32, x, x_dtype, rows, 2 * f, k, bias, QR_NONE, nullptr);
   for (int64_t row = 0; status == QR_OK && row < rows; ++row)
-    kernels()->gate(static_cast<char*>(out) + row * f * bytes_of(x_dtype), x_dtype, both + row * 2 * f,
+    kernels()->gate(static_cast<char*>(out) + row * f * bytes_of(out_dtype), out_dtype, both + row * 2 * f,
                     both + row * 2 * f + f, f, activation);
   return status;
 }
@@ -285,24 +286,33 @@ int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out
   return QR_OK;
 }
 
+int32_t qr_reads_tiles(int32_t weight_dtype, int64_t rows, int64_t k) {
+  return kernels() != nullptr && is_weight_dtype(weight_dtype) &&
+         takes(dense_weight(nullptr, weight_dtype, QR_BFLOAT16_TILES, k), QR_BFLOAT16_TILES, rows, k);
+}
+
 int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
                   int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
                   const void* residual) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_weight_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 ||
-      !is_activation(activation))
+  if (!is_dtype(element_of(out_dtype)) || !is_output_of(out_dtype, element_of(out_dtype), n) ||
+      !is_weight_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 || !is_activation(activation))
     return QR_EINVAL;
-  return linear(dense_weight(packed, weight_dtype, x_dtype, k), out, out_dtype, x, x_dtype, rows, n, k, bias,
-                activation, residual);
+  const Weight weight = dense_weight(packed, weight_dtype, x_dtype, k);
+  if (!takes(weight, x_dtype, rows, k)) return QR_EINVAL;
+  return linear(weight, out, out_dtype, x, x_dtype, rows, n, k, bias, activation, residual);
 }
 
-int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
-                        int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation) {
+int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
+                        int32_t weight_dtype, int64_t rows, int64_t f, int64_t k, const float* bias,
+                        int32_t activation) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(x_dtype) || !is_weight_dtype(weight_dtype) || rows < 0 || f <= 0 || k <= 0 ||
-      !is_activation(activation))
+  if (!is_output_of(out_dtype, element_of(x_dtype), f) || !is_weight_dtype(weight_dtype) || rows < 0 || f <= 0 ||
+      k <= 0 || !is_activation(activation))
     return QR_EINVAL;
-  return gated_linear(dense_weight(packed, weight_dtype, x_dtype, k), out, x, x_dtype, rows, f, k, bias, activation);
+  const Weight weight = dense_weight(packed, weight_dtype, x_dtype, k);
+  if (!takes(weight, x_dtype, rows, k)) return QR_EINVAL;
+  return gated_linear(weight, out, out_dtype, x, x_dtype, rows, f, k, bias, activation);
 }
 
 int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum) {

@@ -12,13 +12,18 @@ struct Weight {
 };
 
 inline bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
+// Whether x may be of this dtype.
+inline bool takes(const Weight& weight, int32_t x_dtype, int64_t rows, int64_t k) {
+  return is_dtype(x_dtype) ||
+         (x_dtype == QR_BFLOAT16_TILES && weight.gemm->reads_tiles && rows > 32 && k % kDepth == 0);
+}
 inline bool is_activation(int32_t activation) { return activation >= QR_NONE && activation <= QR_RELU; }
 
 // See qr_linear and qr_gated_linear.
 int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
                int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual);
-int32_t gated_linear(const Weight& weight, void* out, const void* x, int32_t x_dtype, int64_t rows, int64_t f,
-                     int64_t k, const float* bias, int32_t activation);
+int32_t gated_linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
+                     int64_t f, int64_t k, const float* bias, int32_t activation);
 
 // Call body(panel, begin, end) for each panel and the rows of a part that fall on it.
 template <class Body>

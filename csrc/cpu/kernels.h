@@ -15,14 +15,30 @@ constexpr int64_t kPanel = 32;
 // Weights are padded with zeros to a multiple of this along K when they are 16 bits wide (the depth of an AMX tile).
 constexpr int64_t kDepth = 32;
 // Rows of x that one piece of work multiplies at most.
-constexpr int64_t kBlockRows = 512;
+constexpr int64_t kBlockRows = 256;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 inline int64_t bytes_of(int32_t dtype) { return dtype == QR_FLOAT32 ? 4 : dtype == QR_CACHE_INT8 ? 1 : 2; }
+// Of one element, wherever it stands.
+inline int32_t element_of(int32_t dtype) { return dtype == QR_BFLOAT16_TILES ? int32_t(QR_BFLOAT16) : dtype; }
+
+// Whether an op whose elements are of `dtype` may write its output of so many columns as `out_dtype`.
+inline bool is_output_of(int32_t out_dtype, int32_t dtype, int64_t columns) {
+  return out_dtype == dtype || (element_of(out_dtype) == dtype && columns % 32 == 0);
+}
+
+// Where the elements of activations [rows, columns] stand: one row after the other, or in tiles of 32 x 32.
+struct Places {
+  int64_t columns, step;  // step: from 32 columns of a row to the next 32
+
+  Places(int64_t columns, int32_t dtype) : columns(columns), step(dtype == QR_BFLOAT16_TILES ? 32 * 32 : 32) {}
+  int64_t row(int64_t r) const { return step == 32 ? r * columns : r / 32 * 32 * columns + r % 32 * 32; }
+  int64_t column(int64_t c) const { return c / 32 * step + c % 32; }
+};
 
 struct GemmArgs {
-  const void* x;  // [rows, k], as the kernel's `prepare` left it
+  const void* x;  // [rows, k], as the kernel's `prepare` left it, or in tiles
   const void* packed;
   int64_t rows, n, k;  // n: columns of the output (f of a gated layer)
   int64_t panel_bytes;
@@ -44,14 +60,16 @@ struct GemmArgs {
 struct Gemm {
   // Bytes of the prepared form of `rows` rows of length k; 0: x is used as it is.
   int64_t (*prepared_bytes)(int64_t rows, int64_t k, int32_t x_dtype);
-  // Prepare rows [begin, end) of x.
+  // Prepare rows [begin, end) of x, unless it lies in tiles.
   void (*prepare)(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end);
   // Rows [row_begin, row_end) (row_begin a multiple of 32) of panels [panel_begin, panel_end).
   void (*run)(const GemmArgs& args, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end);
+  bool reads_tiles = false;  // of more than 32 rows and a k of whole tiles
 };
 
 struct NormArgs {
   void* out;
+  int32_t out_dtype;  // dtype, or that in tiles
   const void* x;
   int32_t dtype;
   const void* residual;  // of dtype, or null
@@ -71,6 +89,7 @@ struct CacheLayout {
 struct RopeArgs {
   void* query;
   const void* qkv;
+  int32_t qkv_dtype;  // dtype, or that in tiles
   int32_t dtype;
   const int64_t* positions;
   const float* cos_sin;  // or null
@@ -86,6 +105,7 @@ struct RopeArgs {
 
 struct AttentionArgs {
   void* out;
+  int32_t out_dtype;  // dtype, or that in tiles
   const void* query;
   int32_t dtype;
   const void* cache;

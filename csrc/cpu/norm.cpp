@@ -17,8 +17,9 @@ int32_t run(void (*kernel)(const NormArgs&, int64_t, int64_t), const NormArgs& a
   return QR_OK;
 }
 
-bool valid(int32_t dtype, int64_t rows, int64_t cols) {
-  return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16 && rows >= 0 && cols > 0;
+bool valid(int32_t out_dtype, int32_t x_dtype, int64_t rows, int64_t cols) {
+  return x_dtype >= QR_FLOAT32 && x_dtype <= QR_FLOAT16 && is_output_of(out_dtype, x_dtype, cols) && rows >= 0 &&
+         cols > 0;
 }
 
 }  // namespace
@@ -28,17 +29,17 @@ using namespace qr;
 
 extern "C" {
 
-int32_t qr_rms_norm(void* out, const void* x, int32_t dtype, const void* residual, const float* weight, int64_t rows,
-                    int64_t cols, float eps) {
+int32_t qr_rms_norm(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* residual,
+                    const float* weight, int64_t rows, int64_t cols, float eps) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!valid(dtype, rows, cols)) return QR_EINVAL;
-  return run(kernels()->rms_norm, NormArgs{out, x, dtype, residual, weight, nullptr, cols, eps}, rows);
+  if (!valid(out_dtype, x_dtype, rows, cols)) return QR_EINVAL;
+  return run(kernels()->rms_norm, NormArgs{out, out_dtype, x, x_dtype, residual, weight, nullptr, cols, eps}, rows);
 }
 
-int32_t qr_layer_norm(void* out, const void* x, int32_t dtype, const float* weight, const float* bias, int64_t rows,
-                      int64_t cols, float eps) {
+int32_t qr_layer_norm(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const float* weight,
+                      const float* bias, int64_t rows, int64_t cols, float eps) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!valid(dtype, rows, cols)) return QR_EINVAL;
-  return run(kernels()->layer_norm, NormArgs{out, x, dtype, nullptr, weight, bias, cols, eps}, rows);
+  if (!valid(out_dtype, x_dtype, rows, cols)) return QR_EINVAL;
+  return run(kernels()->layer_norm, NormArgs{out, out_dtype, x, x_dtype, nullptr, weight, bias, cols, eps}, rows);
 }
 }

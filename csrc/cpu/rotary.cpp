@@ -4,20 +4,22 @@
 
 using namespace qr;
 
-extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t dtype, const int64_t* positions,
+extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype, const int64_t* positions,
                                      const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
                                      int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
                                      const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
                                      int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps) {
   if (kernels() == nullptr) return QR_ESTATE;
+  const int32_t dtype = element_of(qkv_dtype);
   if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_CACHE_INT8 ||
       page != qr_cache_page(cache_dtype, block_size, head_size) || heads <= 0 || kv_heads <= 0 ||
-      rotary_dim > head_size)
+      rotary_dim > head_size || (qkv_dtype != dtype && head_size % 32 != 0))
     return QR_EINVAL;
   for (int64_t token = 0; token < tokens; ++token)
     if (slots[token] < 0 || slots[token] >= num_blocks * block_size) return QR_EINVAL;
   const RopeArgs args{query,
                       qkv,
+                      qkv_dtype,
                       dtype,
                       positions,
                       rotary_dim > 0 ? cos_sin : nullptr,

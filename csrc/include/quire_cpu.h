@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 1
+#define QR_ABI_VERSION 2
 
 enum {
   QR_OK = 0,
@@ -29,13 +29,16 @@ enum {
 };
 
 /* QR_CACHE_INT8 is for caches only: int8 -127..127 with a float32 scale for each token and kv head. QR_BFLOAT16_COMPACT
- * is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits. */
+ * is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits. QR_BFLOAT16_TILES is for activations on the
+ * way from one op to the linear layer that reads them: QR_BFLOAT16 laid out as [rows / 32][columns / 32][32][32], rows
+ * rounded up (the last ones need no values), columns a multiple of 32. */
 typedef enum {
   QR_FLOAT32 = 0,
   QR_BFLOAT16 = 1,
   QR_FLOAT16 = 2,
   QR_CACHE_INT8 = 3,
-  QR_BFLOAT16_COMPACT = 4
+  QR_BFLOAT16_COMPACT = 4,
+  QR_BFLOAT16_TILES = 5
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2 } qr_format;
@@ -76,15 +79,20 @@ QR_API int64_t qr_packed_bytes(int32_t dtype, int64_t out_features, int64_t in_f
 QR_API int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_t in_features, const void* src,
                               int32_t src_dtype, int64_t num_rows, int64_t src_stride, int64_t row_offset);
 
+/* 1 if linear layers over such a weight read x[rows, k] fastest as QR_BFLOAT16_TILES; otherwise they do not take it. */
+QR_API int32_t qr_reads_tiles(int32_t weight_dtype, int64_t rows, int64_t k);
+
 /* out[rows, n] = activation(x[rows, k] . weight[n, k] + bias[n]) + residual[rows, n]. bias (float32) and residual (of
- * x_dtype) may be null. */
+ * x_dtype; of QR_BFLOAT16 beside tiles) may be null. */
 QR_API int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
                          int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias,
                          int32_t activation, const void* residual);
 
-/* out[rows, f] = activation(gate) * up with [gate, up] = x[rows, k] . weight[2 f, k] + bias[2 f]; out is of x_dtype. */
-QR_API int32_t qr_gated_linear(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t weight_dtype,
-                               int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation);
+/* out[rows, f] = activation(gate) * up with [gate, up] = x[rows, k] . weight[2 f, k] + bias[2 f]; out is of x_dtype,
+ * either of the two being in tiles or not. */
+QR_API int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
+                               int32_t weight_dtype, int64_t rows, int64_t f, int64_t k, const float* bias,
+                               int32_t activation);
 
 /* ---- linear layers over quantised weights (gemm_quantized.cpp) ---- */
 
@@ -107,15 +115,16 @@ QR_API int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dty
                                          int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
                                          int64_t f, int64_t k, const float* bias, int32_t activation);
 
-/* ---- norms (norm.cpp) ---- */
+/* ---- norms (norm.cpp) ----
+ * out is of x_dtype, or that in tiles; where it is not in tiles it may alias x. */
 
-/* out[rows, cols] = x / sqrt(mean(x^2) + eps) * weight + residual; residual may be null. out may alias x. */
-QR_API int32_t qr_rms_norm(void* out, const void* x, int32_t dtype, const void* residual, const float* weight,
-                           int64_t rows, int64_t cols, float eps);
+/* out[rows, cols] = x / sqrt(mean(x^2) + eps) * weight + residual; residual may be null. */
+QR_API int32_t qr_rms_norm(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* residual,
+                           const float* weight, int64_t rows, int64_t cols, float eps);
 
-/* out[rows, cols] = (x - mean) / sqrt(var + eps) * weight + bias; bias may be null. out may alias x. */
-QR_API int32_t qr_layer_norm(void* out, const void* x, int32_t dtype, const float* weight, const float* bias,
-                             int64_t rows, int64_t cols, float eps);
+/* out[rows, cols] = (x - mean) / sqrt(var + eps) * weight + bias; bias may be null. */
+QR_API int32_t qr_layer_norm(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const float* weight,
+                             const float* bias, int64_t rows, int64_t cols, float eps);
 
 /* ---- the paged cache (cache.cpp, rotary.cpp, attention.cpp) ----
  * One layer's cache is [2 (keys, values)][num_blocks][kv_heads][page] elements, with 128 readable
@@ -126,20 +135,21 @@ QR_API int32_t qr_layer_norm(void* out, const void* x, int32_t dtype, const floa
 QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size);
 
 /* query[tokens, heads, head_size] and the cache's slots from qkv[tokens, (heads + 2 kv_heads) head_size]: RMS norm of
- * query and key heads (q_norm, k_norm may be null), rotation by cos_sin[position, rotary_dim] (may be null). */
-QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t dtype, const int64_t* positions,
+ * query and key heads (q_norm, k_norm may be null), rotation by cos_sin[position, rotary_dim] (may be null). qkv may be
+ * in tiles where head_size is a multiple of 32. */
+QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype, const int64_t* positions,
                                  const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
                                  int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
                                  const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
                                  int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps);
 
 /* out[tokens, heads, head_size]: causal attention of each sequence's tokens over its pages. scale is above 0; soft_cap
- * 0 and window 0 mean none. */
-QR_API int32_t qr_paged_attention(void* out, const void* query, int32_t dtype, const void* cache, int32_t cache_dtype,
-                                  int64_t num_blocks, int64_t block_size, int64_t page, const int32_t* query_start,
-                                  const int32_t* seq_lens, int64_t sequences, const int32_t* block_tables,
-                                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t head_size, float scale,
-                                  float soft_cap, int64_t window);
+ * 0 and window 0 mean none. out is of query_dtype, or that in tiles. */
+QR_API int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* query, int32_t query_dtype,
+                                  const void* cache, int32_t cache_dtype, int64_t num_blocks, int64_t block_size,
+                                  int64_t page, const int32_t* query_start, const int32_t* seq_lens, int64_t sequences,
+                                  const int32_t* block_tables, int64_t table_stride, int64_t heads, int64_t kv_heads,
+                                  int64_t head_size, float scale, float soft_cap, int64_t window);
 
 /* Within each cache, copy block pairs[2 i] to pairs[2 i + 1], in order. block_bytes: of one half (keys or values). */
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,

@@ -93,7 +93,7 @@ TEST(gated_linear_is_gate_times_up) {
       std::vector<char> out(size_t(rows * f) * (dtype == QR_FLOAT32 ? 4 : 2));
       CHECK(qr_linear(both.data(), QR_FLOAT32, x.data(), dtype, layer.packed, dtype, rows, 2 * f, k, bias.data(),
                       QR_NONE, nullptr) == QR_OK);
-      CHECK(qr_gated_linear(out.data(), x.data(), dtype, layer.packed, dtype, rows, f, k, bias.data(), QR_SILU) ==
+      CHECK(qr_gated_linear(out.data(), dtype, x.data(), dtype, layer.packed, dtype, rows, f, k, bias.data(), QR_SILU) ==
             QR_OK);
       std::vector<float> got = decode(out, dtype);
       for (int64_t i = 0; i < rows * f; ++i) {
@@ -141,7 +141,7 @@ TEST(a_large_product_has_the_bits_of_small_ones) {
       const int64_t row_bytes = (gated ? n / 2 : n) * 2;
       auto run = [&](char* out, int64_t first, int64_t count) {
         const char* from = x.data() + first * k * 2;
-        const int32_t status = gated ? qr_gated_linear(out, from, dtype, layer.packed, dtype, count, n / 2, k,
+        const int32_t status = gated ? qr_gated_linear(out, dtype, from, dtype, layer.packed, dtype, count, n / 2, k,
                                                        bias.data(), QR_SILU)
                                      : qr_linear(out, dtype, from, dtype, layer.packed, dtype, count, n, k, bias.data(),
                                                  QR_RELU, residual.data() + first * n * 2);
@@ -195,9 +195,9 @@ TEST(compact_weights_give_the_bits_of_plain_ones) {
         CHECK(std::memcmp(want.data(), got.data(), want.size() * 4) == 0, "rows %ld n %ld k %ld", rows, n, k);
         if (n % 2 != 0) continue;
         std::vector<char> gated(size_t(rows * n * 2)), gated_compact(gated.size());
-        CHECK(qr_gated_linear(gated.data(), x.data(), x_dtype, plain, QR_BFLOAT16, rows, n / 2, k, nullptr, QR_SILU) ==
+        CHECK(qr_gated_linear(gated.data(), x_dtype, x.data(), x_dtype, plain, QR_BFLOAT16, rows, n / 2, k, nullptr, QR_SILU) ==
               QR_OK);
-        CHECK(qr_gated_linear(gated_compact.data(), x.data(), x_dtype, compact, QR_BFLOAT16_COMPACT, rows, n / 2, k,
+        CHECK(qr_gated_linear(gated_compact.data(), x_dtype, x.data(), x_dtype, compact, QR_BFLOAT16_COMPACT, rows, n / 2, k,
                               nullptr, QR_SILU) == QR_OK);
         CHECK(gated == gated_compact, "gated, rows %ld n %ld k %ld", rows, n, k);
       }

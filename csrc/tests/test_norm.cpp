@@ -11,9 +11,9 @@ TEST(rms_norm_and_layer_norm_match_naive_loops) {
       std::vector<float> weight = random_floats(cols), bias = random_floats(cols), xs = decode(x, dtype);
       for (bool layer : {false, true}) {
         if (layer)
-          CHECK(qr_layer_norm(out.data(), x.data(), dtype, weight.data(), bias.data(), rows, cols, 1e-5f) == QR_OK);
+          CHECK(qr_layer_norm(out.data(), dtype, x.data(), dtype, weight.data(), bias.data(), rows, cols, 1e-5f) == QR_OK);
         else
-          CHECK(qr_rms_norm(out.data(), x.data(), dtype, x.data(), weight.data(), rows, cols, 1e-5f) == QR_OK);
+          CHECK(qr_rms_norm(out.data(), dtype, x.data(), dtype, x.data(), weight.data(), rows, cols, 1e-5f) == QR_OK);
         std::vector<float> got = decode(out, dtype);
         for (int64_t r = 0; r < rows; ++r) {
           double mean = 0, squares = 0;
@@ -34,7 +34,7 @@ TEST(rms_norm_and_layer_norm_match_naive_loops) {
 
 TEST(a_norm_may_write_over_its_input) {
   std::vector<float> x = random_floats(3 * 50), weight = random_floats(50), out(x.size());
-  CHECK(qr_rms_norm(out.data(), x.data(), QR_FLOAT32, nullptr, weight.data(), 3, 50, 1e-6f) == QR_OK);
-  CHECK(qr_rms_norm(x.data(), x.data(), QR_FLOAT32, nullptr, weight.data(), 3, 50, 1e-6f) == QR_OK);
+  CHECK(qr_rms_norm(out.data(), QR_FLOAT32, x.data(), QR_FLOAT32, nullptr, weight.data(), 3, 50, 1e-6f) == QR_OK);
+  CHECK(qr_rms_norm(x.data(), QR_FLOAT32, x.data(), QR_FLOAT32, nullptr, weight.data(), 3, 50, 1e-6f) == QR_OK);
   CHECK(std::memcmp(x.data(), out.data(), x.size() * 4) == 0);
 }

@@ -106,3 +106,73 @@ def test_a_thread_that_records_does_not_disturb_one_that_computes(implementation
     finally:
         done.set()
         thread.join()
+
+
+class Bf16Block:
+    """Norm, gated layer and projection in bfloat16, as models chain them."""
+
+    size = 64
+
+    def __init__(self) -> None:
+        size = self.size
+        self.norm = 1 + rand(size, seed=1)
+        self.gate_up = F.pack_linear([rand(2 * size, size, seed=2, dtype=torch.bfloat16)], dtype=torch.bfloat16)
+        self.down = F.pack_linear([rand(size, size, seed=3, dtype=torch.bfloat16)], dtype=torch.bfloat16)
+        self.half = F.pack_linear([rand(32, 32, seed=4, dtype=torch.bfloat16)], dtype=torch.bfloat16)
+
+    def normed(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.norm, 1e-6)
+
+    def chained(self, x: Tensor) -> tuple[Tensor, ...]:
+        for _ in range(2):
+            x = F.linear(F.gated_linear(self.normed(x), self.gate_up, activation="silu"), self.down, residual=x)
+        return (x,)
+
+    def read_twice(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As in models whose attention and MLP share a norm."""
+        normed = self.normed(x)
+        return F.linear(normed, self.down), F.gated_linear(normed, self.gate_up, activation="silu")
+
+    def read_later(self, x: Tensor) -> tuple[Tensor, ...]:
+        normed = self.normed(x)
+        first = F.linear(normed, self.down)
+        return (F.linear(self.normed(first), self.down, residual=normed),)
+
+    def returned(self, x: Tensor) -> tuple[Tensor, ...]:
+        normed = self.normed(x)
+        return F.linear(normed, self.down), normed
+
+    def viewed(self, x: Tensor) -> tuple[Tensor, ...]:
+        normed = self.normed(x)
+        first = F.linear(normed[:40], self.down)
+        return first, F.linear(normed[1:41], self.down)
+
+    def reshaped(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (F.linear(self.normed(x).view(-1, 32), self.half),)
+
+
+@pytest.mark.parametrize("rows", [32, 33, 45, 300])
+@pytest.mark.parametrize("run", ["chained", "read_twice", "read_later", "returned", "viewed", "reshaped"])
+def test_what_ops_pass_on_in_tiles_has_the_same_bits(implementation: str, run: str, rows: int) -> None:
+    block, buffer = Bf16Block(), torch.zeros(max(rows, 41), Bf16Block.size, dtype=torch.bfloat16)
+    graph = F.make_graphs().record(lambda: getattr(block, run)(buffer))
+    for seed in (1, 2):
+        buffer.copy_(rand(*buffer.shape, seed=seed))
+        for replayed, expected in zip(graph.replay(), getattr(block, run)(buffer), strict=True):
+            assert torch.equal(replayed, expected)
+
+
+@pytest.mark.parametrize(
+    ("run", "passed"),
+    [("chained", 4), ("read_twice", 0), ("read_later", 1), ("returned", 0), ("viewed", 0), ("reshaped", 0)],
+)
+def test_only_what_nothing_else_reads_is_passed_on_in_tiles(run: str, passed: int) -> None:
+    if "cpu" not in implementations_of("make_graphs"):
+        pytest.skip("needs the native library")
+    from quire.ops.cpu import dtypes, graphs, library
+
+    table.use("cpu")
+    block, buffer = Bf16Block(), torch.zeros(64, Bf16Block.size, dtype=torch.bfloat16)
+    graph = F.make_graphs().record(lambda: getattr(block, run)(buffer))
+    assert isinstance(graph, graphs.Graph)
+    assert graph._words.count(dtypes.TILES) == (2 * passed if library.isa() == "amx" else 0), "writer and reader of each"

@@ -137,6 +137,27 @@ class Softmax {
   }
 };
 
+// Where the rows of a piece lie in query and out, and in their sequence.
+struct Rows {
+  int64_t first_token, first_position, heads, group, head, kv_head, row_begin, window;
+
+  Rows(const AttentionArgs& args, const AttentionPiece& piece)
+      : first_token(args.query_start[piece.sequence]),
+        first_position(args.seq_lens[piece.sequence] - (args.query_start[piece.sequence + 1] - first_token)),
+        heads(args.heads), group(args.heads / args.layout.kv_heads), head(args.layout.head_size),
+        kv_head(piece.kv_head), row_begin(piece.row_begin), window(args.window) {}
+
+  int64_t token(int64_t row) const { return first_token + (row_begin + row) / group; }
+  int64_t column(int64_t row) const { return (kv_head * group + (row_begin + row) % group) * head; }
+  int64_t operator()(int64_t row) const { return token(row) * heads * head + column(row); }
+  int64_t position(int64_t row) const { return first_position + (row_begin + row) / group; }
+  // The first position that a row sees.
+  int64_t seen_from(int64_t row) const {
+    const int64_t at = position(row);
+    return window > 0 && at >= window ? at - window + 1 : 0;
+  }
+};
+
 // What the splits of a piece's rows have come to so far.
 struct Merged {
   alignas(64) float largest[kQueryBlocks * kQueryRows];
@@ -181,43 +202,32 @@ struct Merged {
   }
 
   // Normalise, and round once.
-  template <class QueryAt>
-  void write(const AttentionArgs& args, const QueryAt& query_at) const {
+  void write(const AttentionArgs& args, const Rows& at) const {
+    if (args.dtype == QR_FLOAT32)
+      write_as<float>(args, at);
+    else if (args.dtype == QR_BFLOAT16)
+      write_as<Bf16>(args, at);
+    else
+      write_as<Fp16>(args, at);
+  }
+
+ private:
+  template <class T>
+  void write_as(const AttentionArgs& args, const Rows& at) const {
+    const Places places(at.heads * at.head, args.out_dtype);
     for (int64_t row = 0; row < rows; ++row) {
       const vf factor = set1(1.0f / total[row]);
-      each_vector(args.layout.head_size, [&](int64_t i, int n) __attribute__((always_inline)) {
+      T* out = static_cast<T*>(args.out) + places.row(at.token(row));
+      const int64_t column = at.column(row);
+      each_vector(at.head, [&](int64_t i, int n) __attribute__((always_inline)) {
         const vf v = mul(load_some(values + row * wide + i, n), factor);
-        const int64_t at = query_at(row) + i;
-        if (args.dtype == QR_FLOAT32)
-          store_some(static_cast<float*>(args.out) + at, v, n);
-        else if (args.dtype == QR_BFLOAT16)
-          store_some(static_cast<Bf16*>(args.out) + at, v, n);
-        else
-          store_some(static_cast<Fp16*>(args.out) + at, v, n);
+        const int64_t first = places.column(column + i);
+        if (places.column(column + i + n - 1) == first + n - 1) return store_some(out + first, v, n);
+        T lanes[W];  // a head that ends within a tile
+        store_some(lanes, v, n);
+        for (int lane = 0; lane < n; ++lane) out[places.column(column + i + lane)] = lanes[lane];
       });
     }
-  }
-};
-
-// Where the rows of a piece lie in query and out, and in their sequence.
-struct Rows {
-  int64_t first_token, first_position, heads, group, head, kv_head, row_begin, window;
-
-  Rows(const AttentionArgs& args, const AttentionPiece& piece)
-      : first_token(args.query_start[piece.sequence]),
-        first_position(args.seq_lens[piece.sequence] - (args.query_start[piece.sequence + 1] - first_token)),
-        heads(args.heads), group(args.heads / args.layout.kv_heads), head(args.layout.head_size),
-        kv_head(piece.kv_head), row_begin(piece.row_begin), window(args.window) {}
-
-  int64_t operator()(int64_t row) const {
-    const int64_t r = row_begin + row;
-    return ((first_token + r / group) * heads + kv_head * group + r % group) * head;
-  }
-  int64_t position(int64_t row) const { return first_position + (row_begin + row) / group; }
-  // The first position that a row sees.
-  int64_t seen_from(int64_t row) const {
-    const int64_t at = position(row);
-    return window > 0 && at >= window ? at - window + 1 : 0;
   }
 };
 

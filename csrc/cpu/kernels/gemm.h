@@ -78,9 +78,10 @@ void finish_rows(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t 
   const int64_t columns = kWhole ? kPanel : g.n - column;
   const float* bias = g.bias == nullptr ? nullptr : g.bias + column;
   const float* up_bias = g.bias == nullptr ? nullptr : g.bias + g.n + column;
+  const Places places(g.n, g.out_dtype);
   for (int64_t row = row_begin; row < row_end; ++row, sums += Layout::kNext, up_sums += Layout::kNext) {
     const int64_t at = row * g.n + column;
-    Out* out = static_cast<Out*>(g.out) + at;
+    Out* out = static_cast<Out*>(g.out) + places.row(row) + places.column(column);
     const auto value_at = [&](int64_t i, int n) __attribute__((always_inline)) {
       const int64_t in_row = i < 16 ? i : i - 16 + Layout::kSecond;
       vf value = load(sums + in_row);
@@ -128,7 +129,7 @@ void finish(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel
             const float* up_sums) {
   if (g.out_dtype == QR_FLOAT32)
     finish_to<float, Layout>(g, row_begin, row_end, panel, sums, up_sums);
-  else if (g.out_dtype == QR_BFLOAT16)
+  else if (element_of(g.out_dtype) == QR_BFLOAT16)
     finish_to<Bf16, Layout>(g, row_begin, row_end, panel, sums, up_sums);
   else
     finish_to<Fp16, Layout>(g, row_begin, row_end, panel, sums, up_sums);

@@ -31,11 +31,13 @@ QR_INLINE void memory_barrier() { asm volatile("" ::: "memory"); }
 constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kTilePrefetch = 1024;  // ahead of the stream: 17 GB/s a core against 14 at 8 KiB, which crowds L1
 constexpr int64_t kInnerSteps = 16;      // k steps of 32 whose weights stay in L1 while rows pass: 32 KiB
-// Of x, what stays in L2 while panels pass: all of K, or a stretch of it beside the sums of all panels of a piece.
-constexpr int64_t kWholeBytes = 1 << 20, kStretchBytes = kWholeBytes / 2;
+// Of x, what stays in L2 while panels pass: all of K, or a stretch of it beside the sums of all panels of a piece. It
+// may fill a quarter of L2 and no more: pages of 4 KiB fall on its sets by chance, and where too many fall on one, x is
+// read from L3 in every pass.
+constexpr int64_t kWholeBytes = 1 << 19, kStretchBytes = 1 << 18;
 
-// Up to 32 rows whose K needs no padding are read where they are. Others are copied, zeros where rows or k end, into
-// the order in which they are read: [blocks of kBlockRows][parts of kInnerSteps][pairs of 16 rows][steps][2][16][32 k].
+// Up to 32 rows whose K needs no padding are read where they are. Others are copied into tiles (QR_BFLOAT16_TILES),
+// zeros where rows or k end, unless the op before wrote them so.
 bool reads_in_place(int64_t rows, int64_t k) { return rows <= 32 && k % kDepth == 0; }
 
 int64_t tile_rows_bytes(int64_t rows, int64_t k, int32_t) {
@@ -45,23 +47,17 @@ int64_t tile_rows_bytes(int64_t rows, int64_t k, int32_t) {
 void tile_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end) {
   const int64_t steps = divide_up(k, kDepth), whole = k / kDepth;
   if (end == rows) end = round_up(rows, 32);
+  const Places places(steps * kDepth, QR_BFLOAT16_TILES);
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t block = row / kBlockRows * kBlockRows, in_block = row - block;
-    const int64_t block_end = block + kBlockRows < rows ? block + kBlockRows : rows;
-    const int64_t pairs = divide_up(block_end - block, 32);
-    char* base = static_cast<char*>(prepared) + block * steps * 64 + in_block % 32 / 16 * kTileBytes + row % 16 * 64;
     const auto* in = static_cast<const uint16_t*>(x) + row * k;
-    for (int64_t part = 0; part < steps; part += kInnerSteps) {
-      const int64_t part_end = part + kInnerSteps < steps ? part + kInnerSteps : steps;
-      char* out = base + (part * pairs + in_block / 32 * (part_end - part)) * 2 * kTileBytes;
-      for (int64_t s = part; s < part_end; ++s, out += 2 * kTileBytes) {
-        __m512i values = _mm512_setzero_si512();
-        if (row < rows && s < whole)
-          values = _mm512_loadu_si512(in + s * kDepth);
-        else if (row < rows)
-          values = _mm512_maskz_loadu_epi16((1u << (k - whole * kDepth)) - 1, in + s * kDepth);
-        _mm512_storeu_si512(out, values);
-      }
+    auto* out = static_cast<uint16_t*>(prepared) + places.row(row);
+    for (int64_t s = 0; s < steps; ++s) {
+      __m512i values = _mm512_setzero_si512();
+      if (row < rows && s < whole)
+        values = _mm512_loadu_si512(in + s * kDepth);
+      else if (row < rows)
+        values = _mm512_maskz_loadu_epi16((1u << (k - whole * kDepth)) - 1, in + s * kDepth);
+      _mm512_storeu_si512(out + s * places.step, values);
     }
   }
 }
@@ -271,6 +267,25 @@ class PartWeights {
   alignas(64) char expanded[kCompact ? kInnerSteps * kExpandedStep : 64];
 };
 
+// The x of the next stretch is fetched to L2 while the panels pass over this one, each pass fetching its share of every
+// step. It comes from memory otherwise, at the first pass, and nobody computes meanwhile.
+class RowsAhead {
+ public:
+  RowsAhead(const Part& part, int64_t passes, int64_t steps)
+      : stretch((part.to - part.from) * kStep), begin(part.pass * round_up(divide_up(kStep, passes), 64)) {
+    const int64_t share_end = begin + round_up(divide_up(kStep, passes), 64);
+    end = part.to == steps ? 0 : share_end < kStep ? share_end : kStep;
+  }
+  // At one step of a pair of row tiles.
+  void advance(const char* x) const {
+    for (int64_t at = begin; at < end; at += 64) prefetch_to_l2(x + stretch + at);
+  }
+
+ private:
+  static constexpr int64_t kStep = 2 * kTileBytes;
+  int64_t stretch, begin, end;
+};
+
 struct AmxMicro {
   int64_t steps;
 
@@ -303,13 +318,12 @@ struct AmxMicro {
     store_sums<kTwo>(sums);
   }
 
-  // Any number of pairs of row tiles, continuing from `sums` unless `fresh`. x lies in the order in which it is read.
-  // Between the products, other work advances.
+  // Any number of pairs of row tiles, continuing from `sums` unless `fresh`. Between the products, other work advances.
   template <class Weights, class Done>
   void part(const char* x, int64_t pairs, const char* weights, int64_t count, bool fresh, float* sums,
-            Unfinished& unfinished, Weights& ahead, const Done& done) const {
+            Unfinished& unfinished, Weights& ahead, const RowsAhead& rows_ahead, const Done& done) const {
     const int64_t rows_each = divide_up(32, count);
-    for (int64_t pair = 0; pair < pairs; ++pair) {
+    for (int64_t pair = 0; pair < pairs; ++pair, x += (steps - count) * 2 * kTileBytes) {
       float* own = sums + pair * 32 * kPanel;
       if (fresh)
         zero_sums<true>();
@@ -317,6 +331,7 @@ struct AmxMicro {
         load_sums(own);
       for (int64_t s = 0; s < count; ++s, x += 2 * kTileBytes) {
         ahead.advance(pair, s);
+        rows_ahead.advance(x);
         step<true, true>(x, x + kTileBytes, 64, weights + s * 2 * kTileBytes);
         unfinished.advance(rows_each);
       }
@@ -414,8 +429,9 @@ void block_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pa
     const bool completes = part.end == micro.steps && passes.completes(part.pass);
     const float* gate = completes ? sums + (part.pass - passes.halves + 1) % held * panel_sums : own;
     const char* own_weights = weights.begin(part);
-    micro.part(x + part.begin * step_bytes, pairs, own_weights, part.end - part.begin, part.begin == 0, own, unfinished,
-               weights, [&](int64_t pair) {
+    const RowsAhead rows_ahead(part, passes.count, micro.steps);
+    micro.part(x + part.begin * 2 * kTileBytes, pairs, own_weights, part.end - part.begin, part.begin == 0, own,
+               unfinished, weights, rows_ahead, [&](int64_t pair) {
                  if (!completes) return;
                  const int64_t first = row_begin + pair * 32, at = pair * 32 * kPanel;
                  unfinished.set(first, first + 32 < row_end ? first + 32 : row_end, passes.panel(part.pass), gate + at,
@@ -441,7 +457,7 @@ void run_amx(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pane
   (g.compact ? run_panels<true> : run_panels<false>)(g, row_begin, row_end, panel_begin, panel_end);
 }
 
-Gemm amx_gemm() { return Gemm{tile_rows_bytes, tile_rows, run_amx}; }
+Gemm amx_gemm() { return Gemm{tile_rows_bytes, tile_rows, run_amx, true}; }
 
 }  // namespace
 }  // namespace qr

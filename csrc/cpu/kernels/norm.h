@@ -30,9 +30,10 @@ QR_INLINE float inverse_root(float x) {
 template <class T>
 void rms_norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
   const int64_t n = args.cols;
+  const Places places(n, args.out_dtype);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * n;
-    T* out = static_cast<T*>(args.out) + row * n;
+    T* out = static_cast<T*>(args.out) + places.row(row);
     const T* residual = args.residual == nullptr ? nullptr : static_cast<const T*>(args.residual) + row * n;
     const float squares = row_sum(n, [&](int64_t i, int count) __attribute__((always_inline)) {
       vf v = load_some(x + i, count);
@@ -42,7 +43,7 @@ void rms_norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
     each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
       vf v = mul(mul(load_some(x + i, count), factor), load_some(args.weight + i, count));
       if (residual != nullptr) v = add(v, load_some(residual + i, count));
-      store_some(out + i, v, count);
+      store_some(out + places.column(i), v, count);
     });
   }
 }
@@ -50,9 +51,10 @@ void rms_norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
 template <class T>
 void layer_norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
   const int64_t n = args.cols;
+  const Places places(n, args.out_dtype);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * n;
-    T* out = static_cast<T*>(args.out) + row * n;
+    T* out = static_cast<T*>(args.out) + places.row(row);
     const float total = row_sum(n, [&](int64_t i, int count) __attribute__((always_inline)) {
       return load_some(x + i, count);
     });
@@ -69,7 +71,7 @@ void layer_norm_rows(const NormArgs& args, int64_t row_begin, int64_t row_end) {
     each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
       vf v = mul(mul(sub(load_some(x + i, count), mean), factor), load_some(args.weight + i, count));
       if (args.bias != nullptr) v = add(v, load_some(args.bias + i, count));
-      store_some(out + i, v, count);
+      store_some(out + places.column(i), v, count);
     });
   }
 }

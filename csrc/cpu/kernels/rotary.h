@@ -147,12 +147,18 @@ template <class T, class Stored>
 void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
   const int64_t n = args.layout.head_size, kv_heads = args.layout.kv_heads, heads = args.heads;
   const auto* qkv = static_cast<const T*>(args.qkv);
+  const Places places((heads + 2 * kv_heads) * n, args.qkv_dtype);
   alignas(64) Stored rows[kGroup * kMaxHead];
+  alignas(64) T copy[kMaxHead];
   auto head_at = [&](int64_t token, int64_t h, const float* norm, bool turned) __attribute__((always_inline)) {
     const float* cos_sin =
         turned && args.cos_sin != nullptr ? args.cos_sin + args.positions[token] * args.rotary_dim : nullptr;
-    return Head<T>{qkv + (token * (heads + 2 * kv_heads) + h) * n, n,       norm, cos_sin, args.rotary_dim,
-                   args.interleaved,                               args.eps};
+    const T* in = qkv + places.row(token) + places.column(h * n);
+    if (args.qkv_dtype != args.dtype) {
+      for (int64_t i = 0; i < n; i += 32) std::memcpy(static_cast<void*>(copy + i), in + places.column(i), 32 * sizeof(T));
+      in = copy;
+    }
+    return Head<T>{in, n, norm, cos_sin, args.rotary_dim, args.interleaved, args.eps};
   };
   auto keep = [&](int64_t t, int64_t page, const Head<T>& head) __attribute__((always_inline)) {
     if constexpr (std::is_same<Stored, int8_t>::value) {

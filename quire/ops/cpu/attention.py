@@ -29,6 +29,7 @@ def paged_attention(
     check(
         lib.qr_paged_attention(
             out.data_ptr(),
+            DTYPES[out.dtype],
             query.data_ptr(),
             DTYPES[query.dtype],
             kv_cache.data_ptr(),

@@ -9,6 +9,8 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 COMPACT = torch.uint8
 """Of packed weights that hold bfloat16 in 12 bits."""
 WEIGHT_DTYPES = {**DTYPES, COMPACT: 4}
+TILES = 5
+"""Of activations on their way to a linear layer, bfloat16."""
 CACHE_DTYPES = {**DTYPES, torch.int8: 3}
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 """By `qr_activation`."""

@@ -103,6 +103,7 @@ def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *,
     check(
         lib.qr_gated_linear(
             out.data_ptr(),
+            DTYPES[out.dtype],
             x.data_ptr(),
             DTYPES[x.dtype],
             packed.data_ptr(),

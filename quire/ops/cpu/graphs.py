@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from quire.ops.cpu.library import check, load, recording
-from quire.ops.cpu.memory import Arena, from_arena
+from quire.ops.cpu.dtypes import DTYPES, TILES
+from quire.ops.cpu.library import check, isa, load, recording
+from quire.ops.cpu.memory import TILE_ROWS, Arena, from_arena
 
 lib = load()
+
+BFLOAT16 = DTYPES[torch.bfloat16]
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An op's output or input that may be in tiles; the dtype's place among the arguments follows the pointer's."""
+
+    pointer: int
+    columns: Callable[[list[int]], int]
+    takes_tiles: Callable[[list[int]], bool] = lambda arguments: True
+
+
+def _linear_takes(arguments: list[int]) -> bool:
+    weight_dtype, rows, _, k = arguments[5:9]
+    return bool(lib.qr_reads_tiles(weight_dtype, rows, k))
+
+
+def _rope_takes(arguments: list[int]) -> bool:
+    tokens, head_size = arguments[13], arguments[16]
+    return isa() == "amx" and tokens > TILE_ROWS and head_size % TILE_ROWS == 0
+
+
+LINEAR_INPUT = _Operand(2, lambda arguments: arguments[8], _linear_takes)
+INPUTS = {
+    "qr_linear": LINEAR_INPUT,
+    "qr_gated_linear": LINEAR_INPUT,
+    "qr_rope_and_cache": _Operand(1, lambda arguments: (arguments[14] + 2 * arguments[15]) * arguments[16], _rope_takes),
+}
+DENSE_OUTPUT = _Operand(0, lambda arguments: arguments[7])
+OUTPUTS = {
+    "qr_linear": DENSE_OUTPUT,
+    "qr_gated_linear": DENSE_OUTPUT,
+    "qr_rms_norm": DENSE_OUTPUT,
+    "qr_layer_norm": DENSE_OUTPUT,
+    "qr_linear_quantized": _Operand(0, lambda arguments: arguments[10]),
+    "qr_paged_attention": _Operand(0, lambda arguments: arguments[14] * arguments[16]),
+}
 
 
 class Graph:
@@ -36,6 +77,80 @@ class Graphs:
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
         """See `functional.Graphs.record`."""
-        with recording() as words, from_arena(self._arena):
+        notes = _Notes(self._arena)
+        with recording(notes.add), from_arena(self._arena):
             outputs = run()
-        return Graph(words, tuple(self._arena.untracked(output) for output in outputs))
+        return Graph(notes.words(), tuple(self._arena.untracked(output) for output in outputs))
+
+
+@dataclass(slots=True)
+class _Passed:
+    """What one op wrote and the next read, as long as something refers to it."""
+
+    dtypes: tuple[tuple[list[int], int], tuple[list[int], int]]
+    """Of the writer and the reader: arguments, and the dtype's place among them."""
+    memory: weakref.ref[memoryview]
+    begin: int
+    end: int
+
+    def use_tiles(self) -> None:
+        for arguments, place in self.dtypes:
+            arguments[place] = TILES
+
+
+class _Notes:
+    """The ops of a run so far. What only the op that follows ever reads is passed to it in tiles, where both take them.
+
+    Nothing else reads it if its memory was given back and no op noted until then had an address within. Tiles are what
+    products of many rows read, who copy other rows first; and they are written from one end to the other, where rows
+    are written by pieces of 64 bytes far apart, for which the products wait.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._ops: list[tuple[str, list[int]]] = []
+        self._passed: list[_Passed] = []
+
+    def add(self, name: str, arguments: list[int]) -> None:
+        """Note one op."""
+        self._settle(arguments)
+        if self._ops:
+            self._pass_on(*self._ops[-1], name, arguments)
+        self._ops.append((name, arguments))
+
+    def words(self) -> array[int]:
+        """All of them, for `qr_replay`."""
+        self._settle([])
+        words = array("q")
+        for name, arguments in self._ops:
+            words.append(lib.qr_op_code(name.encode()))
+            words.extend(arguments)
+        return words
+
+    def _pass_on(self, writer: str, written: list[int], reader: str, read: list[int]) -> None:
+        """Wait and see, if the one reads what the other wrote and both take tiles."""
+        output, x = OUTPUTS.get(writer), INPUTS.get(reader)
+        if output is None or x is None or written[output.pointer] != read[x.pointer]:
+            return
+        dtypes = (written, output.pointer + 1), (read, x.pointer + 1)
+        memory = self._arena.holder(read[x.pointer])
+        piece = None if memory is None else memory()
+        if (
+            memory is not None
+            and piece is not None
+            and all(arguments[place] == BFLOAT16 for arguments, place in dtypes)
+            and output.columns(written) == x.columns(read)
+            and x.takes_tiles(read)
+        ):
+            begin = read[x.pointer]
+            self._passed.append(_Passed(dtypes, memory, begin, begin + piece.nbytes))
+
+    def _settle(self, arguments: list[int]) -> None:
+        """Decide about what is no longer referred to, or is read by one more op."""
+        waiting = self._passed
+        self._passed = []
+        for passed in waiting:
+            if passed.memory() is None:
+                passed.use_tiles()
+            elif not any(passed.begin <= word < passed.end for word in arguments):
+                self._passed.append(passed)

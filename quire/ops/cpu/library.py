@@ -8,7 +8,6 @@ import hashlib
 import os
 import struct
 import threading
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -18,7 +17,7 @@ from typing import Any, Final
 from quire import envs
 from quire.errors import ConfigError, EngineError
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 FILE_NAME: Final = "libquire_cpu.so"
 BUILD_COMMAND: Final = "cmake -S . -B build/native -G Ninja && cmake --build build/native"
 ISA_NAMES: Final = ("none", "avx2", "avx512", "avx512_bf16", "amx")
@@ -45,16 +44,17 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_pack_linear": (I32, PTR, I32, I64, I64, PTR, I32, I64, I64, I64),
     "qr_packed_rows": (I32, PTR, PTR, I32, I64, I64, PTR, I64),
     "qr_linear": (I32, PTR, I32, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32, PTR),
-    "qr_gated_linear": (I32, PTR, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32),
+    "qr_reads_tiles": (I32, I32, I64, I64),
+    "qr_gated_linear": (I32, PTR, I32, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32),
     "qr_quantized_bytes": (I64, I32, I64, I64),
     "qr_pack_quantized": (I32, PTR, I32, I64, I64, PTR, I64, I64, I64),
     "qr_linear_quantized": (I32, PTR, I32, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32, PTR),
     "qr_gated_linear_quantized": (I32, PTR, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32),
-    "qr_rms_norm": (I32, PTR, PTR, I32, PTR, PTR, I64, I64, F32),
-    "qr_layer_norm": (I32, PTR, PTR, I32, PTR, PTR, I64, I64, F32),
+    "qr_rms_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
+    "qr_layer_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_cache_page": (I64, I32, I64, I64),
     "qr_rope_and_cache": (I32, PTR, PTR, I32, *(PTR,) * 5, I32, I64, I64, I64, PTR, *(I64,) * 5, I32, F32),
-    "qr_paged_attention": (I32, PTR, PTR, I32, PTR, I32, I64, I64, I64, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64),
+    "qr_paged_attention": (I32, *(PTR, I32) * 3, I64, I64, I64, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64),
     "qr_copy_blocks": (I32, PTR, I64, I64, I64, PTR, I64),
     "qr_row_max": (I32, PTR, PTR, PTR, I64, I64),
     "qr_top_logprobs": (I32, *(PTR,) * 6, I64, I64, I64),
@@ -69,9 +69,9 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class _Recording(threading.local):
-    """What this thread records, if it does."""
+    """Where this thread notes its ops, if it records."""
 
-    words: array[int] | None = None
+    note: Callable[[str, list[int]], None] | None = None
 
 
 _recording = _Recording()
@@ -87,21 +87,19 @@ class Library:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
         for name in SIGNATURES:
-            code = self.qr_op_code(name.encode())
-            if code >= 0:
-                setattr(self, name, _recordable(getattr(self, name), code))
+            if self.qr_op_code(name.encode()) >= 0:
+                setattr(self, name, _recordable(getattr(self, name), name))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"libquire_cpu has no function {name}")
 
 
-def _recordable(function: Callable[..., int], code: int) -> Callable[..., int]:
+def _recordable(function: Callable[..., int], name: str) -> Callable[..., int]:
     def call(*arguments: float | None) -> int:
-        words = _recording.words
-        if words is None:
+        note = _recording.note
+        if note is None:
             return function(*arguments)
-        words.append(code)
-        words.extend([_word(value) for value in arguments])
+        note(name, [_word(value) for value in arguments])
         return 0
 
     return call
@@ -116,13 +114,13 @@ def _word(value: float | None) -> int:
 
 
 @contextmanager
-def recording() -> Iterator[array[int]]:
-    """Note this thread's ops instead of running them; what they noted is for `qr_replay`."""
-    _recording.words = array("q")
+def recording(note: Callable[[str, list[int]], None]) -> Iterator[None]:
+    """Let `note` have this thread's ops, name and arguments as `qr_replay` takes them, instead of running them."""
+    _recording.note = note
     try:
-        yield _recording.words
+        yield
     finally:
-        _recording.words = None
+        _recording.note = None
 
 
 def paths() -> list[Path]:

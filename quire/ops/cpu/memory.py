@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.utils.math import round_up
 
 HUGE_PAGE = 1 << 21
+TILE_ROWS = 32
 REGION = 32 << 20
 """Bytes an arena grows by, at least."""
 
@@ -51,8 +52,19 @@ class Arena:
         """(region, begin) -> end, and what tells that it is free."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor of at least one element, 64-byte aligned."""
-        return torch.frombuffer(self._take(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+        """An uninitialised tensor of at least one element, 64-byte aligned, with room for whole tiles of rows."""
+        rows, *rest = shape
+        padded = round_up(rows, TILE_ROWS) if rows > TILE_ROWS else rows
+        piece = self._take(math.prod((padded, *rest)) * dtype.itemsize)
+        return torch.frombuffer(piece, dtype=dtype, count=math.prod(shape)).view(shape)
+
+    def holder(self, address: int) -> weakref.ref[memoryview] | None:
+        """What is dead once nothing refers any more to the tensor that begins there; None if there is none."""
+        for index, region in enumerate(self._regions):
+            taken = self._taken.get((index, address - region.data_ptr()))
+            if taken is not None:
+                return taken[1]
+        return None
 
     def untracked(self, tensor: Tensor) -> Tensor:
         """The same memory as a tensor that does not keep it taken."""

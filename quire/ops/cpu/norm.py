@@ -18,6 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
     check(
         lib.qr_rms_norm(
             out.data_ptr(),
+            DTYPES[out.dtype],
             x.data_ptr(),
             DTYPES[x.dtype],
             None if residual is None else residual.data_ptr(),
@@ -37,6 +38,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     check(
         lib.qr_layer_norm(
             out.data_ptr(),
+            DTYPES[out.dtype],
             x.data_ptr(),
             DTYPES[x.dtype],
             weight.data_ptr(),
