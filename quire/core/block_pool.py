@@ -103,9 +103,14 @@ class BlockPool:
             block.content = (content_hash, parent_hash, token_ids)
 
     def forget_all(self) -> None:
-        """Empty the index: nothing cached can be found any more."""
+        """Empty the index: nothing cached can be found any more.
+
+        Blocks that become empty are taken again before those never used, whose memory may not even be there yet.
+        """
         for block_id in list(self._index.values()):
             self._forget(self.blocks[block_id])
+            if block_id in self._free:
+                self._free.move_to_end(block_id, last=False)
 
     def check(self, holders: dict[int, int] | None = None) -> None:
         """Verify every invariant; with `holders` (block -> references its users hold) the counts as well.

@@ -34,6 +34,16 @@ def test_a_cached_block_can_be_found_and_shared_until_it_is_evicted() -> None:
     assert pool.find(b"a", b"parent", (1, 2)) is None
 
 
+def test_emptied_blocks_are_taken_again_before_those_never_used() -> None:
+    pool = BlockPool(4)
+    used = {remembered(pool, b"a"), remembered(pool, b"b")}
+    for block_id in used:
+        pool.release(block_id)
+    pool.forget_all()
+    assert {pool.allocate(), pool.allocate()} == used
+    pool.check(dict.fromkeys(used, 1))
+
+
 def test_equal_hash_with_other_tokens_or_other_parent_is_not_found() -> None:
     pool = BlockPool(1)
     remembered(pool, b"a")

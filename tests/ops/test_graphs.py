@@ -175,4 +175,5 @@ def test_only_what_nothing_else_reads_is_passed_on_in_tiles(run: str, passed: in
     block, buffer = Bf16Block(), torch.zeros(64, Bf16Block.size, dtype=torch.bfloat16)
     graph = F.make_graphs().record(lambda: getattr(block, run)(buffer))
     assert isinstance(graph, graphs.Graph)
-    assert graph._words.count(dtypes.TILES) == (2 * passed if library.isa() == "amx" else 0), "writer and reader of each"
+    writers_and_readers = 2 * passed if library.isa() == "amx" else 0
+    assert graph._words.count(dtypes.TILES) == writers_and_readers

@@ -18,6 +18,7 @@ lib = load()
 
 BFLOAT16 = DTYPES[torch.bfloat16]
 
+
 @dataclass(frozen=True, slots=True)
 class _Operand:
     """An op's output or input that may be in tiles; the dtype's place among the arguments follows the pointer's."""
@@ -37,11 +38,16 @@ def _rope_takes(arguments: list[int]) -> bool:
     return isa() == "amx" and tokens > TILE_ROWS and head_size % TILE_ROWS == 0
 
 
+def _rope_columns(arguments: list[int]) -> int:
+    heads, kv_heads, head_size = arguments[14:17]
+    return (heads + 2 * kv_heads) * head_size
+
+
 LINEAR_INPUT = _Operand(2, lambda arguments: arguments[8], _linear_takes)
 INPUTS = {
     "qr_linear": LINEAR_INPUT,
     "qr_gated_linear": LINEAR_INPUT,
-    "qr_rope_and_cache": _Operand(1, lambda arguments: (arguments[14] + 2 * arguments[15]) * arguments[16], _rope_takes),
+    "qr_rope_and_cache": _Operand(1, _rope_columns, _rope_takes),
 }
 DENSE_OUTPUT = _Operand(0, lambda arguments: arguments[7])
 OUTPUTS = {
