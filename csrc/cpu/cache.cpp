@@ -35,6 +35,15 @@ int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t ta
   return QR_OK;
 }
 
+int32_t qr_touch(void* begin, int64_t bytes) {
+  if (bytes < 0) return QR_EINVAL;
+  auto* first = static_cast<uint8_t*>(begin);
+  constexpr int64_t kPage = 4096;
+  for (int64_t at = 0; at < bytes; at += kPage) __atomic_fetch_or(first + at, uint8_t(0), __ATOMIC_RELAXED);
+  if (bytes > 0) __atomic_fetch_or(first + bytes - 1, uint8_t(0), __ATOMIC_RELAXED);
+  return QR_OK;
+}
+
 int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
                        const int64_t* pairs, int64_t num_pairs) {
   for (int64_t i = 0; i < 2 * num_pairs; ++i)

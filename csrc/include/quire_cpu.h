@@ -155,6 +155,10 @@ QR_API int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* quer
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
                               const int64_t* pairs, int64_t num_pairs);
 
+/* Have the operating system put memory behind `bytes` bytes that may not have been written yet, on this thread. What
+ * they hold stays as it is, even while others write it. */
+QR_API int32_t qr_touch(void* begin, int64_t bytes);
+
 /* out[rows, in_features] = rows `ids` of a packed weight, in its dtype: the embedding of a tied head. */
 QR_API int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out_features, int64_t in_features,
                               const int64_t* ids, int64_t rows);

@@ -203,6 +203,14 @@ def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -
     op("copy_blocks")(kv_caches, pairs)
 
 
+def touch_blocks(kv_cache: Tensor, begin: int, end: int) -> None:
+    """Let memory be in place behind blocks [begin, end) of one layer, so that no op waits for it when it writes them.
+
+    Implementations without such a wait do nothing. What blocks hold stays; may run beside other ops, in any thread.
+    """
+    op("touch_blocks")(kv_cache, begin, end)
+
+
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,

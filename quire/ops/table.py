@@ -30,6 +30,7 @@ OPS = (
     "rope_and_cache",
     "allocate_kv_cache",
     "copy_blocks",
+    "touch_blocks",
     "paged_attention",
     "row_max",
     "top_logprobs",

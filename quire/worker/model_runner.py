@@ -52,7 +52,7 @@ class ModelRunner:
         self.batch.apply(plan)  # 1. rows
         if plan.removed_seq_ids or plan.new_sequences:
             self._sampled = None
-        self.cache.copy(plan.blocks_to_copy)  # 2. blocks
+        self.cache.apply(plan)  # 2. blocks
         if not plan.seq_ids:
             return ModelRunnerOutput()
         hidden, logits = self.graphs.run(self.inputs.build(plan))  # 3. model

@@ -12,6 +12,7 @@ from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
 from quire.ops import table
 from quire.ops.cpu import set_num_threads
+from quire.utils.math import cdiv
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.model_runner import ModelRunner
 
@@ -43,7 +44,9 @@ class Worker:
             )
         with ledger.stage("kv cache"):
             specs = model_config.arch.kv_cache_specs(cache_config.block_size, cache_config.dtype)
-            self.cache = CacheEngine(specs, cache_config.num_blocks)
+            steps_ahead = 2
+            blocks_of_step = cdiv(config.scheduler_config.max_num_batched_tokens, cache_config.block_size)
+            self.cache = CacheEngine(specs, cache_config.num_blocks, num_ahead=steps_ahead * blocks_of_step)
         with ledger.stage("trial step"):
             self.runner = ModelRunner(
                 self.model,

@@ -1,5 +1,7 @@
 """allocate_kv_cache and copy_blocks."""
 
+import os
+
 import pytest
 import torch
 
@@ -56,3 +58,32 @@ def test_pairs_are_copied_in_order_in_every_layer(implementation: str) -> None:
     for cache, old in zip(caches, before, strict=True):
         assert torch.equal(cache[:, 2], old[:, 0])
         assert torch.equal(cache[:, 3], old[:, 3])
+
+
+@each_implementation
+def test_touching_blocks_leaves_what_they_hold(implementation: str) -> None:
+    cache = ops(implementation)["allocate_kv_cache"](
+        num_blocks=40, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16
+    )
+    cache.copy_(rand(*cache.shape))
+    expected = cache.clone()
+    for begin, end in ((0, 40), (3, 4), (7, 7)):
+        ops(implementation)["touch_blocks"](cache, begin, end)
+    assert torch.equal(cache, expected)
+
+
+def test_touched_blocks_have_memory_and_the_others_have_not() -> None:
+    if "cpu" not in implementations_of("allocate_kv_cache"):
+        pytest.skip("needs the native library")
+
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    cache = ops("cpu")["allocate_kv_cache"](
+        num_blocks=1024, block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16
+    )
+    before = resident_bytes()
+    ops("cpu")["touch_blocks"](cache, 256, 768)
+    grown = resident_bytes() - before
+    assert cache.nbytes / 2 - (4 << 20) <= grown <= cache.nbytes / 2 + (16 << 20)

@@ -46,7 +46,7 @@ def runner() -> ModelRunner:
     spec = KVCacheSpec(num_kv_heads=1, head_size=8, dtype="float32", block_size=BLOCK_SIZE)
     return ModelRunner(
         Successor(),
-        CacheEngine([spec, spec], 60),
+        CacheEngine([spec, spec], 60, num_ahead=4),
         vocab_size=VOCAB_SIZE,
         block_size=BLOCK_SIZE,
         max_num_seqs=4,
@@ -162,6 +162,6 @@ def test_a_cache_is_allocated_for_each_layer() -> None:
         KVCacheSpec(num_kv_heads=heads, head_size=8, dtype=dtype, block_size=BLOCK_SIZE)
         for heads, dtype in ((1, "float32"), (2, "bfloat16"))
     ]
-    caches = CacheEngine(specs, 5).caches
+    caches = CacheEngine(specs, 5, num_ahead=2).caches
     assert [cache.dtype for cache in caches] == [torch.float32, torch.bfloat16]
     assert [cache.numel() * cache.element_size() for cache in caches] == [5 * spec.bytes_per_block for spec in specs]

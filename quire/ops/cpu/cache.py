@@ -25,8 +25,7 @@ def allocate_kv_cache(
 
     X is the head size (int8: and 4 bytes of scale), or more where slots are padded to a multiple of 16.
 
-    Pages are not touched ahead of their first use: a pool may be most of the memory, and one that is never used up
-    should not take it. The zeroing is paid once, 0.2 s for 2 GiB in huge pages.
+    Pages are not touched here: a pool may be most of the memory, and one that is never used up should not take it.
     """
     if dtype == torch.int8 and head_size % 4:
         raise ConfigError(
@@ -55,6 +54,14 @@ def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -
             len(pairs),
         )
     )
+
+
+def touch_blocks(kv_cache: Tensor, begin: int, end: int) -> None:
+    """See `functional.touch_blocks`. 2 MiB of new memory take 0.1 ms to zero, on a virtual machine up to 2 ms."""
+    size = kv_cache.element_size()
+    for half in range(2):
+        first = kv_cache.data_ptr() + (half * kv_cache.stride(0) + begin * kv_cache.stride(1)) * size
+        check(lib.qr_touch(first, (end - begin) * kv_cache.stride(1) * size))
 
 
 def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:

@@ -56,6 +56,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_rope_and_cache": (I32, PTR, PTR, I32, *(PTR,) * 5, I32, I64, I64, I64, PTR, *(I64,) * 5, I32, F32),
     "qr_paged_attention": (I32, *(PTR, I32) * 3, I64, I64, I64, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64),
     "qr_copy_blocks": (I32, PTR, I64, I64, I64, PTR, I64),
+    "qr_touch": (I32, PTR, I64),
     "qr_row_max": (I32, PTR, PTR, PTR, I64, I64),
     "qr_top_logprobs": (I32, *(PTR,) * 6, I64, I64, I64),
     "qr_apply_penalties": (I32, PTR, I64, I64, *(PTR,) * 4, I64, *(PTR,) * 3),

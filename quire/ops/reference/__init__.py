@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from quire.ops.reference.attention import paged_attention
-from quire.ops.reference.cache import allocate_kv_cache, copy_blocks
+from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import scale_add, soft_cap
 from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
 from quire.ops.reference.graphs import Graphs
@@ -28,6 +28,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "rope_and_cache": rope_and_cache,
         "allocate_kv_cache": allocate_kv_cache,
         "copy_blocks": copy_blocks,
+        "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,
         "row_max": row_max,
         "top_logprobs": top_logprobs,

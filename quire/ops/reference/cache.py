@@ -37,3 +37,7 @@ def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -
     for cache in kv_caches:
         for source, destination in pairs:
             cache[:, destination] = cache[:, source]
+
+
+def touch_blocks(kv_cache: Tensor, begin: int, end: int) -> None:
+    """See `functional.touch_blocks`. The reference waits for memory when it writes."""
