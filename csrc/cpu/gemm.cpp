@@ -295,8 +295,8 @@ int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, 
                   int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
                   const void* residual) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(element_of(out_dtype)) || !is_output_of(out_dtype, element_of(out_dtype), n) ||
-      !is_weight_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 || !is_activation(activation))
+  if (!is_output(out_dtype, n) || !is_weight_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 ||
+      !is_activation(activation))
     return QR_EINVAL;
   const Weight weight = dense_weight(packed, weight_dtype, x_dtype, k);
   if (!takes(weight, x_dtype, rows, k)) return QR_EINVAL;

@@ -12,6 +12,10 @@ struct Weight {
 };
 
 inline bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
+// Whether a layer of n outputs may write this dtype.
+inline bool is_output(int32_t out_dtype, int64_t n) {
+  return is_dtype(element_of(out_dtype)) && is_output_of(out_dtype, element_of(out_dtype), n);
+}
 // Whether x may be of this dtype.
 inline bool takes(const Weight& weight, int32_t x_dtype, int64_t rows, int64_t k) {
   return is_dtype(x_dtype) ||

@@ -73,7 +73,7 @@ int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t
                             int32_t format, int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
                             int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(out_dtype) || !is_dtype(x_dtype) || !is_group(format, group) || rows < 0 || n <= 0 || k <= 0 ||
+  if (!is_output(out_dtype, n) || !is_dtype(x_dtype) || !is_group(format, group) || rows < 0 || n <= 0 || k <= 0 ||
       !is_activation(activation))
     return QR_EINVAL;
   return linear(quantized_weight(packed, format, group, scales, corrections, k), out, out_dtype, x, x_dtype, rows, n, k,

@@ -29,9 +29,9 @@ enum {
 };
 
 /* QR_CACHE_INT8 is for caches only: int8 -127..127 with a float32 scale for each token and kv head. QR_BFLOAT16_COMPACT
- * is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits. QR_BFLOAT16_TILES is for activations on the
- * way from one op to the linear layer that reads them: QR_BFLOAT16 laid out as [rows / 32][columns / 32][32][32], rows
- * rounded up (the last ones need no values), columns a multiple of 32. */
+ * is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits. QR_BFLOAT16_TILES is for activations on their
+ * way from one op to the next: QR_BFLOAT16 laid out as [rows / 32][columns / 32][32][32], rows rounded up (the last ones
+ * need no values), columns a multiple of 32. */
 typedef enum {
   QR_FLOAT32 = 0,
   QR_BFLOAT16 = 1,
@@ -99,7 +99,7 @@ QR_API int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int3
 /* int8 -127..127 with a float32 scale for each output; int4 0..15 with a float16 scale and an int8 correction (8 - zero
  * point; null: all zero) for each output and `group` (32, 64 or 128) of inputs, both laid out as [panels of 32
  * outputs][groups][32]. scales and corrections cover whole panels. Activations are rounded to int8 on the way in, each
- * group of a row (128 for int8 weights) by its largest magnitude. */
+ * group of a row (128 for int8 weights) by its largest magnitude; they may be written in tiles, not read. */
 QR_API int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features);
 
 /* As qr_pack_linear, from one byte for each weight. */

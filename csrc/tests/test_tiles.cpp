@@ -77,6 +77,28 @@ TEST(linear_layers_write_and_read_tiles) {
     }
 }
 
+TEST(quantised_layers_write_tiles) {
+  const int64_t rows = 45, n = 96, k = 160, group = 32;
+  const Numbers x = random_numbers(rows * k);
+  const std::vector<int8_t> weight(size_t(n * k), 3);
+  for (int32_t format : {QR_INT8, QR_INT4}) {
+    char* packed = aligned_zeros(qr_quantized_bytes(format, n, k));
+    CHECK(qr_pack_quantized(packed, format, n, k, weight.data(), n, k, 0) == QR_OK);
+    const std::vector<float> scales(size_t(n), 0.01f);
+    const std::vector<uint16_t> halves(size_t(n * k / group), 0x2000);
+    auto run = [&](Numbers& out, int32_t out_dtype) {
+      const void* own = format == QR_INT8 ? static_cast<const void*>(scales.data()) : halves.data();
+      return qr_linear_quantized(out.data(), out_dtype, x.data(), QR_BFLOAT16, packed, format, group, own, nullptr,
+                                 rows, n, k, nullptr, QR_NONE, nullptr);
+    };
+    Numbers want(size_t(rows * n)), got = tiles(rows, n);
+    CHECK(run(want, QR_BFLOAT16) == QR_OK);
+    CHECK(run(got, QR_BFLOAT16_TILES) == QR_OK);
+    CHECK(same(want, got, rows, n), "format %d", format);
+    std::free(packed);
+  }
+}
+
 TEST(norms_write_tiles) {
   const int64_t rows = 45, columns = 192;
   const Numbers x = random_numbers(rows * columns);

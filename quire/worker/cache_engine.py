@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -63,7 +64,7 @@ class CacheEngine:
             self._thread.start()
 
     def _touch(self) -> None:
-        if hasattr(os, "SCHED_IDLE"):
+        with suppress(AttributeError, OSError):  # not Linux, or not allowed: at the priority of the others then
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
         while self._touched < self._wanted:
             begin, end = self._touched, min(self._touched + BLOCKS_AT_ONCE, self._wanted)

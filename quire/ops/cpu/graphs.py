@@ -107,9 +107,9 @@ class _Passed:
 class _Notes:
     """The ops of a run so far. What only the op that follows ever reads is passed to it in tiles, where both take them.
 
-    Nothing else reads it if its memory was given back and no op noted until then had an address within. Tiles are what
-    products of many rows read, who copy other rows first; and they are written from one end to the other, where rows
-    are written by pieces of 64 bytes far apart, for which the products wait.
+    Nothing else reads it if its memory was given back and no op noted until then had an address within. Products of
+    many rows read tiles, and would copy rows into them first; and tiles are written from one end to the other, but rows
+    by lines of 64 bytes far apart, for which products wait.
     """
 
     def __init__(self, arena: Arena) -> None:
