@@ -86,7 +86,7 @@ int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, con
   if (kernels() == nullptr) return QR_ESTATE;
   if (!is_dtype(x_dtype) || !is_group(format, group) || rows < 0 || f <= 0 || k <= 0 || !is_activation(activation))
     return QR_EINVAL;
-  return gated_linear(quantized_weight(packed, format, group, scales, corrections, k), out, x_dtype, x, x_dtype, rows, f,
-                      k, bias, activation);
+  return gated_linear(quantized_weight(packed, format, group, scales, corrections, k), out, x_dtype, x, x_dtype, rows,
+                      f, k, bias, activation);
 }
 }

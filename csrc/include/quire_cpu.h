@@ -29,9 +29,9 @@ enum {
 };
 
 /* QR_CACHE_INT8 is for caches only: int8 -127..127 with a float32 scale for each token and kv head. QR_BFLOAT16_COMPACT
- * is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits. QR_BFLOAT16_TILES is for activations on their
- * way from one op to the next: QR_BFLOAT16 laid out as [rows / 32][columns / 32][32][32], rows rounded up (the last ones
- * need no values), columns a multiple of 32. */
+ * is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits. QR_BFLOAT16_TILES is for activations on
+ * their way from one op to the next: QR_BFLOAT16 laid out as [rows / 32][columns / 32][32][32], rows rounded up (the
+ * last ones need no values), columns a multiple of 32. */
 typedef enum {
   QR_FLOAT32 = 0,
   QR_BFLOAT16 = 1,
