@@ -42,16 +42,16 @@ SplitRange splits_of(const AttentionArgs& args, int64_t sequence, int64_t row_be
 }  // namespace
 
 extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* query, int32_t dtype,
-                                      const void* cache, int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
-                                      const int32_t* query_start, const int32_t* seq_lens, int64_t sequences,
-                                      const int32_t* block_tables, int64_t table_stride, int64_t heads,
-                                      int64_t kv_heads, int64_t head_size, float scale, float soft_cap,
+                                      const void* cache, int32_t cache_dtype, int64_t num_blocks, int64_t block_size,
+                                      int64_t page, const int32_t* query_start, const int32_t* seq_lens,
+                                      int64_t sequences, const int32_t* block_tables, int64_t table_stride,
+                                      int64_t heads, int64_t kv_heads, int64_t head_size, float scale, float soft_cap,
                                       int64_t window) {
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
   if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_CACHE_INT8 ||
       page != qr_cache_page(cache_dtype, block_size, head_size) || kv_heads <= 0 || heads % kv_heads != 0 ||
-      !is_output_of(out_dtype, dtype, heads * head_size) ||      sequences < 0 || !(scale > 0.0f))
+      !is_output_of(out_dtype, dtype, heads * head_size) || sequences < 0 || !(scale > 0.0f))
     return QR_EINVAL;
   const AttentionArgs args{out,
                            out_dtype,

@@ -130,10 +130,10 @@ void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
   const Kernels* table = kernels();
   Weight weight{};
-  weight.gemm = dtype == QR_FLOAT32                    ? &table->gemm_fp32
-                : dtype == QR_FLOAT16                  ? &table->gemm_fp16
-                : element_of(x_dtype) == QR_BFLOAT16   ? &table->gemm_bf16
-                                                       : &table->gemm_bf16_float;
+  weight.gemm = dtype == QR_FLOAT32                  ? &table->gemm_fp32
+                : dtype == QR_FLOAT16                ? &table->gemm_fp16
+                : element_of(x_dtype) == QR_BFLOAT16 ? &table->gemm_bf16
+                                                     : &table->gemm_bf16_float;
   weight.args.packed = packed;
   weight.args.compact = dtype == QR_BFLOAT16_COMPACT;
   weight.args.panel_bytes = panel_bytes(dtype, k);

@@ -73,8 +73,8 @@ struct Layer {
     CHECK(qr_rope_and_cache(query.data(), data.data(), dtype, positions.data(), nullptr, nullptr, nullptr, cache,
                             cache_dtype, num_blocks, shape.block_size, page, slots.data(), tokens, shape.heads,
                             shape.kv_heads, shape.head_size, 0, 0, 1e-6f) == QR_OK);
-    CHECK(qr_paged_attention(out.data(), dtype, query.data(), dtype, cache, cache_dtype, num_blocks, shape.block_size, page,
-                             starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
+    CHECK(qr_paged_attention(out.data(), dtype, query.data(), dtype, cache, cache_dtype, num_blocks, shape.block_size,
+                             page, starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
                              shape.heads, shape.kv_heads, shape.head_size, 0.2f, soft_cap, window) == QR_OK);
     return decode(out, dtype);
   }

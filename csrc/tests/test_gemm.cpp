@@ -93,8 +93,8 @@ TEST(gated_linear_is_gate_times_up) {
       std::vector<char> out(size_t(rows * f) * (dtype == QR_FLOAT32 ? 4 : 2));
       CHECK(qr_linear(both.data(), QR_FLOAT32, x.data(), dtype, layer.packed, dtype, rows, 2 * f, k, bias.data(),
                       QR_NONE, nullptr) == QR_OK);
-      CHECK(qr_gated_linear(out.data(), dtype, x.data(), dtype, layer.packed, dtype, rows, f, k, bias.data(), QR_SILU) ==
-            QR_OK);
+      CHECK(qr_gated_linear(out.data(), dtype, x.data(), dtype, layer.packed, dtype, rows, f, k, bias.data(),
+                            QR_SILU) == QR_OK);
       std::vector<float> got = decode(out, dtype);
       for (int64_t i = 0; i < rows * f; ++i) {
         const size_t gate = size_t(i / f * 2 * f + i % f);
@@ -195,10 +195,10 @@ TEST(compact_weights_give_the_bits_of_plain_ones) {
         CHECK(std::memcmp(want.data(), got.data(), want.size() * 4) == 0, "rows %ld n %ld k %ld", rows, n, k);
         if (n % 2 != 0) continue;
         std::vector<char> gated(size_t(rows * n * 2)), gated_compact(gated.size());
-        CHECK(qr_gated_linear(gated.data(), x_dtype, x.data(), x_dtype, plain, QR_BFLOAT16, rows, n / 2, k, nullptr, QR_SILU) ==
-              QR_OK);
-        CHECK(qr_gated_linear(gated_compact.data(), x_dtype, x.data(), x_dtype, compact, QR_BFLOAT16_COMPACT, rows, n / 2, k,
-                              nullptr, QR_SILU) == QR_OK);
+        CHECK(qr_gated_linear(gated.data(), x_dtype, x.data(), x_dtype, plain, QR_BFLOAT16, rows, n / 2, k, nullptr,
+                              QR_SILU) == QR_OK);
+        CHECK(qr_gated_linear(gated_compact.data(), x_dtype, x.data(), x_dtype, compact, QR_BFLOAT16_COMPACT, rows,
+                              n / 2, k, nullptr, QR_SILU) == QR_OK);
         CHECK(gated == gated_compact, "gated, rows %ld n %ld k %ld", rows, n, k);
       }
       std::free(plain);

@@ -11,7 +11,8 @@ TEST(rms_norm_and_layer_norm_match_naive_loops) {
       std::vector<float> weight = random_floats(cols), bias = random_floats(cols), xs = decode(x, dtype);
       for (bool layer : {false, true}) {
         if (layer)
-          CHECK(qr_layer_norm(out.data(), dtype, x.data(), dtype, weight.data(), bias.data(), rows, cols, 1e-5f) == QR_OK);
+          CHECK(qr_layer_norm(out.data(), dtype, x.data(), dtype, weight.data(), bias.data(), rows, cols, 1e-5f) ==
+                QR_OK);
         else
           CHECK(qr_rms_norm(out.data(), dtype, x.data(), dtype, x.data(), weight.data(), rows, cols, 1e-5f) == QR_OK);
         std::vector<float> got = decode(out, dtype);

@@ -1,6 +1,7 @@
 """allocate_kv_cache and copy_blocks."""
 
-import os
+import ctypes
+import mmap
 
 import pytest
 import torch
@@ -76,14 +77,13 @@ def test_touched_blocks_have_memory_and_the_others_have_not() -> None:
     if "cpu" not in implementations_of("allocate_kv_cache"):
         pytest.skip("needs the native library")
 
-    def resident_bytes() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     cache = ops("cpu")["allocate_kv_cache"](
         num_blocks=1024, block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16
     )
-    before = resident_bytes()
     ops("cpu")["touch_blocks"](cache, 256, 768)
-    grown = resident_bytes() - before
-    assert cache.nbytes / 2 - (4 << 20) <= grown <= cache.nbytes / 2 + (16 << 20)
+    page = mmap.PAGESIZE
+    resident = (ctypes.c_ubyte * (cache.nbytes // page))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(cache.data_ptr()), ctypes.c_size_t(cache.nbytes), resident) == 0
+    num_bytes = page * sum(state & 1 for state in resident)
+    huge_pages_at_the_ends = 4 * (2 << 20)
+    assert cache.nbytes / 2 <= num_bytes <= cache.nbytes / 2 + huge_pages_at_the_ends

@@ -155,7 +155,8 @@ void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
         turned && args.cos_sin != nullptr ? args.cos_sin + args.positions[token] * args.rotary_dim : nullptr;
     const T* in = qkv + places.row(token) + places.column(h * n);
     if (args.qkv_dtype != args.dtype) {
-      for (int64_t i = 0; i < n; i += 32) std::memcpy(static_cast<void*>(copy + i), in + places.column(i), 32 * sizeof(T));
+      for (int64_t i = 0; i < n; i += 32)
+        std::memcpy(static_cast<void*>(copy + i), in + places.column(i), 32 * sizeof(T));
       in = copy;
     }
     return Head<T>{in, n, norm, cos_sin, args.rotary_dim, args.interleaved, args.eps};
