@@ -123,7 +123,7 @@ class _Batch:
 
     async def _reply(self, app: Application, number: int, line: bytes) -> tuple[dict[str, Any] | None, dict[str, int]]:
         """(what is written about a line, its usage); None when the engine does not serve any more."""
-        from quire.server.errors import ApiError
+        from quire.server.http.errors import ApiError
 
         reply: dict[str, Any] = {"id": f"batch_req_{number}", "custom_id": _custom_id(line), "response": None}
         try:
@@ -147,8 +147,8 @@ class _Batch:
 
         Raises: ApiError.
         """
-        from quire.server.body import decode_json
-        from quire.server.errors import invalid
+        from quire.server.http.body import decode_json
+        from quire.server.http.errors import invalid
 
         value = decode_json(line)
         if not isinstance(value, dict):

@@ -21,7 +21,7 @@ SHORT = {"-q": "quantization"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand."""
     from quire.engine.admission import AdmissionLimits
-    from quire.engine.restart_policy import RestartPolicy
+    from quire.engine.process.restart_policy import RestartPolicy
     from quire.server.settings import add_server_flags
 
     parser.add_argument(
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser, started_at: f
     Raises: QuireError when the server cannot start.
     """
     from quire.engine.admission import AdmissionLimits
-    from quire.engine.restart_policy import RestartPolicy
+    from quire.engine.process.restart_policy import RestartPolicy
     from quire.server.launch import ServeOptions, serve
     from quire.server.settings import settings_from_namespace
 

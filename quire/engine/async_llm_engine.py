@@ -20,9 +20,12 @@ from typing import Any
 from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
 from quire.engine.admission import Admission, AdmissionLimits
-from quire.engine.core_client import CoreClient, ProcessCoreClient, ThreadedCoreClient
-from quire.engine.core_protocol import CoreConfigured
-from quire.engine.core_supervisor import (
+from quire.engine.front_startup import FrontParts, load_front
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
+from quire.engine.process.client import CoreClient, ProcessCoreClient, ThreadedCoreClient
+from quire.engine.process.protocol import CoreConfigured
+from quire.engine.process.restart_policy import RestartPolicy
+from quire.engine.process.supervisor import (
     CoreDown,
     CoreEvent,
     CoreGone,
@@ -30,11 +33,8 @@ from quire.engine.core_supervisor import (
     CoreSupervisor,
     CoreUp,
 )
-from quire.engine.front_startup import FrontParts, load_front
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
-from quire.engine.restart_policy import RestartPolicy
+from quire.engine.process.suspects import Suspects
 from quire.engine.startup import EngineParts, start
-from quire.engine.suspects import Suspects
 from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
 from quire.inputs import PromptType
 from quire.log import get_logger

@@ -17,15 +17,16 @@ from starlette.responses import Response
 from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
-from quire.server import admin, chat, completions, console, messages, responses
-from quire.server.errors import ApiError, as_api_error, error_response, route_of
-from quire.server.middleware import Authentication, Limits, RequestContext
-from quire.server.peers import Peers
-from quire.server.protocol.openai import Error
+from quire.server import console
+from quire.server.api import admin, anthropic, chat, completions, responses
+from quire.server.api.protocol.openai import Error
+from quire.server.http.errors import ApiError, as_api_error, error_response, route_of
+from quire.server.http.middleware import Authentication, Limits, RequestContext
+from quire.server.processes.peers import Peers
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
 
-ROUTES = (completions.routes, chat.routes, responses.routes, messages.routes, admin.routes)
+ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, admin.routes)
 
 
 def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, peers: Peers | None = None) -> FastAPI:

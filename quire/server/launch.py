@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from quire.config.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
-from quire.engine.core_supervisor import CoreSupervisor
-from quire.engine.restart_policy import RestartBudget, RestartPolicy
+from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
+from quire.engine.process.supervisor import CoreSupervisor
 from quire.log import configure, get_logger
 from quire.server.settings import ServerSettings
 from quire.utils.net import listen_tcp, listen_unix, url_of
@@ -94,7 +94,7 @@ def _serve_here(
     early: EarlySignals,
 ) -> None:
     from quire.engine.async_llm_engine import AsyncLLMEngine
-    from quire.server.front import Front, run_front
+    from quire.server.processes.front import Front, run_front
 
     def handle_signals(front: Front, loop: AbstractEventLoop) -> None:
         for number in END_SIGNALS:
@@ -113,8 +113,8 @@ def _serve_in_fronts(
     on_ready: Callable[[], None],
     early: EarlySignals,
 ) -> None:
-    from quire.server.front_group import FrontGroup
-    from quire.server.link import FrontOrders
+    from quire.server.processes.front_group import FrontGroup
+    from quire.server.processes.link import FrontOrders
 
     num_fronts = options.settings.api_server_count
     limits = options.limits.divided(num_fronts)

@@ -18,9 +18,9 @@ from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import EngineError, UnsupportedFeature
 from quire.observability.prometheus import Metrics
 from quire.observability.samples import Samples, add_samples
-from quire.server.errors import ApiError
-from quire.server.link import FrontReport
-from quire.server.peers import Alone, Peers
+from quire.server.http.errors import ApiError
+from quire.server.processes.link import FrontReport
+from quire.server.processes.peers import Alone, Peers
 from quire.server.settings import ServerSettings
 from quire.tokenizer.chat import ChatTemplate, load_chat_template
 from quire.tokenizer.tokenizer import Tokenizer

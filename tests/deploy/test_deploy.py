@@ -13,7 +13,7 @@ from quire import envs
 from quire.cli.main import create_parser
 from quire.config.args import from_namespace
 from quire.engine.core_startup import create_config
-from quire.server.front import LAST_WORDS_S
+from quire.server.processes.front import LAST_WORDS_S
 from quire.server.settings import ServerSettings, settings_from_namespace
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import EngineArgs, SamplingParams
-from quire.engine.core_protocol import CONTROL, DATA, CoreConfigured, Heartbeat, StartCore, Trial, UtilityCall
 from quire.engine.core_startup import create_config
+from quire.engine.process.protocol import CONTROL, DATA, CoreConfigured, Heartbeat, StartCore, Trial, UtilityCall
 from quire.messages import codec
 from quire.messages.codec import Codec, FrameReader, FrameTooLong, MalformedFrame
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, PositionLogprobs

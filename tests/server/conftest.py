@@ -23,7 +23,7 @@ from quire.engine.startup import EngineParts, start
 from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.server.app import create_app
-from quire.server.front import uvicorn_config
+from quire.server.processes.front import uvicorn_config
 from quire.server.settings import ServerSettings
 
 MODEL = "quire-tiny"

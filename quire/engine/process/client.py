@@ -1,0 +1,199 @@
+"""How a front talks to an EngineCore that steps by itself: in a thread of this process, or in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from quire.engine.engine_core import EngineCore
+from quire.engine.process.protocol import DATA, Trial, UtilityCall, UtilityResult
+from quire.errors import EngineDeadError, EngineError
+from quire.log import get_logger
+from quire.messages.codec import FrameReader, MalformedFrame
+from quire.messages.output import EngineCoreOutputs
+from quire.messages.request import AbortRequest, EngineCoreRequest
+
+log = get_logger(__name__)
+
+OnOutputs = Callable[[EngineCoreOutputs], None]
+OnDeath = Callable[[EngineDeadError], None]
+
+
+class CoreClient(Protocol):
+    """Sends requests and aborts; outputs come back through a callback."""
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+
+    def abort(self, abort: AbortRequest) -> None:
+        """Stop a request or a branch before the next step."""
+
+    def call(self, method: str) -> Future[None]:
+        """Call a method of the core between two steps."""
+
+    def close(self) -> None:
+        """Stop the core; harmless when called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    method: str
+    done: Future[None]
+
+
+class ThreadedCoreClient:
+    """A core that steps in a thread of this process. The thread alone touches the core, and calls back."""
+
+    def __init__(self, core: EngineCore, on_outputs: OnOutputs, on_death: OnDeath) -> None:
+        self._core = core
+        self._on_outputs = on_outputs
+        self._on_death = on_death
+        self._commands: queue.SimpleQueue[EngineCoreRequest | AbortRequest | _Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="quire-core", daemon=True)
+        self._thread.start()
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+        self._commands.put(request)
+
+    def abort(self, abort: AbortRequest) -> None:
+        """Stop a request or a branch before the next step."""
+        self._commands.put(abort)
+
+    def call(self, method: str) -> Future[None]:
+        """Call a method of the core between two steps."""
+        call = _Call(method, Future())
+        if self._thread.is_alive():
+            self._commands.put(call)
+        else:
+            call.done.set_exception(EngineDeadError("the engine was closed"))
+        return call.done
+
+    def close(self) -> None:
+        """Stop the thread and release the model."""
+        self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self._on_outputs(self._core.step())
+                self._core.report()
+        except Exception as error:
+            log.exception("engine core died")
+            self._on_death(EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))
+        finally:
+            self._core.close()
+
+    def _obey(self) -> bool:
+        """Carry out what has been asked; sleeps while there is nothing to do. False when told to stop."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._core.has_work())
+            except queue.Empty:
+                return True
+            match command:
+                case None:
+                    return False
+                case AbortRequest():
+                    self._core.abort(command)
+                case _Call("reset_prefix_cache"):
+                    self._core.reset_prefix_cache()
+                    command.done.set_result(None)
+                case _Call():
+                    command.done.set_exception(EngineError(f"the core has no method {command.method!r}"))
+                case _:
+                    self._core.add(command)
+
+
+class ProcessCoreClient(asyncio.Protocol):
+    """A connection to a core process; lives in one event loop, and calls back there.
+
+    There is a new one for each core: what was asked of a core that is gone, its successor has never heard of.
+    """
+
+    def __init__(
+        self, on_outputs: OnOutputs, on_trial: Callable[[str | None], None], on_lost: Callable[[], None]
+    ) -> None:
+        self._on_outputs = on_outputs
+        self._on_trial = on_trial
+        self._on_lost = on_lost
+        self._reader = FrameReader(DATA)
+        self._transport: asyncio.Transport | None = None
+        self._calls: dict[int, Future[None]] = {}
+        self._call_ids = itertools.count()
+
+    async def connect(self, connection: socket.socket) -> None:
+        """Take over a connected socket."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self, sock=connection)
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+        self._send(request)
+
+    def abort(self, abort: AbortRequest) -> None:
+        """Stop a request or a branch before the next step."""
+        self._send(abort)
+
+    def call(self, method: str) -> Future[None]:
+        """Call a method of the core between two steps."""
+        call = UtilityCall(call_id=next(self._call_ids), method=method)
+        done = self._calls[call.call_id] = Future()
+        self._send(call)
+        return done
+
+    def close(self) -> None:
+        """Let go of the core; nothing is called back from here on."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        while self._calls:
+            self._calls.popitem()[1].set_exception(EngineDeadError("the engine process ended before it could answer"))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The loop has taken the socket."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """The core has said something."""
+        try:
+            for message in self._reader.feed(data):
+                if self._transport is None:
+                    return  # closed by what came before
+                match message:
+                    case EngineCoreOutputs():
+                        self._on_outputs(message)
+                    case Trial():
+                        self._on_trial(message.request_id)
+                    case UtilityResult():
+                        self._answer(message)
+        except MalformedFrame:
+            log.exception("the engine process sent what is no message")
+            self.close()
+            self._on_lost()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The core has gone, or has let go of this front."""
+        if self._transport is not None:
+            self.close()
+            self._on_lost()
+
+    def _answer(self, result: UtilityResult) -> None:
+        done = self._calls.pop(result.call_id, None)
+        if done is not None and result.error is not None:
+            done.set_exception(EngineError(result.error))
+        elif done is not None:
+            done.set_result(None)
+
+    def _send(self, message: object) -> None:
+        if self._transport is not None:
+            self._transport.write(DATA.encode(message))

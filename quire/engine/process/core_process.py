@@ -1,0 +1,422 @@
+"""`python -m quire.engine.process.core_process`: an EngineCore in a process of its own; only this one imports torch.
+
+The main thread steps, and between steps it does what has come in; without work it sleeps until something comes. A
+second thread sends heartbeats, so that a step that takes long and a process that does nothing can be told apart.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from quire.engine.core_startup import check_unchanged, create_config, importing_torch, load_core
+from quire.engine.engine_core import EngineCore
+from quire.engine.process.protocol import (
+    CONTROL,
+    DATA,
+    Attach,
+    CoreConfigured,
+    CoreFailed,
+    CoreReady,
+    Heartbeat,
+    StartCore,
+    Trial,
+    UtilityCall,
+    UtilityResult,
+)
+from quire.errors import EngineError, QuireError
+from quire.log import get_logger
+from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame
+from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.stats import StepStats
+from quire.observability.ledger import Ledger
+from quire.utils.process import die_with_parent
+
+log = get_logger(__name__)
+
+HEARTBEAT_S = 0.4
+READ_BYTES = 1 << 18
+STATS_S = 0.1
+"""While steps run, statistics go to the fronts this often; a step costs the less to report."""
+MAX_UNSENT_BYTES = 256 << 20
+"""A front that lets more than this pile up does not read any more; it is let go."""
+
+
+class Control:
+    """The connection to the supervisor. When it ends, so does this process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._reader = FrameReader(CONTROL)
+        self._descriptors: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._step_started_at = 0.0
+        self._longest_step_s = 0.0
+
+    def send(self, message: object) -> None:
+        """Say something; from any thread."""
+        with self._lock:
+            self.sock.sendall(CONTROL.encode(message))
+
+    def receive(self) -> list[tuple[object, int]]:
+        """The messages that have come, each with its descriptor or -1; waits for some.
+
+        Raises: EOFError when the supervisor is gone.
+        """
+        data, descriptors, _, _ = socket.recv_fds(self.sock, READ_BYTES, 64)
+        self._descriptors.extend(descriptors)
+        if not data:
+            raise EOFError
+        messages = self._reader.feed(data)
+        return [(m, self._descriptors.popleft() if isinstance(m, Attach) else -1) for m in messages]
+
+    def step_started(self) -> None:
+        """Start the clock of a step."""
+        self._step_started_at = time.monotonic()
+
+    def step_ended(self) -> None:
+        """Stop the clock of a step."""
+        self._longest_step_s = max(self._longest_step_s, time.monotonic() - self._step_started_at)
+        self._step_started_at = 0.0
+
+    def beat(self) -> None:
+        """Send heartbeats for ever; for a thread of its own."""
+        while True:
+            started_at = self._step_started_at
+            step_s = time.monotonic() - started_at if started_at else 0.0
+            try:
+                self.send(Heartbeat(step_s=step_s, longest_step_s=self._longest_step_s))
+            except OSError:
+                os._exit(1)  # nobody is left who could want anything
+            time.sleep(HEARTBEAT_S)
+
+
+class FrontConnection:
+    """One front: what it has said and what it has not read yet."""
+
+    def __init__(self, sock: socket.socket, number: int, max_unsent_bytes: int) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.max_unsent_bytes = max_unsent_bytes
+        self.prefix = f"{number}:"
+        """Leads the ids of this front's requests in the core, so that fronts need not agree on ids."""
+        self.reader = FrameReader(DATA)
+        self.unsent = bytearray()
+        self.on_trial = False
+
+    def send(self, message: object) -> None:
+        """Queue a message and write what the socket takes.
+
+        Raises: OSError when the front is gone or does not read; FrameTooLong.
+        """
+        self.unsent += DATA.encode(message)
+        self.flush()
+        if len(self.unsent) > self.max_unsent_bytes:
+            raise BrokenPipeError(f"{len(self.unsent)} bytes were not read")
+
+    def flush(self) -> None:
+        """Write what the socket takes."""
+        try:
+            while self.unsent:
+                del self.unsent[: self.sock.send(self.unsent)]
+        except BlockingIOError:
+            pass
+
+
+class EngineCoreProc:
+    """Sockets around an EngineCore."""
+
+    def __init__(self, core: EngineCore, control: Control, max_unsent_bytes: int = MAX_UNSENT_BYTES) -> None:
+        self.core = core
+        self._max_unsent_bytes = max_unsent_bytes
+        self.control = control
+        self._fronts: dict[str, FrontConnection] = {}
+        """By prefix."""
+        self._num_fronts = 0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control.sock, selectors.EVENT_READ)
+        self._suspects: deque[EngineCoreRequest] = deque()
+        """Requests that must run alone, one after the other, before anything else."""
+        self._on_trial: str | None = None
+        self._held: list[EngineCoreRequest] = []
+        """Everybody else, while one is on trial."""
+        self._methods: dict[str, Callable[[], object]] = {"reset_prefix_cache": core.reset_prefix_cache}
+        self._stats_are_stale = False
+        """What the fronts know is older than what has happened."""
+        self._stats_sent_at = 0.0
+
+    def run(self) -> None:
+        """Step until the supervisor is gone."""
+        while self._poll():
+            if self._suspects and self._on_trial is None:
+                self._next_trial()
+            if self.core.has_work():
+                self.control.step_started()
+                news = self.core.step()
+                self.control.step_ended()
+                self._publish(news)
+                self._judge(news)
+                self.core.report()
+            elif self._on_trial is not None:
+                self._end_trial()
+
+    def close(self) -> None:
+        """Let everybody go; harmless when called again."""
+        for front in list(self._fronts.values()):
+            self._drop(front, "the core ends")
+        self._selector.close()
+        self.core.close()
+
+    def _poll(self) -> bool:
+        """Take in what has come; sleeps while there is nothing to do. False when the supervisor is gone."""
+        busy = self.core.has_work() or self._on_trial is not None or bool(self._suspects)
+        if not busy and self._stats_are_stale:
+            self._publish(EngineCoreOutputs(stats=self.core.stats()))
+        for key, events in self._selector.select(0 if busy else None):
+            front = key.data
+            if front is None:
+                try:
+                    self._obey_supervisor()
+                except (EOFError, OSError, MalformedFrame):
+                    return False
+            elif front.prefix in self._fronts:
+                self._serve(front, events)
+        return True
+
+    def _obey_supervisor(self) -> None:
+        for _, descriptor in self.control.receive():
+            if descriptor >= 0:
+                front = FrontConnection(socket.socket(fileno=descriptor), self._num_fronts, self._max_unsent_bytes)
+                self._num_fronts += 1
+                self._fronts[front.prefix] = front
+                self._selector.register(front.sock, selectors.EVENT_READ, front)
+                self._send(front, EngineCoreOutputs(stats=self.core.stats()))
+
+    def _serve(self, front: FrontConnection, events: int) -> None:
+        """Read from and write to one front; what goes wrong there concerns nobody else."""
+        try:
+            if events & selectors.EVENT_WRITE:
+                front.flush()
+                self._watch_writes(front)
+            if events & selectors.EVENT_READ:
+                data = front.sock.recv(READ_BYTES)
+                if not data:
+                    raise EOFError
+                for message in front.reader.feed(data):
+                    self._obey(front, message)
+        except BlockingIOError:
+            pass
+        except (EOFError, OSError) as error:
+            self._drop(front, repr(error))
+        except MalformedFrame as error:
+            log.error("a front sent what is no message: %s", error)
+            self._drop(front, "malformed frame")
+
+    def _obey(self, front: FrontConnection, message: object) -> None:
+        match message:
+            case EngineCoreRequest():
+                self._add(replace(message, request_id=front.prefix + message.request_id))
+            case AbortRequest():
+                self._abort(AbortRequest(request_id=front.prefix + message.request_id, branch=message.branch))
+            case UtilityCall():
+                method = self._methods.get(message.method)
+                if method is None:
+                    self._send(front, UtilityResult(call_id=message.call_id, error=f"no method {message.method!r}"))
+                    return
+                method()
+                self._send(front, UtilityResult(call_id=message.call_id))
+            case _:
+                raise MalformedFrame(f"{type(message).__name__} is not for the core")
+
+    def _add(self, request: EngineCoreRequest) -> None:
+        if request.request_id in self.core.scheduler.groups:
+            raise MalformedFrame(f"request id {request.request_id!r} is in use")
+        if request.runs_alone:
+            self._suspects.append(replace(request, runs_alone=False))
+        elif self._on_trial is not None:
+            self._held.append(request)
+        else:
+            self.core.add(request)
+
+    def _abort(self, abort: AbortRequest) -> None:
+        if self.core.abort(abort):
+            self._stats_are_stale = True
+            return
+        for place in (self._suspects, self._held):
+            for index, request in enumerate(place):
+                if request.request_id == abort.request_id:
+                    del place[index]
+                    rest = _without(request, abort.branch)
+                    if rest is not None:
+                        place.insert(index, rest)
+                    return
+
+    def _next_trial(self) -> None:
+        """Set everything aside but one suspect, and say so before anything is computed."""
+        self._set_aside()
+        request = self._suspects.popleft()
+        front = self._front_of(request.request_id)
+        if front is not None:
+            self._on_trial = request.request_id
+            front.on_trial = True
+            self._send(front, Trial(request_id=request.request_id.removeprefix(front.prefix)))
+            self.core.add(request)
+
+    def _judge(self, news: EngineCoreOutputs) -> None:
+        """A suspect that has a new token did not end this core."""
+        if self._on_trial is not None and any(output.new_token_ids or output.error for output in news.outputs):
+            self._end_trial()
+
+    def _end_trial(self) -> None:
+        self._set_aside()
+        self._on_trial = None
+        for front in list(self._fronts.values()):
+            if front.on_trial:
+                front.on_trial = False
+                self._send(front, Trial(request_id=None))
+        if not self._suspects:
+            held, self._held = self._held, []
+            for request in held:
+                self.core.add(request)
+
+    def _set_aside(self) -> None:
+        self._held += [self.core.scheduler.withdraw(request_id) for request_id in list(self.core.scheduler.groups)]
+
+    def _publish(self, news: EngineCoreOutputs) -> None:
+        """Send each front what concerns its requests, in one frame; and all of them statistics, if they are due."""
+        stats = self._due(news.stats)
+        mine: dict[str, list[EngineCoreOutput]] = {prefix: [] for prefix in self._fronts}
+        for output in news.outputs:
+            number, colon, output.request_id = output.request_id.partition(":")
+            outputs = mine.get(number + colon)
+            if outputs is not None:
+                outputs.append(output)
+        for prefix, outputs in mine.items():
+            if outputs or stats is not None:
+                mine_alone = EngineCoreOutputs(outputs=outputs, stepped_at=news.stepped_at, stats=stats)
+                self._send(self._fronts[prefix], mine_alone)
+
+    def _due(self, stats: StepStats | None) -> StepStats | None:
+        """The statistics, when the last ones are old or no step may follow that would bring others."""
+        now = time.monotonic()
+        self._stats_are_stale = self.core.has_work() and now - self._stats_sent_at < STATS_S
+        if self._stats_are_stale:
+            return None
+        self._stats_sent_at = now
+        return stats
+
+    def _send(self, front: FrontConnection, message: object) -> None:
+        try:
+            front.send(message)
+        except FrameTooLong as error:
+            if isinstance(message, EngineCoreOutputs):
+                self._send_one_by_one(front, message, error)
+        except OSError as error:
+            self._drop(front, repr(error))
+        else:
+            self._watch_writes(front)
+
+    def _send_one_by_one(self, front: FrontConnection, news: EngineCoreOutputs, error: FrameTooLong) -> None:
+        """Outputs that are too long together; one that is too long alone ends its request."""
+        for output in news.outputs:
+            if len(news.outputs) == 1:
+                self._abort(AbortRequest(request_id=front.prefix + output.request_id))
+                output = EngineCoreOutput(
+                    request_id=output.request_id,
+                    branch=output.branch,
+                    new_token_ids=[],
+                    finish_reason=FinishReason.ERROR,
+                    error=f"one step's output is too long to be sent ({error}); ask for fewer logprobs",
+                )
+            self._send(front, EngineCoreOutputs(outputs=[output], stepped_at=news.stepped_at))
+
+    def _watch_writes(self, front: FrontConnection) -> None:
+        """Have the selector wake for writing exactly while something is unsent."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if front.unsent else 0)
+        if front.prefix in self._fronts and self._selector.get_key(front.sock).events != wanted:
+            self._selector.modify(front.sock, wanted, front)
+
+    def _drop(self, front: FrontConnection, why: str) -> None:
+        """Forget a front and end its requests."""
+        if self._fronts.pop(front.prefix, None) is None:
+            return
+        log.info("front %s is gone: %s", front.prefix[:-1], why)
+        self._selector.unregister(front.sock)
+        front.sock.close()
+        for request_id in [i for i in self.core.scheduler.groups if i.startswith(front.prefix)]:
+            self.core.abort(AbortRequest(request_id=request_id))
+            self._stats_are_stale = True
+        self._suspects = deque(r for r in self._suspects if not r.request_id.startswith(front.prefix))
+        self._held = [r for r in self._held if not r.request_id.startswith(front.prefix)]
+
+    def _front_of(self, request_id: str) -> FrontConnection | None:
+        number, colon, _ = request_id.partition(":")
+        return self._fronts.get(number + colon)
+
+
+def _without(request: EngineCoreRequest, branch: int | None) -> EngineCoreRequest | None:
+    """A request that waits, without one of its branches; None when nothing is left of it."""
+    if branch is None or request.progress is None:
+        return None
+    branches = {number: ids for number, ids in request.progress.branches.items() if number != branch}
+    return replace(request, progress=replace(request.progress, branches=branches)) if branches else None
+
+
+def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> int:
+    """Load what the first message asks for, then run; the exit status."""
+    threading.Thread(target=control.beat, name="quire-heartbeat", daemon=True).start()
+    starting = True
+    try:
+        ledger = Ledger()
+        with importing_torch(ledger):
+            ((order, _),) = control.receive()
+            if isinstance(order, StartCore):
+                with ledger.stage("config"):
+                    config = create_config(order.args)
+                control.send(CoreConfigured(config=config))
+            else:
+                config = order.config  # type: ignore[attr-defined]
+                check_unchanged(config)
+        core = load_core(config, time.monotonic, ledger)
+        gc.freeze()  # what is here now stays: no collection needs to look at it again
+        control.send(CoreReady(stages=ledger.stages))
+        starting = False
+        make_proc(core, control).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    except Exception as error:
+        if not isinstance(error, QuireError):
+            log.exception("engine core died")
+            error = EngineError(f"the engine stopped: {type(error).__name__}: {error}")
+        name, fields = error.as_wire()
+        control.send(CoreFailed(name=name, fields=fields, starting=starting))
+        return 1
+    return 0
+
+
+def main(make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> None:
+    """Entry point: `core_process DESCRIPTOR PARENT_PID`.
+
+    Signals that ask for an end are for the parent to answer: it drains, and this process serves until it is let go.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    descriptor, parent_pid = map(int, sys.argv[1:])
+    die_with_parent(parent_pid)
+    status = serve(Control(socket.socket(fileno=descriptor)), make_proc)
+    sys.stderr.flush()
+    os._exit(status)  # nothing is worth the time that tearing down a model takes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""`CoreSupervisor`: starts the core process, watches it, and starts it again.
+
+Two things can go wrong and are told apart. *Lost*: the process has ended. *Stalled*: it is there but does nothing: it
+was stopped, its heartbeat is silent, or a step takes longer than any step should. Either is noticed within two seconds
+(a step that hangs: after `step_timeout` and ten times the longest step so far) and ends in the same way: the process
+is killed, whoever is attached hears `CoreDown`, and a new process is started with the same configuration, a limited
+number of times in a window and after a growing pause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.config.args import EngineArgs
+from quire.config.engine import QuireConfig
+from quire.engine.process.protocol import (
+    CONTROL,
+    Attach,
+    CoreConfigured,
+    CoreFailed,
+    CoreReady,
+    Heartbeat,
+    RestartCore,
+    StartCore,
+)
+from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
+from quire.errors import EngineDeadError, EngineError, QuireError, from_wire
+from quire.log import get_logger
+from quire.messages.codec import FrameReader, MalformedFrame
+from quire.utils.process import describe_exit, num_oom_kills, thread_states
+
+log = get_logger(__name__)
+
+CORE_MODULE = "quire.engine.process.core_process"
+TICK_S = 0.5
+"""Somewhat longer than the pause between heartbeats, so that an idle supervisor wakes for nothing else."""
+STOPPED_TICKS = 2
+"""A silent process that is seen stopped so often in a row is stalled."""
+ASLEEP_TICKS = 3
+"""The same for one whose threads are all asleep, the one with the heartbeat too."""
+STARVED_SILENCE_S = 15.0
+"""So long may one be silent that could run but is not given the processor."""
+STARTING_SILENCE_S = 120.0
+"""So long, while libraries are read from a cold disk in one breath."""
+OUTSIDE_SIGNALS = frozenset(-number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))
+"""Exit statuses of a process that somebody else ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreUp:
+    """A core is ready; `connection` is this subscriber's own."""
+
+    connection: socket.socket
+
+
+@dataclass(frozen=True, slots=True)
+class CoreDown:
+    """The core is gone and will be started again."""
+
+    reason: str
+    crashed: bool
+    """It ended by itself, for want of memory, or hung; otherwise somebody ended it from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreGone:
+    """There will be no core any more."""
+
+    error: QuireError
+
+
+CoreEvent = CoreConfigured | CoreUp | CoreDown | CoreGone
+
+
+class CoreSource(Protocol):
+    """Where connections to a core come from."""
+
+    def subscribe(self, sink: Callable[[CoreEvent], None]) -> None:
+        """Hear of the core, from another thread: CoreConfigured once, then CoreUp and CoreDown in turns, or CoreGone.
+
+        Called again with the same sink, it gives a new connection to one that has lost its own.
+        """
+
+    def close(self) -> None:
+        """Let the core go; harmless when called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    reason: str
+    crashed: bool
+    error: QuireError | None = None
+    """Set when starting again would end in the same way."""
+
+
+class _CoreProcess:
+    """One core process and what is known of it."""
+
+    def __init__(self, module: str) -> None:
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for the front, which drains
+            )
+        self.reader = FrameReader(CONTROL)
+        self.is_ready = False
+        self.heartbeat = Heartbeat()
+        self.failure: CoreFailed | None = None
+        self.heard_at = time.monotonic()
+        self.ticks_stopped = 0
+        self.ticks_asleep = 0
+        self.num_oom_kills = num_oom_kills()
+
+    def attach(self) -> socket.socket:
+        """A new connection to the core.
+
+        Raises: OSError when it has ended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self.control, [CONTROL.encode(Attach())], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    def stall(self, policy: RestartPolicy) -> str | None:
+        """Why the process counts as stalled, or None. Called once per tick, after its messages were read."""
+        silence_s = time.monotonic() - self.heard_at
+        if silence_s < TICK_S:
+            self.ticks_stopped = self.ticks_asleep = 0
+        else:
+            states = thread_states(self.process.pid)
+            self.ticks_stopped = self.ticks_stopped + 1 if states and not states.strip("T") else 0
+            self.ticks_asleep = self.ticks_asleep + 1 if states and not states.strip("S") else 0
+            if self.ticks_stopped >= STOPPED_TICKS:
+                return "was stopped"
+            limit_s = STARVED_SILENCE_S if self.is_ready else STARTING_SILENCE_S
+            if silence_s > limit_s or (self.is_ready and self.ticks_asleep >= ASLEEP_TICKS):
+                return f"has given no sign of life for {silence_s:.1f} s"
+        limit_s = policy.step_timeout + 10 * self.heartbeat.longest_step_s
+        if self.heartbeat.step_s > limit_s:
+            return f"has spent {self.heartbeat.step_s:.0f} s in one step (limit {limit_s:.0f} s, --step-timeout)"
+        return None
+
+    def end(self) -> int:
+        """Kill and reap; the exit status."""
+        self.control.close()
+        self.process.kill()
+        return self.process.wait()
+
+
+class CoreSupervisor:
+    """The core process of one engine, and those that replace it. One thread does everything."""
+
+    def __init__(self, args: EngineArgs, policy: RestartPolicy | None = None, module: str = CORE_MODULE) -> None:
+        """`module` is what a core process runs."""
+        self._module = module
+        self._order: StartCore | RestartCore = StartCore(args=args)
+        self._policy = policy or RestartPolicy()
+        self._sinks: list[Callable[[CoreEvent], None]] = []
+        self._lock = threading.Lock()
+        self._new_sinks: deque[Callable[[CoreEvent], None]] = deque()
+        self._config: QuireConfig | None = None
+        self._gone: CoreGone | None = None
+        self._budget = RestartBudget(self._policy)
+        self._closing = False
+        self._core: _CoreProcess | None = None
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
+        self._thread.start()  # the kernel ends the core with the thread that started it, so this one stays
+
+    @property
+    def core_pid(self) -> int | None:
+        """The core's process id; None between two cores."""
+        core = self._core
+        return None if core is None else core.process.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """Restarts in the current window."""
+        return len(self._budget)
+
+    def subscribe(self, sink: Callable[[CoreEvent], None]) -> None:
+        """See `CoreSource`."""
+        self._new_sinks.append(sink)
+        self._wake_up()
+
+    def unsubscribe(self, sink: Callable[[CoreEvent], None]) -> None:
+        """Tell this one nothing more (but for what is being told now)."""
+        with self._lock:
+            self._sinks = [other for other in self._sinks if other != sink]
+
+    def close(self) -> None:
+        """End the core and the thread."""
+        self._closing = True
+        self._wake_up()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _wake_up(self) -> None:
+        try:
+            self._wake.send(b".")
+        except OSError:
+            pass  # the thread has ended
+
+    def _run(self) -> None:
+        try:
+            while not self._closing and self._gone is None:
+                self._core = _CoreProcess(self._module)
+                try:
+                    end = self._watch(self._core)
+                finally:
+                    core, self._core = self._core, None
+                    core.end()
+                if end is not None:
+                    self._learn(end)
+            while not self._closing:  # those who subscribe late are told, too
+                self._listen(None, TICK_S)
+        except Exception as error:
+            log.exception("the supervisor failed")
+            self._publish(CoreGone(EngineError(f"the supervisor failed: {type(error).__name__}: {error}")))
+        finally:
+            self._wake.close()
+            self._woken.close()
+
+    def _watch(self, core: _CoreProcess) -> _End | None:
+        """Follow a core to its end; None when told to close."""
+        _say(core, self._order)
+        ticked_at = time.monotonic()
+        while not self._closing:
+            alive = self._listen(core, TICK_S)
+            if not alive:
+                return self._why_lost(core)
+            now = time.monotonic()
+            if now - ticked_at > 2 * TICK_S:
+                core.heard_at = now  # it was this process that did not run
+            ticked_at = now
+            stall = core.stall(self._policy)
+            if stall is not None:
+                return _End(f"the engine process {stall}", crashed=core.ticks_stopped == 0)
+        return None
+
+    def _listen(self, core: _CoreProcess | None, timeout_s: float) -> bool:
+        """Wait for news for a while. False when the core is gone."""
+        poll = select.poll()
+        for sock in [self._woken] if core is None else [self._woken, core.control]:
+            poll.register(sock, select.POLLIN)
+        readable = {descriptor for descriptor, _ in poll.poll(1000 * timeout_s)}
+        if self._woken.fileno() in readable:
+            self._woken.recv(4096)
+            with contextlib.suppress(OSError):  # a core that cannot be reached any more: its end comes next
+                self._welcome(core)
+        if core is None or core.control.fileno() not in readable:
+            return True
+        try:
+            data = core.control.recv(1 << 16)
+            for message in core.reader.feed(data):
+                self._hear(core, message)
+        except (OSError, MalformedFrame):
+            return False
+        return bool(data)
+
+    def _hear(self, core: _CoreProcess, message: object) -> None:
+        core.heard_at = time.monotonic()
+        match message:
+            case Heartbeat():
+                core.heartbeat = message
+            case CoreConfigured():
+                self._order = RestartCore(config=message.config)
+                self._config = message.config
+                self._publish(message)
+            case CoreReady():
+                core.is_ready = True
+                for sink in self._sinks:
+                    sink(CoreUp(core.attach()))
+            case CoreFailed():
+                core.failure = message
+
+    def _welcome(self, core: _CoreProcess | None) -> None:
+        """Tell new subscribers how things stand."""
+        while self._new_sinks:
+            sink = self._new_sinks.popleft()
+            with self._lock:
+                self._sinks = [other for other in self._sinks if other != sink] + [sink]
+            if self._config is not None:
+                sink(CoreConfigured(config=self._config))
+            if self._gone is not None:
+                sink(self._gone)
+            elif core is not None and core.is_ready:
+                sink(CoreUp(core.attach()))
+
+    def _why_lost(self, core: _CoreProcess) -> _End:
+        try:
+            returncode = core.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return _End("the engine process closed its connection", crashed=True)
+        if core.failure is not None:
+            error = from_wire(core.failure.name, core.failure.fields)
+            final = core.failure.starting and core.failure.name not in ("EngineError", "EngineDeadError")
+            return _End(error.message, crashed=True, error=error if final else None)
+        if returncode == -signal.SIGKILL and num_oom_kills() > core.num_oom_kills:
+            return _End("the engine process was killed for want of memory", crashed=True)
+        return _End(f"the engine process {describe_exit(returncode)}", crashed=returncode not in OUTSIDE_SIGNALS)
+
+    def _learn(self, end: _End) -> None:
+        """Decide between another core and the end; waits before the former."""
+        if end.error is not None:
+            self._publish(CoreGone(end.error))
+            return
+        pause_s = self._budget.spend()
+        if pause_s is None:
+            count = f"{len(self._budget)} restarts in {self._policy.engine_restart_window} s"
+            self._publish(CoreGone(EngineDeadError(f"{end.reason}, after {count} (--max-engine-restarts)")))
+            return
+        log.error("%s; restart %d in %.1f s", end.reason, len(self._budget), pause_s)
+        self._publish(CoreDown(end.reason, end.crashed))
+        until = time.monotonic() + pause_s
+        while not self._closing and (left := until - time.monotonic()) > 0:
+            self._listen(None, left)
+
+    def _publish(self, event: CoreEvent) -> None:
+        if isinstance(event, CoreGone):
+            log.error("the engine is gone: %s", event.error)
+            self._gone = event
+        for sink in self._sinks:
+            sink(event)
+
+
+def _say(core: _CoreProcess, message: object) -> None:
+    try:
+        core.control.sendall(CONTROL.encode(message))
+    except OSError:
+        pass  # it ended before it could listen; the next look at the connection shows that

@@ -1,0 +1,1 @@
+"""One file per API surface, and what they share."""

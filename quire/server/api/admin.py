@@ -1,0 +1,187 @@
+"""Routes about the server itself: health, models, metrics, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire import __version__
+from quire.engine.async_llm_engine import EngineState
+from quire.observability.prometheus import CONTENT_TYPE
+from quire.server.api.params import check_fields
+from quire.server.api.prompts import chat_text
+from quire.server.api.protocol.openai import (
+    DetokenizeRequest,
+    EngineStatus,
+    ModelCard,
+    ModelList,
+    Text,
+    TokenizeRequest,
+    Tokens,
+)
+from quire.server.http.body import strict_route
+from quire.server.http.errors import ApiError, invalid
+from quire.server.http.streaming import json_reply, unless_gone
+from quire.server.service import Service
+
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""What /v1/capabilities gives the defaults of."""
+
+
+def routes(service: Service) -> APIRouter:
+    """Everything that generates nothing."""
+    router = APIRouter(route_class=strict_route(service.settings))
+    _add_state(router, service)
+    _add_models(router, service)
+    _add_tokens(router, service)
+    return router
+
+
+def _add_state(router: APIRouter, service: Service) -> None:
+    @router.get("/health", response_class=Response)
+    async def health() -> Response:
+        """200 while the server lives: also while it starts, drains, or replaces its core."""
+        if service.engine.state is EngineState.DEAD:
+            raise ApiError(503, "engine_unavailable", "The engine has stopped and will not come back.")
+        return Response()
+
+    @router.get("/ready", response_class=Response)
+    async def ready() -> Response:
+        """200 while a request would be served now."""
+        state = service.engine.state
+        if state is not EngineState.READY:
+            raise ApiError(503, "engine_unavailable", f"The engine is {state.value}.", headers={"Retry-After": "1"})
+        return Response()
+
+    router.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """The version of quire."""
+        return {"version": __version__}
+
+    @router.get("/load")
+    async def load() -> dict[str, int]:
+        """Requests in progress."""
+        return {"server_load": service.peers.counts.in_progress()}
+
+    @router.get("/v1/stats", response_model=EngineStatus)
+    async def stats() -> Response:
+        """What the engine does now; the difference of two replies is what it did in between."""
+        engine = service.engine
+        server, _ = await service.reports()
+        status: EngineStatus = {
+            "state": engine.state.value,
+            "num_restarts": server.num_restarts,
+            "num_requests": server.num_unfinished,
+            "num_queued": server.num_queued,
+            "num_tasks": len(asyncio.all_tasks()),
+            "age_s": time.monotonic() - engine.last_stats_at if engine.last_stats else None,
+            "stats": server.stats,
+        }
+        return json_reply(status)
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        server, others = await service.reports()
+        text = service.metrics.expose(server.stats, server.num_restarts, others)
+        return Response(text, media_type=CONTENT_TYPE)
+
+
+def _add_models(router: APIRouter, service: Service) -> None:
+    @router.get("/v1/models", response_model=ModelList)
+    async def list_models() -> Response:
+        """The names under which the model is served."""
+        return json_reply({"object": "list", "data": [_card(service, name) for name in service.names]})
+
+    @router.get("/v1/models/{model:path}", response_model=ModelCard)
+    async def show_model(model: str) -> Response:
+        """One of them."""
+        return json_reply(_card(service, service.check_model(model)))
+
+    @router.get("/v1/capabilities")
+    async def capabilities() -> dict[str, Any]:
+        """What this server can do, and what it refuses by name."""
+        config = service.engine.config
+        return {
+            "model": service.names[0],
+            "max_model_len": config.model_config.max_model_len,
+            "max_logprobs": config.model_config.max_logprobs,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "prefix_caching": config.cache_config.enable_prefix_caching,
+            "chat": service.engine.tokenizer is not None and bool(service.engine.tokenizer.chat_templates),
+            "tools": False,
+            "structured_output": False,
+            "images": False,
+            "embeddings": False,
+            "adapters": False,
+            "sampling_defaults": {name: getattr(service.engine.default_params, name) for name in SAMPLING_FIELDS},
+            "same_request_same_tokens": True,
+        }
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    limit = service.engine.config.model_config.max_model_len
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "quire",
+        "root": service.names[0],
+        "parent": None,
+        "max_model_len": limit,
+        "context_length": limit,
+        "context_window": limit,
+        "max_input_tokens": limit,
+        "permission": [],
+    }
+
+
+def _add_tokens(router: APIRouter, service: Service) -> None:
+    def tokenized(body: TokenizeRequest) -> dict[str, Any]:
+        warnings = check_fields(body, service)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "Give either prompt or messages.", "missing_required_parameter")
+        if body.messages is not None:
+            _, ids, more = chat_text(service, body.messages, body)
+            warnings += more
+        else:
+            special = body.add_special_tokens is not False
+            ids = service.engine.input_processor.encode(body.prompt or "", add_special_tokens=special)
+        strings = [service.tokenizer.token(token_id) for token_id in ids] if body.return_token_strs else None
+        limit = service.engine.config.model_config.max_model_len
+        reply = {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings}
+        return {**reply, "warnings": warnings} if warnings else reply
+
+    @router.post("/tokenize", response_model=Tokens)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """The token ids of a prompt or of a conversation."""
+        service.check_model(body.model, is_given=body.model is not None)
+        work = asyncio.to_thread(tokenized, body)
+        return json_reply(await unless_gone(request, service.settings, work))
+
+    @router.post("/detokenize", response_model=Text)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        """The text of token ids."""
+        service.check_model(body.model, is_given=body.model is not None)
+        warnings = check_fields(body, service)
+        limit = service.engine.config.model_config.arch.vocab_size
+        wrong = next((token_id for token_id in body.tokens if not 0 <= token_id < limit), None)
+        if wrong is not None:
+            raise invalid("tokens", f"tokens holds {str(wrong)[:32]}; this model's token ids are 0 to {limit - 1}.")
+        work = asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        reply: dict[str, Any] = {"prompt": await unless_gone(request, service.settings, work)}
+        return json_reply({**reply, "warnings": warnings} if warnings else reply)

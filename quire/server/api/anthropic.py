@@ -1,0 +1,171 @@
+"""POST /v1/messages: Anthropic's API, translated onto the path of chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.outputs import CompletionOutput
+from quire.server.api.chat import Conversation, converse
+from quire.server.api.generation import Generation
+from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
+from quire.server.api.prompts import chat_text
+from quire.server.api.protocol.anthropic import (
+    AnthropicError,
+    CountTokensRequest,
+    MessageReply,
+    MessagesRequest,
+    MessageUsage,
+    TokenCount,
+)
+from quire.server.api.protocol.openai import ConversationFields
+from quire.server.http.body import strict_route
+from quire.server.http.errors import ApiError, error_body
+from quire.server.http.streaming import STREAMED, EventStream, event, json_reply, unless_gone
+from quire.server.service import Context, Service, context_of
+
+_REFUSED = {
+    **REFUSED,
+    "container": REFUSED["tools"],
+    "mcp_servers": REFUSED["tools"],
+    "output_config": REFUSED["structured_outputs"],
+    "output_format": REFUSED["structured_outputs"],
+    "thinking": Refusal("thinking is not told apart from the answer yet", ({"type": "disabled"},)),
+    "tool_choice": Refusal(REFUSED["tool_choice"].why, ({"type": "none"},)),
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnthropicError}, "5XX": {"model": AnthropicError}}
+
+
+def routes(service: Service) -> APIRouter:
+    """The routes of Anthropic's API."""
+    router = APIRouter(route_class=strict_route(service.settings), responses=_ERRORS)
+
+    @router.post("/v1/messages", response_model=MessageReply, responses=STREAMED)
+    async def create_message(body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        model = service.check_model(body.model, is_given="model" in body.model_fields_set)
+        reply = _Reply(service, context_of(request.scope), body, model)
+        if body.stream:
+            return EventStream(reply.stream(), service.settings, end=b"", error=_error_event)
+        return json_reply(await unless_gone(request, service.settings, reply.whole()))
+
+    @router.post("/v1/messages/count_tokens", response_model=TokenCount)
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        """The tokens that a conversation has as a prompt."""
+        service.check_model(body.model, is_given="model" in body.model_fields_set)
+        warnings = check_fields(body, service, refused=_REFUSED)
+        work = asyncio.to_thread(chat_text, service, _messages(body), _fields(body))
+        _, ids, more = await unless_gone(request, service.settings, work)
+        reply: dict[str, Any] = {"input_tokens": len(ids)}
+        return json_reply({**reply, "warnings": [*warnings, *more]} if warnings or more else reply)
+
+    return router
+
+
+def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
+    """The conversation with its system prompt first."""
+    system = [] if not body.system else [{"role": "system", "content": body.system}]
+    return [*system, *body.messages]
+
+
+def _fields(body: CountTokensRequest) -> ConversationFields:
+    """A last message of the assistant's is one to go on with."""
+    continues = bool(body.messages) and body.messages[-1].get("role") == "assistant"
+    return ConversationFields(continue_final_message=continues, chat_template_kwargs=body.chat_template_kwargs)
+
+
+def _error_event(error: ApiError, path: str) -> bytes:
+    return event(error_body(error, path), "error")
+
+
+class _Reply:
+    """The reply to one request, whole or as a stream."""
+
+    def __init__(self, service: Service, context: Context, body: MessagesRequest, model: str) -> None:
+        self._service = service
+        self._context = context
+        self._body = body
+        self._head = {"id": f"msg_{context.id}", "type": "message", "role": "assistant", "model": model}
+        self._warnings = check_fields(body, service, refused=_REFUSED)
+
+    async def whole(self) -> dict[str, Any]:
+        """The reply that comes at once."""
+        conversation = await self._prepare(stream=False)
+        (output,) = await conversation.generation.outputs()
+        (completion,) = output.outputs
+        reply = {
+            **self._head,
+            "content": [{"type": "text", "text": completion.text}],
+            **_end(completion),
+            "usage": _usage(conversation.generation),
+        }
+        warnings = [*self._warnings, *conversation.warnings, *output.warnings]
+        reply.update(await conversation.generation.extras())
+        return {**reply, "warnings": warnings} if warnings else reply
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The events of the reply."""
+        conversation = await self._prepare(stream=True)
+        generation = conversation.generation
+        begun = False
+        async with aclosing(generation.stream()) as outputs:
+            async for _, output in outputs:
+                (completion,) = output.outputs
+                if not begun:
+                    begun = True
+                    yield self._start(generation, [*self._warnings, *conversation.warnings, *output.warnings])
+                if completion.text:
+                    delta = {"type": "text_delta", "text": completion.text}
+                    yield _event("content_block_delta", index=0, delta=delta)
+        yield _event("content_block_stop", index=0)
+        extras = await generation.extras()
+        yield _event("message_delta", delta=_end(completion), usage=_usage(generation), **extras)
+        yield _event("message_stop")
+
+    def _start(self, generation: Generation, warnings: list[str]) -> bytes:
+        usage = {**_usage(generation), "output_tokens": 0}
+        message: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        if warnings:
+            message["warnings"] = warnings
+        block = _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        return _event("message_start", message=message) + block
+
+    async def _prepare(self, *, stream: bool) -> Conversation:
+        body = self._body
+        fields = body if body.stop_sequences is None else body.model_copy(update={"stop": body.stop_sequences})
+        params = sampling_params(self._service, fields, max_tokens=body.max_tokens, stream=stream)
+        return await converse(
+            self._service, self._context, _messages(body), params, fields=_fields(body), salt=body.cache_salt
+        )
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)
+
+
+def _end(completion: CompletionOutput) -> dict[str, str | None]:
+    if completion.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(completion.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _usage(generation: Generation) -> MessageUsage:
+    return {
+        "input_tokens": generation.num_prompt_tokens - generation.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": generation.num_cached_tokens,
+        "output_tokens": generation.num_output_tokens,
+    }

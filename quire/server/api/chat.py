@@ -1,0 +1,228 @@
+"""POST /v1/chat/completions, and the one path on which conversations of every API are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.sampling_params import SamplingParams
+from quire.server.api.generation import Generation
+from quire.server.api.logprobs import ChatLogprobsWriter, prompt_logprobs
+from quire.server.api.params import (
+    REFUSED,
+    Refusal,
+    check_fields,
+    check_stream,
+    sampling_params,
+    tokens_as_ids,
+    usage_in_stream,
+)
+from quire.server.api.prompts import cache_salt, chat_text, finish_prompt
+from quire.server.api.protocol.fields import GenerationFields
+from quire.server.api.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
+from quire.server.http.body import strict_route
+from quire.server.http.errors import invalid
+from quire.server.http.streaming import STREAMED, Chunks, EventStream, json_reply, unless_gone
+from quire.server.service import Context, Service, context_of
+
+_REFUSED = {**REFUSED, "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,))}
+
+
+def routes(service: Service) -> APIRouter:
+    """The route of chat completions."""
+    router = APIRouter(route_class=strict_route(service.settings))
+
+    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
+    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+        """Answer a conversation, in `n` ways."""
+        given = "model" in body.model_fields_set
+        reply = _Reply(service, context_of(request.scope), body, service.check_model(body.model, is_given=given))
+        if body.stream:
+            return EventStream(reply.stream(), service.settings)
+        return json_reply(await unless_gone(request, service.settings, reply.whole()))
+
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation on its way to the engine."""
+
+    generation: Generation
+    text: str
+    warnings: list[str]
+
+
+async def converse(
+    service: Service,
+    context: Context,
+    messages: Sequence[dict[str, Any]],
+    params: SamplingParams,
+    *,
+    fields: ConversationFields,
+    salt: str | None,
+) -> Conversation:
+    """Render and tokenise a conversation, off the event loop, and make it ready to be generated.
+
+    Raises: ApiError; RequestErrors.
+    """
+
+    def prepare() -> Conversation:
+        text, ids, warnings = chat_text(service, messages, fields)
+        cut = fields if isinstance(fields, GenerationFields) else None
+        prompt = finish_prompt(service, text, ids, params, fields=cut, salt=cache_salt(context, salt))
+        return Conversation(Generation(service, context, [prompt], params), text, warnings)
+
+    return await asyncio.to_thread(prepare)
+
+
+class _Reply:
+    """The reply to one request, whole or as a stream."""
+
+    def __init__(self, service: Service, context: Context, body: ChatCompletionRequest, model: str) -> None:
+        self._service = service
+        self._context = context
+        self._body = body
+        self._head: dict[str, Any] = {
+            "id": f"chatcmpl-{body.request_id or context.id}",
+            "object": "chat.completion",
+            "created": context.created,
+            "model": model,
+            "system_fingerprint": service.fingerprint,
+        }
+        self._warnings = check_fields(body, service, refused=_REFUSED)
+        self._role = service.settings.response_role
+        self._echo = self._echoed()
+        self._logprobs = ChatLogprobsWriter(
+            service.engine.tokenizer, body.top_logprobs or 0, as_ids=tokens_as_ids(body, service.settings)
+        )
+        check_stream(body)
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs", "top_logprobs requires logprobs to be true.")
+        if body.top_logprobs is not None and body.top_logprobs < -1:
+            raise invalid("top_logprobs", f"top_logprobs must be between 0 and 20, got {body.top_logprobs}.")
+
+    async def whole(self) -> ChatCompletion:
+        """The reply that comes at once."""
+        conversation = await self._prepare(stream=False)
+        (output,) = await conversation.generation.outputs()
+        body = self._body
+        reply: dict[str, Any] = {
+            **self._head,
+            "service_tier": None,
+            "choices": [self._choice(completion) for completion in output.outputs],
+            "usage": conversation.generation.usage,
+        }
+        if body.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+        self._add_prompt(reply, conversation, output)
+        warnings = dict.fromkeys([*self._warnings, *conversation.warnings, *output.warnings])
+        if warnings:
+            reply["warnings"] = list(warnings)
+        reply.update(await conversation.generation.extras())
+        return reply  # type: ignore[return-value]
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The events of the reply: per choice the role, the pieces of its text, its end."""
+        conversation = await self._prepare(stream=True)
+        generation = conversation.generation
+        chunks = Chunks({**self._head, "object": "chat.completion.chunk"})
+        wants_usage, continuous = usage_in_stream(self._body, self._service.settings)
+        begun: set[int] = set()
+        async with aclosing(generation.stream()) as outputs:
+            async for _, output in outputs:
+                for completion in output.outputs:
+                    if completion.index not in begun:
+                        chunk: dict[str, Any] = {"choices": [self._first_delta(completion.index)]}
+                        if not begun:
+                            self._add_prompt(chunk, conversation, output)
+                            warnings = [*self._warnings, *conversation.warnings, *output.warnings]
+                            if warnings:
+                                chunk["warnings"] = warnings
+                        if wants_usage:
+                            chunk["usage"] = generation.usage if continuous else None
+                        begun.add(completion.index)
+                        yield chunks.event(chunk)
+                    if completion.text or self._has_news(completion, continuous=continuous):
+                        chunk = {"choices": [self._delta(completion)]}
+                        if wants_usage:
+                            chunk["usage"] = generation.usage if continuous else None
+                        yield chunks.event(chunk)
+        last = await generation.extras()
+        if wants_usage:
+            last["usage"] = generation.usage
+        if last:
+            yield chunks.event({"choices": [], **last})
+
+    async def _prepare(self, *, stream: bool) -> Conversation:
+        body = self._body
+        length = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        params = sampling_params(
+            self._service,
+            body,
+            max_tokens=length,
+            stream=stream,
+            n=1 if body.n is None else body.n,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
+        )
+        return await converse(self._service, self._context, body.messages, params, fields=body, salt=body.cache_salt)
+
+    def _echoed(self) -> str:
+        """The text of the last message when it is to stand before the answer."""
+        last = self._body.messages[-1] if self._body.messages else {}
+        content = last.get("content")
+        echoes = self._body.echo and last.get("role") == self._role and isinstance(content, str)
+        return str(content) if echoes else ""
+
+    def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": completion.index,
+            "message": {"role": self._role, "content": self._echo + completion.text, "refusal": None, "tool_calls": []},
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        return self._with_tokens(choice, completion)
+
+    def _first_delta(self, index: int) -> dict[str, Any]:
+        delta = {"role": self._role, "content": self._echo}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _delta(self, completion: CompletionOutput) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": completion.index,
+            "delta": {"content": completion.text},
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+        }
+        if completion.finish_reason is not None:
+            choice["stop_reason"] = completion.stop_reason
+        return self._with_tokens(choice, completion)
+
+    def _with_tokens(self, choice: dict[str, Any], completion: CompletionOutput) -> dict[str, Any]:
+        """Add logprobs and token ids where they are wanted. Mutates choice."""
+        if completion.logprobs is not None:
+            choice["logprobs"] = self._logprobs.write(completion.token_ids, completion.logprobs)
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice
+
+    def _has_news(self, completion: CompletionOutput, *, continuous: bool) -> bool:
+        """Whether a piece without text says anything: a token may be the middle of a character."""
+        more = self._body.logprobs or self._body.return_token_ids or continuous
+        return bool(completion.finish_reason or (more and completion.token_ids))
+
+    def _add_prompt(self, reply: dict[str, Any], conversation: Conversation, output: RequestOutput) -> None:
+        """What there is to say about the prompt. Mutates reply."""
+        if self._body.return_token_ids:
+            reply["prompt_token_ids"] = output.prompt_token_ids
+        if self._body.return_prompt_text:
+            reply["prompt_text"] = conversation.text

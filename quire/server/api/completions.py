@@ -1,0 +1,202 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.inputs import TokensPrompt
+from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from quire.sampling_params import SamplingParams
+from quire.server.api.generation import Generation
+from quire.server.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from quire.server.api.params import check_fields, check_stream, sampling_params, tokens_as_ids, usage_in_stream
+from quire.server.api.prompts import cache_salt, completion_prompts
+from quire.server.api.protocol.openai import Completion, CompletionChoice, CompletionRequest
+from quire.server.http.body import strict_route
+from quire.server.http.errors import invalid
+from quire.server.http.streaming import STREAMED, Chunks, EventStream, json_reply, unless_gone
+from quire.server.service import Context, Service, context_of
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def routes(service: Service) -> APIRouter:
+    """The route of completions."""
+    router = APIRouter(route_class=strict_route(service.settings))
+
+    @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """Complete one prompt or many, each in `n` ways."""
+        given = "model" in body.model_fields_set
+        reply = _Reply(service, context_of(request.scope), body, service.check_model(body.model, is_given=given))
+        if body.stream:
+            return EventStream(reply.stream(), service.settings)
+        return json_reply(await unless_gone(request, service.settings, reply.whole()))
+
+    return router
+
+
+class _Reply:
+    """The reply to one request, whole or as a stream."""
+
+    def __init__(self, service: Service, context: Context, body: CompletionRequest, model: str) -> None:
+        self._service = service
+        self._context = context
+        self._body = body
+        self._head: dict[str, Any] = {
+            "id": f"cmpl-{body.request_id or context.id}",
+            "object": "text_completion",
+            "created": context.created,
+            "model": model,
+            "system_fingerprint": service.fingerprint,
+        }
+        self._warnings = check_fields(body, service)
+        self._writers: dict[int, CompletionLogprobsWriter] = {}
+        self._only_scores = bool(body.echo) and body.max_tokens == 0
+        """The prompt is echoed and nothing is written after it; the engine draws one token all the same."""
+        check_stream(body)
+        if body.logprobs is not None and body.logprobs < 0:
+            raise invalid("logprobs", f"logprobs must be between 0 and 20, got {body.logprobs}.")
+
+    async def whole(self) -> Completion:
+        """The reply that comes at once."""
+        generation, params = await self._prepare(stream=False)
+        outputs = await generation.outputs()
+        choices = [
+            self._choice(index * params.n + completion.index, output, completion, is_first=True)
+            for index, output in enumerate(outputs)
+            for completion in output.outputs
+        ]
+        if self._only_scores:
+            generation.num_output_tokens = 0
+        reply: dict[str, Any] = {**self._head, "choices": choices, "usage": generation.usage}
+        warnings = dict.fromkeys([*self._warnings, *(text for output in outputs for text in output.warnings)])
+        if warnings:
+            reply["warnings"] = list(warnings)
+        reply.update(await generation.extras())
+        return reply  # type: ignore[return-value]
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The events of the reply."""
+        generation, params = await self._prepare(stream=True)
+        wants_usage, continuous = usage_in_stream(self._body, self._service.settings)
+        chunks = Chunks(self._head)
+        begun: set[int] = set()
+        async with aclosing(generation.stream()) as outputs:
+            async for prompt_index, output in outputs:
+                for completion in output.outputs:
+                    index = prompt_index * params.n + completion.index
+                    is_first = index not in begun
+                    if not (completion.text or is_first or self._has_news(completion, continuous=continuous)):
+                        continue
+                    chunk: dict[str, Any] = {"choices": [self._choice(index, output, completion, is_first=is_first)]}
+                    if self._only_scores:
+                        generation.num_output_tokens = 0
+                    if wants_usage:
+                        chunk["usage"] = generation.usage if continuous else None
+                    if is_first:
+                        warnings = [*self._warnings, *output.warnings] if not begun else output.warnings
+                        if warnings:
+                            chunk["warnings"] = warnings
+                        begun.add(index)
+                    yield chunks.event(chunk)
+        last = await generation.extras()
+        if wants_usage:
+            last["usage"] = generation.usage
+        if last:
+            yield chunks.event({"choices": [], **last})
+
+    async def _prepare(self, *, stream: bool) -> tuple[Generation, SamplingParams]:
+        body = self._body
+        params = sampling_params(
+            self._service,
+            body,
+            max_tokens=1 if self._only_scores else self._max_tokens(),
+            stream=stream,
+            n=1 if body.n is None else body.n,
+            logprobs=body.logprobs,
+            prompt_logprobs=self._prompt_logprobs(),
+        )
+        salt = cache_salt(self._context, body.cache_salt)
+        prompts = await asyncio.to_thread(self._prompts, params, salt)
+        generation = Generation(self._service, self._context, prompts, params, operation="text_completion")
+        return generation, params
+
+    def _prompts(self, params: SamplingParams, salt: str | None) -> list[TokensPrompt]:
+        return completion_prompts(
+            self._service,
+            self._body.prompt,
+            params,
+            fields=self._body,
+            salt=salt,
+            add_special_tokens=self._body.add_special_tokens is not False,
+        )
+
+    def _max_tokens(self) -> int | None:
+        """As asked; 16 when the field is left out, all that fits when it is null."""
+        return self._body.max_tokens if "max_tokens" in self._body.model_fields_set else DEFAULT_MAX_TOKENS
+
+    def _prompt_logprobs(self) -> int | None:
+        if self._body.prompt_logprobs is None and self._body.echo:
+            return self._body.logprobs
+        return self._body.prompt_logprobs
+
+    def _has_news(self, completion: CompletionOutput, *, continuous: bool) -> bool:
+        """Whether a piece without text says anything: a token may be the middle of a character."""
+        body = self._body
+        more = body.logprobs is not None or body.return_token_ids or continuous
+        return bool(completion.finish_reason or (more and completion.token_ids))
+
+    def _choice(
+        self, index: int, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
+    ) -> CompletionChoice:
+        """A completion, or the next piece of it; the first one brings what there is about the prompt."""
+        body = self._body
+        echoes = is_first and bool(body.echo)
+        text, token_ids = ("", []) if self._only_scores else (completion.text, completion.token_ids)
+        choice: CompletionChoice = {
+            "index": index,
+            "text": self._prompt_text(output) + text if echoes else text,
+            "logprobs": None,
+            "finish_reason": "length" if self._only_scores else completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if body.logprobs is not None:
+            scored = [] if self._only_scores else completion.logprobs or []
+            choice["logprobs"] = self._logprobs(index, output, token_ids, scored, echoes=echoes)
+        if body.return_token_ids:
+            choice["token_ids"] = token_ids
+            if is_first:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+        if body.prompt_logprobs is not None and is_first:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+        return choice
+
+    def _logprobs(
+        self, index: int, output: RequestOutput, token_ids: list[int], scored: list[TokenLogprobs], *, echoes: bool
+    ) -> Any:
+        writer = self._writers.get(index)
+        if writer is None:
+            writer = self._writers[index] = CompletionLogprobsWriter(
+                self._service.engine.tokenizer,
+                [] if self._body.echo else output.prompt_token_ids,
+                self._body.logprobs or 0,
+                skip_special_tokens=self._body.skip_special_tokens is not False,
+                as_ids=tokens_as_ids(self._body, self._service.settings),
+            )
+        if echoes:
+            before = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+            return writer.write([*output.prompt_token_ids, *token_ids], [*before, *scored])
+        return writer.write(token_ids, scored)
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None:
+            return output.prompt
+        tokenizer = self._service.engine.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids)

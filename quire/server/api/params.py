@@ -1,0 +1,223 @@
+"""From the fields of a request to SamplingParams. What quire cannot honour is refused, unknown fields are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import shown
+from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.server.api.protocol.fields import MAX_LABEL, Body, GenerationFields, SamplingFields
+from quire.server.http.errors import ApiError, invalid
+from quire.server.service import Service
+from quire.server.settings import ServerSettings
+
+MAX_N = 128
+MAX_STOP_STRINGS, MAX_STOP_LENGTH = 4, 256
+MAX_LOGIT_BIAS = 1024
+MAX_WARNINGS = 100
+
+_DIRECT = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+)
+"""Fields that SamplingParams has under the same name and with the same meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A field that would change the answer if quire could honour it."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+    """Values that ask for what happens anyway; None always does."""
+
+
+_NO_GRAMMAR = Refusal("structured output is not supported yet; ask for the format in the prompt and check the text")
+_NO_TOOLS = Refusal("tools are not supported yet; describe them in the prompt, or leave them out")
+_NO_MEDIA = Refusal("this model takes text only")
+_NO_TRANSFER = Refusal("the KV cache is not shared between servers yet")
+
+REFUSED: Mapping[str, Refusal] = {
+    "audio": _NO_MEDIA,
+    "best_of": Refusal("ask for n completions with logprobs and keep the best", (1,)),
+    "ec_transfer_params": _NO_TRANSFER,
+    "function_call": Refusal(_NO_TOOLS.why, ("none",)),
+    "functions": _NO_TOOLS,
+    "guided_choice": _NO_GRAMMAR,
+    "guided_grammar": _NO_GRAMMAR,
+    "guided_json": _NO_GRAMMAR,
+    "guided_regex": _NO_GRAMMAR,
+    "include_reasoning": Refusal("reasoning is not told apart from the answer yet", (True,)),
+    "kv_transfer_params": _NO_TRANSFER,
+    "length_penalty": Refusal("it belongs to beam search, which is not supported yet", (1, 1.0)),
+    "logprob_token_ids": Refusal("ask for logprobs instead"),
+    "logits_processors": Refusal("plug-ins are not supported yet"),
+    "media_io_kwargs": _NO_MEDIA,
+    "mm_payload": _NO_MEDIA,
+    "mm_processor_kwargs": _NO_MEDIA,
+    "modalities": Refusal(_NO_MEDIA.why, (["text"],)),
+    "priority": Refusal("requests are served in the order of their arrival", (0,)),
+    "prompt_embeds": Refusal("send text or token ids"),
+    "prompt_logprob_token_ids": Refusal("ask for prompt_logprobs instead"),
+    "repetition_detection": Refusal("use repetition_penalty instead"),
+    "response_format": Refusal(_NO_GRAMMAR.why, ({"type": "text"},)),
+    "return_token_offsets": Refusal("/v1/completions with logprobs has text_offset", (False,)),
+    "routed_experts_prompt_start": Refusal("it is not supported", (0,)),
+    "stream_interval": Refusal("every token is sent when it is there", (1,)),
+    "structured_outputs": _NO_GRAMMAR,
+    "suffix": Refusal("insertion is not supported; write the prompt in the model's own fill-in-the-middle form", ("",)),
+    "thinking_token_budget": Refusal("use max_tokens instead", (-1,)),
+    "tool_choice": Refusal(f"tool_choice requires tools, and {_NO_TOOLS.why}", ("none",)),
+    "tools": _NO_TOOLS,
+    "use_beam_search": Refusal("beam search is not supported yet; use n with a temperature", (False,)),
+    "vllm_xargs": Refusal("plug-ins are not supported yet", ({},)),
+    "watermarking": Refusal("it is not supported"),
+    "web_search_options": _NO_TOOLS,
+}
+LABELS = {
+    "include_obfuscation",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "session_id",
+    "store",
+    "user",
+}
+"""Fields that clients send as a matter of course and that cannot change the answer."""
+
+
+def check_fields(
+    body: Body, service: Service, *, refused: Mapping[str, Refusal] = REFUSED, place: str = ""
+) -> list[str]:
+    """Warnings that name the unknown fields of a body.
+
+    Raises: ApiError for a field that is known but not supported, and with --strict-params for any unknown one.
+    """
+    warnings: list[str] = []
+    for name, value in (body.model_extra or {}).items():
+        if name in refused:
+            refusal = refused[name]
+            if value is not None and value not in refusal.neutral:
+                raise ApiError(
+                    400, "unsupported_parameter", f"{name} is not supported: {refusal.why}.", param=f"{place}{name}"
+                )
+        elif name in LABELS:
+            if isinstance(value, str) and len(value) > MAX_LABEL:
+                raise invalid(name, f"{name} has {len(value)} characters; the limit is {MAX_LABEL}.")
+        elif service.settings.strict_params:
+            raise ApiError(
+                400, "unsupported_parameter", f"Unknown parameter: {shown(name)}.", param=f"{place}{name}"[:200]
+            )
+        elif len(warnings) < MAX_WARNINGS:
+            warnings.append(f"unknown parameter {shown(f'{place}{name}')} has no effect")
+    for name in body.model_fields_set:
+        value = getattr(body, name)
+        if isinstance(value, Body):
+            warnings += check_fields(value, service, place=f"{place}{name}.")
+    return warnings
+
+
+def sampling_params(
+    service: Service,
+    body: SamplingFields,
+    *,
+    max_tokens: int | None,
+    stream: bool,
+    n: int = 1,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """The request's own values over the model's defaults over SamplingParams'.
+
+    Raises: ApiError; InvalidParameter from SamplingParams.
+    """
+    given = {name: value for name in _DIRECT if (value := getattr(body, name)) is not None}
+    if body.stop is not None:
+        _check_stop(body.stop)
+    if not 1 <= n <= MAX_N:
+        raise invalid("n", f"n must be an integer between 1 and {MAX_N}, got {shown(n)}.")
+    return SamplingParams(
+        **{
+            **service.engine.config.model_config.generation_defaults,
+            **given,
+            "n": n,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "logit_bias": _logit_bias(body.logit_bias),
+            "detokenize": service.engine.tokenizer is not None,
+            "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+        }
+    )
+
+
+def check_stream(body: GenerationFields) -> None:
+    """Fields that go with streams, or do not.
+
+    Raises: ApiError.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options requires stream=true.")
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs", "prompt_logprobs is not available with stream=true; leave one of them out.")
+
+
+def usage_in_stream(body: GenerationFields, settings: ServerSettings) -> tuple[bool, bool]:
+    """(whether a stream ends with its usage, whether each chunk has it so far)."""
+    options = body.stream_options
+    if options is None:
+        return settings.enable_force_include_usage, False
+    return options.include_usage or settings.enable_force_include_usage, options.continuous_usage_stats
+
+
+def tokens_as_ids(body: GenerationFields, settings: ServerSettings) -> bool:
+    """Whether tokens are written as token_id:N."""
+    given = body.return_tokens_as_token_ids
+    return settings.return_tokens_as_token_ids if given is None else given
+
+
+def _check_stop(stop: str | list[str]) -> None:
+    texts = [stop] if isinstance(stop, str) else stop
+    if len(texts) > MAX_STOP_STRINGS or any(len(text) > MAX_STOP_LENGTH for text in texts):
+        longest = max(map(len, texts), default=0)
+        raise invalid(
+            "stop",
+            f"stop accepts at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters; got "
+            f"{len(texts)}, the longest with {longest}.",
+        )
+
+
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
+
+
+def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    if len(given) > MAX_LOGIT_BIAS:
+        raise invalid("logit_bias", f"logit_bias has {len(given)} entries; the limit is {MAX_LOGIT_BIAS}.")
+    wrong = next((key for key in given if not _TOKEN_ID.fullmatch(key)), None)
+    if wrong is not None:
+        raise invalid("logit_bias", f"logit_bias must have token ids as keys, got {shown(wrong)}.")
+    return {int(key): bias for key, bias in given.items()}

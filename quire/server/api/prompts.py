@@ -1,0 +1,148 @@
+"""From the prompts and conversations of a request to token ids. Runs in a thread: tokenising takes time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from quire.errors import InvalidParameter, PromptTooLong
+from quire.inputs import TokensPrompt
+from quire.sampling_params import SamplingParams
+from quire.server.api.protocol.fields import GenerationFields
+from quire.server.api.protocol.openai import ConversationFields, Prompts
+from quire.server.http.errors import ApiError, invalid
+from quire.server.service import Context, Service
+from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, encode_chat
+from quire.tokenizer.tokenizer import without_marks
+
+MAX_PROMPTS = 1024
+MAX_CACHE_SALT = 128
+
+
+def completion_prompts(
+    service: Service,
+    prompts: Prompts | None,
+    params: SamplingParams,
+    *,
+    fields: GenerationFields,
+    salt: str | None,
+    add_special_tokens: bool = True,
+) -> list[TokensPrompt]:
+    """Every prompt of a completion request, tokenised and checked.
+
+    Raises: ApiError; RequestErrors naming the prompt.
+    """
+    if not prompts or not all(prompts):
+        raise invalid("prompt", "prompt must be provided and non-empty: it needs at least one token to start from.")
+    if len(prompts) > MAX_PROMPTS:
+        raise invalid("prompt", f"The request has {len(prompts)} prompts; the limit is {MAX_PROMPTS}.")
+    ready = []
+    for index, prompt in enumerate(prompts):
+        try:
+            text = prompt if isinstance(prompt, str) else None
+            ids = (
+                service.engine.input_processor.encode(prompt, add_special_tokens=add_special_tokens)
+                if isinstance(prompt, str)
+                else prompt
+            )
+            ready.append(finish_prompt(service, text, ids, params, fields=fields, salt=salt))
+        except (InvalidParameter, PromptTooLong) as error:
+            raise error.within(f"prompt {index}") if len(prompts) > 1 else error from None
+    return ready
+
+
+def finish_prompt(
+    service: Service,
+    text: str | None,
+    ids: list[int],
+    params: SamplingParams,
+    *,
+    fields: GenerationFields | None = None,
+    salt: str | None = None,
+) -> TokensPrompt:
+    """A tokenised prompt, cut if that was asked for, and checked against the model.
+
+    Raises: ApiError; RequestErrors.
+    """
+    limit = service.engine.config.model_config.max_model_len
+    if fields is not None and fields.truncate_prompt_tokens is not None:
+        room = limit - (params.max_tokens or 1)
+        kept = _truncated(ids, fields.truncate_prompt_tokens, fields.truncation_side, max(room, 1))
+        if len(kept) < len(ids):
+            ids, text = kept, None
+    service.engine.input_processor.check(ids, params)
+    asked = params.max_tokens or 0
+    if service.settings.max_tokens_policy == "refuse" and len(ids) + asked > limit:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {limit} tokens. However, you requested {len(ids) + asked} tokens "
+            f"({len(ids)} in the prompt, {asked} in the completion). Reduce the prompt or the completion.",
+            param="max_tokens",
+        )
+    prompt: TokensPrompt = {"prompt_token_ids": ids}
+    if text is not None:
+        prompt["prompt"] = text
+    if salt is not None:
+        prompt["cache_salt"] = salt
+    return prompt
+
+
+def _truncated(ids: list[int], count: int, side: str | None, room: int) -> list[int]:
+    if count < -1 or side not in (None, "left", "right"):
+        name = "truncate_prompt_tokens" if count < -1 else "truncation_side"
+        raise invalid(name, "truncate_prompt_tokens must be at least -1, and truncation_side left or right.")
+    count = room if count == -1 else count
+    return ids[:count] if side == "right" else ids[max(len(ids) - count, 0) :]
+
+
+def chat_text(
+    service: Service, messages: Sequence[dict[str, Any]], fields: ConversationFields
+) -> tuple[str, list[int], list[str]]:
+    """(text, token ids, warnings) of a conversation.
+
+    Raises: ApiError; RequestErrors naming the message.
+    """
+    template = _template(service, fields)
+    asked = checked_template_kwargs(fields.chat_template_kwargs)
+    if fields.reasoning_effort is not None:
+        effort = fields.reasoning_effort
+        asked = {"reasoning_effort": effort, "enable_thinking": effort != "none", **asked}
+    warnings = []
+    if fields.reasoning_effort is not None and not {"reasoning_effort", "enable_thinking"} & template.names:
+        warnings.append("reasoning_effort has no effect: this model's chat template does not read it")
+    for name in (fields.chat_template_kwargs or {}).keys() - template.names:
+        warnings.append(f"chat_template_kwargs.{name[:64]!r} has no effect: the chat template does not read it")
+    continues = bool(fields.continue_final_message)
+    starts = fields.add_generation_prompt
+    rendered = template.render(
+        messages,
+        add_generation_prompt=not continues if starts is None else starts,
+        continue_final_message=continues,
+        documents=fields.documents,
+        protect=service.tokenizer.special_tokens,
+        **{**service.settings.default_chat_template_kwargs, **asked},
+    )
+    service.engine.input_processor.check_characters(rendered)
+    return without_marks(rendered), encode_chat(service.tokenizer, rendered), warnings
+
+
+def _template(service: Service, fields: ConversationFields) -> ChatTemplate:
+    if fields.chat_template is None:
+        return service.chat_template
+    if not service.settings.trust_request_chat_template:
+        raise invalid("chat_template", "chat_template in the request is disabled (--trust-request-chat-template).")
+    return ChatTemplate(fields.chat_template, special_tokens=service.tokenizer.named_tokens)
+
+
+def cache_salt(context: Context, given: str | None) -> str | None:
+    """What sets this request's cached prefixes apart: its own salt, within those of its API key.
+
+    Raises: ApiError.
+    """
+    if given is not None and not 0 < len(given) <= MAX_CACHE_SALT:
+        raise invalid("cache_salt", f"cache_salt must be a non-empty string of at most {MAX_CACHE_SALT} characters.")
+    if context.tenant is None or given is None:
+        return given or context.tenant
+    return hashlib.sha256(f"{context.tenant}/{given}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,79 @@
+"""OpenAI's responses API, without what needs a store or tools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from quire.server.api.protocol.fields import Each, SamplingFields, of_kind
+
+Input = Annotated[str | Each[dict[str, Any]], of_kind("a string or an array of input items")]
+
+
+class ResponsesRequest(SamplingFields):
+    """POST /v1/responses. vLLM's sampling fields are understood as well."""
+
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+    top_logprobs: int | None = Field(default=None, json_schema_extra={"minimum": 0, "maximum": 20})
+    include: Each[str] | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class InputTokensDetails(TypedDict):
+    """Where input tokens came from."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    """What output tokens were."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """Tokens of a request."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseReply(TypedDict):
+    """A reply of /v1/responses."""
+
+    id: str
+    object: str
+    created_at: int
+    status: str
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, Any]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str
+    tools: list[Any]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None
+    warnings: NotRequired[list[str]]

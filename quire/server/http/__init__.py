@@ -1,0 +1,1 @@
+"""Bytes, limits and events: what every API stands on. Knows no API."""

@@ -1,0 +1,185 @@
+"""Replies that must notice when nobody reads them any more: event streams, and work that is waited for.
+
+A slow reader is no case here: the engine merges what it has not taken, and `connection` cuts it when it stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.server.http.errors import ApiError, as_api_error, error_body, error_response
+from quire.server.service import context_of
+from quire.server.settings import ServerSettings
+
+T = TypeVar("T")
+
+encode = msgspec.json.Encoder().encode
+
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+"""For the OpenAPI document: the reply may be a stream."""
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+
+
+def json_reply(value: Any) -> Response:
+    """A JSON reply."""
+    return Response(encode(value), media_type="application/json")
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
+    return head + encode(data) + b"\n\n"
+
+
+class Chunks:
+    """The chunks of one stream as events; what they all begin with is encoded once."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self._head = b"data: " + encode(head)[:-1] + b","
+
+    def event(self, rest: dict[str, Any]) -> bytes:
+        """A chunk: the head, then this."""
+        return self._head + encode(rest)[1:] + b"\n\n"
+
+
+def error_event(error: ApiError, path: str) -> bytes:
+    """An error in a stream that has begun."""
+    return event(error_body(error, path))
+
+
+class EventStream(Response):
+    """A stream of events, made as they are sent.
+
+    An error before the first event is an error reply with its status; a later one is an event. When the client leaves,
+    the events are closed, wherever they are.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        settings: ServerSettings,
+        *,
+        end: bytes = DONE,
+        error: Callable[[ApiError, str], bytes] = error_event,
+    ) -> None:
+        super().__init__(None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._end = end
+        self._error = error
+        self._keep_alive = settings.sse_keep_alive_interval or None
+        self._time_limit = settings.request_timeout or None
+        self._started = False
+        self._sending = False
+        self._sent_at = 0.0
+        self._clock = asyncio.get_running_loop().time
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        loop = asyncio.get_running_loop()
+        self._write = context_of(scope).write
+        started_at = self._sent_at = loop.time()
+        producer = loop.create_task(self._produce(send))
+        gone = loop.create_task(_disconnect(receive))
+        failure: Exception | None = None
+        try:
+            while not producer.done() and not gone.done():
+                patience = _least(self._keep_alive, self._time_limit and started_at + self._time_limit - loop.time())
+                await asyncio.wait({producer, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if self._time_limit and loop.time() - started_at >= self._time_limit and not producer.done():
+                    failure = _timed_out(self._time_limit)
+                    break
+                idle = 0.0 if self._sending or producer.done() else loop.time() - self._sent_at
+                if self._keep_alive and idle >= self._keep_alive:
+                    await self._send(send, COMMENT)
+            if producer.done() and not producer.cancelled():
+                failure = _exception(producer)
+        finally:
+            await _cancelled(producer, gone)
+            await self._events.aclose()
+        if failure is None:
+            return
+        if not self._started:
+            await error_response(as_api_error(failure), scope)(scope, receive, send)
+            return
+        await self._send(send, self._error(as_api_error(failure), scope["path"]) + self._end)
+        await self._finish(send)
+
+    async def _produce(self, send: Send) -> None:
+        async for data in self._events:
+            await self._send(send, data)
+        if self._end:
+            await self._send(send, self._end)
+        await self._finish(send)
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        self._sending = True
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._write(data)
+        self._sending = False
+        self._sent_at = self._clock()
+
+    async def _finish(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(request: Request, settings: ServerSettings, work: Coroutine[Any, Any, T]) -> T:
+    """The result of some work, which is cancelled when the client leaves or the time is up.
+
+    Raises: ClientDisconnect; ApiError 504; what the work raises.
+    """
+    limit = settings.request_timeout or None
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request.receive))
+    try:
+        await asyncio.wait({task, gone}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientDisconnect
+        assert limit is not None
+        raise _timed_out(limit)
+    finally:
+        await _cancelled(task, gone)
+
+
+async def _disconnect(receive: Receive) -> None:
+    """Return when the client has left; the body of the request has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _exception(task: asyncio.Task[None]) -> Exception | None:
+    error = task.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return error
+
+
+def _least(*seconds: float | None) -> float | None:
+    given = [max(value, 0.0) for value in seconds if value is not None]
+    return min(given, default=None)
+
+
+def _timed_out(limit: float) -> ApiError:
+    return ApiError(
+        504, "request_timeout", f"The request was not answered within {limit:g} s, the limit of this server."
+    )

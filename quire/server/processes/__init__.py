@@ -1,0 +1,1 @@
+"""The processes of `quire serve` that answer HTTP, and what passes between them."""

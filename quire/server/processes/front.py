@@ -1,0 +1,187 @@
+"""One process that serves HTTP: an app on a listening socket, until it has drained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.errors import QuireError
+from quire.log import adopt, get_logger
+from quire.server.http.connection import limited_connection
+from quire.server.processes.peers import Peers
+from quire.server.settings import ServerSettings
+
+log = get_logger(__name__)
+
+LAST_WORDS_S = 2
+"""Time for replies that are already written to reach their readers."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, since what a signal means is decided here, and without its ten ticks a
+    second: an idle server sleeps. `connection` dates the replies."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._exit = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self._exit.wait()
+
+    def exit(self) -> None:
+        """Close connections once their replies are sent, then end; harmless when called again."""
+        self.should_exit = True
+        self._exit.set()
+
+
+class Front:
+    """The HTTP server around one engine."""
+
+    def __init__(self, engine: AsyncLLMEngine, settings: ServerSettings, sock: socket.socket) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.sock = sock
+        self._server: _Server | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._exiting = False
+        self._stop = asyncio.Event()
+        self._drainer: asyncio.Task[None] | None = None
+        self._failure: QuireError | None = None
+
+    async def run(
+        self, make_app: Callable[[], ASGIApp], on_ready: Callable[[], None], *, is_successor: bool = False
+    ) -> None:
+        """Serve until drained or stopped; a successor leaves connections to others until its engine is ready.
+
+        Raises: ConfigError and its kin when the engine cannot start.
+        """
+        watcher = self._watcher = asyncio.create_task(self._watch_start(on_ready))
+        if is_successor:
+            await asyncio.wait({watcher})
+        self._server = _Server(uvicorn_config(make_app(), self.settings))
+        if self._exiting:
+            self._server.exit()
+        try:
+            await self._server.serve([self.sock])
+        finally:
+            watcher.cancel()
+            if self._drainer is not None:
+                self._drainer.cancel()
+            await asyncio.to_thread(self.engine.close)
+        if self._failure is not None:
+            raise self._failure
+
+    def drain(self) -> None:
+        """Refuse what is new, finish what is here, then end; harmless when called again."""
+        if self._drainer is None:
+            self.engine.drain()
+            log.info("draining %d requests, for %d s at most", self.engine.num_unfinished, self._timeout_s)
+            self._drainer = asyncio.create_task(self._finish())
+
+    def stop(self) -> None:
+        """End now: requests end with what they have."""
+        self.drain()
+        self._stop.set()
+
+    def on_signal(self) -> None:
+        """The first signal drains, the second stops."""
+        if self._drainer is None:
+            self.drain()
+        else:
+            self.stop()
+
+    @property
+    def _timeout_s(self) -> int:
+        return self.settings.shutdown_timeout
+
+    async def _finish(self) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while self.engine.num_unfinished and time.monotonic() < deadline and not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 0.05)
+        if self.engine.num_unfinished:
+            log.warning("aborting %d requests", self.engine.num_unfinished)
+            await self.engine.abort_all()
+        self._exit()
+
+    def _exit(self) -> None:
+        self._exiting = True
+        if self._server is not None:
+            self._server.exit()
+        elif self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _watch_start(self, on_ready: Callable[[], None]) -> None:
+        try:
+            await self.engine.wait_ready()
+        except QuireError as error:
+            self._failure = error
+            self._exit()
+        else:
+            gc.freeze()  # what is here now stays: no collection needs to look at it again
+            on_ready()
+
+
+def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    """uvicorn as the settings want it."""
+    return uvicorn.Config(
+        app,
+        http=limited_connection(settings),
+        ws="none",
+        loop="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        root_path=settings.root_path.rstrip("/"),
+        limit_concurrency=None,
+        timeout_keep_alive=settings.idle_timeout,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_ca_certs=settings.ssl_ca_certs,
+        ssl_cert_reqs=2 if settings.ssl_ca_certs else 0,
+    )
+
+
+def run_front(
+    engine: AsyncLLMEngine,
+    settings: ServerSettings,
+    sock: socket.socket,
+    *,
+    on_ready: Callable[[], None],
+    handle_signals: Callable[[Front, asyncio.AbstractEventLoop], None],
+    make_peers: Callable[[], Peers | None] = lambda: None,
+    is_successor: bool = False,
+) -> None:
+    """Serve in the main thread until drained; `make_peers` is called in the event loop.
+
+    Raises: ConfigError and its kin when the engine cannot start.
+    """
+    import uvloop
+
+    from quire.server.app import create_app
+
+    adopt("uvicorn", "asyncio", "opentelemetry")
+
+    async def main() -> None:
+        front = Front(engine, settings, sock)
+        handle_signals(front, asyncio.get_running_loop())
+        await front.run(lambda: create_app(engine, settings, make_peers()), on_ready, is_successor=is_successor)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

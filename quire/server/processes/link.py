@@ -1,0 +1,205 @@
+"""What a parent process and its fronts say to each other, and the front's end of it.
+
+The parent passes open descriptors along: the listening socket that all fronts share, and each front's own connection to
+every new core.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.engine.admission import AdmissionLimits
+from quire.engine.process.protocol import CoreConfigured
+from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreUp
+from quire.errors import from_wire
+from quire.messages.codec import Codec, FrameReader
+from quire.messages.stats import StepStats
+from quire.observability.samples import Samples
+from quire.server.processes.shared_counts import SharedCounts
+from quire.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontOrders:
+    """Parent -> front, first of all; comes with the listening socket."""
+
+    settings: ServerSettings
+    limits: AdmissionLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontSeat:
+    """Parent -> front, next; comes with the memory of `SharedCounts`."""
+
+    front: int
+    """Which row of it is this front's."""
+    is_successor: bool
+    """Others serve already: it takes no connection before it can answer as well as they do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConnected:
+    """Parent -> front; comes with a connection to a core that is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreFinished:
+    """Parent -> front: there will be no core any more; the error as `QuireError.as_wire` writes it."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Parent -> front: drain, or stop at once."""
+
+    at_once: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconnect:
+    """Front -> parent: the connection to the core is lost; if there is a core, give another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontReady:
+    """Front -> parent: requests are served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Front -> parent -> other fronts: say how you are."""
+
+    call_id: int = 0
+    """The asking front's, for the answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FrontReport:
+    """Front -> parent: what it has to do and what it has counted."""
+
+    num_unfinished: int = 0
+    num_queued: int = 0
+    num_restarts: int = 0
+    stats: StepStats | None = None
+    """What it knows of the cores."""
+    samples: Samples = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """Parent -> front: what the others said."""
+
+    call_id: int
+    reports: list[FrontReport]
+
+
+LINK = Codec(
+    (
+        FrontOrders,
+        FrontSeat,
+        CoreConfigured,
+        CoreConnected,
+        CoreDown,
+        CoreFinished,
+        Finish,
+        Reconnect,
+        FrontReady,
+        Ask,
+        FrontReport,
+        Reports,
+    )
+)
+_WITH_DESCRIPTOR = (FrontOrders, FrontSeat, CoreConnected)
+
+
+def send(sock: socket.socket, message: object, *descriptors: int) -> None:
+    """Send a message, with a descriptor where its kind has one."""
+    frame = LINK.encode(message)
+    sent = socket.send_fds(sock, [frame], descriptors) if descriptors else 0
+    sock.sendall(memoryview(frame)[sent:])
+
+
+class ParentLink:
+    """A front's connection to its parent: where its cores come from (a `CoreSource`), and who tells it to end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._messages = self._read()
+        self._sink: Callable[[CoreEvent], None] | None = None
+        self.on_finish: Callable[[bool], None] = lambda at_once: os._exit(0)
+        """Called from another thread with `Finish.at_once`."""
+        self.on_ask: Callable[[], None] = lambda: self.tell(FrontReport())
+        """Called from another thread when another front wants a `FrontReport`."""
+        self.on_reports: Callable[[Reports], None] = lambda reports: None
+        """Called from another thread with what the others have said."""
+        self._sending = threading.Lock()
+
+    def orders(self) -> tuple[FrontOrders, FrontSeat, socket.socket, SharedCounts]:
+        """What the parent says first, the listening socket, and the counts that the fronts share."""
+        orders, listening = next(self._messages)
+        seat, memory = next(self._messages)
+        assert isinstance(orders, FrontOrders), orders
+        assert isinstance(seat, FrontSeat), seat
+        settings = orders.settings
+        counts = SharedCounts(settings.api_server_count, len(settings.api_key), front=seat.front, descriptor=memory)
+        os.close(memory)
+        return orders, seat, socket.socket(fileno=listening), counts
+
+    def subscribe(self, sink: Callable[[CoreEvent], None]) -> None:
+        """See `CoreSource`."""
+        if self._sink is None:
+            self._sink = sink
+            threading.Thread(target=self._listen, args=(sink,), name="quire-parent", daemon=True).start()
+        else:
+            self.tell(Reconnect())
+
+    def tell(self, message: Reconnect | FrontReady | Ask | FrontReport) -> None:
+        """Say something to the parent; from any thread."""
+        try:
+            with self._sending:
+                send(self._sock, message)
+        except OSError:
+            pass  # it is gone, and this process goes with it
+
+    def close(self) -> None:
+        """Nothing to let go: the core is the parent's."""
+
+    def _listen(self, sink: Callable[[CoreEvent], None]) -> None:
+        for message, descriptor in self._messages:
+            match message:
+                case CoreConnected():
+                    sink(CoreUp(socket.socket(fileno=descriptor)))
+                case CoreConfigured() | CoreDown():
+                    sink(message)
+                case CoreFinished():
+                    sink(CoreGone(from_wire(message.name, message.fields)))
+                case Finish():
+                    self.on_finish(message.at_once)
+                case Ask():
+                    self.on_ask()
+                case Reports():
+                    self.on_reports(message)
+        os._exit(1)  # without a parent nobody supervises the core
+
+    def _read(self) -> Iterator[tuple[object, int]]:
+        """Messages and their descriptors (or -1) until the parent is gone."""
+        reader = FrameReader(LINK)
+        descriptors: deque[int] = deque()
+        while True:
+            try:
+                data, received, _, _ = socket.recv_fds(self._sock, 1 << 16, 16)
+            except OSError:
+                return
+            descriptors.extend(received)
+            for message in reader.feed(data):
+                yield message, descriptors.popleft() if isinstance(message, _WITH_DESCRIPTOR) else -1
+            if not data:
+                return

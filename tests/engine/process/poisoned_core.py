@@ -1,0 +1,56 @@
+"""A core process that some prompts end: what runs is quire's own, but for an executor that looks at the prompts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from quire.engine.engine_core import EngineCore
+from quire.engine.process import core_process
+from quire.executor.base import Executor
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+
+CRASH, HANG = 1001, 1003
+"""The first token of a prompt that ends the process by a fault of its own, or makes its step hang."""
+
+
+class PoisonedExecutor:
+    """Acts when a sequence with such a prompt has its third output token computed."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.prompts: dict[int, tuple[int, int]] = {}
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        for new in plan.new_sequences:
+            self.prompts[new.seq_id] = (new.token_ids[0], new.num_prompt_tokens)
+        for seq_id, computed, count in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
+        ):
+            first, num_prompt_tokens = self.prompts[seq_id]
+            if computed + count > num_prompt_tokens + 2:
+                _act(first)
+        return self.inner.execute(plan)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _act(token_id: int) -> None:
+    if token_id == CRASH:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif token_id == HANG:
+        time.sleep(1000)
+
+
+class PoisonedProc(core_process.EngineCoreProc):
+    """EngineCoreProc over such an executor."""
+
+    def __init__(self, core: EngineCore, control: core_process.Control) -> None:
+        core.executor = PoisonedExecutor(core.executor)
+        super().__init__(core, control)
+
+
+if __name__ == "__main__":
+    core_process.main(PoisonedProc)

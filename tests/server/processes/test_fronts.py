@@ -1,0 +1,147 @@
+"""Several fronts answer as one server: counts and limits hold for all of them together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+from quire.messages.codec import FrameReader
+from quire.observability.samples import Samples, add_samples
+from quire.server.processes.link import LINK, Ask, FrontReport, ParentLink, Reports
+from quire.server.processes.peers import LinkedPeers
+from quire.server.processes.shared_counts import SharedCounts, new_memory
+from tests.server.api.test_admin import series
+from tests.server.processes.test_processes import Server, served, wait_for
+
+TWO = ("--api-server-count", "2")
+
+
+@contextmanager
+def only(server: Server, front: int) -> Iterator[None]:
+    """Connections are taken by one front: the others are stopped."""
+    others = [pid for pid in server.pids("front_process") if pid != front]
+    for pid in others:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in others:
+            os.kill(pid, signal.SIGCONT)
+
+
+def generated(server: Server) -> tuple[float, float]:
+    text = server.client.get("/metrics").text
+    tokens, requests = (series(text, f"quire:{name}_total") for name in ("generation_tokens", "request_success"))
+    assert tokens == series(text, "vllm:generation_tokens_total")
+    assert requests == series(text, "quire:e2e_request_latency_seconds_count")
+    assert 0 < series(text, "quire:inter_token_latency_seconds_count") <= tokens - requests  # chunks may be merged
+    return tokens, requests
+
+
+def test_every_front_answers_for_all_and_for_those_that_ended(tmp_path: Path) -> None:
+    with served(tmp_path, *TWO) as server:
+        first, second = server.pids("front_process")
+        for front, count in ((first, 3), (second, 5)):
+            with only(server, front):
+                for _ in range(count):
+                    assert server.complete("import os", 4)[3] == "length"
+        for front in (first, second):
+            assert generated(server) == (32, 8), "from now on the parent knows both"
+            with only(server, front):
+                assert generated(server) == (32, 8)
+        with only(server, first):
+            stats = server.client.get("/v1/stats").json()["stats"]
+            assert stats["num_generation_tokens"] == 32, "the core tells fronts that have no requests, too"
+        os.kill(second, signal.SIGKILL)
+        wait_for(lambda: second not in server.pids("front_process"))
+        wait_for(lambda: len(server.pids("front_process")) == 2)
+        wait_for(lambda: generated(server) == (32, 8))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+
+
+def test_what_runs_in_one_front_counts_in_the_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool, served(tmp_path, *TWO, "--max-concurrent-requests", "3") as server:
+        first, _ = server.pids("front_process")
+        started = [Event() for _ in range(3)]
+        with only(server, first):
+            streams = [pool.submit(server.complete, "import os", 900, event) for event in started]
+            assert all(event.wait(60) for event in started)
+            assert server.client.get("/v1/stats").json()["num_requests"] == 3
+        os.kill(first, signal.SIGSTOP)
+        assert server.client.get("/load").json() == {"server_load": 3}
+        assert server.client.get("/v1/stats").json()["num_requests"] >= 0
+        status, body = server.complete("import os", 4)
+        assert (status, "3 requests in progress" in body["error"]["message"]) == (429, True)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: server.client.get("/load").json() == {"server_load": 0})
+        assert server.complete("import os", 4)[3] == "length"
+        for stream in streams:
+            assert stream.exception(60) is not None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+
+
+def test_the_parent_knows_what_a_front_says_before_anybody_else() -> None:
+    parent, theirs = socket.socketpair()
+    counted: Samples = {"a": {("a_total", ()): 1.0}}
+
+    async def ask() -> list[FrontReport]:
+        link = ParentLink(theirs)
+        peers = LinkedPeers(link, SharedCounts(1, 0))
+        peers.answer_with(lambda: FrontReport(samples=counted))
+        reports = asyncio.create_task(peers.reports())
+        reader = FrameReader(LINK)
+        await asyncio.sleep(0)
+        (asked,) = reader.feed(parent.recv(1 << 16, socket.MSG_DONTWAIT))
+        assert isinstance(asked, Ask)
+        counted["a"]["a_total", ()] = 2.0
+        link.on_reports(Reports(call_id=asked.call_id, reports=[FrontReport(num_queued=7)]))
+        others = await reports
+        (told,) = reader.feed(parent.recv(1 << 16, socket.MSG_DONTWAIT))
+        assert told == FrontReport(samples={"a": {("a_total", ()): 2.0}})
+        return others
+
+    with parent, theirs:
+        assert [other.num_queued for other in asyncio.run(ask())] == [7]
+
+
+def test_counts_are_shared_and_forgotten_by_front() -> None:
+    memory = new_memory(2, 3)
+    one, two = (SharedCounts(2, 3, front=front, descriptor=memory) for front in (0, 1))
+    os.close(memory)
+    for key in (0, 0, 2):
+        one.enter(key)
+    two.enter(0)
+    assert [two.in_progress(key) for key in (0, 1, 2, None)] == [3, 0, 1, 4]
+    one.leave(0)
+    assert (one.in_progress(0), two.in_progress()) == (2, 3)
+    two.forget(0)
+    assert (one.in_progress(0), one.in_progress(2), two.in_progress()) == (1, 0, 1)
+
+
+def test_starts_count_for_a_minute_in_whichever_front_they_were() -> None:
+    memory = new_memory(2, 1)
+    one, two = (SharedCounts(2, 1, front=front, descriptor=memory) for front in (0, 1))
+    os.close(memory)
+    for counts, at in ((one, 100.2), (two, 100.9), (one, 130.0)):
+        counts.start(-1, at)
+    assert one.started(-1, 130.0) == (3, 100)
+    assert two.started(-1, 160.9) == (3, 100)
+    assert two.started(-1, 161.0) == (1, 130)
+    one.start(-1, 164.5)  # in the place of second 100
+    assert one.started(-1, 164.6) == (2, 130)
+    assert one.started(-1, 500.0) == (0, 500)
+
+
+def test_samples_add_up_and_new_series_join() -> None:
+    total: Samples = {"a": {("a_total", ()): 1.0}}
+    add_samples(total, {"a": {("a_total", ()): 2.0, ("a_total", (("x", "y"),)): 5.0}, "b": {("b", ()): 3.0}})
+    assert total == {"a": {("a_total", ()): 3.0, ("a_total", (("x", "y"),)): 5.0}, "b": {("b", ()): 3.0}}
