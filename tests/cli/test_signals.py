@@ -31,6 +31,11 @@ COMMANDS = {
 DRAINS = {"serve", "serve, two fronts"}
 
 
+def hear_ctrl_c() -> None:
+    """In a child: where the tests run in the background, the shell has them ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start(directory: Path, name: str) -> subprocess.Popen[bytes]:
     request = '{"custom_id": "%d", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 200}}\n'
     (directory / "in.jsonl").write_text("".join(request % number for number in range(200)))
@@ -41,6 +46,7 @@ def start(directory: Path, name: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         cwd=directory,
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,
     )
 
 
@@ -183,6 +189,7 @@ def test_an_interrupted_engine_can_be_made_again(first_s: float) -> None:
         timeout=TIMEOUT,
         env={**os.environ, "QUIRE_LOG_LEVEL": "ERROR"},
         check=False,
+        preexec_fn=hear_ctrl_c,
     )
     assert done.stdout.split() == ["interrupted"] * len(delays) + ["3"]
     assert "Traceback" not in done.stderr
