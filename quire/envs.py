@@ -48,7 +48,9 @@ VARIABLES: dict[str, Variable] = {
         parse=_choice("text", "json"), default="text", help="Lines for people, or one JSON object a line."
     ),
     "QUIRE_API_KEY": Variable(
-        parse=str, default="", help="Keys that requests must carry, separated by commas; for servers without --api-key."
+        parse=str,
+        default="",
+        help="Keys that a server without --api-key demands, separated by commas; a client without one sends the first.",
     ),
     "QUIRE_CPU_ISA": Variable(
         parse=_choice("auto", "avx2", "avx512", "avx512_bf16", "amx"),

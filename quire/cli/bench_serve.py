@@ -47,7 +47,7 @@ def add_arguments(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     server.add_argument("--port", type=whole_number, default=8000, help="(default: 8000)")
     server.add_argument("--endpoint", metavar="PATH", help="route; that of the backend when left out")
     server.add_argument("--model", metavar="NAME", help="what to ask for; the first model listed when left out")
-    server.add_argument("--api-key", metavar="KEY", help="key to send; OPENAI_API_KEY when left out")
+    server.add_argument("--api-key", metavar="KEY", help="key to send; QUIRE_API_KEY or OPENAI_API_KEY when left out")
     server.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     server.add_argument(
         "--ready-check-timeout-sec", type=whole_number, default=0, metavar="S", help="wait so long for the server"

@@ -45,7 +45,8 @@ class Reply:
         text = self.body[: 4 * MAX_ERROR].decode(errors="replace")
         with contextlib.suppress(msgspec.DecodeError):
             text = message_of(msgspec.json.decode(self.body)) or text
-        return f"{self.status} {self.reason}: {text[:MAX_ERROR] or 'no message'}"
+        remedy = " (--api-key gives one, or QUIRE_API_KEY)" if self.status == 401 else ""
+        return f"{self.status} {self.reason}: {text[:MAX_ERROR] or 'no message'}{remedy}"
 
 
 def message_of(body: object) -> str:
@@ -264,8 +265,9 @@ def _tls(*, insecure: bool) -> ssl.SSLContext:
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """The header with an API key: the given one, or that of OPENAI_API_KEY."""
-    key = api_key or os.environ.get("OPENAI_API_KEY")
+    """The header with an API key: the given one, the first of QUIRE_API_KEY, or that of OPENAI_API_KEY."""
+    own = envs.get("QUIRE_API_KEY").partition(",")[0].strip()
+    key = api_key or own or os.environ.get("OPENAI_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

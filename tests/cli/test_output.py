@@ -112,7 +112,7 @@ def test_env_says_that_a_secret_is_set_and_not_what_it_is(
         assert main(["env", *flags]) == 0
         out, err = capfd.readouterr()
         assert SECRET not in out + err
-        assert "set, not shown: Keys that requests must carry" in out
+        assert "set, not shown: Keys that a server" in out
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,8 @@ def wait_until_handled(process: subprocess.Popen[bytes]) -> None:
     """Until the command's first line has run: before, signals are the interpreter's own."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline and process.poll() is None:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-        if caught >> (signal.SIGHUP - 1) & 1:
+        caught = Path(f"/proc/{process.pid}/status").read_text().partition("SigCgt:")[2]
+        if caught and int(caught.split()[0], 16) >> (signal.SIGHUP - 1) & 1:  # nothing: it has ended
             return
         time.sleep(0.001)
 
