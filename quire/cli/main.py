@@ -12,18 +12,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit status.
 
     0: done; 1: failed while running; 2: wrong use or configuration; 128 + number: ended by a signal. Without
-    `argv` this is the whole process, so signals end it at once.
+    `argv` this is the whole process: signals end it at once, and so does the end of the command.
     """
-    if argv is None:
-        end_on_signals()
-    from quire.cli.output import discard_stdout, open_closed_streams, report
+    if argv is not None:
+        return _status(argv)
+    end_on_signals()
+    from quire.cli.output import end_process, open_closed_streams
+
+    open_closed_streams()
+    try:
+        status = _status(sys.argv[1:])
+    except SystemExit as end:  # from argparse
+        status = end.code if isinstance(end.code, int) else 0
+    return end_process(status)
+
+
+def _status(argv: Sequence[str]) -> int:
+    from quire.cli.output import report
     from quire.errors import QuireError
 
-    if argv is None:
-        open_closed_streams()
     try:
         try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
+            return _run(list(argv))
         finally:
             sys.stdout.flush()
     except QuireError as error:
@@ -35,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # else the reader has seen enough
             report(error)
-        if argv is None:
-            discard_stdout()
         return 1
 
 

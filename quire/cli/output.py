@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from quire.errors import ConfigError
 
@@ -67,8 +69,9 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
 
 
-def discard_stdout() -> None:
-    """Let nothing that is still buffered fail a second time when the interpreter ends."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
-    os.close(devnull)
+def end_process(status: int) -> NoReturn:
+    """End without tearing down the interpreter: it would take time, and its last part knows no signal handlers."""
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(status)

@@ -79,8 +79,9 @@ def assert_ends(directory: Path, name: str, number: signal.Signals, delay_s: flo
     try:
         wait_until_handled(process)
         time.sleep(delay_s)
-        if process.poll() == 0:
-            return 128 + number  # it was quicker
+        if process.poll() == 0:  # it was quicker
+            process.communicate()
+            return 128 + number
         for _ in range(times):
             process.send_signal(number)
         out, err = process.communicate(timeout=TIMEOUT)
