@@ -36,7 +36,9 @@ class ServerSettings:
     shutdown_timeout: int = knob(30, "Time that running requests get to finish after SIGTERM.", least=0)
 
     api_key: tuple[str, ...] = knob(
-        (), "Keys of which every request must carry one; QUIRE_API_KEY when left out. Without any, all are served."
+        (),
+        "Keys of which every request must carry one; QUIRE_API_KEY when left out. Without any, all are served.",
+        is_secret=True,
     )
     served_model_name: tuple[str, ...] = knob(
         (), "Names under which the model is served; the first is shown. The model's own when left out."

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -167,13 +167,16 @@ class FrontGroup:
         self._core_was_up = False
         self._failure: QuireError | None = None
 
+    def handle_signals(self, numbers: Iterable[signal.Signals]) -> None:
+        """Take these signals from now on: the first one drains, the second stops."""
+        for number in numbers:
+            signal.signal(number, self._on_signal)
+
     def run(self) -> None:
         """Serve until a signal ends it.
 
         Raises: ConfigError and its kin when the engine cannot start; EngineDeadError when fronts end again and again.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
         try:
             for _ in range(self._orders.settings.api_server_count):
                 self._spawn()
