@@ -196,7 +196,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             _made=_made,
             _slice=_slice,
         )
-        self.tests = {name: _charged(self.tests[name], rule) for name, rule in rules.TESTS.items()}
+        tests: dict[str, Callable[..., object]] = {**self.tests}
+        self.tests = {name: _charged(tests[name], rule) for name, rule in rules.TESTS.items()}
         self.globals = {
             "range": self.globals["range"],
             "dict": _make_dict,

@@ -180,21 +180,22 @@ SHARED = """{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set 
 {% set n.y = [n.y, n.y] %}{% endfor %}"""
 TUPLES = SHARED.replace("[n.x, n.x]", "(n.x, n.x)").replace("[n.y, n.y]", "(n.y, n.y)")
 WALKS = """
-n.x == n.y; n.x != n.y; n.x < n.y; n.x >= n.y; n.x == n.y == n.x; n.x in [n.y]; n.x not in (n.y, 1); [n.x] is in [[n.y]];
-n.x is eq(n.y); n.x is lessthan(n.y); n.x is lower; n.x is upper; [n.x, n.y] | sort; [n.x, n.y] | unique | list;
-[n.x, n.y] | groupby(0); [n.x, n.y] | min; [n.x, n.y] | max; {'a': n.x, 'b': n.y} | dictsort(by='value');
-n.x | tojson; n.x ~ ''; n.x | string; '%s' | format(n.x); '%s' % n.x; '%r' % [n.x]; '{}'.format(n.x); '{!r}'.format(n.x);
-'{a}'.format(a=n.x); [n.x].index(n.y); [n.x].count(n.y); (n.x,).index(n.y); [n.x] | select('eq', n.y) | list;
-[n.x] | reject('in', [n.y]) | list; [[n.x]] | selectattr(0, 'ne', n.y) | list; n; [n] | string; namespace(a=n.x) | string;
-raise_exception(n.x); n.x | wordcount; n.x | urlencode; n.x | title; n.x | upper; [n.x] | join; ['', n.x] | join(n.x);
-''.join([n.x]); n.x | trim; n.x | truncate; n.x | int; n.x | float; n.x | replace('a', 'b'); 'a' | replace(n.x, 'b');
-n.x | e; n.x | forceescape; n.x | safe; n.x | center; 'a' | default(n.x) ~ n.x; [n.x] | map('string') | list; [n.x] | sum;
-{'a': n.x}.items() == {'a': n.y}.items(); n.x in {'a': n.y}.values(); {'a': n.x} == {'a': n.y}; 'a'.startswith(n.x);
-'a'.strip(n.x); 'a'.count(n.x); 'a'.replace('a', n.x); [n.x | abs]
+n.x == n.y; n.x != n.y; n.x < n.y; n.x >= n.y; n.x == n.y == n.x; n.x in [n.y]; n.x not in (n.y, 1);
+[n.x] is in [[n.y]]; n.x is eq(n.y); n.x is lessthan(n.y); n.x is lower; n.x is upper; [n.x, n.y] | sort;
+[n.x, n.y] | unique | list; [n.x, n.y] | groupby(0); [n.x, n.y] | min; [n.x, n.y] | max;
+{'a': n.x, 'b': n.y} | dictsort(by='value'); n.x | tojson; n.x ~ ''; n.x | string; '%s' | format(n.x); '%s' % n.x;
+'%r' % [n.x]; '{}'.format(n.x); '{!r}'.format(n.x); '{a}'.format(a=n.x); [n.x].index(n.y); [n.x].count(n.y);
+(n.x,).index(n.y); [n.x] | select('eq', n.y) | list; [n.x] | reject('in', [n.y]) | list;
+[[n.x]] | selectattr(0, 'ne', n.y) | list; n; [n] | string; namespace(a=n.x) | string; raise_exception(n.x);
+n.x | wordcount; n.x | urlencode; n.x | title; n.x | upper; [n.x] | join; ['', n.x] | join(n.x); ''.join([n.x]);
+n.x | trim; n.x | truncate; n.x | int; n.x | float; n.x | replace('a', 'b'); 'a' | replace(n.x, 'b'); n.x | e;
+n.x | forceescape; n.x | safe; n.x | center; 'a' | default(n.x) ~ n.x; [n.x] | map('string') | list; [n.x] | sum;
+{'a': n.x}.items() == {'a': n.y}.items(); n.x in {'a': n.y}.values(); {'a': n.x} == {'a': n.y};
+'a'.startswith(n.x); 'a'.strip(n.x); 'a'.count(n.x); 'a'.replace('a', n.x); [n.x | abs]
 """
 HASHES = """
-{n.x: 1}; {}[n.x]; {}.get(n.x); dict([(n.x, 1)]); n.x in {}; [n.x] | unique | list; n.x is filter; n.x is test; messages[n.x];
-n.x in {}.keys(); namespace([(n.x, 1)])
+{n.x: 1}; {}[n.x]; {}.get(n.x); dict([(n.x, 1)]); n.x in {}; [n.x] | unique | list; n.x is filter; n.x is test;
+messages[n.x]; n.x in {}.keys(); namespace([(n.x, 1)])
 """
 LOOPS = "{% for i in [1, 2] %}{{ loop.changed([n.x]) }}{{ loop.changed([n.y]) }}{% endfor %}"
 BLOCKS = [
@@ -219,7 +220,7 @@ def programs() -> list[str]:
 
 @pytest.mark.parametrize("source", programs())
 def test_an_operation_on_shared_nested_values_is_refused_before_it_runs(source: str) -> None:
-    with pytest.raises(InvalidParameter, match="was stopped: it (has an operation|uses a value|asks)"):
+    with pytest.raises(InvalidParameter, match=r"was stopped: it (has an operation|uses a value|asks)"):
         render(source, max_seconds=60)
 
 
@@ -243,7 +244,7 @@ def test_an_operation_on_shared_nested_values_is_refused_before_it_runs(source: 
         "{{ ('a ' * 450000) | wordcount }}",
         "{{ ('a\n' * 450000) | indent }}",
         "{{ ('a' * 900000) | list }}",
-        "{{ ['a' * 90000] * 9000 | join }}",
+        "{{ (['a' * 90000] * 9000) | join }}",
         "{{ ''.join(['a' * 90000] * 9000) }}",
         "{{ [[1, 2]] * 300000 == [[1, 2]] * 300000 }}",
         "{{ (messages * 100) | map(attribute='a.' * 100000) | list }}",
@@ -394,36 +395,30 @@ def expression(rng: random.Random, depth: int = 3) -> str:
     return f"({inner} | {name}({arguments}))"
 
 
+GROWTH = [
+    "{% set n.T = [n.T, n.T] %}",
+    "{% set n.T = (n.T, n.T) %}",
+    "{% set n.T = {'a': n.T, 'b': n.T} %}",
+    "{% set n.T = [n.T] + [n.T, 'abc'] %}",
+    "{% set n.T %}{{ n.T }}{{ n.T }}{% endset %}",
+    "{% set n.T = n.T ~ n.T %}",
+    "{% set n.T = m(n.T) %}",
+    "{% for j in n.T %}{% set n.T = [n.T, j] %}{% endfor %}",
+]
+
+
 def program(rng: random.Random) -> str:
-    statements = []
-    for _ in range(rng.randrange(2, 7)):
-        value = expression(rng)
-        target = rng.choice("xy")
-        statements.append(
-            rng.choice(
-                (
-                    "{% set n.T = V %}",
-                    "{% set n.T = [n.T, n.T] %}",
-                    "{% set n.T = (n.T, V) %}",
-                    "{% set n.T %}{{ V }}{{ n.T }}{% endset %}",
-                    "{{ V }}",
-                    "{% if V %}{% set n.T = V %}{% endif %}",
-                    "{% for j in V %}{% set n.T = [n.T, j] %}{% endfor %}",
-                    "{% set n.T = m(V) %}",
-                )
-            )
-            .replace("T", target, 5)
-            .replace("V", value)
-        )
-    body = "".join(statements)
-    macro = "{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}"
-    return macro + "{% set n = namespace(x=[1], y='a') %}{% for i in range(40) %}" + body + "{% endfor %}"
+    """Values that double a number of times, and an operation on them."""
+    growth = "".join(rng.choice(GROWTH).replace("T", target) for target in "xy" if rng.random() < 0.8)
+    rounds = "{% for i in range(" + str(rng.choice((1, 3, 8, 20, 60))) + ") %}" + growth + "{% endfor %}{% set i = 1 %}"
+    start = "{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}{% set n = namespace(x=[1], y=('a', [])) %}"
+    return start + rounds + "{{ " + expression(rng, rng.choice((1, 1, 2, 3))) + " }}"
 
 
 def test_random_programs_end_with_a_result_or_a_refusal_within_their_budget() -> None:
     rng = random.Random(12)
     ends = {"result": 0, "stopped": 0, "failed": 0}
-    for _ in range(300):
+    for _ in range(600):
         source = program(rng)
         try:
             template = template_sandbox.compiled.__wrapped__(source)
@@ -436,15 +431,7 @@ def test_random_programs_end_with_a_result_or_a_refusal_within_their_budget() ->
             ends["result"] += 1
         except template_budget.BudgetExceeded:
             ends["stopped"] += 1
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-            jinja2.TemplateError,
-        ):
+        except chat.FAILURES:
             ends["failed"] += 1
         finally:
             peak = tracemalloc.get_traced_memory()[1]
@@ -452,4 +439,4 @@ def test_random_programs_end_with_a_result_or_a_refusal_within_their_budget() ->
         assert peak < 20e6, source
         assert budget.num_steps <= 5_000 + template_budget.MAX_OPERATION, source
         assert budget.num_made <= 200_000, source
-    assert min(ends.values()) > 5, ends
+    assert min(ends.values()) > 60, ends
