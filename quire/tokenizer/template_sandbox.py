@@ -196,7 +196,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             _made=_made,
             _slice=_slice,
         )
-        tests: dict[str, Callable[..., object]] = {**self.tests}
+        tests = cast("dict[str, Callable[..., object]]", self.tests)
         self.tests = {name: _charged(tests[name], rule) for name, rule in rules.TESTS.items()}
         self.globals = {
             "range": self.globals["range"],
