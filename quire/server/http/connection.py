@@ -12,7 +12,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.server.http.errors import ApiError, error_body
+from quire.server.http.errors import ApiError, ErrorShape
 from quire.server.service import EXTENSION
 from quire.server.settings import ServerSettings
 
@@ -43,6 +43,7 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
+        self.url = b""
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._in_headers = True
@@ -260,7 +261,7 @@ class LimitedConnection(HttpToolsProtocol):
             return
         reply = self._answered
         if reply is None or reply.response_complete or not reply.response_started:
-            body = msgspec.json.encode(error_body(error, ""))
+            body = msgspec.json.encode(self._error_shape().body(error))
             head = (
                 f"HTTP/1.1 {error.status_code} {REASONS[error.status_code]}\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
@@ -268,6 +269,12 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.write(head.encode() + body)
             self.app_state["count_refused"]()
         self.linger()
+
+    def _error_shape(self) -> ErrorShape:
+        """How the API says its errors that the request seems to be for, as far as it has been read."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        shape: ErrorShape = self.app_state["error_shape"](path.removeprefix(self.root_path))
+        return shape
 
     def _stop(self, *timers: asyncio.TimerHandle | None) -> None:
         for timer in timers:
