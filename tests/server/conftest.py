@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 import uvloop
 
 from quire.config.args import EngineArgs
@@ -23,7 +22,7 @@ from quire.engine.startup import EngineParts, start
 from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.server.app import create_app
-from quire.server.processes.front import uvicorn_config
+from quire.server.processes.front import HttpServer, uvicorn_config
 from quire.server.settings import ServerSettings
 
 MODEL = "quire-tiny"
@@ -45,18 +44,23 @@ class Running:
     ) -> None:
         self.parts = parts
         self.engine = engine
+        self._loop = loop
         self._sock = socket.create_server(("127.0.0.1", 0))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # so that slow readers are felt early
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn_config(create_app(engine, settings), settings))
+        self._server = HttpServer(uvicorn_config(create_app(engine, settings), settings))
         self._done = asyncio.run_coroutine_threadsafe(self._server.serve([self._sock]), loop)
         self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT)
 
     def close(self) -> None:
         self.client.close()
-        self._server.should_exit = True
+        self._loop.call_soon_threadsafe(self._server.exit)
         self._done.result(TIMEOUT)
         self._sock.close()
+
+    def connections(self) -> list[Any]:
+        """Everything that counts as a connection now."""
+        return list(self._server.server_state.connections)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
