@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ NUM_BLOCKS = 512
 NUM_HEALTHY = 16
 TIMEOUT = 60
 """Seconds after which a test that waits for what never comes is ended."""
+NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 
 
 class Running:
@@ -130,6 +133,16 @@ def engine_parts() -> Iterator[tuple[EngineParts, AsyncLLMEngine]]:
     parts = start(EngineArgs(num_gpu_blocks_override=NUM_BLOCKS, block_size=16, use_tqdm_on_load=False))
     with AsyncLLMEngine(parts) as engine:
         yield parts, engine
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings with a certificate for this machine."""
+    directory = tmp_path_factory.mktemp("tls")
+    key, certificate = directory / "key.pem", directory / "certificate.pem"
+    line = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost"
+    subprocess.run([*line.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
 
 
 Serve = Callable[..., Any]

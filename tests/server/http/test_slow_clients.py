@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,25 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import TIMEOUT, Running, wait_for
+from tests.server.conftest import NEEDS_OPENSSL, TIMEOUT, Running, wait_for
 
-NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 LONG = {"prompt": "import", "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
 HOST = b"host: x\r\n"
 JSON = b"content-type: application/json\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
 PIECE_S = 0.2
 """Between the pieces of what is sent slowly: less than any limit here."""
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Settings with a certificate for this machine."""
-    directory = tmp_path_factory.mktemp("tls")
-    key, certificate = directory / "key.pem", directory / "certificate.pem"
-    line = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost"
-    subprocess.run([*line.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
-    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
 
 
 TRANSPORTS = [pytest.param(False, id="tcp"), pytest.param(True, id="tls", marks=NEEDS_OPENSSL)]
