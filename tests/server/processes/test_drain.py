@@ -65,16 +65,16 @@ class Reader:
 
 
 @pytest.mark.parametrize(
-    ("num_fronts", "is_tls"),
+    ("num_fronts", "is_tls", "is_stream"),
     [
-        (1, False),
-        pytest.param(2, False, marks=pytest.mark.slow),
-        pytest.param(1, True, marks=[NEEDS_OPENSSL, pytest.mark.slow]),
-        pytest.param(2, True, marks=[NEEDS_OPENSSL, pytest.mark.slow]),
+        (1, False, False),
+        pytest.param(2, False, True, marks=pytest.mark.slow),
+        pytest.param(1, True, False, marks=[NEEDS_OPENSSL, pytest.mark.slow]),
+        pytest.param(2, True, True, marks=[NEEDS_OPENSSL, pytest.mark.slow]),
     ],
 )
-def test_answers_that_are_being_read_arrive_whole_when_the_server_ends(
-    tmp_path: Path, request: pytest.FixtureRequest, num_fronts: int, is_tls: bool
+def test_an_answer_that_is_being_read_arrives_whole_when_the_server_ends(
+    tmp_path: Path, request: pytest.FixtureRequest, num_fronts: int, is_tls: bool, is_stream: bool
 ) -> None:
     flags = ["--api-server-count", str(num_fronts), "--shutdown-timeout", "60"]
     certificate = None
@@ -83,24 +83,24 @@ def test_answers_that_are_being_read_arrive_whole_when_the_server_ends(
         certificate = made["ssl_certfile"]
         flags += ["--ssl-certfile", certificate, "--ssl-keyfile", made["ssl_keyfile"]]
     with served(tmp_path, *flags) as server:
-        idle, whole, stream = (connect(server, certificate) for _ in range(3))
+        idle, busy = connect(server, certificate), connect(server, certificate)
         idle.sendall(get("/health"))
         assert idle.recv(65536).startswith(b"HTTP/1.1 200 ")
-        whole.sendall(post(LARGE))
-        stream.sendall(post({**LARGE, "stream": True}))
-        begun = [sock.recv(100) for sock in (whole, stream)]
+        busy.sendall(post({**LARGE, "stream": is_stream}))
+        begun = busy.recv(100)
         server.process.send_signal(signal.SIGTERM)
         assert idle.recv(100) == b"", "what is idle ends at once"
         time.sleep(3)  # longer than last words have
         assert server.process.poll() is None
         assert asked(server, certificate, "/ready").startswith(b"HTTP/1.1 503 ")
-        first, second = Reader(whole, begun[0]), Reader(stream, begun[1])
-        assert first.is_complete
-        assert len(json.loads(first.body)["choices"]) == 6
-        assert second.is_complete
-        assert second.body.endswith(b"data: [DONE]\n\n")
-        for sock in (idle, whole, stream):
-            sock.close()
+        reply = Reader(busy, begun)
+        assert reply.is_complete
+        if is_stream:
+            assert reply.body.endswith(b"data: [DONE]\n\n")
+        else:
+            assert len(json.loads(reply.body)["choices"]) == 6
+        idle.close()
+        busy.close()
         assert server.process.wait(TIMEOUT) == 0
 
 
