@@ -242,12 +242,15 @@ class LimitedConnection(HttpToolsProtocol):
         return reply.response_started or not reply.more_body
 
     def release(self) -> None:
-        """The server drains: close at once if nothing is asked, else after the answer. Idempotent."""
+        """The server drains: close at once if all is answered, else after the answer. Idempotent.
+
+        A new connection is left alone: its first request may be on the way, and would be reset instead of refused.
+        """
         for reply in (self._answered, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if reply is not None:
                 reply.keep_alive = False
         is_asked = self.is_answering or self._in_body or self._num_waiting_bytes > 0
-        if self._is_made and not is_asked:
+        if self._answered is not None and not is_asked:
             self._close_idle()
 
     def shutdown(self) -> None:
