@@ -20,6 +20,7 @@ from quire.engine.process.core_process import Control, EngineCoreProc
 from quire.engine.process.protocol import CONTROL, DATA, Attach, Trial, UtilityCall, UtilityResult
 from quire.messages import codec
 from quire.messages.codec import FrameReader
+from quire.messages.framed_socket import FramedSocket
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
 from quire.messages.stats import StepStats
@@ -96,8 +97,9 @@ class Harness:
             EngineArgs(num_gpu_blocks_override=NUM_BLOCKS, block_size=16, max_model_len=512, max_num_seqs=16)
         )
         self.core = EngineCore(config, executor or MemoryExecutor(NUM_BLOCKS, 16))
-        self.control, self.theirs = socket.socketpair()
-        self.proc = EngineCoreProc(self.core, Control(self.theirs), **options)
+        ours, theirs = socket.socketpair()
+        self.control, self.theirs = FramedSocket(ours, CONTROL), Control(theirs)
+        self.proc = EngineCoreProc(self.core, self.theirs, **options)
         self.thread = threading.Thread(target=self.proc.run)
         self.thread.start()
         self.fronts: list[Front] = []
@@ -105,7 +107,7 @@ class Harness:
     def attach(self) -> Front:
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self.control, [CONTROL.encode(Attach())], [theirs.fileno()])
+            self.control.send(Attach(), theirs.fileno())
         front = Front(ours)
         self.fronts.append(front)
         assert front.hear().stats.num_total_blocks == NUM_BLOCKS
@@ -117,7 +119,7 @@ class Harness:
         assert not self.thread.is_alive()
         self.proc.close()
         self.proc.close()
-        self.theirs.close()
+        self.theirs.socket.close()
         for front in self.fronts:
             front.sock.close()
 
