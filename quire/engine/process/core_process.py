@@ -87,7 +87,7 @@ class Control:
             step_s=time.monotonic() - started_at if started_at else 0.0,
             longest_step_s=self._longest_step_s,
             stage="" if start is None else start.current or "process",
-            progress=0 if start is None else start.progress + num_storage_bytes(),
+            progress=0 if start is None else start.progress + len(sys.modules) + num_storage_bytes(),
         )
 
 
@@ -362,9 +362,12 @@ def _without(request: EngineCoreRequest, branch: int | None) -> EngineCoreReques
     return replace(request, progress=replace(request.progress, branches=branches)) if branches else None
 
 
-def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> int:
+MakeProc = Callable[[EngineCore, Control], EngineCoreProc]
+
+
+def serve(control: Control, make_proc: MakeProc = EngineCoreProc, ledger: Ledger | None = None) -> int:
     """Load what the first message asks for, then run; the exit status."""
-    ledger = control.start = Ledger()
+    ledger = control.start = ledger or Ledger()
     start_essential("quire-heartbeat", control.beat)
     try:
         with importing_torch(ledger):
@@ -404,7 +407,7 @@ def _first_order(control: Control) -> StartCore | RestartCore:
     raise EOFError
 
 
-def main(make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> None:
+def main(make_proc: MakeProc = EngineCoreProc, ledger: Ledger | None = None) -> None:
     """Entry point: `core_process DESCRIPTOR PARENT_PID`.
 
     Signals that ask for an end are for the parent to answer: it drains, and this process serves until it is let go.
@@ -413,7 +416,7 @@ def main(make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCore
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent_pid = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
-    status = serve(Control(socket.socket(fileno=descriptor)), make_proc)
+    status = serve(Control(socket.socket(fileno=descriptor)), make_proc, ledger)
     sys.stderr.flush()
     os._exit(status)  # nothing is worth the time that tearing down a model takes
 

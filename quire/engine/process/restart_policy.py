@@ -27,7 +27,7 @@ class RestartPolicy:
 
     startup_timeout: int = knob(
         300,
-        "A start that goes on for so long without progress hangs; a new stage, bytes read and written are progress.",
+        "A start without progress for so long hangs; progress: a new stage, bytes read or written, modules imported.",
         least=1,
     )
     front_timeout: int = knob(

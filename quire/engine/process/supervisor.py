@@ -371,7 +371,7 @@ class CoreSupervisor:
         reason, crashed = f"the engine process {describe_exit(returncode)}", returncode not in OUTSIDE_SIGNALS
         if not crashed or self._has_worked:
             return _End(reason, crashed)
-        reason += f" in stage {core.heartbeat.stage or 'process'!r} of its first start"
+        reason += f" in its first start (last heard of in stage {core.heartbeat.stage or 'process'!r})"
         return _End(reason, crashed, error=EngineError(reason))
 
     def _learn(self, end: _End) -> None:
