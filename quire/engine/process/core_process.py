@@ -6,6 +6,7 @@ second thread sends heartbeats, so that a step that takes long and a process tha
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import selectors
@@ -417,7 +418,8 @@ def main(make_proc: MakeProc = EngineCoreProc, ledger: Ledger | None = None) -> 
     descriptor, parent_pid = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
     status = serve(Control(socket.socket(fileno=descriptor)), make_proc, ledger)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(status)  # nothing is worth the time that tearing down a model takes
 
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
+from quire.engine.process.supervisor import CoreStarting
 from quire.messages.codec import FrameReader
+from quire.messages.framed_socket import FramedSocket
 from quire.observability.samples import Samples, add_samples
 from quire.server.processes.link import LINK, Ask, FrontReport, ParentLink, Reports
 from quire.server.processes.peers import LinkedPeers
@@ -111,6 +113,41 @@ def test_the_parent_knows_what_a_front_says_before_anybody_else() -> None:
 
     with parent, theirs:
         assert [other.num_queued for other in asyncio.run(ask())] == [7]
+
+
+def test_a_front_whose_event_loop_hangs_gives_no_answer_until_it_goes_on() -> None:
+    ours, theirs = socket.socketpair()
+    parent = FramedSocket(ours, LINK)
+
+    async def hang() -> None:
+        link = ParentLink(theirs)
+        peers = LinkedPeers(link, SharedCounts(1, 0))
+        reported = Event()
+        asked = Event()
+
+        def report() -> FrontReport:
+            reported.set()
+            return FrontReport(num_queued=3)
+
+        peers.answer_with(report)
+        link.subscribe(lambda event: asked.set())
+        parent.send(Ask())
+        parent.send(CoreStarting(stage="after the question"))
+        assert await asyncio.to_thread(lambda: True)  # the loop runs: an answer is given
+        while not reported.is_set():
+            await asyncio.sleep(0)
+        reported.clear()
+        asked.clear()
+        parent.send(Ask())
+        parent.send(CoreStarting(stage="after the question"))
+        assert asked.wait(60), "the link's thread is past the question"
+        assert not reported.is_set()
+        while not reported.is_set():
+            await asyncio.sleep(0)
+
+    asyncio.run(hang())
+    answers = [message for message, _ in parent.receive()]
+    assert FrontReport(num_queued=3) in answers
 
 
 def test_counts_are_shared_and_forgotten_by_front() -> None:
