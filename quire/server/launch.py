@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from quire.config.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
-from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
+from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreSupervisor
 from quire.log import configure, get_logger
 from quire.server.settings import ServerSettings
@@ -126,7 +126,7 @@ def _serve_in_fronts(
     )
     orders = FrontOrders(settings=options.settings, limits=limits)
     if not early.came:
-        FrontGroup(orders, sock, supervisor, RestartBudget(options.policy), on_ready).run()
+        FrontGroup(orders, sock, supervisor, options.policy, on_ready).run()
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from quire.engine.process.protocol import CoreConfigured
-from quire.engine.process.restart_policy import RestartBudget
+from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
 from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreStarting, CoreSupervisor, CoreUp
 from quire.errors import EngineDeadError, QuireError
 from quire.log import get_logger
@@ -119,8 +119,9 @@ class FrontProcess:
 
     def kill(self, fault: str) -> None:
         """Have it end; its link shows when it has."""
-        self.fault = self.fault or fault
-        self.process.kill()
+        if self.process.poll() is None:
+            self.fault = self.fault or fault
+            self.process.kill()
 
     def end(self) -> str:
         """Reap, with force if need be; how it ended."""
@@ -151,7 +152,7 @@ class FrontGroup:
         orders: FrontOrders,
         listening: socket.socket,
         supervisor: CoreSupervisor,
-        budget: RestartBudget,
+        policy: RestartPolicy,
         on_ready: Callable[[], None],
     ) -> None:
         self._orders = orders
@@ -163,7 +164,9 @@ class FrontGroup:
         self._ended = FrontReport()
         """What fronts had counted that have ended, as far as they were asked."""
         self._supervisor = supervisor
-        self._budget = budget
+        self._policy = policy
+        self._budgets = [RestartBudget(policy) for _ in range(settings.api_server_count)]
+        """By seat: many fronts may be replaced more often than one."""
         self._on_ready: Callable[[], None] | None = on_ready
         self._fronts: dict[int, FrontProcess] = {}
         """By the descriptor of their link."""
@@ -245,7 +248,7 @@ class FrontGroup:
             for message, _ in front.link.receive():
                 if isinstance(message, FrontReady):
                     front.is_ready = True
-                    self._budget.worked()
+                    self._budgets[front.seat.front].worked()
                     self._report_ready()
                 elif isinstance(message, Reconnect):
                     self._supervisor.subscribe(front.hear)
@@ -263,7 +266,7 @@ class FrontGroup:
         `late_s`: so long did this process itself not run, which is no fault of the fronts.
         """
         now = time.monotonic()
-        policy = self._budget.policy
+        policy = self._policy
         for front in self._fronts.values():
             limit_s = policy.front_timeout if front.is_ready else policy.startup_timeout
             if front.asked_at is None:
@@ -309,9 +312,10 @@ class FrontGroup:
         add_samples(self._ended.samples, front.report.samples)
         if self._ending or self._failure is not None:
             return
-        pause_s = self._budget.spend()
+        budget = self._budgets[front.seat.front]
+        pause_s = budget.spend()
         if pause_s is None:
-            self._failure = EngineDeadError(f"a front process {how}, after {len(self._budget)} restarts; giving up")
+            self._failure = EngineDeadError(f"a front process {how}, after {len(budget)} restarts; giving up")
             return
         log.error("a front process %s; another one in %.1f s", how, pause_s)
         self._spawn_at.append(time.monotonic() + pause_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreSupervisor
 from quire.errors import EngineDeadError, EngineError
 from quire.server.app import create_app
+from quire.utils.threads import THREAD_FAILED_STATUS
 from tests.engine.process.failing_start import PROCESS, SCRIPT
 from tests.engine.process.test_core_process import ARGS, Launched, requests, run, transcripts
 
@@ -206,3 +209,21 @@ def test_an_order_is_not_waited_for_by_the_supervisor(script: Path) -> None:
                 await core.engine.wait_ready()
 
     run(main())
+
+
+SUPERVISOR = """
+import time
+from quire import EngineArgs
+from quire.engine.process.supervisor import CoreSupervisor
+
+supervisor = CoreSupervisor(EngineArgs(model="/nowhere"))
+supervisor.subscribe(lambda event: 1 / 0)
+time.sleep(100)
+"""
+
+
+def test_a_supervisor_that_fails_ends_its_process() -> None:
+    """Nobody would hear of the core any more, though /health would say 200."""
+    done = subprocess.run([sys.executable, "-c", SUPERVISOR], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == THREAD_FAILED_STATUS
+    assert "thread quire-supervisor failed" in done.stderr

@@ -104,6 +104,8 @@ def test_a_core_killed_and_stopped_again_and_again_costs_no_token(tmp_path: Path
             time.sleep(rng.uniform(0, 0.2))
             core = server.core_pid
             os.kill(core, number)
+            wait_for(lambda: "(stage: " in server.client.get("/ready").text)
+            assert server.status("/health") == 200
             check(streams, expected)
             wait_for(lambda core=core: server.pids("core_process") not in ([], [core]))
             until_whole(server)
@@ -145,6 +147,16 @@ def test_fronts_killed_under_load_cost_their_own_connections_only(tmp_path: Path
             assert check(streams, expected, num_killed_fronts=1) < NUM_STREAMS
             until_whole(server)
         assert server.core_pid == core
+        check(start(server, pool), expected)
+
+
+def test_all_fronts_may_be_killed_at_once(tmp_path: Path) -> None:
+    with load(tmp_path, "--api-server-count", str(NUM_FRONTS)) as (server, pool, expected):
+        fronts = server.pids("front_process")
+        for pid in fronts:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not set(fronts) & set(server.pids("front_process")))
+        wait_for(lambda: len(server.pids("front_process")) == NUM_FRONTS)
         check(start(server, pool), expected)
 
 
