@@ -114,7 +114,13 @@ def load_core(config: QuireConfig, clock: Callable[[], float], ledger: Ledger) -
     """
     for warning in envs.unknown():
         log.warning("%s", warning)
-    with load_progress(config.load_config.show_progress) as progress:
+    with load_progress(config.load_config.show_progress) as draw:
+
+        def progress(num_read: int, num_bytes: int) -> None:
+            ledger.progress = num_read
+            if draw is not None:
+                draw(num_read, num_bytes)
+
         executor = create_executor(config, ledger, progress)
     _report(config, ledger)
     return EngineCore(config, executor, clock)

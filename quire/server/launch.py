@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from quire.config.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
-from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
+from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreSupervisor
 from quire.log import configure, get_logger
 from quire.server.settings import ServerSettings
@@ -132,7 +132,7 @@ def _serve_in_fronts(
         limits.max_queued_tokens,
     )
     orders = FrontOrders(settings=options.settings, limits=limits)
-    group = FrontGroup(orders, sock, supervisor, RestartBudget(options.policy), on_ready)
+    group = FrontGroup(orders, sock, supervisor, options.policy, on_ready)
     group.handle_signals(early.numbers)
     if not early.came:
         group.run()

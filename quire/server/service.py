@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -77,6 +78,8 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.peers = Alone(len(settings.api_key)) if peers is None else peers
+        self._metrics: Metrics | None = None
+        self._making_metrics = threading.Lock()
         self.peers.answer_with(self._report)
         self.created = int(time.time())
         self.tracer = None if settings.otlp_traces_endpoint is None else _load_tracer(settings.otlp_traces_endpoint)
@@ -133,10 +136,14 @@ class Service:
         except EngineError:
             return False
 
-    @cached_property
+    @property
     def metrics(self) -> Metrics:
-        """What is counted; needs the config, so it is made when it is first used."""
-        return Metrics(self.engine.config, self.names[0])
+        """What is counted; needs the config, so it is made when it is first used, once, whichever thread is first."""
+        if self._metrics is None:
+            with self._making_metrics:
+                if self._metrics is None:
+                    self._metrics = Metrics(self.engine.config, self.names[0])
+        return self._metrics
 
     @cached_property
     def names(self) -> tuple[str, ...]:
