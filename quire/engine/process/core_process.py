@@ -16,10 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
-from quire.engine.core_startup import check_unchanged, create_config, importing_torch, load_core
+from quire.engine.core_startup import create_config, importing_torch, load_core
 from quire.engine.engine_core import EngineCore
+from quire.engine.identity import Identity
 from quire.engine.process.protocol import (
     CONTROL,
     DATA,
@@ -28,12 +30,14 @@ from quire.engine.process.protocol import (
     CoreFailed,
     CoreReady,
     Heartbeat,
+    RestartCore,
     StartCore,
     Trial,
     UtilityCall,
     UtilityResult,
 )
 from quire.errors import EngineError, QuireError
+from quire.loader.digest import digesting
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -378,18 +382,21 @@ def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCor
     starting = True
     try:
         ledger = Ledger()
-        with importing_torch(ledger):
-            ((order, _),) = control.receive()
-            if isinstance(order, StartCore):
-                with ledger.stage("config"):
-                    config = create_config(order.args)
-                control.send(CoreConfigured(config=config))
-            else:
-                config = order.config  # type: ignore[attr-defined]
-                check_unchanged(config)
-        core = load_core(config, time.monotonic, ledger)
+        identity: Identity | None = None
+        with ExitStack() as stack:
+            with importing_torch(ledger):
+                ((order, _),) = control.receive()
+                if isinstance(order, StartCore):
+                    with ledger.stage("config"):
+                        config = create_config(order.args)
+                    control.send(CoreConfigured(config=config))
+                else:
+                    assert isinstance(order, RestartCore)
+                    config, identity = order.config, order.identity
+                weights_digest = stack.enter_context(digesting(config))
+            core = load_core(config, time.monotonic, ledger, weights_digest, identity)
         gc.freeze()  # what is here now stays: no collection needs to look at it again
-        control.send(CoreReady(stages=ledger.stages))
+        control.send(CoreReady(stages=ledger.stages, identity=core.identity))
         starting = False
         make_proc(core, control).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.engine.admission import AdmissionLimits
+from quire.engine.identity import Identity
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreUp
 from quire.errors import from_wire
@@ -39,6 +40,8 @@ class FrontSeat:
 
     front: int
     """Which row of it is this front's."""
+    generation: int
+    """How many fronts the server had before this one."""
     is_successor: bool
     """Others serve already: it takes no connection before it can answer as well as they do."""
 
@@ -46,6 +49,8 @@ class FrontSeat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConnected:
     """Parent -> front; comes with a connection to a core that is ready."""
+
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,14 @@ class Reconnect:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontReady:
     """Front -> parent: requests are served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontFailed:
+    """Front -> parent, before it exits: it cannot serve, and another one could not either."""
+
+    name: str
+    fields: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +125,7 @@ LINK = Codec(
         Finish,
         Reconnect,
         FrontReady,
+        FrontFailed,
         Ask,
         FrontReport,
         Reports,
@@ -161,7 +175,7 @@ class ParentLink:
         else:
             self.tell(Reconnect())
 
-    def tell(self, message: Reconnect | FrontReady | Ask | FrontReport) -> None:
+    def tell(self, message: Reconnect | FrontReady | FrontFailed | Ask | FrontReport) -> None:
         """Say something to the parent; from any thread."""
         try:
             with self._sending:
@@ -176,7 +190,7 @@ class ParentLink:
         for message, descriptor in self._messages:
             match message:
                 case CoreConnected():
-                    sink(CoreUp(socket.socket(fileno=descriptor)))
+                    sink(CoreUp(socket.socket(fileno=descriptor), message.identity))
                 case CoreConfigured() | CoreDown():
                     sink(message)
                 case CoreFinished():
