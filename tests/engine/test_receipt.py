@@ -84,7 +84,15 @@ def test_another_engine_is_refused_unless_forced(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", f'{{"format": {FORMAT + 1}}}', f'{{"receipt": {{"format": {FORMAT}}}}}', '{"format": [1]}', "\xff"],
+    [
+        "",
+        "[]",
+        "{}",
+        f'{{"format": {FORMAT + 1}}}',
+        f'{{"receipt": {{"format": {FORMAT}}}}}',
+        '{"format": [1]}',
+        "\xff",
+    ],
 )
 def test_what_is_no_receipt_is_refused(text: str) -> None:
     with pytest.raises(InvalidParameter, match="this is no receipt"):

@@ -391,7 +391,7 @@ def test_a_core_that_would_compute_otherwise_does_not_take_over(monkeypatch: pyt
             await asyncio.sleep(0.05)
             monkeypatch.setenv("QUIRE_CPU_ISA", "avx2")
             core.kill()
-            with pytest.raises(EngineDeadError, match=r"installation has changed since .* not avx2.*restart the server"):
+            with pytest.raises(EngineDeadError, match=r"installation has changed .* not avx2.*restart the server"):
                 await work
             assert core.engine.state is EngineState.DEAD
 

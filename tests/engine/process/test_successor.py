@@ -132,9 +132,7 @@ def test_a_core_with_other_weights_does_not_take_over(model: Path, change: Chang
     run(main())
 
 
-@pytest.mark.parametrize(
-    "change", [touch_weights, write_the_same_weights_again, replace_config, break_config]
-)
+@pytest.mark.parametrize("change", [touch_weights, write_the_same_weights_again, replace_config, break_config])
 def test_what_leaves_the_weights_as_they_are_disturbs_nobody(model: Path, change: Change) -> None:
     async def main() -> None:
         core = Launched(CoreSupervisor(args_of(model), PATIENT), None)
@@ -200,7 +198,9 @@ def test_fronts_share_no_seeds_also_where_the_engine_has_one(model: Path) -> Non
             fronts = [AsyncLLMEngine(supervisor, front=number) for number in range(3)]
             short = LONG.clone(max_tokens=1, temperature=1.0)
             seeds = [
-                [output.seed async for output in front.generate(PROMPT, short)][-1] for front in fronts for _ in range(8)
+                [output.seed async for output in front.generate(PROMPT, short)][-1]
+                for front in fronts
+                for _ in range(8)
             ]
             assert len(set(seeds)) == 24
             for front in fronts:
