@@ -93,6 +93,6 @@ def _check_unchanged(config: QuireConfig, source: str | None) -> None:
     model = config.model_config
     if model.tokenizer_digest and tokenizer_digest(model.tokenizer_path, source) != model.tokenizer_digest:
         raise TokenizerError(
-            f"the tokenizer in {model.tokenizer_path} or the chat template has changed since the engine started. "
-            "Requests could be read in two ways; restart the server"
+            f"the tokenizer in {model.tokenizer_path}, the chat template or the package tokenizers has changed since "
+            "the engine started. Requests could be read in two ways; restart the server"
         )

@@ -30,7 +30,7 @@ class Identity:
     weights: str
     """Digest of the weight files as they were read; see `loader.digest`."""
     tokenizer: str
-    """Digest of the tokenizer's files and the chat template; empty without a tokenizer."""
+    """Digest of the tokenizer's files, the package that reads them and the chat template; empty without one."""
     architecture: str
     """Digest of config.json as it was understood, overrides included."""
     dtype: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib import metadata
 from pathlib import Path
 
 FILES = (
@@ -22,7 +23,7 @@ TEMPLATES = "additional_chat_templates"
 
 
 def tokenizer_digest(directory: Path, chat_template: str | None = None) -> str:
-    """SHA-256, in hexadecimal, over name, size and bytes of each of the files that is there.
+    """SHA-256, in hexadecimal, over name, size and bytes of each of the files that is there, and what reads them.
 
     `chat_template` is what the option of that name says: a template, its file, or the name of one of the model's.
     """
@@ -32,7 +33,7 @@ def tokenizer_digest(directory: Path, chat_template: str | None = None) -> str:
     if chat_template is not None:
         content = None if is_template(chat_template) else _content(Path(chat_template))
         contents["the option"] = chat_template.encode("utf-8", "surrogatepass") if content is None else content
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"tokenizers {metadata.version('tokenizers')}\0".encode())
     for name, content in contents.items():
         if content is not None:
             digest.update(f"{name}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
