@@ -141,7 +141,7 @@ class LLM:
         for output in [outputs] if isinstance(outputs, RequestOutput) else outputs:
             transcripts.append(Transcript(params))
             transcripts[-1].add(output)
-        return receipt_of(self.engine.config, transcripts)
+        return receipt_of(self.engine.identity, transcripts)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.

@@ -13,7 +13,7 @@ from quire.errors import ConfigError, InvalidParameter
 from quire.log import set_default_level
 
 if TYPE_CHECKING:
-    from quire.engine.receipt import Identity
+    from quire.engine.identity import Identity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,21 +34,21 @@ def run(args: argparse.Namespace) -> int:
     if not args.verbose:
         set_default_level("WARNING")
     from quire.engine.core_startup import create_config
-    from quire.engine.receipt import Receipt, Transcript, first_difference, identity_of
+    from quire.engine.identity import identity_of
+    from quire.engine.receipt import Receipt, Transcript, first_difference
 
     receipt = Receipt.from_json(_read(args.receipt))
     engine_args = from_namespace(_completed(args, receipt.identity))
-    problems = receipt.identity.differences(identity_of(create_config(engine_args)))
-    if problems and not args.force:
-        raise ConfigError(
-            "the receipt is of another engine, so equal tokens are not promised (its value, then the one here): "
-            f"{'; '.join(problems)}. {_remedy(receipt.identity, problems)}"
-        )
-    for problem in problems:
-        print(f"warning: {problem}", file=sys.stderr)
+    if not args.force:  # what can be said without the weights is said before they are read
+        _check(receipt.identity, identity_of(create_config(engine_args), receipt.identity.weights))
     from quire.llm import LLM
 
     with LLM.from_engine_args(engine_args) as llm:
+        if args.force:
+            for problem in receipt.identity.differences(llm.engine.identity):
+                print(f"warning: {problem}", file=sys.stderr)
+        else:
+            _check(receipt.identity, llm.engine.identity)
         params = [request.params() for request in receipt.requests]
         prompts: list[Any] = [{"prompt_token_ids": request.prompt_token_ids} for request in receipt.requests]
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -65,6 +65,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"prompt {number}: {verdict} ({len(output.outputs)} completions, {num_tokens} tokens)")
         status |= difference is not None
     return int(status)
+
+
+def _check(given: Identity, here: Identity) -> None:
+    """Raises: ConfigError when equal tokens are not promised."""
+    problems = given.differences(here)
+    if problems:
+        raise ConfigError(
+            "the receipt is of another engine, so equal tokens are not promised (its value, then the one here): "
+            f"{'; '.join(problems)}. {_remedy(given, problems)}"
+        )
 
 
 def _completed(args: argparse.Namespace, identity: Identity) -> argparse.Namespace:
@@ -103,7 +113,9 @@ def _remedy(identity: Identity, problems: list[str]) -> str:
         hints.append(f"Install quire {identity.quire}.")
     if "isa" in names and identity.isa:
         hints.append(f"QUIRE_CPU_ISA={identity.isa} chooses that instruction set where the processor has it.")
-    if "weights" in names or "architecture" in names:
+    if "kernels" in names or "torch" in names:
+        hints.append("Another build of the kernels, or another torch, may round otherwise.")
+    if {"weights", "tokenizer", "architecture"} & set(names):
         hints.append("Give the model of the receipt with --model, and its overrides.")
     return " ".join([*hints, "--force runs it all the same."])
 

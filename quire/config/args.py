@@ -46,7 +46,12 @@ class EngineArgs:
         "auto", "How weights are read; dummy makes random ones.", choices=("auto", "safetensors", "dummy")
     )
     hf_overrides: dict[str, Any] = knob({}, "Values that replace those of config.json.")
-    seed: int = knob(0, "Base of the seeds drawn for requests without one.", least=0)
+    seed: int | None = knob(
+        None,
+        "Base of the seeds drawn for requests without one. When left out, LLM draws the same ones in every run, and a "
+        "server new ones.",
+        least=0,
+    )
     generation_config: str = knob(
         "auto", "Default sampling: auto reads generation_config.json, vllm or none ignores it, or a directory."
     )

@@ -41,8 +41,10 @@ class Capabilities:
     ops_reason: str
     ops_isa: str = ""
     """Instruction set that `ops` uses; empty where it has none of its own."""
-    ops_build: str = ""
-    """Versions of all that computes. Cores that differ in it do not give the same bits for sure."""
+    ops_digest: str = ""
+    """Digest of the library that has them, which tells one build from another; empty where there is none."""
+    torch: str = ""
+    """Version of torch."""
     isa: tuple[str, ...] = ()
     """Instruction sets of interest, as the processor reports them."""
     default_memory_fraction: float = 0.5
@@ -63,7 +65,12 @@ class ModelConfig:
     """Prompt and output tokens of one sequence."""
     max_logprobs: int
     seed: int
+    """Base of seeds and of dummy weights."""
+    seed_is_given: bool = False
+    """Else the requests of a server get their seeds from the system."""
     skip_tokenizer_init: bool
+    tokenizer_digest: str = ""
+    """Of the files and the chat template when the engine started; fronts check that they load the same."""
     chat_template: str | None
     generation_defaults: Mapping[str, Any]
     """SamplingParams fields that the model sets for requests which leave the choice to it."""

@@ -65,6 +65,7 @@ def resolve(
     *,
     path: Path,
     tokenizer_path: Path,
+    tokenizer_digest: str = "",
 ) -> QuireConfig:
     """The frozen configuration. Pure but for reading the model's small JSON files.
 
@@ -102,8 +103,10 @@ def resolve(
             dtype=dtype,
             max_model_len=max_model_len,
             max_logprobs=arch.vocab_size if args.max_logprobs == -1 else args.max_logprobs,
-            seed=args.seed,
+            seed=args.seed or 0,
+            seed_is_given=args.seed is not None,
             skip_tokenizer_init=args.skip_tokenizer_init,
+            tokenizer_digest=tokenizer_digest,
             chat_template=args.chat_template,
             generation_defaults=_generation_defaults(args, generation, choices),
             eos_token_ids=_eos_token_ids(arch, {**generation, **args.override_generation_config}),

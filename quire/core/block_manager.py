@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from quire.core.block_pool import BlockPool
 from quire.core.sequence import Sequence
-from quire.utils.hashing import block_hash
+from quire.utils.hashing import block_hash, root_hash
 from quire.utils.math import cdiv
 
 
 class BlockManager:
     """Block tables of all sequences over one pool."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, engine_digest: bytes = b""
+    ) -> None:
+        """`engine_digest` goes into every hash: blocks of engines that compute otherwise have other hashes."""
         self.pool = BlockPool(num_blocks)
+        self.engine_digest = engine_digest
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_queried_tokens = 0
@@ -108,7 +112,8 @@ class BlockManager:
         """(hash, parent's hash, tokens) of a full block of the sequence."""
         size = self.block_size
         tokens = tuple(seq.token_ids[index * size : (index + 1) * size])
-        parent = seq.block_hashes[index - 1] if index else seq.group.root_hash
+        salt = seq.group.request.cache_salt
+        parent = seq.block_hashes[index - 1] if index else root_hash(self.engine_digest, salt)
         if index == len(seq.block_hashes):
             seq.block_hashes.append(block_hash(parent, tokens))
         return seq.block_hashes[index], parent, tokens

@@ -11,7 +11,6 @@ from enum import IntEnum
 
 from quire.messages.request import EngineCoreRequest, RequestProgress
 from quire.messages.stats import Constraint, RequestEffort, RequestStats
-from quire.utils.hashing import root_hash
 
 
 class SequenceStatus(IntEnum):
@@ -97,7 +96,6 @@ class SequenceGroup:
         "num_prompt_tokens",
         "request",
         "request_id",
-        "root_hash",
         "sequences",
         "stats",
         "steps_before",
@@ -122,7 +120,6 @@ class SequenceGroup:
         self.effort_is_news = False
         self.steps_before: dict[Constraint, int] = {}
         """The scheduler's count of steps, by what bound them, when it was queued."""
-        self.root_hash = root_hash(request.cache_salt)
         self.num_cached_tokens = progress.num_cached_tokens
         """Prompt tokens found in the prefix cache when first scheduled; -1 before."""
         self.num_prompt_logprobs = progress.num_prompt_logprobs

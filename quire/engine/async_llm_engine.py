@@ -21,6 +21,7 @@ from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
 from quire.engine.admission import Admission, AdmissionLimits
 from quire.engine.front_startup import FrontParts, load_front
+from quire.engine.identity import Identity
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
 from quire.engine.process.client import CoreClient, ProcessCoreClient, ThreadedCoreClient
 from quire.engine.process.protocol import CoreConfigured
@@ -35,6 +36,7 @@ from quire.engine.process.supervisor import (
     CoreUp,
 )
 from quire.engine.process.suspects import Suspects
+from quire.engine.seeds import new_seeds, seeds_of_front
 from quire.engine.startup import EngineParts, start
 from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
 from quire.inputs import PromptType
@@ -113,7 +115,11 @@ class AsyncLLMEngine:
     Create it anywhere; use it from one event loop.
     """
 
-    def __init__(self, core: EngineParts | CoreSource, limits: AdmissionLimits | None = None) -> None:
+    def __init__(
+        self, core: EngineParts | CoreSource, limits: AdmissionLimits | None = None, *, front: int = 0
+    ) -> None:
+        """`front` is a number that no other front of the same cores has or had."""
+        self._seeds = seeds_of_front(front)
         self.last_stats: StepStats | None = None
         """How full the engine is, and what it has done, also in cores that ended; None before it is known, and when
         statistics are off."""
@@ -137,6 +143,8 @@ class AsyncLLMEngine:
         self._draining = False
         self._suspects = Suspects()
         self._front: FrontParts | None = None
+        self._identity: Identity | None = None
+        """None until there was a core."""
         self._core: CoreClient | None = None
         """None while there is no core."""
         self._source: CoreSource | None = None
@@ -146,6 +154,7 @@ class AsyncLLMEngine:
         """Set while the engine is not starting."""
         if isinstance(core, EngineParts):
             self._front = core
+            self._identity = core.core.identity
             self._core = ThreadedCoreClient(core.core, self._from_core, self._on_death)
             self._settled.set()
         else:
@@ -157,7 +166,7 @@ class AsyncLLMEngine:
 
         Raises: ConfigError and its kin.
         """
-        return cls(start(args))
+        return cls(start(args, seeds=new_seeds))
 
     @classmethod
     def launch(
@@ -173,6 +182,17 @@ class AsyncLLMEngine:
         Raises: EngineUnavailable while it starts.
         """
         return self._parts.config
+
+    @property
+    def identity(self) -> Identity:
+        """What the engine computes, in every core that it has had.
+
+        Raises: EngineUnavailable until there was one.
+        """
+        if self._identity is None:
+            self._check_alive()
+            raise _still_starting()
+        return self._identity
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -322,7 +342,7 @@ class AsyncLLMEngine:
     def _parts(self) -> FrontParts:
         if self._front is None:
             self._check_alive()
-            raise EngineUnavailable("the engine is starting; try again in a moment", retry_after=1)
+            raise _still_starting()
         return self._front
 
     def _check_alive(self) -> None:
@@ -409,7 +429,7 @@ class AsyncLLMEngine:
             while self._dead is None:
                 match await events.get():
                     case CoreConfigured() as event if self._front is None:
-                        self._front = await asyncio.to_thread(load_front, event.config)
+                        self._front = await asyncio.to_thread(load_front, event.config, seeds=self._seeds)
                     case CoreUp() as event:
                         try:
                             await self._core_up(event, lost=lambda: source.subscribe(sink))
@@ -438,7 +458,7 @@ class AsyncLLMEngine:
         client = ProcessCoreClient(self._deliver, self._suspects.try_alone, lambda: self._core_lost(client, lost))
         await client.connect(event.connection)
         self._disconnect()
-        self._core = client
+        self._core, self._identity = client, event.identity
         self.stage = ""
         for core_id, stream in self._readers.items():
             if core_id in self._parts.output_processor:
@@ -496,3 +516,7 @@ class AsyncLLMEngine:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left who waits
                 self._loop.call_soon_threadsafe(callback, *args)
+
+
+def _still_starting() -> EngineUnavailable:
+    return EngineUnavailable("the engine is starting; try again in a moment", retry_after=1)

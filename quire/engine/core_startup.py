@@ -16,6 +16,7 @@ from quire.config.json_file import read_json_object
 from quire.config.memory_plan import gib
 from quire.config.resolve import resolve
 from quire.engine.engine_core import EngineCore
+from quire.engine.identity import Identity, check_unchanged, identity_of
 from quire.errors import CheckpointError, ConfigError
 from quire.executor.base import create_executor
 from quire.loader.hub import resolve_model
@@ -23,6 +24,7 @@ from quire.log import get_logger
 from quire.observability.ledger import Ledger
 from quire.observability.progress import load_progress
 from quire.platforms.current import current_capabilities
+from quire.tokenizer.digest import tokenizer_digest
 from quire.utils.interrupts import interrupts_deferred
 from quire.utils.lazy import nearest
 
@@ -48,20 +50,14 @@ def create_config(args: EngineArgs, located: tuple[Path, Path] | None = None) ->
     path, tokenizer_path = locate(args) if located is None else located
     raw = _overridden(_read_config(path), args.hf_overrides)
     arch = ModelArch.from_config(raw, source=str(path / "config.json"))
-    return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
-
-
-def check_unchanged(config: QuireConfig) -> None:
-    """That this process computes what the one that decided `config` did: requests are continued here.
-
-    Raises: ConfigError.
-    """
-    then, now = config.device_config.capabilities, current_capabilities()
-    if now.ops_build != then.ops_build:
-        raise ConfigError(
-            f"the installation has changed since the engine started: {now.ops_build}, not {then.ops_build}. Requests "
-            "that had begun could go on with other tokens, so the engine is not restarted; start it anew"
-        )
+    return resolve(
+        args,
+        arch,
+        current_capabilities(),
+        path=path,
+        tokenizer_path=tokenizer_path,
+        tokenizer_digest="" if args.skip_tokenizer_init else tokenizer_digest(tokenizer_path, args.chat_template),
+    )
 
 
 def _model_directory(args: EngineArgs) -> Path:
@@ -107,13 +103,21 @@ def importing_torch(ledger: Ledger) -> Iterator[None]:
             importlib.import_module("quire.worker.worker")
 
 
-def load_core(config: QuireConfig, clock: Callable[[], float], ledger: Ledger) -> EngineCore:
-    """Model and KV cache, ready to step.
+def load_core(
+    config: QuireConfig,
+    clock: Callable[[], float],
+    ledger: Ledger,
+    weights_digest: Callable[[], str],
+    successor_of: Identity | None = None,
+) -> EngineCore:
+    """Model and KV cache, ready to step; `weights_digest` is from `digesting`.
 
-    Raises: CheckpointError and its kin.
+    Raises: CheckpointError and its kin; ConfigError when it does not compute what the core did that it succeeds.
     """
     for warning in envs.unknown():
         log.warning("%s", warning)
+    if successor_of is not None:  # what can be said without the weights is said before they are read
+        check_unchanged(successor_of, identity_of(config, successor_of.weights, current_capabilities()))
     with load_progress(config.load_config.show_progress) as draw:
 
         def progress(num_read: int, num_bytes: int) -> None:
@@ -122,8 +126,12 @@ def load_core(config: QuireConfig, clock: Callable[[], float], ledger: Ledger) -
                 draw(num_read, num_bytes)
 
         executor = create_executor(config, ledger, progress)
+    with ledger.stage("digest"):
+        identity = identity_of(config, weights_digest(), current_capabilities())
+    if successor_of is not None:
+        check_unchanged(successor_of, identity)
     _report(config, ledger)
-    return EngineCore(config, executor, clock)
+    return EngineCore(config, executor, clock, identity)
 
 
 def _report(config: QuireConfig, ledger: Ledger) -> None:

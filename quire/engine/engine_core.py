@@ -8,6 +8,7 @@ from collections.abc import Callable
 from quire.config.engine import QuireConfig
 from quire.core.block_manager import BlockManager
 from quire.core.scheduler import Scheduler
+from quire.engine.identity import Identity, identity_of
 from quire.engine.quarantine import execute_guarded
 from quire.executor.base import Executor
 from quire.messages.output import EngineCoreOutputs
@@ -20,14 +21,28 @@ from quire.observability.console import StatusLine
 class EngineCore:
     """Scheduler, blocks and executor of one engine. Knows no text."""
 
-    def __init__(self, config: QuireConfig, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: QuireConfig,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        identity: Identity | None = None,
+    ) -> None:
+        """`identity` says which weights the executor has; None for one that has none."""
         cache, limits = config.cache_config, config.scheduler_config
         self.executor = executor
+        self.identity = identity_of(config, weights="") if identity is None else identity
+        """What it computes."""
         self.log_stats = config.observability_config.log_stats
         interval_s = config.observability_config.log_stats_interval_s
         self._status = StatusLine(interval_s, clock) if self.log_stats and interval_s else None
         self.scheduler = Scheduler(
-            BlockManager(cache.num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching),
+            BlockManager(
+                cache.num_blocks,
+                cache.block_size,
+                enable_prefix_caching=cache.enable_prefix_caching,
+                engine_digest=self.identity.digest,
+            ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=config.model_config.max_model_len,

@@ -5,10 +5,9 @@ Everything that depends on the model is checked here, once, before the core hear
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 from quire.config.engine import QuireConfig
@@ -38,7 +37,10 @@ class ProcessedRequest:
 class InputProcessor:
     """Validates, tokenises, fills in defaults."""
 
-    def __init__(self, config: QuireConfig, tokenizer: Tokenizer | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: QuireConfig, tokenizer: Tokenizer | None, clock: Callable[[], float], seeds: Iterator[int]
+    ) -> None:
+        """`seeds` are for requests that bring none, one after the other."""
         self.config = config
         self.tokenizer = tokenizer
         self.clock = clock
@@ -46,7 +48,8 @@ class InputProcessor:
         first = [] if tokenizer is None else [token_id for token_id in known if token_id == tokenizer.eos_token_id]
         self._eos_token_ids = tuple(dict.fromkeys([*first, *known]))
         """The tokenizer's own comes first: it ends an output without a stop reason, as in vLLM."""
-        self._ordinals = itertools.count()
+        self._seeds = seeds
+        self._seeds_lock = Lock()
 
     @property
     def default_params(self) -> SamplingParams:
@@ -204,9 +207,9 @@ class InputProcessor:
         return params.max_tokens, []
 
     def _draw_seed(self) -> int:
-        """A seed for a request without one: a function of the engine's seed and of how many were drawn before."""
-        text = f"{self.config.model_config.seed}/{next(self._ordinals)}".encode()
-        return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+        """A seed for a request without one. Requests may be processed in several threads."""
+        with self._seeds_lock:
+            return next(self._seeds)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Each word as it is tokenised at the start of a text and after a space."""

@@ -23,6 +23,8 @@ class LLMEngine:
     def __init__(self, parts: EngineParts) -> None:
         self.parts = parts
         self.config = parts.config
+        self.identity = parts.core.identity
+        """What this engine computes."""
         self.tokenizer: Tokenizer | None = parts.tokenizer
         self.last_stats: StepStats | None = None
         """How full the engine was after the last step; None when statistics are off."""

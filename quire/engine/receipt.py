@@ -1,66 +1,24 @@
 """Receipts: what it takes to give an answer again, token for token, and what differs when it is not the same.
 
-Equal `Identity` and equal request mean equal tokens, whatever ran beside them. Knows no HTTP and runs nothing.
+A receipt is the `Identity` of an engine, and requests with what they were given. Knows no HTTP and runs nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from quire import __version__
-from quire.config.engine import QuireConfig
+from quire.engine.identity import Identity
 from quire.errors import InvalidParameter, shown
 from quire.outputs import RequestOutput
 from quire.sampling_params import FIELD_NAMES, RequestOutputKind, SamplingParams
 
-FORMAT = 1
-MODEL_FILES = ("config.json", "generation_config.json")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-)
-NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
-"""Of each weight file: reading all of it would take as long as loading the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What must be equal for tokens to be equal: the code, the model, and how it is computed."""
-
-    quire: str
-    model: str
-    """A repository's name, or the last part of a directory's path."""
-    weights: str
-    """Hash over the files of model and tokenizer; of weights their headers, sizes and samples."""
-    architecture: str
-    """Hash over config.json as it was understood, overrides included."""
-    dtype: str
-    quantization: str | None
-    kv_cache_dtype: str
-    ops: str
-    isa: str
-    """Instruction set of the kernels; empty for ops that have none of their own."""
-    block_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-    skip_tokenizer_init: bool
-
-    def differences(self, other: Identity) -> list[str]:
-        """Each field in which another one differs, as `name: mine, not theirs`."""
-        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "model")
-        return [f"{name}: {mine}, not {theirs}" for name, mine, theirs in pairs if mine != theirs]
+FORMAT = 2
+OLDER_FORMATS = {1: "it records samples of the weights, where this quire compares a digest of all of them"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,8 +73,8 @@ class Receipt:
             raw = msgspec.json.decode(data)
             if isinstance(raw, dict) and "receipt" in raw:
                 raw = raw["receipt"]
-            if isinstance(raw, dict) and raw.get("format", FORMAT) != FORMAT:
-                raise ValueError(f"its format is {shown(raw['format'])}, this quire reads {FORMAT}")
+            if isinstance(raw, dict):
+                _check_format(raw)
             return msgspec.convert(raw, cls)
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidParameter(
@@ -168,9 +126,9 @@ class Transcript:
         )
 
 
-def receipt_of(config: QuireConfig, transcripts: Iterable[Transcript]) -> Receipt:
+def receipt_of(identity: Identity, transcripts: Iterable[Transcript]) -> Receipt:
     """The receipt of finished requests."""
-    return Receipt(identity=identity_of(config), requests=[transcript.receipt() for transcript in transcripts])
+    return Receipt(identity=identity, requests=[transcript.receipt() for transcript in transcripts])
 
 
 def first_difference(given: RequestReceipt, again: RequestReceipt) -> str | None:
@@ -192,56 +150,26 @@ def first_difference(given: RequestReceipt, again: RequestReceipt) -> str | None
     return None
 
 
-def identity_of(config: QuireConfig) -> Identity:
-    """What an engine's answers depend on; reads a few files of the model the first time."""
-    model, device = config.model_config, config.device_config
-    arch = replace(model.arch, source="")
-    arch = msgspec.convert(msgspec.to_builtins(arch), type(arch))  # an integer where a float belongs is one
-    return Identity(
-        quire=__version__,
-        model=Path(model.model).name if Path(model.model).is_dir() else model.model,
-        weights=_files_hash(model.path, model.tokenizer_path),
-        architecture=_sha256([msgspec.json.encode(arch, order="sorted")])[:32],
-        dtype=model.dtype,
-        quantization=config.quant_config.method,
-        kv_cache_dtype=config.cache_config.dtype,
-        ops=device.ops,
-        isa=device.capabilities.ops_isa if device.ops == device.capabilities.ops else "",
-        block_size=config.cache_config.block_size,
-        max_model_len=model.max_model_len,
-        eos_token_ids=tuple(model.eos_token_ids),
-        skip_tokenizer_init=model.skip_tokenizer_init,
-    )
-
-
-@lru_cache(maxsize=4)
-def _files_hash(model: Path, tokenizer: Path) -> str:
-    return _sha256(_pieces(model, tokenizer))[:32]
-
-
-def _pieces(model: Path, tokenizer: Path) -> Iterator[bytes]:
-    for directory, names in ((model, MODEL_FILES), (tokenizer, TOKENIZER_FILES)):
-        for name in names:
-            if (directory / name).is_file():
-                yield f"\0{name}\0".encode()
-                yield (directory / name).read_bytes()
-    for file in sorted(model.glob("*.safetensors")):
-        size = file.stat().st_size
-        yield f"\0{file.name}\0{size}\0".encode()
-        with file.open("rb") as stream:
-            header_bytes = int.from_bytes(stream.read(8), "little")
-            yield stream.read(min(header_bytes, size))
-            start = 8 + header_bytes
-            for number in range(NUM_SAMPLES):
-                stream.seek(start + max(0, size - start) * number // NUM_SAMPLES)
-                yield stream.read(SAMPLE_BYTES)
-
-
 def _sha256(pieces: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()
+
+
+def _check_format(raw: dict[str, Any]) -> None:
+    """Raises: InvalidParameter for a receipt of another quire; ValueError for what has a format of no quire."""
+    given = raw.get("format", FORMAT)
+    if isinstance(given, int) and given in OLDER_FORMATS:
+        identity = raw.get("identity")
+        version = identity.get("quire") if isinstance(identity, dict) else None
+        raise InvalidParameter(
+            f"this receipt has format {given}, and this quire reads {FORMAT}: {OLDER_FORMATS[given]}. Replay it with "
+            f"the version that wrote it{f', quire {shown(version)}' if version else ''}.",
+            parameter="receipt",
+        )
+    if given != FORMAT:
+        raise ValueError(f"its format is {shown(given)}, this quire reads {FORMAT}")
 
 
 def _as_id(key: object) -> object:

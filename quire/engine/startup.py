@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from quire.config.args import EngineArgs
 from quire.engine.core_startup import create_config, importing_torch, load_core, locate
 from quire.engine.engine_core import EngineCore
 from quire.engine.front_startup import FrontParts, load_front
+from quire.engine.seeds import MakeSeeds, same_seeds
+from quire.loader.digest import digesting
 from quire.observability.ledger import Ledger
 
 
@@ -21,7 +24,12 @@ class EngineParts(FrontParts):
     ledger: Ledger
 
 
-def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic, ledger: Ledger | None = None) -> EngineParts:
+def start(
+    args: EngineArgs,
+    clock: Callable[[], float] = time.monotonic,
+    ledger: Ledger | None = None,
+    seeds: MakeSeeds = same_seeds,
+) -> EngineParts:
     """Everything, loaded and ready.
 
     Raises: ConfigError and its kin, before weights are read where possible.
@@ -29,16 +37,19 @@ def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic, ledger:
     ledger = Ledger() if ledger is None else ledger
     with ledger.stage("config"):
         located = locate(args)  # before the imports: they hold back Ctrl-C, and this may download
-    with importing_torch(ledger):  # overlaps with the small files
-        with ledger.stage("config"):
-            config = create_config(args, located)
-        with ledger.stage("tokenizer"):
-            front = load_front(config, clock)
+    with ExitStack() as stack:
+        with importing_torch(ledger):  # overlaps with the small files and the digest of the weights
+            with ledger.stage("config"):
+                config = create_config(args, located)
+            weights_digest = stack.enter_context(digesting(config))
+            with ledger.stage("tokenizer"):
+                front = load_front(config, clock, seeds)
+        core = load_core(config, clock, ledger, weights_digest)
     return EngineParts(
-        config=config,
+        config=front.config,
         tokenizer=front.tokenizer,
         input_processor=front.input_processor,
         output_processor=front.output_processor,
-        core=load_core(config, clock, ledger),
+        core=core,
         ledger=ledger,
     )

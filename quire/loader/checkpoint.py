@@ -1,25 +1,20 @@
 """`Checkpoint`: all tensors of a model directory, by name.
 
-Finds the files and names everything that is wrong with them.
+Names everything that is wrong with the files; `weight_files` says which they are.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.loader.safetensors_file import FileProblem, MappedFile, TensorInfo, read_header
+from quire.loader.weight_files import INDEX, listed_files, single_files
 
 MAX_PROBLEMS = 20
-INDEX = "model.safetensors.index.json"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def raise_problems(directory: Path, problems: list[str]) -> None:
@@ -45,8 +40,8 @@ class Checkpoint:
         self.tensors: dict[str, TensorInfo] = {}
         self._maps: dict[Path, MappedFile] = {}
         problems: list[str] = []
-        listed = _find_files(directory, problems)
-        for file in dict.fromkeys(listed.values()) if listed else _single_files(directory, problems):
+        listed = listed_files(directory, problems)
+        for file in dict.fromkeys(listed.values()) if listed else single_files(directory, problems):
             self._add(file, problems)
         for name, file in listed.items():
             if file.is_file() and (name not in self.tensors or self.tensors[name].file != file):
@@ -83,69 +78,3 @@ class Checkpoint:
         for name in names:
             info = self.tensors[name]
             self._maps[info.file].drop(info)
-
-
-def _find_files(directory: Path, problems: list[str]) -> dict[str, Path]:
-    """tensor name -> file as the index says; empty when there is none or a single model.safetensors makes it moot."""
-    index = directory / INDEX
-    if (directory / "model.safetensors").is_file() or not index.is_file():
-        return {}
-    weight_map = _weight_map(index, problems)
-    listed: dict[str, Path] = {}
-    absent: dict[str, int] = {}
-    for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            problems.append(f"{INDEX}: {name} is said to be in {file_name!r}, which is no file name; correct the index")
-            continue
-        listed[name] = directory / file_name
-        if not listed[name].is_file():
-            absent[file_name] = absent.get(file_name, 0) + 1
-    for file_name, count in absent.items():
-        problems.append(f"{INDEX} lists {file_name} ({count} tensors), which is not there; download it")
-    return {name: file for name, file in listed.items() if file.name not in absent}
-
-
-def _weight_map(index: Path, problems: list[str]) -> dict[str, Any]:
-    content = index.read_bytes()
-    if content.startswith(b"version https://git-lfs"):
-        problems.append(f"{index.name} is a Git LFS pointer, not the index: run `git lfs pull` in {index.parent}")
-        return {}
-    try:
-        weight_map = json.loads(content)["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        problems.append(f"{index.name} is damaged ({type(error).__name__}: {error}); download it again")
-        return {}
-    if not isinstance(weight_map, dict) or not weight_map:
-        problems.append(f"{index.name} is damaged (its weight_map lists nothing); download it again")
-        return {}
-    return weight_map
-
-
-def _single_files(directory: Path, problems: list[str]) -> list[Path]:
-    """The files to read where no index decides."""
-    if problems:
-        return []
-    single = directory / "model.safetensors"
-    if single.is_file():
-        return [single]
-    found = sorted(directory.glob("*.safetensors"))
-    shards = [file for file in found if _SHARD.fullmatch(file.name)]
-    if shards or len(found) == 1:
-        return shards or found
-    problems.append(_nothing_usable(directory, found))
-    return []
-
-
-def _nothing_usable(directory: Path, found: list[Path]) -> str:
-    if found:
-        names = ", ".join(file.name for file in found)
-        return f"several .safetensors files ({names}) but no {INDEX}; add the index or leave one file"
-    pickles = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLES)
-    if pickles:
-        return (
-            f"only pickle files ({', '.join(pickles[:3])}), which can run code when they are read; convert them with "
-            "transformers: AutoModelForCausalLM.from_pretrained(path).save_pretrained(new_path)"
-        )
-    if any(file.suffix == ".gguf" for file in directory.iterdir()):
-        return "only GGUF files, which quire cannot read yet; use the safetensors version of the model"
-    return f"no .safetensors file; expected model.safetensors or {INDEX} with its shards"

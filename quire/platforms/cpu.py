@@ -8,7 +8,7 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-from quire import __version__, envs
+from quire import envs
 from quire.config.engine import Capabilities
 
 BLOCK_SIZE = 32
@@ -70,7 +70,6 @@ def capabilities() -> Capabilities:
     total, available = memory()
     ops, reason = best_ops()
     library = importlib.import_module("quire.ops.cpu.library") if ops == "cpu" else None
-    kernels = "none" if library is None else f"{library.isa()} {library.digest()}"
     return Capabilities(
         name="cpu",
         device_type="cpu",
@@ -81,7 +80,8 @@ def capabilities() -> Capabilities:
         ops=ops,
         ops_reason=reason,
         ops_isa="" if library is None else library.isa(),
-        ops_build=f"quire {__version__}, torch {metadata.version('torch')}, kernels {kernels}",
+        ops_digest="" if library is None else library.digest(),
+        torch=metadata.version("torch"),
         isa=instruction_sets(),
     )
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.engine.identity import Identity
 from quire.errors import EngineError, UnsupportedFeature
 from quire.observability.prometheus import Metrics
 from quire.observability.samples import Samples, add_samples
@@ -153,10 +152,13 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for servers that give equal answers: version, model and how it is computed."""
-        config = self.engine.config
-        facts = (__version__, config.model_config.model, config.model_config.dtype, config.quant_config.method)
-        return f"fp_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
+        """Equal for servers that give equal answers: a short form of the engine's identity."""
+        return f"fp_{self.engine.identity.digest.hex()[:12]}"
+
+    @property
+    def identity(self) -> Identity:
+        """What the engine computes, under the name that clients know."""
+        return replace(self.engine.identity, model=self.names[0])
 
     @property
     def tokenizer(self) -> Tokenizer:

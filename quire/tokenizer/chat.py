@@ -28,6 +28,7 @@ from quire.tokenizer.conversation import (
     text_of_parts,
     unfit,
 )
+from quire.tokenizer.digest import is_template
 from quire.tokenizer.special_text import marked, turn_marks
 from quire.tokenizer.template_budget import Budget, BudgetExceeded
 from quire.tokenizer.template_sandbox import TemplateRefusal
@@ -267,8 +268,8 @@ def load_chat_template(tokenizer: Tokenizer, source: str | None = None, *, with_
 
 
 def _template_text(source: str) -> str:
-    """A template as it stands, or from the file it names: a path has none of the characters every template has."""
-    if any(character in source for character in "{}\n"):
+    """A template as it stands, or from the file it names."""
+    if is_template(source):
         return source
     try:
         if Path(source).exists() and not Path(source).is_file():  # a pipe would be waited for

@@ -13,9 +13,12 @@ from hashlib import blake2b
 ROOT = b"quire-kv-block-1"
 
 
-def root_hash(salt: str | None) -> bytes:
-    """The parent of a first block; requests with different salts never share blocks."""
-    return blake2b((salt or "").encode(), digest_size=16, key=ROOT).digest()
+def root_hash(engine_digest: bytes, salt: str | None) -> bytes:
+    """The parent of a first block; different engines, or requests with different salts, never share blocks.
+
+    All engine digests have the same length.
+    """
+    return blake2b(engine_digest + (salt or "").encode(), digest_size=16, key=ROOT).digest()
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
-from quire.engine.receipt import Receipt, first_difference, identity_of
+from quire.engine.core_startup import EMBEDDED_MODEL
+from quire.engine.receipt import FORMAT, Receipt, first_difference
 from quire.errors import InvalidParameter
 
 PARAMS = SamplingParams(temperature=0.9, n=2, max_tokens=12, logit_bias={65: 1.5}, stop=["\n\n"])
@@ -59,8 +61,10 @@ def test_replay_shows_the_first_difference(
     ("change", "message"),
     [
         ({"quire": "0.0.1"}, "Install quire 0.0.1"),
-        ({"weights": "0" * 32}, "Give the model of the receipt"),
+        ({"weights": "0" * 64}, "Give the model of the receipt"),
         ({"isa": "avx1024"}, "QUIRE_CPU_ISA=avx1024"),
+        ({"kernels": "0" * 64}, "kernels: 000000000000, not "),
+        ({"tokenizer": "0" * 64}, "Give the model of the receipt"),
     ],
 )
 def test_another_engine_is_refused_unless_forced(
@@ -70,17 +74,35 @@ def test_another_engine_is_refused_unless_forced(
     file = written(other, tmp_path)
     assert main(["replay", file]) == 2
     assert message in capsys.readouterr().err
-    if "isa" in change:
+    if "isa" in change or "weights" in change:
+        (name, value), *_ = change.items()
         assert main(["replay", file, "--force", "--num-gpu-blocks-override", "64"]) == 0
         captured = capsys.readouterr()
-        assert "warning: isa: avx1024, not" in captured.err
+        assert f"warning: {name}: {value[:12]}, not" in captured.err
         assert "identical" in captured.out
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"receipt": {"format": 1}}', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        f'{{"format": {FORMAT + 1}}}',
+        f'{{"receipt": {{"format": {FORMAT}}}}}',
+        '{"format": [1]}',
+        "\xff",
+    ],
+)
 def test_what_is_no_receipt_is_refused(text: str) -> None:
     with pytest.raises(InvalidParameter, match="this is no receipt"):
         Receipt.from_json(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize("identity", ['{"quire": "0.0.9"}', "[]", "{}"])
+def test_a_receipt_that_knows_only_samples_of_the_weights_is_refused_with_the_reason(identity: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"format 1.*reads 2.*samples of the weights.*the version that wrote it"):
+        Receipt.from_json(f'{{"receipt": {{"format": 1, "identity": {identity}, "requests": []}}}}'.encode())
 
 
 def test_a_model_in_a_directory_must_be_given(receipt: Receipt, tmp_path: Path) -> None:
@@ -91,21 +113,30 @@ def test_a_model_in_a_directory_must_be_given(receipt: Receipt, tmp_path: Path) 
     assert main(["replay", str(tmp_path / "missing.json")]) == 2
 
 
-def test_weights_with_equal_headers_are_told_apart(tmp_path: Path) -> None:
-    from quire.config.args import EngineArgs
-    from quire.engine.core_startup import EMBEDDED_MODEL, create_config
+def copied_model(directory: Path) -> Path:
+    """The embedded model under another name."""
+    shutil.copytree(EMBEDDED_MODEL, directory)
+    return directory
 
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in EMBEDDED_MODEL.iterdir():
-        if file.is_file():
-            (copy / file.name).write_bytes(file.read_bytes())
-    embedded = identity_of(create_config(EngineArgs()))
-    assert embedded.differences(identity_of(create_config(EngineArgs(model=str(copy))))) == []
-    data = bytearray((copy / "model.safetensors").read_bytes())
-    data[-len(data) // 2 :] = bytes(len(data[-len(data) // 2 :]))
-    tuned = tmp_path / "tuned"
-    copy.rename(tuned)
-    (tuned / "model.safetensors").write_bytes(data)
-    (difference,) = embedded.differences(identity_of(create_config(EngineArgs(model=str(tuned)))))
-    assert difference.startswith("weights: ")
+
+def test_weights_that_differ_in_one_bit_are_told_apart_and_names_do_not_count(
+    receipt: Receipt, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = copied_model(tmp_path / "my-model")
+    replay = ["replay", written(receipt, tmp_path), "--num-gpu-blocks-override", "64", "--model", str(model)]
+    assert main(replay) == 0
+    file = model / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 + 12345] ^= 1  # between what samples would look at
+    file.write_bytes(data)
+    assert main(replay) == 2
+    assert "weights: " in capsys.readouterr().err
+
+
+def test_what_differs_besides_the_weights_is_said_before_they_are_read(
+    receipt: Receipt, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = copied_model(tmp_path / "my-model")
+    (model / "model.safetensors").unlink()
+    assert main(["replay", written(receipt, tmp_path), "--model", str(model), "--dtype", "float32"]) == 2
+    assert "dtype: bfloat16, not float32" in capsys.readouterr().err

@@ -43,7 +43,7 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "max_model_len fraction": ({"max_model_len": 512.0}, ["max_model_len", "int or None", "512.0 (float)"]),
     "max_model_len bool": ({"max_model_len": True}, ["max_model_len", "int or None", "True (bool)"]),
     "max_num_seqs None-like": ({"max_num_seqs": "none"}, ["max_num_seqs", "int or None"]),
-    "seed None": ({"seed": None}, ["seed", "must be int", "None"]),
+    "seed True": ({"seed": True}, ["seed", "must be int or None", "True"]),
     "enable_prefix_caching 1": ({"enable_prefix_caching": 1}, ["enable_prefix_caching", "must be bool", "1 (int)"]),
     "disable_log_stats text": ({"disable_log_stats": "yes"}, ["disable_log_stats", "must be bool"]),
     "hf_overrides text": ({"hf_overrides": "{}"}, ["hf_overrides", "must be dict"]),

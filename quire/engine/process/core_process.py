@@ -16,10 +16,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
-from quire.engine.core_startup import check_unchanged, create_config, importing_torch, load_core
+from quire.engine.core_startup import create_config, importing_torch, load_core
 from quire.engine.engine_core import EngineCore
+from quire.engine.identity import Identity
 from quire.engine.process.protocol import (
     CONTROL,
     DATA,
@@ -34,6 +36,7 @@ from quire.engine.process.protocol import (
     UtilityResult,
 )
 from quire.errors import EngineError, QuireError
+from quire.loader.digest import digesting
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame
 from quire.messages.framed_socket import FramedSocket
@@ -371,21 +374,22 @@ def serve(control: Control, make_proc: MakeProc = EngineCoreProc, ledger: Ledger
     ledger = control.start = ledger or Ledger()
     start_essential("quire-heartbeat", control.beat)
     try:
-        with importing_torch(ledger):
-            order = _first_order(control)
-            if isinstance(order, StartCore):
+        identity: Identity | None = None
+        with ExitStack() as stack:
+            with importing_torch(ledger):
+                order = _first_order(control)
                 with ledger.stage("config"):
-                    config = create_config(order.args)
-                control.socket.send(CoreConfigured(config=config))
-            else:
-                with ledger.stage("config"):
-                    config = order.config
-                    check_unchanged(config)
-        core = load_core(config, time.monotonic, ledger)
+                    if isinstance(order, StartCore):
+                        config = create_config(order.args)
+                        control.socket.send(CoreConfigured(config=config))
+                    else:
+                        config, identity = order.config, order.identity
+                weights_digest = stack.enter_context(digesting(config))
+            core = load_core(config, time.monotonic, ledger, weights_digest, identity)
         gc.freeze()  # what is here now stays: no collection needs to look at it again
         proc = make_proc(core, control)
         control.start = None
-        control.socket.send(CoreReady(stages=ledger.stages))
+        control.socket.send(CoreReady(stages=ledger.stages, identity=core.identity))
         proc.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.engine.identity import Identity
 from quire.messages.codec import Codec
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
@@ -29,6 +30,8 @@ class RestartCore:
     """Supervisor -> core: load with the configuration that the first core decided; requests rely on it."""
 
     config: QuireConfig
+    identity: Identity | None
+    """What cores have computed so far; None when none has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class CoreConfigured:
 class CoreReady:
     """Core -> supervisor: steps can run."""
 
+    identity: Identity
     stages: dict[str, float]
     """Where the start's seconds went."""
 

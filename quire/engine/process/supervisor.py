@@ -23,11 +23,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.engine.identity import Identity
 from quire.engine.process.protocol import (
     CONTROL,
     Attach,
@@ -68,6 +69,7 @@ class CoreUp:
     """A core is ready; `connection` is this subscriber's own."""
 
     connection: socket.socket
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +134,19 @@ class _CoreProcess:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for the front, which drains
             )
-        self.is_ready = False
+        self.identity: Identity | None = None
+        """Of what it computes; None until it is ready."""
         self.heartbeat = Heartbeat()
         self.failure: CoreFailed | None = None
         self.heard_at = self.progressed_at = time.monotonic()
         self.ticks_stopped = 0
         self.ticks_asleep = 0
         self.num_oom_kills = num_oom_kills()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can step."""
+        return self.identity is not None
 
     def attach(self) -> socket.socket:
         """A new connection to the core.
@@ -330,14 +338,17 @@ class CoreSupervisor:
                 if is_news and not core.is_ready:
                     self._publish(CoreStarting(message.stage))
             case CoreConfigured():
-                self._order = RestartCore(config=message.config)
+                self._order = RestartCore(config=message.config, identity=None)
                 self._config = message.config
                 self._publish(message)
             case CoreReady():
-                core.is_ready = self._has_worked = True
+                core.identity = message.identity
+                if isinstance(self._order, RestartCore):
+                    self._order = replace(self._order, identity=message.identity)
+                self._has_worked = True
                 self._budget.worked()
                 for sink in self._sinks:
-                    sink(CoreUp(core.attach()))
+                    sink(CoreUp(core.attach(), message.identity))
             case CoreFailed():
                 core.failure = message
 
@@ -351,8 +362,8 @@ class CoreSupervisor:
                 sink(CoreConfigured(config=self._config))
             if self._gone is not None:
                 sink(self._gone)
-            elif core is not None and core.is_ready:
-                sink(CoreUp(core.attach()))
+            elif core is not None and core.identity is not None:
+                sink(CoreUp(core.attach(), core.identity))
             elif core is not None and core.heartbeat.stage:
                 sink(CoreStarting(core.heartbeat.stage))
 

@@ -198,7 +198,7 @@ def digest() -> str:
     """Of the library's file, which tells one build from another."""
     load()
     found = next(path for path in paths() if path.is_file())
-    return hashlib.sha256(found.read_bytes()).hexdigest()[:12]
+    return hashlib.sha256(found.read_bytes()).hexdigest()
 
 
 def num_threads() -> int:

@@ -68,7 +68,7 @@ class Generation:
         if self._timelines:
             found["why"] = [timeline.explain() for timeline in self._timelines]
         if self._transcripts:
-            found["receipt"] = await asyncio.to_thread(receipt_of, self._service.engine.config, self._transcripts)
+            found["receipt"] = receipt_of(self._service.identity, self._transcripts)
         return found
 
     async def outputs(self) -> list[RequestOutput]:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
 from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreStarting, CoreSupervisor, CoreUp
-from quire.errors import EngineDeadError, QuireError
+from quire.errors import EngineDeadError, QuireError, from_wire
 from quire.log import get_logger
 from quire.messages.codec import MalformedFrame
 from quire.messages.framed_socket import FramedSocket
@@ -27,6 +27,7 @@ from quire.server.processes.link import (
     CoreConnected,
     CoreFinished,
     Finish,
+    FrontFailed,
     FrontOrders,
     FrontReady,
     FrontReport,
@@ -82,6 +83,8 @@ class FrontProcess:
         self._on_event = on_event
         self.seat = seat
         self.is_ready = False
+        self.failure: QuireError | None = None
+        """Why it cannot serve, and no other in its place."""
         self.report = FrontReport()
         """What it said last."""
         self.asked_at: float | None = None
@@ -103,7 +106,7 @@ class FrontProcess:
         match event:
             case CoreUp():
                 with event.connection:
-                    self.tell(CoreConnected(), event.connection.fileno())
+                    self.tell(CoreConnected(identity=event.identity), event.connection.fileno())
             case CoreConfigured() | CoreStarting() | CoreDown():
                 self.tell(event)
             case CoreGone():
@@ -170,6 +173,7 @@ class FrontGroup:
         self._on_ready: Callable[[], None] | None = on_ready
         self._fronts: dict[int, FrontProcess] = {}
         """By the descriptor of their link."""
+        self._num_spawned = 0
         self._spawn_at: list[float] = []
         self._ask_at = time.monotonic() + ASK_INTERVAL_S
         self._wake, self._woken = socket.socketpair()
@@ -206,7 +210,8 @@ class FrontGroup:
     def _spawn(self) -> None:
         taken = {front.seat.front for front in self._fronts.values()}
         free = set(range(self._orders.settings.api_server_count)) - taken
-        seat = FrontSeat(front=min(free), is_successor=self._on_ready is None)
+        seat = FrontSeat(front=min(free), generation=self._num_spawned, is_successor=self._on_ready is None)
+        self._num_spawned += 1
         front = FrontProcess(self._orders, seat, self._listening, self._memory, self._on_core_event)
         self._fronts[front.link.fileno()] = front
         self._supervisor.subscribe(front.hear)
@@ -255,6 +260,8 @@ class FrontGroup:
                     self._report_ready()
                 elif isinstance(message, Reconnect):
                     self._supervisor.subscribe(front.hear)
+                elif isinstance(message, FrontFailed):
+                    front.failure = from_wire(message.name, message.fields)
                 elif isinstance(message, Ask):
                     self._ask_others(front, message.call_id)
                 elif isinstance(message, FrontReport):
@@ -315,6 +322,9 @@ class FrontGroup:
         add_samples(self._ended.samples, front.report.samples)
         if self._ending or self._failure is not None:
             return
+        if front.failure is not None:
+            self._do_without(front.failure)
+            return
         budget = self._budgets[front.seat.front]
         pause_s = budget.spend()
         if pause_s is None:
@@ -322,6 +332,13 @@ class FrontGroup:
             return
         log.error("a front process %s; another one in %.1f s", how, pause_s)
         self._spawn_at.append(time.monotonic() + pause_s)
+
+    def _do_without(self, error: QuireError) -> None:
+        """A front could not begin to serve, nor could another: the others go on, if the server was ready with them."""
+        if self._on_ready is not None or not (self._fronts or self._spawn_at):
+            self._failure = error
+            return
+        log.error("a front process cannot be replaced, %d are left: %s", len(self._fronts), error.message)
 
     def _end_if_asked(self) -> None:
         """The first signal drains; the second, or a failure, stops; who is late is killed."""

@@ -11,7 +11,7 @@ import sys
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.server.processes.front import Front, run_front
-from quire.server.processes.link import FrontReady, ParentLink
+from quire.server.processes.link import FrontFailed, FrontReady, ParentLink
 from quire.server.processes.peers import LinkedPeers
 from quire.utils.process import die_with_parent
 
@@ -23,7 +23,7 @@ def main() -> None:
     die_with_parent(parent_pid)
     link = ParentLink(socket.socket(fileno=descriptor))
     orders, seat, sock, counts = link.orders()
-    engine = AsyncLLMEngine(link, orders.limits)
+    engine = AsyncLLMEngine(link, orders.limits, front=seat.generation)
 
     def handle_signals(front: Front, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGTERM, front.drain)
@@ -39,8 +39,10 @@ def main() -> None:
             make_peers=lambda: LinkedPeers(link, counts),
             is_successor=seat.is_successor,
         )
-    except QuireError:
-        os._exit(2)  # the parent knows the reason, and says it once
+    except QuireError as error:
+        name, fields = error.as_wire()
+        link.tell(FrontFailed(name=name, fields=fields))  # the parent says it, once
+        os._exit(2)
     os._exit(0)
 
 

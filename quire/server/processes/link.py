@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.engine.admission import AdmissionLimits
+from quire.engine.identity import Identity
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreStarting, CoreUp
 from quire.errors import from_wire
@@ -40,6 +41,8 @@ class FrontSeat:
 
     front: int
     """Which row of it is this front's."""
+    generation: int
+    """How many fronts the server had before this one."""
     is_successor: bool
     """Others serve already: it takes no connection before it can answer as well as they do."""
 
@@ -47,6 +50,8 @@ class FrontSeat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConnected:
     """Parent -> front; comes with a connection to a core that is ready."""
+
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,14 @@ class Reconnect:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontReady:
     """Front -> parent: requests are served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontFailed:
+    """Front -> parent, before it exits: it cannot serve, and another one could not either."""
+
+    name: str
+    fields: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +126,7 @@ LINK = Codec(
         Finish,
         Reconnect,
         FrontReady,
+        FrontFailed,
         Ask,
         FrontReport,
         Reports,
@@ -155,7 +169,7 @@ class ParentLink:
         else:
             self.tell(Reconnect())
 
-    def tell(self, message: Reconnect | FrontReady | Ask | FrontReport) -> None:
+    def tell(self, message: Reconnect | FrontReady | FrontFailed | Ask | FrontReport) -> None:
         """Say something to the parent; from any thread, and never waits."""
         with contextlib.suppress(OSError):  # it is gone, and this process goes with it
             self._socket.send(message)
@@ -167,7 +181,7 @@ class ParentLink:
         for message, descriptor in self._messages:
             match message:
                 case CoreConnected():
-                    sink(CoreUp(socket.socket(fileno=descriptor)))
+                    sink(CoreUp(socket.socket(fileno=descriptor), message.identity))
                 case CoreConfigured() | CoreStarting() | CoreDown():
                     sink(message)
                 case CoreFinished():

@@ -20,9 +20,9 @@ from quire import EngineArgs, SamplingParams
 from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine, EngineState
 from quire.engine.core_startup import create_config
+from quire.engine.identity import identity_of
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CORE_MODULE, CoreSupervisor
-from quire.engine.receipt import identity_of
 from quire.errors import (
     ConfigError,
     EngineDeadError,
@@ -206,7 +206,8 @@ def test_a_request_that_went_on_in_another_core_says_so() -> None:
             assert last.effort.num_replays == 1
             assert last.metrics is not None
             assert last.metrics.num_generation_tokens == LONG.max_tokens
-            assert identity_of(core.engine.config) == identity_of(create_config(ARGS))  # one has crossed processes
+            weights = core.engine.identity.weights
+            assert core.engine.identity == identity_of(create_config(ARGS), weights)  # one has crossed processes
 
     run(main())
 
@@ -403,7 +404,7 @@ def test_a_core_that_would_compute_otherwise_does_not_take_over(monkeypatch: pyt
             await asyncio.sleep(0.05)
             monkeypatch.setenv("QUIRE_CPU_ISA", "avx2")
             core.kill()
-            with pytest.raises(EngineDeadError, match=r"changed since the engine started: .* avx2 .*start it anew"):
+            with pytest.raises(EngineDeadError, match=r"installation has changed .* not avx2.*restart the server"):
                 await work
             assert core.engine.state is EngineState.DEAD
 

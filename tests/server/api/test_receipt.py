@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.cli.main import main
-from tests.server.conftest import Running
+from tests.server.conftest import Running, Serve
 
 ASK = {"x-quire-receipt": "1"}
 CHAT = {
@@ -73,3 +73,17 @@ def test_every_api_gives_a_receipt_when_asked_and_only_then(
     assert asked.count('"receipt":') == 1
     assert "/" not in json.loads(asked[asked.index('"identity":') + 11 :].partition(',"requests"')[0])["model"]
     assert '"receipt":' not in server.client.post(path, json={**body, "stream": stream}).text
+
+
+def test_a_receipt_has_the_name_that_clients_know(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(served_model_name=("assistant", "other")) as server:
+        reply = server.client.post("/v1/chat/completions", json=CHAT, headers=ASK).json()
+    assert reply["receipt"]["identity"]["model"] == "assistant"
+    (tmp_path / "receipt.json").write_text(json.dumps(reply))
+    assert main(["replay", str(tmp_path / "receipt.json")]) == 2
+    assert "'assistant'" in capsys.readouterr().err
+    replay = ["replay", str(tmp_path / "receipt.json"), "--model", "quire-tiny", "--num-gpu-blocks-override", "128"]
+    assert main(replay) == 0
+    assert "identical (2 completions" in capsys.readouterr().out

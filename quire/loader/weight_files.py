@@ -1,0 +1,85 @@
+"""Which files of a model directory hold its weights. Reads the index alone; imports no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that a checkpoint is read from, in the order of their names; empty where something is wrong."""
+    problems: list[str] = []
+    listed = listed_files(directory, problems)
+    return sorted(set(listed.values()) or single_files(directory, problems))
+
+
+def listed_files(directory: Path, problems: list[str]) -> dict[str, Path]:
+    """tensor name -> file as the index says; empty when there is none or a single model.safetensors makes it moot."""
+    index = directory / INDEX
+    if (directory / "model.safetensors").is_file() or not index.is_file():
+        return {}
+    weight_map = _weight_map(index, problems)
+    listed: dict[str, Path] = {}
+    absent: dict[str, int] = {}
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            problems.append(f"{INDEX}: {name} is said to be in {file_name!r}, which is no file name; correct the index")
+            continue
+        listed[name] = directory / file_name
+        if not listed[name].is_file():
+            absent[file_name] = absent.get(file_name, 0) + 1
+    for file_name, count in absent.items():
+        problems.append(f"{INDEX} lists {file_name} ({count} tensors), which is not there; download it")
+    return {name: file for name, file in listed.items() if file.name not in absent}
+
+
+def _weight_map(index: Path, problems: list[str]) -> dict[str, Any]:
+    content = index.read_bytes()
+    if content.startswith(b"version https://git-lfs"):
+        problems.append(f"{index.name} is a Git LFS pointer, not the index: run `git lfs pull` in {index.parent}")
+        return {}
+    try:
+        weight_map = json.loads(content)["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        problems.append(f"{index.name} is damaged ({type(error).__name__}: {error}); download it again")
+        return {}
+    if not isinstance(weight_map, dict) or not weight_map:
+        problems.append(f"{index.name} is damaged (its weight_map lists nothing); download it again")
+        return {}
+    return weight_map
+
+
+def single_files(directory: Path, problems: list[str]) -> list[Path]:
+    """The files to read where no index decides."""
+    if problems:
+        return []
+    single = directory / "model.safetensors"
+    if single.is_file():
+        return [single]
+    found = sorted(directory.glob("*.safetensors"))
+    shards = [file for file in found if _SHARD.fullmatch(file.name)]
+    if shards or len(found) == 1:
+        return shards or found
+    problems.append(_nothing_usable(directory, found))
+    return []
+
+
+def _nothing_usable(directory: Path, found: list[Path]) -> str:
+    if found:
+        names = ", ".join(file.name for file in found)
+        return f"several .safetensors files ({names}) but no {INDEX}; add the index or leave one file"
+    pickles = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        return (
+            f"only pickle files ({', '.join(pickles[:3])}), which can run code when they are read; convert them with "
+            "transformers: AutoModelForCausalLM.from_pretrained(path).save_pretrained(new_path)"
+        )
+    if any(file.suffix == ".gguf" for file in directory.iterdir()):
+        return "only GGUF files, which quire cannot read yet; use the safetensors version of the model"
+    return f"no .safetensors file; expected model.safetensors or {INDEX} with its shards"
