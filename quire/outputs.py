@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.messages.output import Failure
 from quire.messages.stats import RequestEffort, RequestStats
 
 
@@ -62,6 +63,8 @@ class RequestOutput:
     """What its prompt took, and why it waited; with the last output."""
     warnings: list[str] = field(default_factory=list)
     """What was adjusted or left out, in words."""
+    failure: Failure | None = None
+    """Of completions with the finish reason error: what happened, and whether the request itself is the cause."""
 
     def merged(self, later: RequestOutput) -> RequestOutput:
         """Two deltas as one: texts, tokens and logprobs of each completion joined, everything else from the later.

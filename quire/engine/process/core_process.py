@@ -36,7 +36,7 @@ from quire.engine.process.protocol import (
 from quire.errors import EngineError, QuireError
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame
-from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import StepStats
 from quire.observability.ledger import Ledger
@@ -336,7 +336,10 @@ class EngineCoreProc:
                     branch=output.branch,
                     new_token_ids=[],
                     finish_reason=FinishReason.ERROR,
-                    error=f"one step's output is too long to be sent ({error}); ask for fewer logprobs",
+                    error=Failure(
+                        f"one step's output is too long to be sent ({error}); ask for fewer logprobs",
+                        is_request_fault=True,
+                    ),
                 )
             self._send(front, EngineCoreOutputs(outputs=[output], stepped_at=news.stepped_at))
 
