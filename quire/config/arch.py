@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, NoReturn, TypeGuard
 
 from quire.errors import ConfigError, shown
-from quire.messages.kv import DTYPE_BYTES, KVCacheSpec
+from quire.messages.kv import DTYPE_BYTES, SLOT_MULTIPLES, KVCacheSpec
 from quire.utils.lazy import nearest
 
 MAX_LAYERS = 10_000
@@ -153,8 +153,8 @@ class ModelArch:
             raw=raw,
         )
 
-    def kv_cache_specs(self, block_size: int, dtype: str) -> list[KVCacheSpec]:
-        """What each attention layer needs of the KV cache, in the order of the layers."""
+    def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
+        """What each attention layer needs of the KV cache, in the order of the layers, where `ops` serve."""
         return [
             KVCacheSpec(
                 num_kv_heads=self.num_kv_heads,
@@ -162,6 +162,7 @@ class ModelArch:
                 dtype=dtype,
                 block_size=block_size,
                 sliding_window=window,
+                slot_multiple=SLOT_MULTIPLES[ops],
             )
             for window in self.layer_windows
         ]

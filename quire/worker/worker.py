@@ -43,7 +43,7 @@ class Worker:
                 progress=progress,
             )
         with ledger.stage("kv cache"):
-            specs = model_config.arch.kv_cache_specs(cache_config.block_size, cache_config.dtype)
+            specs = model_config.arch.kv_cache_specs(cache_config.block_size, cache_config.dtype, ops=self.ops)
             steps_ahead = 2
             blocks_of_step = cdiv(config.scheduler_config.max_num_batched_tokens, cache_config.block_size)
             self.cache = CacheEngine(specs, cache_config.num_blocks, num_ahead=steps_ahead * blocks_of_step)
