@@ -17,6 +17,9 @@ from quire.utils.lazy import nearest
 
 MAX_LAYERS = 10_000
 """More can only be a mistake, and every layer costs memory before the first weight is read."""
+MAX_COUNT = 2**31 - 1
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Of numbers above zero: what float32 can hold, with room for products."""
 
 
 class RopeType(StrEnum):
@@ -294,7 +297,7 @@ class _Config:
                     return name, source[name]
         return spellings[0], None
 
-    def count(self, *spellings: str, default: int | None = None, most: int = 2**31 - 1) -> int:
+    def count(self, *spellings: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """A whole number above zero."""
         name, value = self.find(spellings)
         value = default if value is None else value
@@ -303,11 +306,11 @@ class _Config:
         return value
 
     def positive(self, *spellings: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """A number above zero that float32 can hold."""
         name, value = self.find(spellings)
         value = default if value is None else value
-        if not _is_number(value) or not 0 < value < float("inf"):
-            self.refuse(name, value, "must be a number above 0")
+        if not _is_number(value) or not SMALLEST <= value <= LARGEST:
+            self.refuse(name, value, f"must be a number above 0, from {SMALLEST:g} to {LARGEST:g}")
         return float(value)
 
     def optional_positive(self, name: str) -> float | None:
@@ -315,8 +318,8 @@ class _Config:
         value = self.raw.get(name, self.defaults.get(name))
         if value is None:
             return None
-        if not _is_number(value) or not 0 < value < float("inf"):
-            self.refuse(name, value, "must be null or a number above 0")
+        if not _is_number(value) or not SMALLEST <= value <= LARGEST:
+            self.refuse(name, value, f"must be null or a number above 0, from {SMALLEST:g} to {LARGEST:g}")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -413,8 +416,8 @@ def _window(keys: _Config) -> int | None:
     value = keys.raw.get("sliding_window", keys.defaults.get("sliding_window"))
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        keys.refuse("sliding_window", value, "must be null or a whole number above 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_COUNT:
+        keys.refuse("sliding_window", value, f"must be null or a whole number above 0, at most {MAX_COUNT}")
     return value
 
 
@@ -544,7 +547,7 @@ def _factors(rope: _Config, kind: RopeType, name: str, rotary_dim: int) -> tuple
     if kind is not RopeType.LONGROPE:
         return ()
     value = rope.raw.get(name)
-    valid = isinstance(value, list) and all(_is_number(item) and item > 0 for item in value)
+    valid = isinstance(value, list) and all(_is_number(item) and SMALLEST <= item <= LARGEST for item in value)
     if value is None or not valid or len(value) != rotary_dim // 2:
         rope.refuse(name, value, f"must list {rotary_dim // 2} numbers above 0, one per rotated pair")
     return tuple(float(item) for item in value)
