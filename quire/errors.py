@@ -23,7 +23,11 @@ their class name and constructor keywords (`as_wire` / `from_wire`), so attribut
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
+
+SHOWN_CHARACTERS = 80
+"""Of a value in a message."""
 
 
 class QuireError(Exception):
@@ -161,12 +165,46 @@ class RequestQuarantined(EngineError):
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: one short line, whatever it is."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to write out integers of thousands of digits
-        text = f"a {type(value).__name__} too large to print"
-    return text if len(text) <= 80 else text[:77] + "..."
+    """A value as a message shows it: one short line, whatever it is. No more of it is read than is shown."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > SHOWN_CHARACTERS:
+            return text[: SHOWN_CHARACTERS - 3] + "..."
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """The parts of `repr(value)`; of a long text only the beginning."""
+    if type(value) is list:
+        yield from _listed("[", value, "]")
+    elif type(value) is tuple:
+        yield from _listed("(", value, ",)" if len(value) == 1 else ")")
+    elif type(value) in (set, frozenset):
+        yield from _listed("{", value, "}")  # type: ignore[arg-type]
+    elif type(value) is dict:
+        yield "{"
+        for index, (key, item) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(key)
+            yield ": "
+            yield from _pieces(item)
+        yield "}"
+    elif isinstance(value, (str, bytes, bytearray)):
+        yield repr(value[: SHOWN_CHARACTERS + 1])
+    else:
+        try:
+            yield repr(value)
+        except ValueError:  # Python refuses to write out integers of thousands of digits
+            yield f"a {type(value).__name__} too large to print"
+
+
+def _listed(begin: str, items: Iterable[object], end: str) -> Iterator[str]:
+    yield begin
+    for index, item in enumerate(items):
+        yield ", " if index else ""
+        yield from _pieces(item)
+    yield end
 
 
 def _tree(root: type[QuireError]) -> dict[str, type[QuireError]]:

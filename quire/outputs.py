@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html import escape
 
+from quire.messages.output import Failure
 from quire.messages.stats import RequestEffort, RequestStats
 
 MAX_SHOWN = 80
@@ -72,6 +73,8 @@ class RequestOutput:
     """What its prompt took, and why it waited; with the last output."""
     warnings: list[str] = field(default_factory=list)
     """What was adjusted or left out, in words."""
+    failure: Failure | None = None
+    """Of completions with the finish reason error: what happened, and whether the request itself is the cause."""
 
     def __repr__(self) -> str:
         prompt = None if self.prompt is None else _shortened(self.prompt)

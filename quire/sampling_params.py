@@ -7,7 +7,7 @@ refused here by name; nothing is accepted and ignored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from numbers import Integral, Real
@@ -18,7 +18,6 @@ from quire.utils.lazy import nearest
 from quire.utils.unicode import check_unicode
 
 MAX_N = 16_384
-MAX_BAD_WORDS = 128
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 0.01
 
@@ -57,7 +56,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted per occurrence in the output, in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides (or multiplies, when negative) logits of tokens in prompt or output; above 0."""
+    """Divides (or multiplies, when negative) logits of tokens in prompt or output, in [0.001, 1000]."""
     seed: int | None = None
     """Makes the samples reproducible; None draws one and reports it, -1 means None."""
     stop: str | list[str] | None = None
@@ -162,6 +161,54 @@ def checked_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much a list, mapping or text may hold. Lengths are compared before anything is walked."""
+
+    items: int | None = None
+    """Entries of a list or mapping; None for what is a single text."""
+    characters: int | None = None
+    """Of each text."""
+    total_characters: int | None = None
+    """Of all texts together."""
+
+
+BOUNDS: dict[str, Bound] = {
+    "stop": Bound(items=64, characters=1024, total_characters=4096),
+    "stop_token_ids": Bound(items=1024),
+    "logit_bias": Bound(items=1024),
+    "allowed_token_ids": Bound(items=2**18),
+    "bad_words": Bound(items=128, characters=256, total_characters=8192),
+    "extra_args": Bound(items=0),
+    "structured_outputs": Bound(items=0),
+}
+"""For every field that is no plain number or flag. An engine also refuses more allowed_token_ids than its vocabulary
+has tokens, and bad_words of more than `MAX_BAD_WORD_TOKENS` tokens. Fields bounded to 0 are refused by name."""
+MAX_BAD_WORD_TOKENS = 2048
+"""Tokens of all bad words together, each word with and without a leading space."""
+
+
+def _check_length(name: str, value: object) -> None:
+    """Refuse what is too long, without looking at its entries."""
+    bound = BOUNDS.get(name)
+    if bound is None or not bound.items or not isinstance(value, Sized):
+        return
+    if isinstance(value, str):
+        _check_texts(name, (value,), bound)
+    elif len(value) > bound.items:
+        raise InvalidParameter(f"{name} holds {len(value)} entries, the limit is {bound.items}", parameter=name)
+
+
+def _check_texts(name: str, texts: Sequence[str], bound: Bound) -> None:
+    longest, total = max(map(len, texts), default=0), sum(map(len, texts))
+    for number, limit, what in (
+        (longest, bound.characters, "a text"),
+        (total, bound.total_characters, "texts"),
+    ):
+        if limit is not None and number > limit:
+            raise InvalidParameter(f"{name} holds {what} of {number} characters, the limit is {limit}", parameter=name)
+
+
 Reader = Callable[[object], object]
 """Gives the plain Python value of what may stand for it (numpy's numbers do), or raises."""
 _UNREADABLE = (TypeError, ValueError, OverflowError)
@@ -172,6 +219,8 @@ def read_integer(value: object) -> int:
 
     Raises: TypeError.
     """
+    if type(value) is int:  # the ABC below takes ten times as long
+        return value
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError
     return int(value)
@@ -268,6 +317,7 @@ def _read_all(params: SamplingParams) -> None:
     """Every field as a plain value of its kind."""
     for name, (read, expected) in _KINDS.items():
         value = getattr(params, name)
+        _check_length(name, value)
         try:
             object.__setattr__(params, name, read(value))
         except _UNREADABLE:
@@ -301,7 +351,7 @@ RANGES = {
     "min_p": Range(0, 1),
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
-    "repetition_penalty": Range(0, math.inf, open_low=True),
+    "repetition_penalty": Range(1e-3, 1e3),  # beyond, logits of a sound model overflow float32
     "seed": Range(-(2**63), 2**63 - 1),
     "max_tokens": Range(1, 2**31 - 1),
     "min_tokens": Range(0, 2**31 - 1),
@@ -327,6 +377,7 @@ def _check_together(params: SamplingParams) -> None:
             f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({params.max_tokens})", parameter="min_tokens"
         )
     for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
+        _check_texts(name, texts, BOUNDS[name])
         for text in texts:
             check_unicode(text, name)
     if any(not text for text in params.stop_strings):
@@ -339,10 +390,6 @@ def _check_together(params: SamplingParams) -> None:
         )
     if any(not word.strip() for word in params.bad_words or ()):
         raise InvalidParameter("bad_words must not contain an empty or blank string", parameter="bad_words")
-    if len(params.bad_words or ()) > MAX_BAD_WORDS:
-        raise InvalidParameter(
-            f"bad_words holds {len(params.bad_words or ())} words, the limit is {MAX_BAD_WORDS}", parameter="bad_words"
-        )
     if params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False:
         raise InvalidParameter(
             "skip_reading_prefix_cache=False with prompt_logprobs: what is cached has no logits to report from; leave "
@@ -356,7 +403,7 @@ def _check_together(params: SamplingParams) -> None:
         )
     if params.extra_args:
         raise UnsupportedFeature(
-            f"extra_args is not supported: nothing would read {', '.join(map(repr, params.extra_args))}",
+            f"extra_args is not supported: nothing would read {shown(next(iter(params.extra_args)))}",
             parameter="extra_args",
         )
 
@@ -374,8 +421,10 @@ def _normalise(params: SamplingParams) -> None:
         changes["top_k"] = 0
     if params.seed == -1:
         changes["seed"] = None
-    if params.stop_token_ids:
-        changes["stop_token_ids"] = list(dict.fromkeys(params.stop_token_ids))
+    for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        value = getattr(params, name)
+        if isinstance(value, list):
+            changes[name] = list(dict.fromkeys(value))
     if params.logit_bias:
         clamped = {token: max(-100.0, min(100.0, bias)) for token, bias in params.logit_bias.items()}
         if clamped != params.logit_bias:

@@ -2,6 +2,7 @@
 // one sequence keeps every thread busy.
 #include <atomic>
 
+#include "arguments.h"
 #include "kernels/cache.h"
 #include "threads.h"
 
@@ -39,6 +40,16 @@ SplitRange splits_of(const AttentionArgs& args, int64_t sequence, int64_t row_be
   return {args.window > 0 && from > 0 ? from / tokens : 0, (first + (row_end - 1) / group) / tokens + 1};
 }
 
+// Whether a sequence's tokens do not go backwards, and lie in blocks that there are.
+bool is_sequence(const int32_t* query_start, int64_t length, const int32_t* blocks, int64_t stride, int64_t block_size,
+                 int64_t num_blocks) {
+  const int64_t tokens = int64_t(query_start[1]) - query_start[0], count = divide_up(length, block_size);
+  if (tokens < 0 || tokens > length || count > stride) return false;
+  uint32_t largest = 0;  // a negative id is larger than any other
+  for (int64_t i = 0; i < count; ++i) largest = largest < uint32_t(blocks[i]) ? uint32_t(blocks[i]) : largest;
+  return count == 0 || int64_t(largest) < num_blocks;
+}
+
 }  // namespace
 
 extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* query, int32_t dtype,
@@ -50,9 +61,17 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
   if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_CACHE_INT8 ||
-      page != qr_cache_page(cache_dtype, block_size, head_size) || kv_heads <= 0 || heads % kv_heads != 0 ||
-      !is_output_of(out_dtype, dtype, heads * head_size) || sequences < 0 || !(scale > 0.0f))
+      page != qr_cache_page(cache_dtype, block_size, head_size) || kv_heads <= 0 || heads <= 0 ||
+      heads % kv_heads != 0 || !are_sizes(2, num_blocks, kv_heads, page) || !are_sizes(heads, head_size) ||
+      !is_output_of(out_dtype, dtype, heads * head_size) || !are_sizes(sequences, table_stride) || window < 0 ||
+      !(scale > 0.0f && is_finite(scale)) || !(soft_cap >= 0.0f && is_finite(soft_cap)))
     return QR_EINVAL;
+  if (sequences == 0) return QR_OK;
+  if (!are_there(out, query, cache, query_start, seq_lens, block_tables) || query_start[0] < 0) return QR_EINVAL;
+  for (int64_t r = 0; r < sequences; ++r)
+    if (!is_sequence(query_start + r, seq_lens[r], block_tables + r * table_stride, table_stride, block_size,
+                     num_blocks))
+      return QR_EINVAL;
   const AttentionArgs args{out,
                            out_dtype,
                            query,
@@ -73,9 +92,6 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
   int64_t work = 0, blocks = 0;
   for (int64_t r = 0; r < sequences; ++r) {
     const int64_t rows = (int64_t(query_start[r + 1]) - query_start[r]) * group;
-    if (rows < 0 || seq_lens[r] < query_start[r + 1] - query_start[r] ||
-        divide_up(seq_lens[r], block_size) > table_stride)
-      return QR_EINVAL;
     const int64_t last_tile = rows > 0 ? (rows - 1) / kQueryRows * kQueryRows : 0;
     const SplitRange longest = splits_of(args, r, last_tile, rows);
     units[r].rows = kQueryRows;
@@ -84,6 +100,7 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
     blocks += units[r].tiles * kv_heads;
     work += units[r].tiles * kv_heads * units[r].splits;
   }
+  if (work == 0) return QR_OK;  // no sequence has a token
   const int64_t fair = divide_up(work, num_threads() * kPiecesPerThread);
   const int64_t enough = blocks / (num_threads() * kPiecesPerThread);
   const int64_t together = enough < 1 ? 1 : enough < kQueryBlocks ? enough : kQueryBlocks;

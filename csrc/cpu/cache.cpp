@@ -1,15 +1,19 @@
 // Pages of keys and values, and rows of tables: memory that is moved, not computed with.
 #include <cstring>
 
+#include "arguments.h"
 #include "kernels/cache.h"
 #include "threads.h"
 
 using namespace qr;
 
+constexpr int64_t kMostBlockSize = int64_t(1) << 30;
+
 extern "C" {
 
 int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size) {
-  if (dtype < QR_FLOAT32 || dtype > QR_CACHE_INT8 || block_size <= 0 || head_size <= 0 || head_size > 1024 ||
+  if (dtype < QR_FLOAT32 || dtype > QR_CACHE_INT8 || block_size <= 0 ||
+      block_size > kMostBlockSize || head_size <= 0 || head_size > 1024 ||
       head_size % (dtype == QR_CACHE_INT8 ? 4 : 2) != 0)
     return QR_EINVAL;
   const CacheLayout layout{dtype, 0, 0, block_size, head_size, 0};
@@ -21,6 +25,8 @@ int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size) {
 
 int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t table_rows, const int64_t* ids,
                      int64_t rows) {
+  if (!are_sizes(rows, row_bytes) || !are_sizes(table_rows, row_bytes)) return QR_EINVAL;
+  if (rows > 0 && !are_there(ids, table, out)) return QR_EINVAL;
   for (int64_t row = 0; row < rows; ++row)
     if (ids[row] < 0 || ids[row] >= table_rows) return QR_EINVAL;
   auto copy = [&](int64_t begin, int64_t end) {
@@ -36,7 +42,7 @@ int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t ta
 }
 
 int32_t qr_touch(void* begin, int64_t bytes) {
-  if (bytes < 0) return QR_EINVAL;
+  if (!are_sizes(bytes) || (bytes > 0 && begin == nullptr)) return QR_EINVAL;
   auto* first = static_cast<uint8_t*>(begin);
   constexpr int64_t kPage = 4096;
   for (int64_t at = 0; at < bytes; at += kPage) __atomic_fetch_or(first + at, uint8_t(0), __ATOMIC_RELAXED);
@@ -46,6 +52,11 @@ int32_t qr_touch(void* begin, int64_t bytes) {
 
 int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
                        const int64_t* pairs, int64_t num_pairs) {
+  if (!are_sizes(2, num_caches) || !are_sizes(2, num_pairs) || !are_sizes(2, num_blocks, block_bytes)) return QR_EINVAL;
+  if (num_caches == 0 || num_pairs == 0) return QR_OK;
+  if (!are_there(caches, pairs)) return QR_EINVAL;
+  for (int64_t i = 0; i < num_caches; ++i)
+    if (caches[i] == nullptr) return QR_EINVAL;
   for (int64_t i = 0; i < 2 * num_pairs; ++i)
     if (pairs[i] < 0 || pairs[i] >= num_blocks) return QR_EINVAL;
   // Pairs in order, since one may read what another wrote; layers and halves do not meet.

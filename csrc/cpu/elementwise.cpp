@@ -1,4 +1,5 @@
 // Elementwise ops, cut into pieces of 64 KiB or less.
+#include "arguments.h"
 #include "kernels.h"
 #include "threads.h"
 
@@ -24,7 +25,8 @@ extern "C" {
 
 int32_t qr_scale_add(void* out, const void* x, const void* residual, int32_t dtype, float scale, int64_t n) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || n < 0) return QR_EINVAL;
+  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || !are_sizes(n) || (n > 0 && !are_there(out, x)))
+    return QR_EINVAL;
   for_each_piece(n, [&](int64_t begin, int64_t count) {
     const int64_t at = begin * bytes_of(dtype);
     kernels()->scale_add(static_cast<char*>(out) + at, static_cast<const char*>(x) + at,
@@ -35,7 +37,7 @@ int32_t qr_scale_add(void* out, const void* x, const void* residual, int32_t dty
 
 int32_t qr_soft_cap(float* x, float cap, int64_t n) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!(cap > 0) || n < 0) return QR_EINVAL;
+  if (!(cap > 0 && is_finite(cap)) || !are_sizes(n) || (n > 0 && x == nullptr)) return QR_EINVAL;
   for_each_piece(n, [&](int64_t begin, int64_t count) { kernels()->soft_cap(x + begin, cap, count); });
   return QR_OK;
 }

@@ -1,6 +1,7 @@
 // Linear layers: packing, choice of kernel, and how the work is cut into pieces.
 #include "gemm.h"
 
+#include "arguments.h"
 #include "compact.h"
 
 #include <atomic>
@@ -236,14 +237,15 @@ using namespace qr;
 extern "C" {
 
 int64_t qr_packed_bytes(int32_t dtype, int64_t out_features, int64_t in_features) {
-  if (!is_weight_dtype(dtype) || out_features <= 0 || in_features <= 0) return QR_EINVAL;
+  if (!is_weight_dtype(dtype) || !is_weight(out_features, in_features)) return QR_EINVAL;
   return divide_up(out_features, kPanel) * panel_bytes(dtype, in_features);
 }
 
 int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_t in_features, const void* src,
                        int32_t src_dtype, int64_t num_rows, int64_t src_stride, int64_t row_offset) {
-  if (!is_weight_dtype(dtype) || !is_dtype(src_dtype) || row_offset < 0 || num_rows < 0 ||
-      row_offset + num_rows > out_features)
+  if (!is_weight_dtype(dtype) || !is_dtype(src_dtype) || !is_weight(out_features, in_features) ||
+      !is_part(out_features, in_features, num_rows, src_stride, row_offset) || !are_there(packed, src) ||
+      !is_aligned(packed))
     return QR_EINVAL;
   const bool compact = dtype == QR_BFLOAT16_COMPACT;
   const Kernels* table = kernels();
@@ -275,7 +277,9 @@ int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_
 
 int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out_features, int64_t in_features,
                        const int64_t* ids, int64_t rows) {
-  if (!is_weight_dtype(dtype) || out_features <= 0 || in_features <= 0 || rows < 0) return QR_EINVAL;
+  if (!is_weight_dtype(dtype) || !is_weight(out_features, in_features) || !are_sizes(rows, in_features))
+    return QR_EINVAL;
+  if (rows > 0 && !are_there(out, packed, ids)) return QR_EINVAL;
   for (int64_t row = 0; row < rows; ++row)
     if (ids[row] < 0 || ids[row] >= out_features) return QR_EINVAL;
   const int64_t bytes = panel_bytes(dtype, in_features);
@@ -287,7 +291,7 @@ int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int64_t out
 }
 
 int32_t qr_reads_tiles(int32_t weight_dtype, int64_t rows, int64_t k) {
-  return kernels() != nullptr && is_weight_dtype(weight_dtype) &&
+  return kernels() != nullptr && is_weight_dtype(weight_dtype) && is_weight(1, k) &&
          takes(dense_weight(nullptr, weight_dtype, QR_BFLOAT16_TILES, k), QR_BFLOAT16_TILES, rows, k);
 }
 
@@ -295,7 +299,7 @@ int32_t qr_linear(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, 
                   int32_t weight_dtype, int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
                   const void* residual) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_output(out_dtype, n) || !is_weight_dtype(weight_dtype) || rows < 0 || n <= 0 || k <= 0 ||
+  if (!is_product(out, x, packed, rows, n, k) || !is_output(out_dtype, n) || !is_weight_dtype(weight_dtype) ||
       !is_activation(activation))
     return QR_EINVAL;
   const Weight weight = dense_weight(packed, weight_dtype, x_dtype, k);
@@ -307,8 +311,8 @@ int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int32_t x_d
                         int32_t weight_dtype, int64_t rows, int64_t f, int64_t k, const float* bias,
                         int32_t activation) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_output_of(out_dtype, element_of(x_dtype), f) || !is_weight_dtype(weight_dtype) || rows < 0 || f <= 0 ||
-      k <= 0 || !is_activation(activation))
+  if (!are_sizes(2, f) || !is_product(out, x, packed, rows, 2 * f, k) ||
+      !is_output_of(out_dtype, element_of(x_dtype), f) || !is_weight_dtype(weight_dtype) || !is_activation(activation))
     return QR_EINVAL;
   const Weight weight = dense_weight(packed, weight_dtype, x_dtype, k);
   if (!takes(weight, x_dtype, rows, k)) return QR_EINVAL;
@@ -318,7 +322,7 @@ int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int32_t x_d
 int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum) {
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
-  if (bytes < 0 || bytes % 256 != 0) return QR_EINVAL;
+  if (!are_sizes(bytes) || bytes % 256 != 0 || sum == nullptr || (bytes > 0 && data == nullptr)) return QR_EINVAL;
   std::atomic<uint64_t> total{0};
   const int64_t pieces = divide_up(bytes, kPieceBytes), threads = num_threads(), each = divide_up(pieces, threads);
   parallel_for(each * threads, [&](int64_t ticket) {

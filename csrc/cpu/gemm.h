@@ -1,6 +1,7 @@
 // What linear layers over dense weights (gemm.cpp) and over quantised ones (gemm_quantized.cpp) share.
 #pragma once
 
+#include "arguments.h"
 #include "kernels.h"
 #include "threads.h"
 
@@ -20,6 +21,20 @@ inline bool is_output(int32_t out_dtype, int64_t n) {
 inline bool takes(const Weight& weight, int32_t x_dtype, int64_t rows, int64_t k) {
   return is_dtype(x_dtype) ||
          (x_dtype == QR_BFLOAT16_TILES && weight.gemm->reads_tiles && rows > 32 && k % kDepth == 0);
+}
+// Whether [out_features, in_features] may be a weight, and its part [row_offset, row_offset + num_rows) come from src.
+inline bool is_weight(int64_t out_features, int64_t in_features) {
+  return out_features > 0 && in_features > 0 && are_sizes(out_features, in_features);
+}
+inline bool is_part(int64_t out_features, int64_t in_features, int64_t num_rows, int64_t src_stride,
+                    int64_t row_offset) {
+  return row_offset >= 0 && num_rows >= 0 && num_rows <= out_features && row_offset <= out_features - num_rows &&
+         are_sizes(num_rows, src_stride) && (num_rows < 2 || src_stride >= in_features);
+}
+// Whether there is all that out[rows, n] = x[rows, k] . packed[n, k] needs.
+inline bool is_product(const void* out, const void* x, const void* packed, int64_t rows, int64_t n, int64_t k) {
+  return is_weight(n, k) && are_sizes(rows, n) && are_sizes(rows, k) && packed != nullptr && is_aligned(packed) &&
+         (rows == 0 || are_there(out, x));
 }
 inline bool is_activation(int32_t activation) { return activation >= QR_NONE && activation <= QR_RELU; }
 

@@ -1,6 +1,7 @@
 // Linear layers over int8 and int4 weights; layouts: kernels/gemm_quantized.h.
 #include <cstring>
 
+#include "arguments.h"
 #include "gemm.h"
 
 namespace qr {
@@ -53,13 +54,16 @@ using namespace qr;
 extern "C" {
 
 int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features) {
-  if (!is_format(format) || out_features <= 0 || in_features <= 0) return QR_EINVAL;
+  if (!is_format(format) || !is_weight(out_features, in_features)) return QR_EINVAL;
   return divide_up(out_features, kPanel) * quantized_panel_bytes(format, in_features);
 }
 
 int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, int64_t in_features, const int8_t* src,
                           int64_t num_rows, int64_t src_stride, int64_t row_offset) {
-  if (!is_format(format) || row_offset < 0 || num_rows < 0 || row_offset + num_rows > out_features) return QR_EINVAL;
+  if (!is_format(format) || !is_weight(out_features, in_features) ||
+      !is_part(out_features, in_features, num_rows, src_stride, row_offset) || !are_there(packed, src) ||
+      !is_aligned(packed))
+    return QR_EINVAL;
   const int64_t bytes = quantized_panel_bytes(format, in_features);
   for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
@@ -73,8 +77,8 @@ int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t
                             int32_t format, int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
                             int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_output(out_dtype, n) || !is_dtype(x_dtype) || !is_group(format, group) || rows < 0 || n <= 0 || k <= 0 ||
-      !is_activation(activation))
+  if (!is_product(out, x, packed, rows, n, k) || scales == nullptr || !is_output(out_dtype, n) || !is_dtype(x_dtype) ||
+      !is_group(format, group) || !is_activation(activation))
     return QR_EINVAL;
   return linear(quantized_weight(packed, format, group, scales, corrections, k), out, out_dtype, x, x_dtype, rows, n, k,
                 bias, activation, residual);
@@ -84,7 +88,8 @@ int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, con
                                   int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
                                   int64_t f, int64_t k, const float* bias, int32_t activation) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_dtype(x_dtype) || !is_group(format, group) || rows < 0 || f <= 0 || k <= 0 || !is_activation(activation))
+  if (!are_sizes(2, f) || !is_product(out, x, packed, rows, 2 * f, k) || scales == nullptr || !is_dtype(x_dtype) ||
+      !is_group(format, group) || !is_activation(activation))
     return QR_EINVAL;
   return gated_linear(quantized_weight(packed, format, group, scales, corrections, k), out, x_dtype, x, x_dtype, rows,
                       f, k, bias, activation);

@@ -64,12 +64,14 @@ using namespace qr;
 extern "C" {
 
 int32_t qr_op_code(const char* name) {
+  if (name == nullptr) return QR_EINVAL;
   for (int64_t i = 0; i < kNumEntries; ++i)
     if (std::strcmp(kEntries[i].name, name) == 0) return int32_t(i);
   return QR_EINVAL;
 }
 
 int32_t qr_replay(const int64_t* words, int64_t num_words) {
+  if (num_words < 0 || (num_words > 0 && words == nullptr)) return QR_EINVAL;
   const int64_t* end = words + num_words;
   while (words < end) {
     if (*words < 0 || *words >= kNumEntries) return QR_EINVAL;

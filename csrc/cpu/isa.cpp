@@ -84,9 +84,20 @@ int32_t probe() {
   return QR_AMX;
 }
 
-Kernels table;
+Kernels tables[QR_AMX + 1];  // by qr_isa; each is written once, so that choosing another disturbs no kernel that runs
 std::atomic<const Kernels*> in_use{nullptr};
 std::atomic<int32_t> isa_in_use{0};
+
+bool fill_tables(int32_t best) {
+  for (int32_t isa = QR_AVX2; isa <= best; ++isa) {
+    Kernels& table = tables[isa];
+    fill_avx2(table);
+    if (isa >= QR_AVX512) fill_avx512(table);
+    if (isa >= QR_AVX512_BF16) fill_avx512_bf16(table);
+    if (isa >= QR_AMX) fill_amx(table);
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -107,14 +118,18 @@ int32_t qr_init(int32_t isa, int32_t num_threads) {
   const int32_t best = qr_best_isa();
   if (isa == 0) isa = best;
   if (isa < QR_AVX2 || isa > best) return QR_EUNSUPPORTED;
-  qr::Kernels next{};
-  qr::fill_avx2(next);
-  if (isa >= QR_AVX512) qr::fill_avx512(next);
-  if (isa >= QR_AVX512_BF16) qr::fill_avx512_bf16(next);
-  if (isa >= QR_AMX) qr::fill_amx(next);
-  qr::table = next;
+  if (!qr::is_num_threads(num_threads)) return QR_EINVAL;
+  static const bool filled = qr::fill_tables(best);
+  (void)filled;
   qr::isa_in_use.store(isa);
-  qr::in_use.store(&qr::table, std::memory_order_release);
+  qr::in_use.store(&qr::tables[isa], std::memory_order_release);
+  qr::set_default_num_threads(num_threads);
+  return QR_OK;
+}
+
+int32_t qr_set_num_threads(int32_t num_threads) {
+  if (qr_isa_in_use() == 0) return QR_ESTATE;
+  if (!qr::is_num_threads(num_threads)) return QR_EINVAL;
   qr::set_num_threads(num_threads);
   return QR_OK;
 }

@@ -1,4 +1,5 @@
 // Norms: rows are cut into pieces of some 64 KiB; a decode step's few rows run on the calling thread.
+#include "arguments.h"
 #include "kernels.h"
 #include "threads.h"
 
@@ -17,9 +18,10 @@ int32_t run(void (*kernel)(const NormArgs&, int64_t, int64_t), const NormArgs& a
   return QR_OK;
 }
 
-bool valid(int32_t out_dtype, int32_t x_dtype, int64_t rows, int64_t cols) {
-  return x_dtype >= QR_FLOAT32 && x_dtype <= QR_FLOAT16 && is_output_of(out_dtype, x_dtype, cols) && rows >= 0 &&
-         cols > 0;
+bool valid(const void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const float* weight, int64_t rows,
+           int64_t cols, float eps) {
+  return are_sizes(rows, cols) && is_epsilon(eps) && (rows == 0 || are_there(out, x, weight)) &&
+          x_dtype >= QR_FLOAT32 && x_dtype <= QR_FLOAT16 && is_output_of(out_dtype, x_dtype, cols) && cols > 0;
 }
 
 }  // namespace
@@ -32,14 +34,14 @@ extern "C" {
 int32_t qr_rms_norm(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* residual,
                     const float* weight, int64_t rows, int64_t cols, float eps) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!valid(out_dtype, x_dtype, rows, cols)) return QR_EINVAL;
+  if (!valid(out, out_dtype, x, x_dtype, weight, rows, cols, eps)) return QR_EINVAL;
   return run(kernels()->rms_norm, NormArgs{out, out_dtype, x, x_dtype, residual, weight, nullptr, cols, eps}, rows);
 }
 
 int32_t qr_layer_norm(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const float* weight,
                       const float* bias, int64_t rows, int64_t cols, float eps) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!valid(out_dtype, x_dtype, rows, cols)) return QR_EINVAL;
+  if (!valid(out, out_dtype, x, x_dtype, weight, rows, cols, eps)) return QR_EINVAL;
   return run(kernels()->layer_norm, NormArgs{out, out_dtype, x, x_dtype, nullptr, weight, bias, cols, eps}, rows);
 }
 }

@@ -1,4 +1,5 @@
 // From QKV to query and cache: tokens are independent, but those that write the same cache lines are one piece.
+#include "arguments.h"
 #include "kernels/cache.h"
 #include "threads.h"
 
@@ -13,8 +14,15 @@ extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_d
   const int32_t dtype = element_of(qkv_dtype);
   if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_CACHE_INT8 ||
       page != qr_cache_page(cache_dtype, block_size, head_size) || heads <= 0 || kv_heads <= 0 ||
-      rotary_dim > head_size || (qkv_dtype != dtype && head_size % 32 != 0))
+      !are_sizes(tokens, heads, head_size) || !are_sizes(tokens, kv_heads, head_size) ||
+      !are_sizes(2, num_blocks, kv_heads, page) || rotary_dim < 0 || rotary_dim > head_size || rotary_dim % 2 != 0 ||
+      ((q_norm != nullptr || k_norm != nullptr) && !is_epsilon(eps)) || (qkv_dtype != dtype && head_size % 32 != 0))
     return QR_EINVAL;
+  if (tokens == 0) return QR_OK;
+  const bool rotates = rotary_dim > 0 && cos_sin != nullptr;
+  if (!are_there(query, qkv, cache, slots) || (rotates && positions == nullptr)) return QR_EINVAL;
+  for (int64_t token = 0; rotates && token < tokens; ++token)
+    if (positions[token] < 0) return QR_EINVAL;
   for (int64_t token = 0; token < tokens; ++token)
     if (slots[token] < 0 || slots[token] >= num_blocks * block_size) return QR_EINVAL;
   const RopeArgs args{query,

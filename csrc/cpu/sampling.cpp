@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "arguments.h"
 #include "kernels.h"
 #include "threads.h"
 
@@ -176,6 +177,10 @@ bool sample_row(const SampleArgs& args, int64_t row) {
   const int64_t n = args.vocab;
   const float* logits = args.logits + row * n;
   const Largest largest = kernels()->find_largest(logits, n);
+  if (!is_finite(largest.value)) {  // no distribution: its weights would be no numbers
+    for (int64_t draw = 0; draw < args.draws; ++draw) args.ids[row * args.draws + draw] = largest.index;
+    return true;
+  }
   if ((args.top_k[row] > 0 || args.top_p[row] < 1) && sample_narrow(args, row, largest)) return true;
   auto* weights = static_cast<int64_t*>(scratch(0, n * 8));
   if (weights == nullptr) return false;
@@ -243,7 +248,7 @@ extern "C" {
 int32_t qr_row_max(float* values, int64_t* ids, const float* logits, int64_t rows, int64_t vocab) {
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
-  if (rows < 0 || vocab <= 0) return QR_EINVAL;
+  if (vocab <= 0 || !are_sizes(rows, vocab) || (rows > 0 && !are_there(values, ids, logits))) return QR_EINVAL;
   const int64_t chunks = divide_up(vocab, kChunk);
   auto* found = static_cast<Largest*>(scratch(2, rows * chunks * int64_t(sizeof(Largest)) + 1));
   if (found == nullptr) return QR_ENOMEM;
@@ -268,7 +273,9 @@ int32_t qr_top_logprobs(float* chosen_logprobs, int64_t* ranks, int64_t* top_ids
                         const int64_t* chosen, int64_t rows, int64_t vocab, int64_t k) {
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
-  if (rows < 0 || vocab <= 0 || k < 0 || k > vocab) return QR_EINVAL;
+  if (vocab <= 0 || !are_sizes(rows, vocab) || k < 0 || k > vocab ||
+      (rows > 0 && !are_there(chosen_logprobs, ranks, logits, chosen)) || (rows > 0 && k > 0 && !are_there(top_ids, top)))
+    return QR_EINVAL;
   for (int64_t row = 0; row < rows; ++row)
     if (chosen[row] < 0 || chosen[row] >= vocab) return QR_EINVAL;
   std::atomic<int32_t> status{QR_OK};
@@ -287,9 +294,14 @@ int32_t qr_top_logprobs(float* chosen_logprobs, int64_t* ranks, int64_t* top_ids
 int32_t qr_apply_penalties(float* logits, int64_t rows, int64_t vocab, const int64_t* pair_rows,
                            const int64_t* token_ids, const uint8_t* in_prompt, const int64_t* output_counts,
                            int64_t pairs, const float* repetition, const float* presence, const float* frequency) {
+  if (vocab <= 0 || !are_sizes(rows, vocab) || !are_sizes(pairs)) return QR_EINVAL;
+  if (pairs == 0) return QR_OK;
+  if (!are_there(logits, pair_rows, token_ids, in_prompt, output_counts, repetition, presence, frequency))
+    return QR_EINVAL;
+  for (int64_t i = 0; i < pairs; ++i)
+    if (pair_rows[i] < 0 || pair_rows[i] >= rows || token_ids[i] < 0 || token_ids[i] >= vocab) return QR_EINVAL;
   for (int64_t i = 0; i < pairs; ++i) {
     const int64_t row = pair_rows[i];
-    if (row < 0 || row >= rows || token_ids[i] < 0 || token_ids[i] >= vocab) return QR_EINVAL;
     float& logit = logits[row * vocab + token_ids[i]];
     const float count = float(output_counts[i]);
     float value = logit;
@@ -304,7 +316,15 @@ int32_t qr_sample(int64_t* ids, const float* logits, int64_t rows, int64_t vocab
                   const int64_t* top_k, const float* top_p, const float* min_p, const double* uniforms,
                   int64_t draws) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (rows < 0 || vocab <= 0 || vocab > kLastId + 1 || draws < 0) return QR_EINVAL;
+  if (vocab <= 0 || vocab > kLastId + 1 || !are_sizes(rows, vocab) || !are_sizes(rows, draws)) return QR_EINVAL;
+  if (rows == 0 || draws == 0) return QR_OK;
+  if (!are_there(ids, logits, temperature, top_k, top_p, min_p, uniforms)) return QR_EINVAL;
+  for (int64_t row = 0; row < rows; ++row)
+    if (!(temperature[row] > 0 && is_finite(temperature[row])) || top_k[row] < 0 ||
+        !(top_p[row] >= 0 && top_p[row] <= 1) || !(min_p[row] >= 0 && min_p[row] <= 1))
+      return QR_EINVAL;
+  for (int64_t i = 0; i < rows * draws; ++i)
+    if (!(uniforms[i] >= 0 && uniforms[i] < 1)) return QR_EINVAL;
   const SampleArgs args{ids, logits, vocab, temperature, top_k, top_p, min_p, uniforms, draws};
   std::atomic<int32_t> status{QR_OK};
   parallel_for(rows, [&](int64_t row) {

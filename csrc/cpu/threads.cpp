@@ -53,6 +53,10 @@ bool spin(int64_t limit_ns, const Done& done) {
   }
 }
 
+// Of jobs that this thread starts; 0 is the process's number.
+thread_local int32_t own_threads = 0;
+std::atomic<int32_t> default_threads{1};
+
 struct Pool {
   explicit Pool(int32_t count) : size(count) {
     for (int32_t i = 1; i < count; ++i) {
@@ -68,7 +72,6 @@ struct Pool {
   alignas(64) std::atomic<uint64_t> ticket{0};
   alignas(64) std::atomic<uint32_t> epoch{0};  // futex word of sleeping workers
   std::atomic<uint32_t> sleepers{0};
-  std::atomic<bool> stopping{false};
   alignas(64) std::atomic<uint32_t> done{0};  // futex word of the caller
   std::atomic<bool> caller_sleeps{false};
   alignas(64) PieceFn piece = nullptr;
@@ -124,58 +127,43 @@ struct Pool {
         while (epoch.load() == seen) futex_wait(epoch, seen);
         sleepers.fetch_sub(1);
       }
-      if (stopping.load()) return;
       seen = epoch.load(std::memory_order_acquire);
       work(seen);
     }
   }
 
   static void* enter(void* self) {
+    own_threads = 1;  // a job that a piece starts runs on this thread alone
     static_cast<Pool*>(self)->loop();
     return nullptr;
   }
 
-  void stop() {
-    stopping.store(true);
-    epoch.fetch_add(1);
-    futex_wake_all(epoch);
-    for (int32_t i = 0; i < num_workers; ++i) pthread_join(workers[i], nullptr);
-  }
 };
 
-std::atomic<Pool*> the_pool{nullptr};
-std::atomic<int32_t> wanted_threads{1};
-pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
+// One pool for each number of threads that was used, made with the first job that wants it and never freed: whoever
+// sets another number cannot take a pool away from under a job, and threads that have none sleep.
+std::atomic<Pool*> pools[Pool::kMaxThreads + 1];
+pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
-// After fork the child has no workers and perhaps locks held for ever: forget the pool, the next job makes another.
+// After fork the child has no workers and perhaps a lock held for ever: forget the pools, the next job makes another.
 void forget_in_child() {
-  the_pool.store(nullptr);
-  changing = PTHREAD_MUTEX_INITIALIZER;
+  for (std::atomic<Pool*>& slot : pools) slot.store(nullptr);
+  making = PTHREAD_MUTEX_INITIALIZER;
 }
 
-Pool* pool() {
-  Pool* current = the_pool.load(std::memory_order_acquire);
+Pool* pool(int32_t count) {
+  Pool* current = pools[count].load(std::memory_order_acquire);
   if (current != nullptr) return current;
-  pthread_mutex_lock(&changing);
-  current = the_pool.load();
+  pthread_mutex_lock(&making);
+  current = pools[count].load();
   if (current == nullptr) {
     static bool once = (pthread_atfork(nullptr, nullptr, forget_in_child), true);
     (void)once;
-    current = new (std::nothrow) Pool(wanted_threads.load());
-    the_pool.store(current);
+    current = new (std::nothrow) Pool(count);
+    pools[count].store(current);
   }
-  pthread_mutex_unlock(&changing);
+  pthread_mutex_unlock(&making);
   return current;
-}
-
-void stop_pool() {
-  pthread_mutex_lock(&changing);
-  Pool* old = the_pool.exchange(nullptr);
-  pthread_mutex_unlock(&changing);
-  if (old != nullptr) {
-    old->stop();
-    delete old;
-  }
 }
 
 struct Scratch {
@@ -190,8 +178,9 @@ thread_local Scratch tls;
 }  // namespace
 
 void parallel(int64_t num_pieces, PieceFn piece, void* context) {
-  if (num_pieces > 1 && num_pieces < INT_MAX && wanted_threads.load(std::memory_order_relaxed) > 1) {
-    Pool* current = pool();
+  const int32_t count = num_threads();
+  if (num_pieces > 1 && num_pieces < INT_MAX && count > 1) {
+    Pool* current = pool(count);
     if (current != nullptr && !current->busy.exchange(true, std::memory_order_acquire)) {
       current->run(num_pieces, piece, context);
       current->busy.store(false, std::memory_order_release);
@@ -201,15 +190,16 @@ void parallel(int64_t num_pieces, PieceFn piece, void* context) {
   for (int64_t index = 0; index < num_pieces; ++index) piece(context, index);
 }
 
-void set_num_threads(int32_t count) {
-  if (count < 1) count = 1;
-  if (count > Pool::kMaxThreads) count = Pool::kMaxThreads;
-  if (count == wanted_threads.load()) return;
-  stop_pool();
-  wanted_threads.store(count);
+bool is_num_threads(int32_t count) { return count >= 1 && count <= Pool::kMaxThreads; }
+
+void set_default_num_threads(int32_t count) {
+  default_threads.store(count);
+  own_threads = 0;
 }
 
-int32_t num_threads() { return wanted_threads.load(std::memory_order_relaxed); }
+void set_num_threads(int32_t count) { own_threads = count; }
+
+int32_t num_threads() { return own_threads != 0 ? own_threads : default_threads.load(std::memory_order_relaxed); }
 
 void* scratch(int slot, int64_t bytes) {
   if (tls.bytes[slot] < bytes) {

@@ -1,4 +1,4 @@
-// One fork-join pool for every kernel.
+// Fork-join pools for every kernel.
 //
 // Work is handed out in small pieces by an atomic counter and the caller works too, so a thread that is not scheduled
 // (a neighbour took its core) holds up at most the piece it has in hand. Workers spin briefly between jobs, because
@@ -26,9 +26,12 @@ void parallel_for(int64_t num_pieces, const Body& body) {
       const_cast<Body*>(&body));
 }
 
-// Threads of the pool, the caller included. Stops the old workers; new ones start with the next job.
-void set_num_threads(int32_t count);
+// Threads of a job, the caller included: this thread's own number, else the process's. Each number has a pool of its
+// own, so that engines with different numbers do not meet.
 int32_t num_threads();
+bool is_num_threads(int32_t count);
+void set_num_threads(int32_t count);
+void set_default_num_threads(int32_t count);
 
 // 64-byte aligned memory of the calling thread, at least `bytes` long, kept until the thread ends. Slots (0..4) live
 // side by side; asking a slot again may move it. Null when memory is short.

@@ -1,9 +1,11 @@
 /* The C ABI of quire's CPU kernels.
  *
  * Every function returns QR_OK or a negative QR_E* status unless its comment says otherwise; nothing throws. Sizes are
- * in elements unless called bytes. The caller owns all memory named here; outputs must not alias inputs unless a
+ * in elements unless called bytes. Null where memory is needed, sizes that are negative or exceed any memory, ids and
+ * slots that do not exist and numbers that are none give QR_EINVAL before anything is written. The caller owns all
+ * memory named here; outputs must not alias inputs unless a
  * comment allows it. Call qr_init once before any kernel. Kernels may be called from any thread; while one thread uses
- * the pool, calls from others run on their own thread alone.
+ * the pool of its number of threads, calls of others with the same number run on their own thread alone.
  *
  * Row invariance: within one instruction set, the result for one row does not depend on the number of rows, the row's
  * position, the number of threads, or chunking. Bit for bit.
@@ -18,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 2
+#define QR_ABI_VERSION 3
 
 enum {
   QR_OK = 0,
@@ -53,11 +55,15 @@ QR_API int32_t qr_abi_version(void);
  * also executed once in a child process, since kernels and hypervisors exist that advertise it and then fault. */
 QR_API int32_t qr_best_isa(void);
 
-/* Choose the instruction set (0: the best; QR_EUNSUPPORTED above the best) and the number of threads, this one
- * included. May be called again; not while a kernel runs. */
+/* Choose the instruction set (0: the best; QR_EUNSUPPORTED above the best) and the number of threads (1 to 512, the
+ * calling one included) of every thread that has set no number of its own; this one forgets its own. May be called
+ * again, also while kernels run: each goes on as it began. */
 QR_API int32_t qr_init(int32_t isa, int32_t num_threads);
 
-/* The qr_isa in use and the number of threads, 0 before qr_init. */
+/* The number of threads of kernels that the calling thread starts from now on. */
+QR_API int32_t qr_set_num_threads(int32_t num_threads);
+
+/* The qr_isa in use and the number of threads of the calling thread's kernels, 0 before qr_init. */
 QR_API int32_t qr_isa_in_use(void);
 QR_API int32_t qr_num_threads(void);
 
@@ -184,7 +190,7 @@ QR_API int32_t qr_apply_penalties(float* logits, int64_t rows, int64_t vocab, co
                                   const float* frequency);
 
 /* ids[rows, draws] by inversion over integer weights round(2^40 exp((logit - largest) / temperature)), after top-k
- * (0: off), top-p and min-p. vocab is at most 2^22. */
+ * (0: off), top-p and min-p. vocab is at most 2^22. A row whose largest logit is not finite draws that one. */
 QR_API int32_t qr_sample(int64_t* ids, const float* logits, int64_t rows, int64_t vocab, const float* temperature,
                          const int64_t* top_k, const float* top_p, const float* min_p, const double* uniforms,
                          int64_t draws);

@@ -60,3 +60,33 @@ TEST(an_idle_pool_uses_no_cpu) {
   double used = double(after.tv_sec - before.tv_sec) + double(after.tv_nsec - before.tv_nsec) * 1e-9;
   CHECK(used < 0.002, "%.4f s of CPU in 0.2 s", used);
 }
+
+TEST(another_number_of_threads_takes_no_pool_away) {
+  std::atomic<bool> ended{false};
+  std::thread other([&] {
+    for (int32_t turn = 0; !ended.load(); ++turn) {
+      qr_set_num_threads(2 + turn % 3);
+      CHECK(run_job(50) == 1275);
+    }
+  });
+  for (int32_t turn = 0; turn < 3000; ++turn) {
+    qr_init(qr_isa_in_use(), 1 + turn % 4);
+    CHECK(run_job(30) == 465);
+  }
+  ended.store(true);
+  other.join();
+  qr_init(qr_isa_in_use(), 2);
+}
+
+TEST(each_thread_has_its_own_number_of_threads) {
+  qr_init(qr_isa_in_use(), 3);
+  CHECK(qr_set_num_threads(2) == QR_OK);
+  std::thread other([] {
+    CHECK(qr_num_threads() == 3);
+    qr_set_num_threads(5);
+    CHECK(qr_num_threads() == 5);
+  });
+  other.join();
+  CHECK(qr_num_threads() == 2);
+  qr_init(qr_isa_in_use(), 2);
+}

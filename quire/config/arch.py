@@ -12,11 +12,14 @@ from enum import StrEnum
 from typing import Any, NoReturn, TypeGuard
 
 from quire.errors import ConfigError, shown
-from quire.messages.kv import DTYPE_BYTES, KVCacheSpec
+from quire.messages.kv import DTYPE_BYTES, SLOT_MULTIPLES, KVCacheSpec
 from quire.utils.lazy import nearest
 
 MAX_LAYERS = 10_000
 """More can only be a mistake, and every layer costs memory before the first weight is read."""
+MAX_COUNT = 2**31 - 1
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Of numbers above zero: what float32 can hold, with room for products."""
 
 
 class RopeType(StrEnum):
@@ -153,8 +156,8 @@ class ModelArch:
             raw=raw,
         )
 
-    def kv_cache_specs(self, block_size: int, dtype: str) -> list[KVCacheSpec]:
-        """What each attention layer needs of the KV cache, in the order of the layers."""
+    def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
+        """What each attention layer needs of the KV cache, in the order of the layers, where `ops` serve."""
         return [
             KVCacheSpec(
                 num_kv_heads=self.num_kv_heads,
@@ -162,6 +165,7 @@ class ModelArch:
                 dtype=dtype,
                 block_size=block_size,
                 sliding_window=window,
+                slot_multiple=SLOT_MULTIPLES[ops],
             )
             for window in self.layer_windows
         ]
@@ -293,7 +297,7 @@ class _Config:
                     return name, source[name]
         return spellings[0], None
 
-    def count(self, *spellings: str, default: int | None = None, most: int = 2**31 - 1) -> int:
+    def count(self, *spellings: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """A whole number above zero."""
         name, value = self.find(spellings)
         value = default if value is None else value
@@ -302,11 +306,11 @@ class _Config:
         return value
 
     def positive(self, *spellings: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """A number above zero that float32 can hold."""
         name, value = self.find(spellings)
         value = default if value is None else value
-        if not _is_number(value) or not 0 < value < float("inf"):
-            self.refuse(name, value, "must be a number above 0")
+        if not _is_number(value) or not SMALLEST <= value <= LARGEST:
+            self.refuse(name, value, f"must be a number above 0, from {SMALLEST:g} to {LARGEST:g}")
         return float(value)
 
     def optional_positive(self, name: str) -> float | None:
@@ -314,8 +318,8 @@ class _Config:
         value = self.raw.get(name, self.defaults.get(name))
         if value is None:
             return None
-        if not _is_number(value) or not 0 < value < float("inf"):
-            self.refuse(name, value, "must be null or a number above 0")
+        if not _is_number(value) or not SMALLEST <= value <= LARGEST:
+            self.refuse(name, value, f"must be null or a number above 0, from {SMALLEST:g} to {LARGEST:g}")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -412,8 +416,8 @@ def _window(keys: _Config) -> int | None:
     value = keys.raw.get("sliding_window", keys.defaults.get("sliding_window"))
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        keys.refuse("sliding_window", value, "must be null or a whole number above 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_COUNT:
+        keys.refuse("sliding_window", value, f"must be null or a whole number above 0, at most {MAX_COUNT}")
     return value
 
 
@@ -543,7 +547,7 @@ def _factors(rope: _Config, kind: RopeType, name: str, rotary_dim: int) -> tuple
     if kind is not RopeType.LONGROPE:
         return ()
     value = rope.raw.get(name)
-    valid = isinstance(value, list) and all(_is_number(item) and item > 0 for item in value)
+    valid = isinstance(value, list) and all(_is_number(item) and SMALLEST <= item <= LARGEST for item in value)
     if value is None or not valid or len(value) != rotary_dim // 2:
         rope.refuse(name, value, f"must list {rotary_dim // 2} numbers above 0, one per rotated pair")
     return tuple(float(item) for item in value)

@@ -79,7 +79,7 @@ class EngineArgs:
     max_num_batched_tokens: int | None = knob(None, "Most tokens in one step.", least=1)
     long_prefill_token_threshold: int = knob(0, "Most tokens of one prompt in one step; 0 sets no limit.", least=0)
     ops: str = knob("auto", "Implementation of the ops.", choices=("auto", "reference", "cpu"))
-    num_threads: int | None = knob(None, "Threads that compute; one per core when left out.", least=1, most=1024)
+    num_threads: int | None = knob(None, "Threads that compute; one per core when left out.", least=1, most=512)
     use_tqdm_on_load: bool = knob(True, "Show a progress bar while weights are read.")
     disable_log_stats: bool = knob(False, "Keep no statistics about steps, and log no status line.")
     log_stats_interval: int = knob(

@@ -1,28 +1,89 @@
-"""The small JSON files of a model directory, read without trusting them."""
+"""The JSON files of a model directory, read without trusting them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
 
+MAX_JSON_BYTES = 16 << 20
+"""Of a file; the largest known configurations of models and tokenizers have some 5 MB."""
+MAX_JSON_DEPTH = 64
+"""Lists and objects within each other."""
+INTEGER_LIMIT = 2**63
+"""Integers are smaller than this: what is larger counts nothing, cannot be sent to a core, and may be slow to read."""
 
-def read_json_object(file: Path, remedy: str, error: type[ConfigError] = ConfigError) -> dict[str, Any] | None:
+
+def read_json_object(
+    file: Path, remedy: str, error: type[ConfigError] = ConfigError, *, most_bytes: int = MAX_JSON_BYTES
+) -> dict[str, Any] | None:
     """The object in `file`, or None when there is no such file.
 
     Raises: `error` naming the file, what is wrong with it and the remedy.
     """
     try:
-        if file.exists() and not file.is_file():  # a pipe would be waited for, a device might never end
-            raise error(f"{file} is no regular file. {remedy}")
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as problem:
+        data = read_bounded(file, most_bytes)
+        value = None if data is None else parse_json(data)
+        check_depth(value)
+    except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise error(f"{file} cannot be read: {reason}. {remedy}") from None
-    if not isinstance(value, dict):
+    if data is not None and not isinstance(value, dict):
         raise error(f"{file} must hold a JSON object, not {type(value).__name__}. {remedy}")
     return value
+
+
+def read_bounded(file: Path, most_bytes: int) -> bytes | None:
+    """The bytes of a regular file, or None when there is no such file.
+
+    Raises: OSError; ValueError when it is none or too long.
+    """
+    if file.exists() and not file.is_file():  # a pipe would be waited for, a device might never end
+        raise ValueError("it is no regular file")
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(most_bytes + 1)
+    except FileNotFoundError:
+        return None
+    if len(data) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes} bytes")
+    return data
+
+
+def parse_json(data: str | bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value that JSON text stands for.
+
+    Raises: ValueError for what is no JSON in UTF-8, nested too deeply or holds an integer beyond 64 bits.
+    """
+    text = data if isinstance(data, str) else data.decode("utf-8")
+    try:
+        return json.loads(text, parse_int=_integer, object_pairs_hook=object_pairs_hook)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+
+
+def check_depth(value: object, most: int = MAX_JSON_DEPTH) -> None:
+    """Refuse lists and objects that are nested too deeply for those who walk them.
+
+    Raises: ValueError.
+    """
+    level: list[object] = [value]
+    for _ in range(most + 1):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise ValueError(f"lists or objects are nested more than {most} deep")
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -INTEGER_LIMIT < int(text) < INTEGER_LIMIT:
+        raise ValueError(f"it holds an integer of {len(text.lstrip('-'))} digits, which is beyond 64 bits")
+    return int(text)

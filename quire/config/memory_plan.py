@@ -53,14 +53,24 @@ def weight_bytes(arch: ModelArch, dtype: str, quantization: str | None) -> int:
 
 
 def workspace_bytes(arch: ModelArch, dtype: str, *, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """Activations of the widest layer for a full step, and float32 logits with one working copy."""
+    """Activations of the widest layer for a full step, float32 logits with one working copy, and requests' lists."""
     widest = 2 * arch.intermediate_size + 4 * arch.hidden_size + arch.num_heads * arch.head_size * 3
-    return max_num_batched_tokens * widest * DTYPE_BYTES[dtype] + 2 * max_num_seqs * arch.vocab_size * 4
+    activations = max_num_batched_tokens * widest * DTYPE_BYTES[dtype]
+    return activations + 2 * max_num_seqs * arch.vocab_size * 4 + max_num_seqs * controls_bytes(arch.vocab_size)
 
 
-def bytes_per_block(arch: ModelArch, block_size: int, dtype: str) -> int:
+CONTROLS_BYTES = 640 << 10
+"""What the core holds for one request whose stop ids, biases and bad words are at their bounds (0.54 MiB measured)."""
+
+
+def controls_bytes(vocab_size: int) -> int:
+    """The most that a running request's lists of tokens take: a bit and a byte for each token beside the rest."""
+    return CONTROLS_BYTES + vocab_size + (vocab_size + 7) // 8
+
+
+def bytes_per_block(arch: ModelArch, block_size: int, dtype: str, *, ops: str) -> int:
     """Bytes of one block over all layers."""
-    return sum(spec.bytes_per_block for spec in arch.kv_cache_specs(block_size, dtype))
+    return sum(spec.bytes_per_block for spec in arch.kv_cache_specs(block_size, dtype, ops=ops))
 
 
 def plan_kv_bytes(

@@ -82,6 +82,7 @@ def resolve(
     )
     generation = _read_generation_config(args, path)
     max_model_len = _resolve_max_model_len(args, arch, choices)
+    device = _resolve_device(args, capabilities, choices)
     cache, max_model_len, plan = _resolve_memory(
         args,
         arch,
@@ -89,6 +90,7 @@ def resolve(
         choices,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
+        ops=device.ops,
         scheduler=scheduler,
         block_size=block_size,
         max_model_len=max_model_len,
@@ -117,7 +119,7 @@ def resolve(
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_chunk_tokens=min(chunk, scheduler.max_num_batched_tokens),
         ),
-        device_config=_resolve_device(args, capabilities, choices),
+        device_config=device,
         quant_config=QuantConfig(method=args.quantization),
         load_config=LoadConfig(load_format=args.load_format, show_progress=args.use_tqdm_on_load),
         observability_config=ObservabilityConfig(
@@ -199,6 +201,7 @@ def _resolve_memory(
     *,
     dtype: str,
     kv_cache_dtype: str,
+    ops: str,
     scheduler: SchedulerConfig,
     block_size: int,
     max_model_len: int,
@@ -208,7 +211,7 @@ def _resolve_memory(
     workspace = workspace_bytes(
         arch, dtype, max_num_seqs=scheduler.max_num_seqs, max_num_batched_tokens=scheduler.max_num_batched_tokens
     )
-    block_bytes = bytes_per_block(arch, block_size, kv_cache_dtype)
+    block_bytes = bytes_per_block(arch, block_size, kv_cache_dtype, ops=ops)
     if args.num_gpu_blocks_override is not None:
         num_blocks, reason = args.num_gpu_blocks_override, "given"
     elif args.kv_cache_memory_bytes is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from quire.core.block_manager import BlockManager
 from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from quire.core.stop import finish_of
-from quire.messages.output import EngineCoreOutput, FinishReason, PositionLogprobs
+from quire.messages.output import EngineCoreOutput, Failure, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Constraint, StepStats
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
@@ -339,7 +339,7 @@ class Scheduler:
             branches.append(child)
         return branches
 
-    def _fail(self, seq: Sequence, error: str) -> list[EngineCoreOutput]:
+    def _fail(self, seq: Sequence, error: Failure) -> list[EngineCoreOutput]:
         outputs = []
         for branch in range(seq.branch, seq.branch + seq.num_to_fork):
             output = self._output(seq, [])

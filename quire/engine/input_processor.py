@@ -14,13 +14,14 @@ from quire.config.engine import QuireConfig
 from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, shown
 from quire.inputs import PromptType
 from quire.messages.request import EngineCoreRequest
-from quire.sampling_params import SamplingParams, checked_names, read_integer
+from quire.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams, checked_names, read_integer
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.lazy import nearest
 from quire.utils.unicode import check_unicode
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 MAX_CACHE_SALT = 128
+MAX_REQUEST_ID = 512
 CHARS_PER_TOKEN = 64
 """A text with more characters than this per token of context is refused before it is tokenised."""
 
@@ -66,14 +67,17 @@ class InputProcessor:
         if token_ids is None:
             token_ids = self.encode(text or "")
         max_tokens, warnings = self.check(token_ids, params)
+        bad_words = self._bad_words(params)
+        allowed = self._allowed_tokens(params, bad_words)
         core = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=params,
+            sampling_params=params if allowed is None else params.clone(allowed_token_ids=None),
             seed=params.seed if params.seed is not None else self._draw_seed(),
             max_tokens=max_tokens,
             eos_token_ids=self._eos_token_ids,
-            bad_words_token_ids=self._bad_words(params),
+            bad_words_token_ids=bad_words,
+            allowed_tokens=allowed,
             cache_salt=salt,
             arrived_at=self.clock(),
         )
@@ -100,6 +104,15 @@ class InputProcessor:
         self.check_characters(text)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def check_length(self, num_tokens: int) -> None:
+        """Refuse a prompt that does not fit the context.
+
+        Raises: PromptTooLong.
+        """
+        limit = self.config.model_config.max_model_len
+        if num_tokens >= limit:
+            raise PromptTooLong.of(num_tokens, limit)
+
     def check_characters(self, text: str) -> None:
         """Refuse a text that is too long to be worth tokenising.
 
@@ -119,7 +132,7 @@ class InputProcessor:
         if isinstance(prompt, str):
             return prompt, None, None
         if isinstance(prompt, (list, tuple)):
-            return None, _token_list(prompt), None
+            return None, self._token_list(prompt), None
         if not isinstance(prompt, Mapping):
             raise InvalidParameter(
                 f"a prompt must be text, a list of token ids, or a mapping with {' or '.join(PROMPT_KEYS[:2])}; "
@@ -138,6 +151,7 @@ class InputProcessor:
             raise InvalidParameter("a prompt needs the key prompt or prompt_token_ids", parameter="prompt")
         if text is not None and not isinstance(text, str):
             raise InvalidParameter(f"prompt must be text, got {type(text).__name__}", parameter="prompt")
+        self.check_characters(text or "")  # beside token ids it is only echoed, but kept and sent back
         check_unicode(text or "", "prompt")
         if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT):
             raise InvalidParameter(
@@ -145,16 +159,20 @@ class InputProcessor:
                 parameter="cache_salt",
             )
         check_unicode(salt or "", "cache_salt")
-        return text, None if ids is None else _token_list(ids), salt
+        return text, None if ids is None else self._token_list(ids), salt
+
+    def _token_list(self, value: object) -> list[int]:
+        """Token ids as plain integers; their number is compared with the context before any is looked at."""
+        if isinstance(value, (list, tuple)):
+            self.check_length(len(value))
+        return _token_list(value)
 
     def _check_prompt(self, token_ids: list[int]) -> None:
-        model = self.config.model_config
         if not token_ids:
             raise InvalidParameter(
                 "the prompt is empty: this model needs at least one token to start from", parameter="prompt"
             )
-        if len(token_ids) >= model.max_model_len:
-            raise PromptTooLong.of(len(token_ids), model.max_model_len)
+        self.check_length(len(token_ids))
         self._check_ids("prompt_token_ids", token_ids)
 
     def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
@@ -167,6 +185,8 @@ class InputProcessor:
 
     def _check_params(self, params: SamplingParams) -> None:
         model, limits = self.config.model_config, self.config.scheduler_config
+        if len(params.allowed_token_ids or ()) > model.arch.vocab_size:
+            self._check_ids("allowed_token_ids", [max(params.allowed_token_ids or ())])  # ids do not repeat
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._check_ids(name, getattr(params, name) or ())
         if params.n > limits.max_num_seqs:
@@ -215,16 +235,55 @@ class InputProcessor:
         """Each word as it is tokenised at the start of a text and after a space."""
         if not params.bad_words or self.tokenizer is None:
             return ()
-        sequences = []
+        sequences: dict[tuple[int, ...], None] = {}
         for word in params.bad_words:
             for text in (word.lstrip(), " " + word.lstrip()):
                 try:
                     ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
                 except InvalidParameter as error:
                     raise InvalidParameter(f"bad_words: {shown(word)}: {error}", parameter="bad_words") from None
-                if ids and ids not in sequences:
-                    sequences.append(ids)
+                if ids:
+                    sequences[ids] = None
+        num_tokens = sum(map(len, sequences))
+        if num_tokens > MAX_BAD_WORD_TOKENS:
+            raise InvalidParameter(
+                f"bad_words come to {num_tokens} tokens, each word with and without a leading space; the limit is "
+                f"{MAX_BAD_WORD_TOKENS}. Give fewer or shorter words.",
+                parameter="bad_words",
+            )
         return tuple(sequences)
+
+    def _allowed_tokens(self, params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> bytes | None:
+        """The bits of `allowed_token_ids`.
+
+        Raises: InvalidParameter when nothing is left of them for the first token.
+        """
+        vocab_size = self.config.model_config.arch.vocab_size
+        banned = {word[0] for word in bad_words if len(word) == 1}
+        if params.min_tokens > 0:
+            banned |= {*self._eos_token_ids, *(params.stop_token_ids or ())}
+        allowed = params.allowed_token_ids
+        candidates = range(vocab_size) if allowed is None else allowed
+        if len(candidates) <= len(banned) and banned.issuperset(candidates):
+            raise InvalidParameter(
+                f"no first token can be chosen: {_of_all(allowed, vocab_size)} are excluded by bad_words or, until "
+                f"min_tokens={params.min_tokens} is reached, because they end the output. Allow another token, or "
+                "loosen min_tokens, stop_token_ids or bad_words.",
+                parameter="bad_words" if allowed is None else "allowed_token_ids",
+            )
+        return None if allowed is None else as_bits(allowed, vocab_size)
+
+
+def _of_all(allowed: list[int] | None, vocab_size: int) -> str:
+    return f"all {vocab_size} tokens" if allowed is None else f"all {len(allowed)} of allowed_token_ids"
+
+
+def as_bits(token_ids: Iterable[int], vocab_size: int) -> bytes:
+    """One bit for each token of the vocabulary, the lowest first."""
+    bits = bytearray((vocab_size + 7) // 8)
+    for token_id in token_ids:
+        bits[token_id >> 3] |= 1 << (token_id & 7)
+    return bytes(bits)
 
 
 def check_request_id(request_id: object, in_use: Container[str]) -> None:
@@ -234,6 +293,10 @@ def check_request_id(request_id: object, in_use: Container[str]) -> None:
     """
     if not isinstance(request_id, str) or not request_id:
         raise InvalidParameter("request_id must be a non-empty string", parameter="request_id")
+    if len(request_id) > MAX_REQUEST_ID:
+        raise InvalidParameter(
+            f"request_id has {len(request_id)} characters, the limit is {MAX_REQUEST_ID}", parameter="request_id"
+        )
     if request_id in in_use:
         raise InvalidParameter(f"request_id {request_id!r} is in use; ids must be unique", parameter="request_id")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from quire.engine.input_processor import ProcessedRequest
-from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, PositionLogprobs
+from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestEffort, RequestStats
 from quire.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
@@ -43,7 +43,7 @@ class _State:
     stats: RequestStats
     effort: RequestEffort = field(default_factory=RequestEffort)
     num_cached_tokens: int = 0
-    error: str | None = None
+    failure: Failure | None = None
 
 
 class OutputProcessor:
@@ -152,7 +152,7 @@ class OutputProcessor:
         state.num_cached_tokens = output.num_cached_tokens
         state.stats = output.stats or state.stats
         state.effort = output.effort or state.effort
-        state.error = output.error or state.error
+        state.failure = output.error or state.failure
         if output.new_token_ids:
             state.stats.last_token_at = stepped_at
         if output.new_prompt_logprobs and state.prompt_logprobs is not None:
@@ -221,6 +221,7 @@ class OutputProcessor:
         delta = state.kind is RequestOutputKind.DELTA
         shown = range(len(state.branches)) if not delta else touched if len(touched) == 1 else sorted(touched)
         finished = state.num_unfinished == 0
+        failure = state.failure
         prompt_logprobs = state.prompt_logprobs
         if delta:
             state.prompt_logprobs = None  # complete before the first token, and handed out once
@@ -235,7 +236,8 @@ class OutputProcessor:
             core.seed,
             self._metrics(state) if finished else None,
             state.effort if finished else None,
-            [*state.request.warnings] if state.error is None else [*state.request.warnings, state.error],
+            [*state.request.warnings] if failure is None else [*state.request.warnings, failure.message],
+            failure,
         )
 
     def _metrics(self, state: _State) -> RequestStats:

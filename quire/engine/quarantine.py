@@ -11,6 +11,7 @@ from dataclasses import replace
 from quire.errors import EngineDeadError
 from quire.executor.base import Executor
 from quire.log import get_logger
+from quire.messages.output import Failure
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 
 log = get_logger(__name__)
@@ -38,8 +39,8 @@ def _housekeeping(plan: SchedulerOutputs) -> SchedulerOutputs:
 
 def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:
     if len(plan.seq_ids) == 1:
-        reason = f"the step failed for this request alone: {type(error).__name__}"
-        return ModelRunnerOutput(token_ids=[[]], errors={plan.seq_ids[0]: reason})
+        failure = Failure(f"the step failed for this request alone: {type(error).__name__}")
+        return ModelRunnerOutput(token_ids=[[]], errors={plan.seq_ids[0]: failure})
     middle = len(plan.seq_ids) // 2
     result = ModelRunnerOutput()
     for part in (_part(plan, 0, middle), _part(plan, middle, len(plan.seq_ids))):

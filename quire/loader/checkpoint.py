@@ -24,11 +24,11 @@ def raise_problems(directory: Path, problems: list[str]) -> None:
     """
     if not problems:
         return
-    shown = problems[:MAX_PROBLEMS]
-    if len(problems) > len(shown):
-        shown.append(f"... and {len(problems) - len(shown)} more")
+    lines = problems[:MAX_PROBLEMS]
+    if len(problems) > len(lines):
+        lines.append(f"... and {len(problems) - len(lines)} more")
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    raise CheckpointError(f"The checkpoint in {directory} has {count}:\n" + "\n".join(f"  - {line}" for line in shown))
+    raise CheckpointError(f"The checkpoint in {directory} has {count}:\n" + "\n".join(f"  - {line}" for line in lines))
 
 
 class Checkpoint:

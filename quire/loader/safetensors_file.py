@@ -6,7 +6,6 @@ numbers, and so that pages that have been copied can be given back to the system
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from collections.abc import Iterator
@@ -18,7 +17,16 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-MAX_HEADER_BYTES = 100_000_000
+from quire.config.json_file import parse_json
+from quire.errors import shown
+from quire.loader.weight_files import MAX_NAME
+
+MAX_HEADER_BYTES = 32 << 20
+"""One tensor takes some 100 bytes."""
+MAX_TENSORS = 2**17
+"""Of one file."""
+MAX_DIMS = 8
+MAX_ELEMENTS = 2**60
 LFS_POINTER = b"version https://git-lfs"
 DTYPES = {
     "F64": torch.float64,
@@ -76,7 +84,12 @@ def read_header(file: Path) -> tuple[list[TensorInfo], list[str]]:
         if size < 8:
             raise FileProblem(f"{file.name} is truncated: it has {size} bytes, at least 8 are needed; copy it again")
         header_bytes = int.from_bytes(prefix[:8], "little")
-        if header_bytes > min(MAX_HEADER_BYTES, size - 8):
+        if header_bytes > MAX_HEADER_BYTES:
+            raise FileProblem(
+                f"{file.name} is damaged or no safetensors file: its header claims {header_bytes} bytes, the limit is "
+                f"{MAX_HEADER_BYTES}; copy it again"
+            )
+        if header_bytes > size - 8:
             raise FileProblem(
                 f"{file.name} is truncated or no safetensors file: its header claims {header_bytes} bytes, "
                 f"the file has {size}; copy it again"
@@ -90,11 +103,13 @@ def read_header(file: Path) -> tuple[list[TensorInfo], list[str]]:
 def _parse(file: Path, header: bytes) -> list[tuple[str, Any]]:
     """The header's entries, doubled keys included."""
     try:
-        pairs = json.loads(header, object_pairs_hook=_Pairs)
-    except (ValueError, RecursionError) as error:
+        pairs = parse_json(header, _Pairs)
+    except ValueError as error:
         raise FileProblem(f"{file.name} has a damaged header ({error}); copy it again") from None
     if not isinstance(pairs, _Pairs):
         raise FileProblem(f"{file.name} has a damaged header (not a JSON object); copy it again")
+    if len(pairs) > MAX_TENSORS:
+        raise FileProblem(f"{file.name} lists {len(pairs)} tensors, the limit is {MAX_TENSORS}; use several files")
     return [(name, entry) for name, entry in pairs if name != "__metadata__"]
 
 
@@ -108,6 +123,9 @@ def _infos(
     infos: dict[str, TensorInfo] = {}
     problems: list[str] = []
     for name, entry in pairs:
+        if len(name) > MAX_NAME:
+            problems.append(f"{file.name}: a tensor's name has {len(name)} characters, the limit is {MAX_NAME}")
+            continue
         if name in infos:
             problems.append(f"{file.name}: the header lists {name} twice; write the file again")
             continue
@@ -124,9 +142,14 @@ def _info(file: Path, name: str, entry: object, data_start: int, file_bytes: int
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
         raise FileProblem("has no valid dtype, shape and data_offsets; write the file again")
+    if len(shape) > MAX_DIMS or math.prod(max(1, size) for size in shape) > MAX_ELEMENTS:
+        raise FileProblem(
+            f"has the shape {shown(shape)}; at most {MAX_DIMS} dimensions of {MAX_ELEMENTS} elements in all can be "
+            "read; write the file again"
+        )
     item_bytes = DTYPES[dtype].itemsize if dtype in DTYPES else OTHER_DTYPE_BYTES.get(dtype)
     if item_bytes is None:
-        raise FileProblem(f"has the unknown dtype {dtype!r}; convert it to float32, bfloat16 or float16")
+        raise FileProblem(f"has the unknown dtype {shown(dtype)}; convert it to float32, bfloat16 or float16")
     begin, end = offsets
     expected = math.prod(shape) * item_bytes
     if end - begin != expected:

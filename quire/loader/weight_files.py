@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from quire.config.json_file import parse_json, read_bounded
+from quire.errors import shown
+
 INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 32 << 20
+"""DeepSeek-V3's has 9 MB for 92,000 tensors."""
+MAX_INDEX_ENTRIES = 2**18
+MAX_NAME = 512
+"""Characters of a tensor's name."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
@@ -29,7 +36,8 @@ def listed_files(directory: Path, problems: list[str]) -> dict[str, Path]:
     absent: dict[str, int] = {}
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            problems.append(f"{INDEX}: {name} is said to be in {file_name!r}, which is no file name; correct the index")
+            place = f"{INDEX}: {name[:MAX_NAME]} is said to be in {shown(file_name)}"
+            problems.append(f"{place}, which is no file name; correct the index")
             continue
         listed[name] = directory / file_name
         if not listed[name].is_file():
@@ -40,14 +48,21 @@ def listed_files(directory: Path, problems: list[str]) -> dict[str, Path]:
 
 
 def _weight_map(index: Path, problems: list[str]) -> dict[str, Any]:
-    content = index.read_bytes()
+    try:
+        content = read_bounded(index, MAX_INDEX_BYTES) or b""
+    except (OSError, ValueError) as error:
+        problems.append(f"{index.name} cannot be read: {error}; download it again")
+        return {}
     if content.startswith(b"version https://git-lfs"):
         problems.append(f"{index.name} is a Git LFS pointer, not the index: run `git lfs pull` in {index.parent}")
         return {}
     try:
-        weight_map = json.loads(content)["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        weight_map = parse_json(content)["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
         problems.append(f"{index.name} is damaged ({type(error).__name__}: {error}); download it again")
+        return {}
+    if isinstance(weight_map, dict) and len(weight_map) > MAX_INDEX_ENTRIES:
+        problems.append(f"{index.name} lists {len(weight_map)} tensors, the limit is {MAX_INDEX_ENTRIES}")
         return {}
     if not isinstance(weight_map, dict) or not weight_map:
         problems.append(f"{index.name} is damaged (its weight_map lists nothing); download it again")

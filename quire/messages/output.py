@@ -21,6 +21,16 @@ class FinishReason(StrEnum):
     """The request failed while running."""
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request failed while it ran."""
+
+    message: str
+    """What happened, in one sentence for the user."""
+    is_request_fault: bool = False
+    """The request's own parameters caused it; otherwise the model or the engine did."""
+
+
 @dataclass(slots=True)
 class PositionLogprobs:
     """Candidates at one position, best first after the chosen one.
@@ -48,8 +58,8 @@ class EngineCoreOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
-    error: str | None = None
-    """For FinishReason.ERROR: what happened, in one sentence."""
+    error: Failure | None = None
+    """For FinishReason.ERROR."""
     stats: RequestStats | None = None
     """The request's numbers up to here, at its first and last token and with `effort`: what else changes, tokens and
     the time of the last one, comes with the tokens. Owned by the core, which goes on counting."""

@@ -38,6 +38,9 @@ class EngineCoreRequest:
     """Ids that end the output unless `ignore_eos`; the first is reported without a stop reason."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """`bad_words` as token sequences, with and without a leading space."""
+    allowed_tokens: bytes | None = None
+    """`allowed_token_ids` as a bit for each token of the vocabulary, the lowest bit first; None allows all.
+    `sampling_params` then has no list of them: 2**18 ids are 9 MB as a list and 32 KiB as bits."""
     cache_salt: str | None = None
     arrived_at: float = 0.0
     progress: RequestProgress | None = None

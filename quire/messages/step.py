@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.messages.output import PositionLogprobs
+from quire.messages.output import Failure, PositionLogprobs
 from quire.messages.request import EngineCoreRequest
 
 
@@ -72,5 +72,5 @@ class ModelRunnerOutput:
     """seq_id -> one entry per drawn token, for sequences that asked."""
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     """seq_id -> one entry per prompt token scored in this step: positions num_computed+1 up to the end of the chunk."""
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, Failure] = field(default_factory=dict)
     """seq_id -> what went wrong for that sequence alone (its logits were not finite)."""

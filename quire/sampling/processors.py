@@ -7,11 +7,13 @@ only the rows that asked for it, in place. Knows nothing of temperature or trunc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.messages.request import EngineCoreRequest
@@ -32,10 +34,10 @@ class Processor(Protocol):
 def processors_for(rows: Sequence[SamplingRow], vocab_size: int) -> tuple[Processor, ...]:
     """The processors these rows need, in the order they apply: the same as vLLM's."""
     processors: tuple[Processor, ...] = (
-        AllowedTokens(rows),
+        AllowedTokens(rows, vocab_size),
         BadWords(rows, vocab_size),
         MinTokens(rows, vocab_size),
-        LogitBias(rows),
+        LogitBias(rows, vocab_size),
         Penalties(rows),
     )
     return tuple(processor for processor in processors if processor.is_needed)
@@ -45,7 +47,7 @@ def parameters_in_effect(request: EngineCoreRequest) -> list[str]:
     """Names of the request's parameters that change logits, for error messages."""
     params = request.sampling_params
     in_effect = {
-        "allowed_token_ids": params.allowed_token_ids is not None,
+        "allowed_token_ids": request.allowed_tokens is not None,
         "bad_words": bool(request.bad_words_token_ids),
         "min_tokens": params.min_tokens > 0,
         "logit_bias": bool(params.logit_bias),
@@ -56,30 +58,47 @@ def parameters_in_effect(request: EngineCoreRequest) -> list[str]:
     return [name for name, is_set in in_effect.items() if is_set]
 
 
-def _exclude(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Make tokens impossible, given as (row, token id)."""
-    if pairs:
-        rows, token_ids = torch.tensor(pairs).unbind(1)
-        logits[rows, token_ids] = -math.inf
+class _Places:
+    """(row, token id) pairs of several rows, as one index into logits."""
+
+    def __init__(self, entries: Iterable[tuple[int, NDArray[np.int64]]], vocab_size: int) -> None:
+        # A tokenizer may know more tokens than the model can produce.
+        pairs = [(index, token_ids[token_ids < vocab_size]) for index, token_ids in entries]
+        rows, sizes = [index for index, _ in pairs], [len(token_ids) for _, token_ids in pairs]
+        self.rows = torch.from_numpy(np.repeat(np.array(rows, np.int64), sizes))
+        self.token_ids = torch.from_numpy(np.concatenate([token_ids for _, token_ids in pairs] or [NO_IDS]))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def exclude(self, logits: Tensor) -> None:
+        """Make these tokens impossible. Mutates: logits."""
+        if len(self):
+            logits[self.rows, self.token_ids] = -math.inf
+
+
+NO_IDS = np.empty(0, np.int64)
 
 
 class AllowedTokens:
     """allowed_token_ids: nothing else may be produced."""
 
-    def __init__(self, rows: Sequence[SamplingRow]) -> None:
-        self._allowed = [
-            (index, torch.tensor(row.request.sampling_params.allowed_token_ids))
-            for index, row in enumerate(rows)
-            if row.request.sampling_params.allowed_token_ids is not None
-        ]
-        self.is_needed = bool(self._allowed)
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+        self._excluded: list[tuple[int, int, Tensor]] = []
+        """Rows [begin, end) that follow each other and share a request, and what they may not produce."""
+        begin = 0
+        for _, branches in groupby(rows, key=lambda row: id(row.controls)):
+            first, *others = branches
+            end = begin + 1 + len(others)
+            if first.controls.has_allowed:
+                self._excluded.append((begin, end, first.controls.excluded(vocab_size)))
+            begin = end
+        self.is_needed = bool(self._excluded)
 
     def apply(self, logits: Tensor) -> None:
         """See `Processor`."""
-        for index, token_ids in self._allowed:
-            kept = logits[index, token_ids]
-            logits[index] = -math.inf
-            logits[index, token_ids] = kept
+        for begin, end, excluded in self._excluded:
+            logits[begin:end].masked_fill_(excluded, -math.inf)
 
 
 class BadWords:
@@ -89,75 +108,61 @@ class BadWords:
     """
 
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
-        self._single: list[tuple[int, int]] = []
-        self._longer: list[tuple[int, SamplingRow, dict[int, list[list[int]]]]] = []
-        for index, row in enumerate(rows):
-            # A tokenizer may know more tokens than the model can produce.
-            words = [list(word) for word in row.request.bad_words_token_ids if word[-1] < vocab_size]
-            self._single += [(index, word[0]) for word in words if len(word) == 1]
-            by_last_seen: dict[int, list[list[int]]] = {}
-            for word in words:
-                if len(word) > 1:
-                    by_last_seen.setdefault(word[-2], []).append(word)
-            if by_last_seen:
-                self._longer.append((index, row, by_last_seen))
-        self.is_needed = bool(self._single or self._longer)
+        self._vocab_size = vocab_size
+        self._single = _Places(((index, row.controls.banned) for index, row in enumerate(rows)), vocab_size)
+        self._longer = [(index, row) for index, row in enumerate(rows) if row.controls.phrases is not None]
+        self.is_needed = bool(self._longer) or len(self._single) > 0
 
     def apply(self, logits: Tensor) -> None:
         """See `Processor`."""
-        pairs = list(self._single)
-        for index, row, by_last_seen in self._longer:
-            for word in by_last_seen.get(row.token_ids[-1], ()):
-                num_seen = len(word) - 1
-                if num_seen <= row.num_output_tokens and row.token_ids[-num_seen:] == word[:-1]:
-                    pairs.append((index, word[-1]))
-        _exclude(logits, pairs)
+        self._single.exclude(logits)
+        begun = [
+            (index, np.fromiter(row.controls.bans_after(row.bad_word_state), np.int64))
+            for index, row in self._longer
+            if row.bad_word_state
+        ]
+        if begun:
+            _Places(begun, self._vocab_size).exclude(logits)
 
 
 class MinTokens:
     """min_tokens: end-of-sequence and stop tokens are impossible before, with and without ignore_eos."""
 
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
-        self._stops: list[tuple[SamplingRow, list[tuple[int, int]]]] = []
-        for index, row in enumerate(rows):
-            params = row.request.sampling_params
-            stops = {*row.request.eos_token_ids, *(params.stop_token_ids or ())}
-            # A tokenizer's end-of-sequence token may lie beyond what the model can produce.
-            pairs = [(index, token_id) for token_id in sorted(stops) if token_id < vocab_size]
-            if pairs and row.num_output_tokens < params.min_tokens:
-                self._stops.append((row, pairs))
-        self.is_needed = bool(self._stops)
+        self._vocab_size = vocab_size
+        self._waiting = [(index, row) for index, row in enumerate(rows) if len(row.controls.stops) and _waits(row)]
+        self._places = self._of_waiting()
+        self.is_needed = len(self._places) > 0
 
     def apply(self, logits: Tensor) -> None:
         """See `Processor`."""
-        _exclude(
-            logits,
-            [
-                pair
-                for row, pairs in self._stops
-                if row.num_output_tokens < row.request.sampling_params.min_tokens
-                for pair in pairs
-            ],
-        )
+        waiting = [(index, row) for index, row in self._waiting if _waits(row)]
+        if len(waiting) < len(self._waiting):
+            self._waiting = waiting
+            self._places = self._of_waiting()
+        self._places.exclude(logits)
+
+    def _of_waiting(self) -> _Places:
+        return _Places(((index, row.controls.stops) for index, row in self._waiting), self._vocab_size)
+
+
+def _waits(row: SamplingRow) -> bool:
+    return row.num_output_tokens < row.request.sampling_params.min_tokens
 
 
 class LogitBias:
     """logit_bias: added to the logits of some tokens."""
 
-    def __init__(self, rows: Sequence[SamplingRow]) -> None:
-        biases = [
-            (index, token_id, bias)
-            for index, row in enumerate(rows)
-            for token_id, bias in (row.request.sampling_params.logit_bias or {}).items()
-        ]
-        self.is_needed = bool(biases)
-        self._rows = torch.tensor([index for index, _, _ in biases], dtype=torch.int64)
-        self._token_ids = torch.tensor([token_id for _, token_id, _ in biases], dtype=torch.int64)
-        self._biases = torch.tensor([bias for _, _, bias in biases], dtype=torch.float32)
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+        biased = [(index, row.controls) for index, row in enumerate(rows) if len(row.controls.biased)]
+        self._places = _Places(((index, controls.biased) for index, controls in biased), vocab_size)
+        kept = [controls.biases[controls.biased < vocab_size] for _, controls in biased]
+        self._biases = torch.from_numpy(np.concatenate(kept)) if kept else torch.empty(0)
+        self.is_needed = len(self._places) > 0
 
     def apply(self, logits: Tensor) -> None:
         """See `Processor`."""
-        logits[self._rows, self._token_ids] += self._biases
+        logits[self._places.rows, self._places.token_ids] += self._biases
 
 
 class Penalties:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.messages.request import EngineCoreRequest
+from quire.sampling.controls import Controls
 
 
 class Occurrences:
@@ -57,12 +58,18 @@ class SamplingRow:
     num_prompt_tokens: int
     token_ids: list[int]
     """Prompt and output."""
+    controls: Controls
+    """Of the request; its branches share them."""
+    bad_word_state: int = field(init=False, default=0)
+    """Where the output stands in `controls.phrases`."""
     occurrences: Occurrences | None = field(init=False, repr=False)
     """For penalties; None when the request sets none."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.token_ids)
         self.occurrences = self._count() if self.needs_penalties else None
+        for token_id in self.token_ids[self.num_prompt_tokens :]:
+            self._advance(token_id)
 
     def _count(self) -> Occurrences:
         prompt = self.token_ids[: self.num_prompt_tokens]
@@ -88,3 +95,8 @@ class SamplingRow:
         self.token_ids.append(token_id)
         if self.occurrences is not None:
             self.occurrences.append(token_id)
+        self._advance(token_id)
+
+    def _advance(self, token_id: int) -> None:
+        if self.controls.phrases is not None:
+            self.bad_word_state = self.controls.phrases.step(self.bad_word_state, token_id)

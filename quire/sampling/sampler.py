@@ -16,7 +16,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from quire.messages.output import PositionLogprobs
+from quire.messages.output import Failure, PositionLogprobs
 from quire.ops import functional as F
 from quire.sampling.batch import SamplingBatch, SamplingRow
 from quire.sampling.logprobs import position_logprobs
@@ -32,8 +32,8 @@ class SampledTokens:
     """The tokens of each row; none where it failed."""
     logprobs: list[list[PositionLogprobs] | None]
     """One entry for each drawn token where the request asked, else None."""
-    errors: dict[int, str] = field(default_factory=dict)
-    """Row -> why it failed, in one sentence for the user."""
+    errors: dict[int, Failure] = field(default_factory=dict)
+    """Row -> why it failed."""
 
 
 class Sampler:
@@ -68,8 +68,11 @@ class Sampler:
 
 
 def _fail(
-    logits: Tensor, largest: Sequence[float], rows: Sequence[SamplingRow], explain: Callable[[SamplingRow, float], str]
-) -> dict[int, str]:
+    logits: Tensor,
+    largest: Sequence[float],
+    rows: Sequence[SamplingRow],
+    explain: Callable[[SamplingRow, float], Failure],
+) -> dict[int, Failure]:
     """Errors of rows whose largest logit is NaN or infinite; their logits are set to 0 so that others can go on."""
     failed = [index for index, value in enumerate(largest) if not math.isfinite(value)]
     if failed:
@@ -78,23 +81,25 @@ def _fail(
     return {index: explain(rows[index], largest[index]) for index in failed}
 
 
-def _not_finite(row: SamplingRow, largest: float) -> str:
-    return (
+def _not_finite(row: SamplingRow, largest: float) -> Failure:
+    return Failure(
         f"the model's logits for token {len(row.token_ids)} are not finite (the largest is {largest}); "
         "its weights may be damaged or overflow in this dtype: try dtype=float32"
     )
 
 
-def _nothing_left(row: SamplingRow, largest: float) -> str:
+def _nothing_left(row: SamplingRow, largest: float) -> Failure:
     names = ", ".join(parameters_in_effect(row.request))
     if largest == -math.inf:
-        return (
+        return Failure(
             f"no token can be chosen as output token {row.num_output_tokens}: {names} together exclude every token "
-            "of the vocabulary; loosen one of them"
+            "of the vocabulary; loosen one of them",
+            is_request_fault=True,
         )
-    return (
+    return Failure(
         f"the logits for output token {row.num_output_tokens} overflow (the largest is {largest}) under {names}; "
-        "use values closer to their defaults"
+        "use values closer to their defaults",
+        is_request_fault=True,
     )
 
 

@@ -6,17 +6,20 @@ template files); knows nothing about encoding. The precedence between files is t
 
 from __future__ import annotations
 
-import json
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken
 
+from quire.config.json_file import MAX_JSON_BYTES, check_depth, parse_json, read_bounded
 from quire.errors import TokenizerError
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULT_TEMPLATE = "default"
+MAX_TEXT_BYTES = 256 << 20
+"""Of tokenizer.json; the largest known ones have 35 MB."""
 
 Json = dict[str, object]
 
@@ -62,31 +65,33 @@ def read_json(path: Path) -> Json:
 
     Raises: TokenizerError when the file cannot be read or is not a JSON object.
     """
-    text = read_text(path)
+    text = read_text(path, MAX_JSON_BYTES)
     if text is None:
         return {}
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+        check_depth(value)
+    except ValueError as error:
         raise damaged(path, f"it is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise damaged(path, f"it holds a {type(value).__name__}, not an object")
     return value
 
 
-def read_text(path: Path) -> str | None:
+def read_text(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> str | None:
     """The text of `path`, or None when there is no such file.
 
-    Raises: TokenizerError when it is there and cannot be read as UTF-8.
+    Raises: TokenizerError when it is there and cannot be read as UTF-8, or is too long.
     """
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise TokenizerError(f"{path} is no regular file. Download the model's tokenizer files again, completely.")
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+        data = read_bounded(path, most_bytes)
+        return None if data is None else io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError as error:
         raise damaged(path, f"byte {error.start} is not valid UTF-8") from error
+    except ValueError as error:
+        raise damaged(path, str(error)) from error
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror or error}. Check its permissions.") from error
 

@@ -38,6 +38,8 @@ class CacheEngine:
             )
             for spec in specs
         ]
+        for spec, cache in zip(specs, self.caches, strict=True):
+            assert cache.nbytes == num_blocks * spec.bytes_per_block, "the memory plan counts what is allocated"
         self._num_blocks = num_blocks
         self._num_ahead = num_ahead
         self._touched = self._wanted = 0

@@ -5,10 +5,14 @@ Every change is an assignment, never an increment, so that applying the same ins
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+
 import numpy as np
 
+from quire.messages.request import EngineCoreRequest
 from quire.messages.step import NewSequenceData, SchedulerOutputs
 from quire.sampling.batch import SamplingRow
+from quire.sampling.controls import Controls
 
 
 class InputBatch:
@@ -16,6 +20,8 @@ class InputBatch:
 
     def __init__(self, max_num_seqs: int, max_num_blocks: int) -> None:
         self.rows: dict[int, SamplingRow] = {}
+        self._controls: WeakValueDictionary[str, Controls] = WeakValueDictionary()
+        """By request id, as long as a row holds them."""
         self.to_fork: dict[int, int] = {}
         """Tokens to draw when the prompt is complete, for sequences that will fork."""
         self.to_score: dict[int, int] = {}
@@ -45,6 +51,7 @@ class InputBatch:
             branch=new.branch,
             num_prompt_tokens=new.num_prompt_tokens,
             token_ids=list(new.token_ids),
+            controls=self._controls_of(new.request),
         )
         if new.num_branches > 1:
             self.to_fork[new.seq_id] = new.num_branches
@@ -52,6 +59,13 @@ class InputBatch:
         if num_candidates is not None:
             self.to_score[new.seq_id] = num_candidates
         self.block_table[self._row_of[new.seq_id], : len(new.block_ids)] = new.block_ids
+
+    def _controls_of(self, request: EngineCoreRequest) -> Controls:
+        """Those of its other branches, or new ones."""
+        controls = self._controls.get(request.request_id)
+        if controls is None or controls.request is not request:
+            controls = self._controls[request.request_id] = Controls(request)
+        return controls
 
     def arrange(self, seq_ids: list[int]) -> None:
         """Let row i of the block table be that of the i-th of these sequences, as it is already until others come."""

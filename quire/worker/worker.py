@@ -28,9 +28,8 @@ class Worker:
         model_config, cache_config = config.model_config, config.cache_config
         self.ops = config.device_config.ops
         with ledger.stage("ops"):
-            table.use(self.ops)
-            if self.ops == "cpu":
-                set_num_threads(config.device_config.num_threads)
+            self._num_threads = config.device_config.num_threads
+            self._use_ops()
         with ledger.stage("weights"):
             self.model = load_model(
                 model_config.path,
@@ -43,7 +42,7 @@ class Worker:
                 progress=progress,
             )
         with ledger.stage("kv cache"):
-            specs = model_config.arch.kv_cache_specs(cache_config.block_size, cache_config.dtype)
+            specs = model_config.arch.kv_cache_specs(cache_config.block_size, cache_config.dtype, ops=self.ops)
             steps_ahead = 2
             blocks_of_step = cdiv(config.scheduler_config.max_num_batched_tokens, cache_config.block_size)
             self.cache = CacheEngine(specs, cache_config.num_blocks, num_ahead=steps_ahead * blocks_of_step)
@@ -59,11 +58,16 @@ class Worker:
             )
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
-        """Run one step.
+        """Run one step."""
+        self._use_ops()
+        return self.runner.execute(plan)
 
-        Another engine of this process may have put other ops into the table since the last step. (Two that step at the
-        same time, in threads, must have the same ops.)
+    def _use_ops(self) -> None:
+        """Have this thread compute as configured, whichever engine of this process computed on it before.
+
+        (Two that step at the same time, in threads, must have the same ops; their numbers of threads may differ.)
         """
         if table.in_use() != self.ops:
             table.use(self.ops)
-        return self.runner.execute(plan)
+        if self.ops == "cpu":
+            set_num_threads(self._num_threads)

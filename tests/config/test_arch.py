@@ -173,7 +173,7 @@ def test_end_of_sequence_ids(value: object, expected: tuple[int, ...]) -> None:
 
 
 def test_kv_cache_specs_follow_the_layers() -> None:
-    specs = arch_of(GEMMA2, sliding_window=32, head_dim=8).kv_cache_specs(16, "bfloat16")
+    specs = arch_of(GEMMA2, sliding_window=32, head_dim=8).kv_cache_specs(16, "bfloat16", ops="cpu")
     assert [spec.sliding_window for spec in specs] == [32, None, 32, None]
     assert {(spec.num_kv_heads, spec.head_size, spec.block_size, spec.dtype) for spec in specs} == {
         (2, 8, 16, "bfloat16")

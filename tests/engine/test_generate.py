@@ -436,11 +436,13 @@ def test_a_bad_word_never_stands_in_the_text(llm: LLM) -> None:
 
 
 def test_contradicting_restrictions_fail_the_request_alone_and_say_why(llm: LLM) -> None:
-    impossible = SamplingParams(allowed_token_ids=[EOS], min_tokens=3, max_tokens=5)
+    impossible = SamplingParams(allowed_token_ids=[64], bad_words=["aa"], min_tokens=3, max_tokens=5)
     bad, good = llm.generate([PROMPTS[0], PROMPTS[1]], [impossible, ascii_params()])
     assert bad.outputs[0].finish_reason == "error"
     assert "allowed_token_ids" in bad.warnings[-1]
     assert "min_tokens" in bad.warnings[-1]
+    assert bad.failure is not None
+    assert bad.failure.is_request_fault
     assert good.outputs == one(llm, PROMPTS[1], ascii_params()).outputs
     assert_nothing_left(llm)
 

@@ -16,7 +16,7 @@ from quire.engine.core_startup import create_config
 from quire.engine.process.protocol import CONTROL, DATA, CoreConfigured, Heartbeat, StartCore, Trial, UtilityCall
 from quire.messages import codec
 from quire.messages.codec import Codec, FrameReader, FrameTooLong, MalformedFrame
-from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, PositionLogprobs
+from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestStats, StepStats
 from quire.sampling_params import RequestOutputKind
@@ -51,6 +51,7 @@ MESSAGES = [
         max_tokens=50,
         eos_token_ids=(2, 3),
         bad_words_token_ids=((1, 2), (3,)),
+        allowed_tokens=b"\x0e",
         cache_salt="tenant",
         arrived_at=12.25,
         progress=RequestProgress(branches={0: [1, 2], 2: [5]}, num_prompt_logprobs=2, stats=RequestStats()),
@@ -69,7 +70,7 @@ MESSAGES = [
                 finish_reason=FinishReason.STOP,
                 stop_reason=7,
                 num_cached_tokens=32,
-                error="why",
+                error=Failure("why", is_request_fault=True),
                 stats=RequestStats(arrived_at=1.5, num_generation_tokens=3),
             )
         ],

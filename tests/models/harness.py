@@ -13,7 +13,7 @@ from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.loader.load import load_model
 from quire.models.interfaces import Model
-from quire.ops import functional
+from quire.ops import functional, table
 from quire.ops.functional import AttentionMetadata
 
 
@@ -53,7 +53,7 @@ class Harness:
                 head_size=spec.head_size,
                 dtype=dtype,
             )
-            for spec in self.arch.kv_cache_specs(block_size, str(dtype).removeprefix("torch."))
+            for spec in self.arch.kv_cache_specs(block_size, str(dtype).removeprefix("torch."), ops=table.in_use())
         ]
         for cache in self.caches:
             cache.fill_(float("nan"))  # what nobody wrote must not be read

@@ -138,3 +138,23 @@ def test_a_busy_neighbour_does_not_stop_the_pool() -> None:
         for process in busy:
             process.kill()
             process.wait()
+
+
+def test_engines_with_different_numbers_of_threads_do_not_meet() -> None:
+    """By turns in one thread, then at once in two: each keeps its number, its pool and its tokens."""
+    code = (
+        "import threading; from quire import LLM, SamplingParams; from quire.ops.cpu import library;"
+        "engines = [LLM(num_threads=n, max_model_len=64, max_num_seqs=4, use_tqdm_on_load=False) for n in (1, 2, 3)];"
+        "params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True);"
+        "ask = lambda llm: llm.generate(['import os', 'def f('], params);"
+        "tokens = lambda outputs: [o.outputs[0].token_ids for o in outputs];"
+        "expected = tokens(ask(engines[0])); seen = [];\n"
+        "for _ in range(3):\n"
+        "  for n, llm in enumerate(engines, 1):\n"
+        "    seen.append(tokens(ask(llm)) == expected and library.num_threads() == n)\n"
+        "def work(n, llm):\n"
+        "  for _ in range(10): seen.append(tokens(ask(llm)) == expected and library.num_threads() == n)\n"
+        "threads = [threading.Thread(target=work, args=item) for item in enumerate(engines, 1)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]; print(len(seen), all(seen))"
+    )
+    assert in_child(code).splitlines()[-1] == "39 True"

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from quire.engine.input_processor import as_bits
 from quire.messages.request import EngineCoreRequest
+from quire.sampling.controls import Controls
 from quire.sampling.row import SamplingRow
 from quire.sampling_params import SamplingParams
 
@@ -18,6 +20,7 @@ def make_row(
     **params: object,
 ) -> SamplingRow:
     """A sequence that has produced `output` so far; further keywords are SamplingParams fields."""
+    allowed = params.pop("allowed_token_ids", None)
     request = EngineCoreRequest(
         request_id="r",
         prompt_token_ids=list(prompt),
@@ -26,5 +29,6 @@ def make_row(
         max_tokens=1000,
         eos_token_ids=eos_token_ids,
         bad_words_token_ids=bad_words_token_ids,
+        allowed_tokens=as_bits(allowed, max(allowed) + 1) if isinstance(allowed, list) else None,
     )
-    return SamplingRow(request, branch, len(prompt), [*prompt, *output])
+    return SamplingRow(request, branch, len(prompt), [*prompt, *output], Controls(request))

@@ -2,6 +2,7 @@ from collections import Counter
 
 import numpy as np
 
+from quire.sampling.controls import Controls
 from quire.sampling.row import SamplingRow
 from tests.sampling.rows import make_row
 
@@ -39,7 +40,8 @@ def test_the_prompt_is_counted_only_for_the_repetition_penalty() -> None:
 
 def test_a_row_leaves_the_list_it_was_given_alone() -> None:
     tokens = [1, 2]
-    row = SamplingRow(make_row().request, branch=0, num_prompt_tokens=2, token_ids=tokens)
+    request = make_row().request
+    row = SamplingRow(request, branch=0, num_prompt_tokens=2, token_ids=tokens, controls=Controls(request))
     row.append(3)
     assert (row.token_ids, row.num_output_tokens) == ([1, 2, 3], 1)
     assert tokens == [1, 2]

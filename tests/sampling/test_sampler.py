@@ -161,7 +161,7 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(value: float) -> None:
             damaged[broken, 17] = value
         found = sample(rows, damaged)
         assert list(found.errors) == [broken]
-        assert "not finite" in found.errors[broken]
+        assert "not finite" in found.errors[broken].message
         assert found.token_ids[broken] == []
         others = [index for index in range(8) if index != broken]
         assert [found.token_ids[index] for index in others] == [expected.token_ids[index] for index in others]
@@ -182,19 +182,19 @@ def test_a_row_whose_every_token_is_excluded_fails_and_names_the_parameters(temp
     healthy = make_row(seed=2, temperature=temperature)
     found = sample([hopeless, healthy], random_logits(2))
     assert list(found.errors) == [0]
-    assert "allowed_token_ids, bad_words" in found.errors[0]
+    assert "allowed_token_ids, bad_words" in found.errors[0].message
     assert found.token_ids[0] == []
     assert found.logprobs[0] is None
     assert found.token_ids[1] == sample([healthy], random_logits(2)[1:]).token_ids[0]
 
 
 def test_a_row_that_overflows_under_its_penalty_fails_and_names_it() -> None:
-    row = make_row(prompt=[1], repetition_penalty=1e-39)
+    row = make_row(prompt=[1], repetition_penalty=0.001)
     logits = random_logits(1)
-    logits[0, 1] = 3.0
+    logits[0, 1] = 1e38
     found = sample([row], logits)
-    assert "overflow" in found.errors[0]
-    assert "repetition_penalty" in found.errors[0]
+    assert "overflow" in found.errors[0].message
+    assert "repetition_penalty" in found.errors[0].message
 
 
 def test_the_batch_says_what_it_needs() -> None:

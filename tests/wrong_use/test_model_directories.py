@@ -107,7 +107,11 @@ CASES: dict[str, Case] = {
     "config a list": (holding(CONFIG, "[1]"), CheckpointError, [CONFIG, "JSON object, not list"]),
     "config null": (holding(CONFIG, "null"), CheckpointError, [CONFIG, "JSON object, not NoneType"]),
     "config no text": (holding(CONFIG, b"\xff\xfe\x00"), CheckpointError, [CONFIG, "cannot be read"]),
-    "config nested deeply": (holding(CONFIG, "[" * 100_000), CheckpointError, [CONFIG, "cannot be read", "recursion"]),
+    "config nested deeply": (
+        holding(CONFIG, "[" * 100_000),
+        CheckpointError,
+        [CONFIG, "cannot be read", "nested too deeply"],
+    ),
     "config with endless digits": (holding(CONFIG, '{"a": ' + "9" * 5000 + "}"), CheckpointError, [CONFIG, "digits"]),
     "config a Git LFS pointer": (holding(CONFIG, LFS), CheckpointError, [CONFIG, "cannot be read"]),
     "config a pipe": (a_pipe(CONFIG), CheckpointError, [CONFIG, "no regular file"]),

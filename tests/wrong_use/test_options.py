@@ -67,7 +67,7 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "max_num_seqs 0": ({"max_num_seqs": 0}, ["max_num_seqs", "at least 1"]),
     "max_num_batched_tokens -1": ({"max_num_batched_tokens": -1}, ["max_num_batched_tokens", "at least 1"]),
     "num_threads 0": ({"num_threads": 0}, ["num_threads", "at least 1"]),
-    "num_threads 10**6": ({"num_threads": 10**6}, ["num_threads", "at most 1024"]),
+    "num_threads 10**6": ({"num_threads": 10**6}, ["num_threads", "at most 512"]),
     "num_threads of the reference": ({"num_threads": 2, "ops": "reference"}, ["num_threads=2", "one thread"]),
     "seed -1": ({"seed": -1}, ["seed", "at least 0"]),
     "seed 2**64": ({"seed": 2**64}, ["seed", "at most"]),

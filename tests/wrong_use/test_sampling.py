@@ -28,7 +28,7 @@ VALUES: dict[str, tuple[list[Any], str]] = {
     "min_p": ([-0.1, 1.1], "in [0, 1]"),
     "presence_penalty": ([3, -2.1], "in [-2, 2]"),
     "frequency_penalty": ([2.1, -3], "in [-2, 2]"),
-    "repetition_penalty": ([0, -1], "greater than 0"),
+    "repetition_penalty": ([0, -1, 1e-300, 9e-4, 1e30], "in [0.001, 1000]"),
     "seed": ([2**63, -(2**63) - 1, HUGE], "in ["),
     "max_tokens": ([0, -5, 10**12], "in [1, "),
     "min_tokens": ([-1, 2**63], "in [0, "),
@@ -191,19 +191,36 @@ def test_wrong_sampling_params_are_refused(llm: LLM, name: str) -> None:
 
 IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "the only token allowed may not come yet": {"allowed_token_ids": [256], "min_tokens": 1},
+    "all tokens allowed end the output": {"allowed_token_ids": [256, 5, 6], "min_tokens": 1, "stop_token_ids": [5, 6]},
     "the only token allowed is a bad word": {"allowed_token_ids": [64], "bad_words": ["a"]},
+    "one is a bad word, the other may not come yet": {
+        "allowed_token_ids": [64, 256],
+        "bad_words": ["a"],
+        "min_tokens": 2,
+    },
+    "every token ends the output": {"stop_token_ids": list(range(VOCAB_SIZE)), "min_tokens": 1},
 }
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_request_without_a_possible_token_fails_alone_and_says_why(llm: LLM, name: str) -> None:
-    given = IMPOSSIBLE[name]
-    good = SamplingParams(temperature=0.0, max_tokens=4)
+def test_request_without_a_possible_first_token_is_refused(llm: LLM, name: str) -> None:
     assert llm.get_tokenizer().encode("a") == [64]
+    with refused(InvalidParameter, "no first token", "min_tokens"):
+        llm.generate("abc", SamplingParams(**IMPOSSIBLE[name]))
+
+
+def test_request_that_runs_out_of_tokens_fails_alone_and_says_that_it_is_its_own_fault(llm: LLM) -> None:
+    good = SamplingParams(temperature=0.0, max_tokens=4)
+    assert llm.get_tokenizer().encode("ab") == [64, 65]
     alone = llm.generate("abc", good)[0].outputs[0].token_ids
-    first, failed, last = llm.generate(["abc", "abc", "abc"], [good, SamplingParams(**given), good])
+    bad = SamplingParams(allowed_token_ids=[64, 65], bad_words=["aa", "ab", "ba", "bb"], max_tokens=4)
+    first, failed, last = llm.generate(["abc", "abc", "abc"], [good, bad, good])
     assert failed.outputs[0].finish_reason == "error"
-    assert "allowed_token_ids" in failed.warnings[-1]
+    assert failed.failure is not None
+    assert failed.failure.is_request_fault
+    assert "allowed_token_ids, bad_words" in failed.failure.message
+    assert failed.warnings[-1] == failed.failure.message
+    assert first.failure is None
     assert [first.outputs[0].token_ids, last.outputs[0].token_ids] == [alone, alone]
 
 
@@ -213,8 +230,8 @@ HARMLESS: list[dict[str, Any]] = [
     {"top_k": 2**31 - 1},
     {"top_k": 10**9, "top_p": 1e-9},
     {"min_p": 1.0},
-    {"temperature": 2.0, "repetition_penalty": 1e30},
-    {"repetition_penalty": 1e-30},
+    {"temperature": 2.0, "repetition_penalty": 1e3},
+    {"repetition_penalty": 1e-3},
     {"logit_bias": {5: 1e300, 6: -1e300}},
     {"logprobs": 0, "prompt_logprobs": 0},
     {"n": MAX_NUM_SEQS, "temperature": 0.0},

@@ -40,7 +40,7 @@ from quire.loader.digest import digesting
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame
 from quire.messages.framed_socket import FramedSocket
-from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import StepStats
 from quire.observability.ledger import Ledger
@@ -330,7 +330,10 @@ class EngineCoreProc:
                     branch=output.branch,
                     new_token_ids=[],
                     finish_reason=FinishReason.ERROR,
-                    error=f"one step's output is too long to be sent ({error}); ask for fewer logprobs",
+                    error=Failure(
+                        f"one step's output is too long to be sent ({error}); ask for fewer logprobs",
+                        is_request_fault=True,
+                    ),
                 )
             self._send(front, EngineCoreOutputs(outputs=[output], stepped_at=news.stepped_at))
 

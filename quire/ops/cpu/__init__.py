@@ -25,5 +25,5 @@ def __getattr__(name: str) -> Any:
 
 
 def set_num_threads(count: int) -> None:
-    """Threads that kernels use, the caller's included."""
+    """Threads that kernels use which this thread calls, itself included."""
     library.set_num_threads(count)

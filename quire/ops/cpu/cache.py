@@ -32,7 +32,11 @@ def allocate_kv_cache(
             f"an int8 KV cache needs a head size that is a multiple of 4, not {head_size}; use --kv-cache-dtype auto"
         )
     page = lib.qr_cache_page(CACHE_DTYPES[dtype], block_size, head_size)
-    check(min(page, 0))
+    if page < 0:
+        raise ConfigError(
+            f"the native kernels keep no {str(dtype).removeprefix('torch.')} KV cache of head size {head_size} and "
+            f"block_size {block_size}: the head size must be even and at most 1024. Use ops='reference'."
+        )
     shape = (2, num_blocks, num_kv_heads, block_size, page // block_size)
     num_bytes = 2 * num_blocks * num_kv_heads * page * dtype.itemsize
     return zeros(num_bytes + SLACK)[:num_bytes].view(dtype).view(shape)

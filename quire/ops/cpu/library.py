@@ -17,7 +17,7 @@ from typing import Any, Final
 from quire import envs
 from quire.errors import ConfigError, EngineError
 
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 FILE_NAME: Final = "libquire_cpu.so"
 BUILD_COMMAND: Final = "cmake -S . -B build/native -G Ninja && cmake --build build/native"
 ISA_NAMES: Final = ("none", "avx2", "avx512", "avx512_bf16", "amx")
@@ -38,6 +38,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_init": (I32, I32, I32),
     "qr_isa_in_use": (I32,),
     "qr_num_threads": (I32,),
+    "qr_set_num_threads": (I32, I32),
     "qr_parallel": (I32, I64, PTR, PTR),
     "qr_read_bandwidth": (I32, PTR, I64, ctypes.POINTER(c_uint64)),
     "qr_packed_bytes": (I64, I32, I64, I64),
@@ -202,13 +203,13 @@ def digest() -> str:
 
 
 def num_threads() -> int:
-    """Threads that kernels use, the caller's included."""
+    """Threads that kernels use which this thread calls, itself included."""
     return int(load().qr_num_threads())
 
 
 def set_num_threads(count: int) -> None:
-    """Change the number of threads; not while a kernel runs."""
-    check(load().qr_init(load().qr_isa_in_use(), count))
+    """Change it for this thread alone: other engines of the process keep theirs."""
+    check(load().qr_set_num_threads(count))
 
 
 def check(status: int) -> None:

@@ -1,0 +1,38 @@
+"""The bytes of KV cache that the memory plan counts are those that are allocated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.config.arch import ModelArch
+from quire.config.memory_plan import bytes_per_block
+from quire.ops import table
+from quire.worker.cache_engine import CacheEngine
+from tests.checkpoints import FAMILIES
+from tests.ops.implementations import implementations_of
+
+NUM_BLOCKS = 3
+
+
+@pytest.fixture(params=implementations_of("allocate_kv_cache"))
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = table.in_use()
+    table.use(request.param)
+    yield request.param
+    if before:
+        table.use(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_planned_is_allocated(checkpoint: Callable[..., Path], implementation: str, family: str, dtype: str) -> None:
+    arch = ModelArch.from_config(json.loads((checkpoint(family) / "config.json").read_text()), source="config.json")
+    for block_size in range(1, 65):
+        specs = arch.kv_cache_specs(block_size, dtype, ops=implementation)
+        cache = CacheEngine(specs, NUM_BLOCKS, num_ahead=0)
+        planned = NUM_BLOCKS * bytes_per_block(arch, block_size, dtype, ops=implementation)
+        assert sum(part.nbytes for part in cache.caches) == planned, f"block_size {block_size}"
