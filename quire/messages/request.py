@@ -39,6 +39,8 @@ class EngineCoreRequest:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """`bad_words` as token sequences, with and without a leading space."""
     cache_salt: str | None = None
+    tenant: str = ""
+    """Who asks, as the server tells clients apart: tenants share the engine evenly."""
     arrived_at: float = 0.0
     progress: RequestProgress | None = None
     """None for a new request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,7 @@ class Generation:
         span = self._span(engine_id)
         try:
             async with aclosing(
-                self._service.engine.generate(self._prompts[index], self._params, engine_id)  # type: ignore[type-var]
+                self._generate(index, engine_id)  # type: ignore[type-var]
             ) as outputs:
                 async for output in outputs:
                     if not record.last_at:
@@ -158,6 +158,10 @@ class Generation:
                     record.num_cached_tokens,
                     record.num_output_tokens,
                 )
+
+    def _generate(self, index: int, engine_id: str) -> AsyncIterator[RequestOutput]:
+        engine, tenant = self._service.engine, str(self._context.key)
+        return engine.generate(self._prompts[index], self._params, engine_id, tenant=tenant)
 
     def _span(self, engine_id: str) -> RequestSpan | None:
         service, context = self._service, self._context
