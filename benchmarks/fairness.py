@@ -3,7 +3,7 @@
     python -m benchmarks.fairness [--seconds 40] [--repo DIRECTORY] [--model MODEL] [SERVE_FLAG ...]
 
 The greedy key keeps `--greedy` HTTP requests in progress, half of them many long prompts with short outputs, half short
-prompts with long outputs and `n`; refused ones are sent again after `Retry-After`. The modest key sends one request after
+prompts with long outputs and `n`; refused ones are sent again after a second. The modest key sends one request after
 the other, a short prompt and one of `--long` tokens in turn, first alone, then beside the greedy key. `--repo` measures
 the quire of another checkout.
 """
@@ -117,9 +117,8 @@ async def measure(url: str, args: argparse.Namespace) -> None:
         cells = [[1e3 * percentile(times[length], p) for p in (50, 90)] for times in (alone, beside)]
         ratios = [after / before for before, after in zip(*cells, strict=True)]
         shown = [f"{p50:.1f} and {p90:.1f} ms" for p50, p90 in cells]
-        print(
-            f"| {length} tokens | {shown[0]} | {shown[1]} | {ratios[0]:.2f} and {ratios[1]:.2f} | {len(beside[length])} |"
-        )
+        compared = f"{ratios[0]:.2f} and {ratios[1]:.2f}"
+        print(f"| {length} tokens | {shown[0]} | {shown[1]} | {compared} | {len(beside[length])} |")
     for name, (start, end) in {"greedy alone": (before, between), "both": (between, after)}.items():
         rate = (end[1] - start[1]) / (end[0] - start[0])
         print(f"{name}: {rate:,.0f} tokens computed a second, {end[2]} sequences running at the end")

@@ -61,7 +61,12 @@ def run(args: argparse.Namespace) -> int:
     lines = _read(args.input_file)
     done = _done(args, lines)
     settings = dataclasses.replace(
-        knobs_from_namespace(args, ServerSettings), max_body_size=UNBOUNDED, max_concurrent_requests=UNBOUNDED
+        knobs_from_namespace(args, ServerSettings),
+        max_body_size=UNBOUNDED,
+        max_concurrent_requests=UNBOUNDED,
+        max_concurrent_sequences=UNBOUNDED,
+        max_sequences_per_request=UNBOUNDED,
+        max_tokens_per_request=UNBOUNDED,
     )
     with open(args.output_file, "ab" if args.resume else "wb") as out:
         batch = _Batch(lines, done, out)
@@ -91,7 +96,9 @@ class _Batch:
         from quire.observability.progress import generate_progress
         from quire.server.application import Application
 
-        limits = AdmissionLimits(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
+        limits = AdmissionLimits(
+            max_queued_requests=UNBOUNDED, max_queued_sequences=UNBOUNDED, max_queued_tokens=UNBOUNDED
+        )
         with AsyncLLMEngine.launch(args, limits=limits) as engine:
             await engine.wait_ready()
             app = Application(engine, settings)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from quire.core.queue import RequestQueue, Tenant
 from quire.core.sequence import Sequence
 
 SHARED_STEP_WORK = 256
-"""Work of a step of several tenants that are served alike. A step of so many tokens takes some two or three times as
-long as the shortest one, whatever the model, since weights are read once in either (benchmarks/serving.md, fairness)."""
+"""Work of a step of several tenants that are served alike. Half of it, one tenant's part, takes some two or three times
+as long as the shortest step, since weights are read once in either (benchmarks/serving.md)."""
 CONTEXT_PER_TOKEN = 64
 """To read the keys and values of so many tokens takes about as long as to compute one token."""
 
@@ -120,4 +119,3 @@ class Shares:
         idle = [seq for seq in reversed(running) if seq.seq_id not in busy]
         several = [seq for seq in idle if self._usage[seq.group.tenant].num_running > 1]
         return max(several or idle[:1], key=lambda seq: self._usage[seq.group.tenant].num_blocks)
-

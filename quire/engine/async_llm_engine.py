@@ -256,10 +256,10 @@ class AsyncLLMEngine:
         self._check_open()
         self._bind()
         stream = _Stream(f"{request_id}#{next(self._ordinals)}")
-        self._admission.enter(stream.core_id)
+        params = as_params(sampling_params)
+        self._admission.enter(stream.core_id, tenant, 1 if params is None else params.n)
         self._streams[request_id] = stream
         try:
-            params = as_params(sampling_params)
             if not self._settled.is_set():
                 await self.wait_ready()
             request = await self._process(stream.core_id, prompt, params, tenant)
@@ -275,6 +275,13 @@ class AsyncLLMEngine:
         finally:
             del self._streams[request_id]
             self._stop(stream)
+
+    def check_room(self, tenant: str, *, num_requests: int, num_sequences: int, num_tokens: int) -> None:
+        """Refuse requests that belong together before the first of them is queued, if not all may wait.
+
+        Raises: EngineOverloaded.
+        """
+        self._admission.check(tenant, num_requests=num_requests, num_sequences=num_sequences, num_tokens=num_tokens)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; its reader gets a last output with finish reason abort. Unknown ids are left alone."""
