@@ -59,11 +59,16 @@ class Generation:
         Raises: ApiError.
         """
         settings, n, count = self._service.settings, self._params.n, len(self._prompts)
-        if count * n > settings.max_sequences_per_request:
+        limit, flag = min(
+            (settings.max_sequences_per_request, "--max-sequences-per-request"),
+            (settings.max_concurrent_sequences, "--max-concurrent-sequences"),
+            (settings.max_concurrent_sequences_per_key or count * n, "--max-concurrent-sequences-per-key"),
+        )
+        if count * n > limit:
             raise invalid(
                 "n",
-                f"The request asks for {count * n} sequences ({count} prompts, n={n}); the limit is "
-                f"{settings.max_sequences_per_request}. Send several requests, or raise --max-sequences-per-request.",
+                f"The request asks for {count * n} sequences ({count} prompts, n={n}); the limit is {limit}. Send "
+                f"several requests, or raise {flag}.",
             )
         context = self._service.engine.config.model_config.max_model_len
         lengths = [len(prompt["prompt_token_ids"]) for prompt in self._prompts]
