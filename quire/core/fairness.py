@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from quire.core.queue import RequestQueue, Tenant
 from quire.core.sequence import Sequence
 
-SHARED_STEP_WORK = 256
-"""Work of a step of several tenants that are served alike. Half of it, one tenant's part, takes some two or three times
-as long as the shortest step, since weights are read once in either (benchmarks/serving.md)."""
+SHARED_STEP_WORK = 128
+"""Work of a step of several tenants that are served alike. It takes some two or three times as long as the shortest
+step, since weights are read once in either (benchmarks/serving.md)."""
+URGENT_PART = 4
+"""While a tenant that was served less waits to start, the others get this part of what they would."""
 CONTEXT_PER_TOKEN = 64
 """To read the keys and values of so many tokens takes about as long as to compute one token."""
 
@@ -53,6 +55,8 @@ class Shares:
         self.max_blocks = max(1, num_blocks // len(tenants))
         each = max(1, min(SHARED_STEP_WORK, max_num_tokens) // len(tenants))
         most_served = max(tenant.virtual_time for tenant in tenants)
+        if any(tenant.waiting and most_served - tenant.virtual_time > each for tenant in tenants):
+            each = max(1, each // URGENT_PART)
         self._usage = {tenant: _Usage(each + most_served - tenant.virtual_time) for tenant in tenants}
         for seq in running:
             self.started(seq, seq.num_own_blocks)
