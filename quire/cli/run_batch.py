@@ -67,7 +67,14 @@ def run(args: argparse.Namespace) -> int:
         earlier = _earlier(args)
         num_lines = count_lines(source, settings.max_body_size, earlier, args)
         batch = _Batch(read_lines(source, settings.max_body_size), num_lines, earlier, args.output_file)
-        inner = dataclasses.replace(settings, max_body_size=UNBOUNDED, max_concurrent_requests=UNBOUNDED)
+        inner = dataclasses.replace(
+            settings,
+            max_body_size=UNBOUNDED,
+            max_concurrent_requests=UNBOUNDED,
+            max_concurrent_sequences=UNBOUNDED,
+            max_sequences_per_request=UNBOUNDED,
+            max_tokens_per_request=UNBOUNDED,
+        )
         failure = None
         try:
             asyncio.run(batch.answer(from_namespace(args), inner))
@@ -118,7 +125,9 @@ class _Batch:
         from quire.observability.progress import generate_progress
         from quire.server.application import Application
 
-        limits = AdmissionLimits(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
+        limits = AdmissionLimits(
+            max_queued_requests=UNBOUNDED, max_queued_sequences=UNBOUNDED, max_queued_tokens=UNBOUNDED
+        )
         with AsyncLLMEngine.launch(args, limits=limits) as engine:
             await engine.wait_ready()
             app = Application(engine, settings)

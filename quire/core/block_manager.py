@@ -46,6 +46,7 @@ class BlockManager:
     def allocate_prefix(self, seq: Sequence, matched: list[int]) -> None:
         """Start a sequence that has no blocks on its matched prefix."""
         assert not seq.block_ids, seq
+        seq.num_shared_blocks = sum(not self.pool.is_free(block_id) for block_id in matched)
         for block_id in matched:
             self.pool.share(block_id)
         seq.block_ids = list(matched)
@@ -98,6 +99,7 @@ class BlockManager:
             self.pool.release(block_id)
         seq.block_ids = []
         seq.num_hashed_blocks = 0
+        seq.num_shared_blocks = 0
         seq.num_computed_tokens = 0
         seq.last_block_shared = False
 

@@ -4,21 +4,30 @@ One token budget per step and no phases. Running sequences come first, in order 
 token are guaranteed it before anybody's long prompt takes the rest of the budget. Waiting ones are admitted first come,
 first served, when the whole of what they have fits. If memory runs out, the last to arrive gives its blocks back and is
 recomputed later; the first always makes progress, so every request ends.
+
+That is for one tenant. While several are active (`fairness`), each gets its share: steps are short and sequences take
+turns, the tenant that was served least is admitted first, and who holds more than its share gives way.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.core.block_manager import BlockManager
+from quire.core.fairness import Shares
+from quire.core.queue import RequestQueue
 from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from quire.core.statistics import Totals
 from quire.core.stop import finish_of
 from quire.messages.output import EngineCoreOutput, Failure, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Constraint, StepStats
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
+from quire.utils.math import cdiv
+
+CREDIT_STEPS = 2
+"""Full steps by which one tenant's service may be behind another's and be caught up with."""
 
 
 @dataclass(slots=True)
@@ -28,6 +37,8 @@ class StepBudget:
     num_tokens: int
     num_single: int
     """Running sequences that need one token and have not been given it yet: theirs is set aside."""
+    shares: Shares | None = None
+    """What each tenant may have of it, while there are several."""
 
     def for_many(self) -> int:
         """Tokens available to a sequence that wants more than one."""
@@ -55,19 +66,11 @@ class Scheduler:
         self.max_chunk_tokens = max_chunk_tokens
         self.clock = clock
         self.groups: dict[str, SequenceGroup] = {}
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = RequestQueue(max_credit=CREDIT_STEPS * max_num_batched_tokens)
         self.running: list[Sequence] = []
-        self.num_preemptions = 0
-        self.constraint_steps = dict.fromkeys(Constraint, 0)
-        self.num_steps = 0
-        self.steps_by_tokens: dict[int, int] = {}
+        self.totals = Totals()
         self.stepped_at = 0.0
         """When the last step was learnt from."""
-        self.step_time_s = 0.0
-        self.num_computed_tokens = 0
-        self.num_generation_tokens = 0
-        self.num_first_tokens = 0
-        self.first_token_time_s = 0.0
         self._step_started_at = 0.0
         self._num_slots = 0
         """Places taken by running sequences; one that will fork counts all its branches from the start."""
@@ -76,11 +79,16 @@ class Scheduler:
         self._next_seq_id = 0
         self._scheduled: dict[int, Sequence] = {}
 
+    @property
+    def num_preemptions(self) -> int:
+        """Sequences that lost their blocks, since the start."""
+        return self.totals.num_preemptions
+
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a request, new or with progress. Its id must be new (the engine sees to it)."""
         assert request.request_id not in self.groups, request.request_id
-        group = SequenceGroup(request)
-        group.steps_before = dict(self.constraint_steps)
+        group = SequenceGroup(request, self.waiting.enter(request.tenant))
+        group.steps_before = dict(self.totals.constraint_steps)
         branches = request.progress.branches if request.progress else {}
         for branch, output in (branches or {0: []}).items():
             seq = Sequence(self._new_seq_id(), group, branch, [*request.prompt_token_ids, *output])
@@ -118,17 +126,18 @@ class Scheduler:
         self._step_started_at = self.clock()
         if self._scheduled:
             self._start_over()
-        budget = StepBudget(
-            self.max_num_batched_tokens,
-            sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in self.running),
-        )
+        budget = self._budget()
+        if budget.shares is not None:
+            self._make_room(budget, budget.shares)
         num_preemptions = self.num_preemptions
         self._schedule_running(plan, budget)
         constraint = Constraint.KV_CACHE
         if self.num_preemptions == num_preemptions:
             constraint = self._schedule_waiting(plan, budget)
-        self.constraint_steps[constraint] += 1
+        self.totals.constraint_steps[constraint] += 1
         plan.num_batched_tokens = self.max_num_batched_tokens - budget.num_tokens
+        if budget.shares is None and self.running:
+            self.waiting.charge(self.running[0].group.tenant, plan.num_batched_tokens)
         plan.removed_seq_ids = list(self._removed)  # until `update` shows that they have arrived
         plan.preempted_seq_ids, self._preempted = self._preempted, []
         return plan
@@ -139,26 +148,64 @@ class Scheduler:
         while self.running:
             self._preempt(self.running[-1], StepBudget(0, 0))
 
+    def _budget(self) -> StepBudget:
+        """What the step may take on. Shares need nothing set aside: whoever came too late comes first in the next."""
+        if len(self.waiting.tenants) > 1 and len(self.waiting.active()) > 1:
+            shares = Shares(
+                self.waiting,
+                self.running,
+                max_num_seqs=self.max_num_seqs,
+                num_blocks=self.blocks.pool.num_blocks,
+                max_num_tokens=self.max_num_batched_tokens,
+                step=self.totals.num_steps + 1,
+            )
+            return StepBudget(self.max_num_batched_tokens, 0, shares)
+        num_single = sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in self.running)
+        return StepBudget(self.max_num_batched_tokens, num_single)
+
+    def _make_room(self, budget: StepBudget, shares: Shares) -> None:
+        """Preempt sequences beyond their tenants' shares for the next one in the queue whose tenant is below."""
+        candidates = self.waiting.candidates(self._is_ready)
+        seq = next((seq for seq in candidates if shares.may_hold(seq, self._num_blocks(seq))), None)
+        if seq is None:
+            return
+        while self._num_slots + seq.num_to_fork > self.max_num_seqs:
+            latest = shares.latest_beyond(self.running, seq.group.tenant, slots=True)
+            if latest is None:
+                return
+            self._preempt(latest, budget)
+        matched = self.blocks.match_prefix(seq)
+        while not self.blocks.can_allocate(seq, matched):
+            latest = shares.latest_beyond(self.running, seq.group.tenant, slots=False)
+            if latest is None:
+                return
+            self._preempt(latest, budget)
+
     def _schedule_running(self, plan: SchedulerOutputs, budget: StepBudget) -> None:
-        index = 0
-        while index < len(self.running) and budget.num_tokens > 0:
-            seq = self.running[index]
+        shares = budget.shares
+        for seq in self.running if shares is None else shares.in_turn(self.running):
+            if budget.num_tokens <= 0:
+                return
             num_tokens = self._share_of(seq, budget)
-            if num_tokens > 0:
-                while not self.blocks.can_append(seq, num_tokens):
-                    last = self.running[-1]
-                    self._preempt(last, budget)
-                    if last is seq:
-                        return
+            if num_tokens > 0 and (self.blocks.can_append(seq, num_tokens) or self._free(seq, num_tokens, budget)):
                 self._schedule(seq, num_tokens, plan, budget)
-            index += 1
+
+    def _free(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> bool:
+        """Preempt until the sequence has room for its tokens; False when it had to go itself."""
+        while not self.blocks.can_append(seq, num_tokens):
+            shares = budget.shares
+            victim = self.running[-1] if shares is None else shares.victim(self.running, self._scheduled)
+            self._preempt(victim, budget)
+            if victim is seq:
+                return False
+        return True
 
     def _schedule_waiting(self, plan: SchedulerOutputs, budget: StepBudget) -> Constraint:
         """Start who fits; what keeps the next one out."""
         while self.waiting and budget.for_many() > 0:
-            seq = next((seq for seq in self.waiting if not self._follows(seq)), None)
+            seq, constraint = self._next_waiting(budget.shares)
             if seq is None:
-                return Constraint.TOKEN_BUDGET
+                return constraint
             if self._num_slots + seq.num_to_fork > self.max_num_seqs:
                 return Constraint.MAX_NUM_SEQS
             matched = self.blocks.match_prefix(seq)
@@ -166,31 +213,52 @@ class Scheduler:
                 return Constraint.KV_CACHE
             self.waiting.remove(seq)
             self.blocks.allocate_prefix(seq, matched)
-            self._admit(seq)
-            self._schedule(seq, self._share_of(seq, budget), plan, budget)
+            self._admit(seq, budget.shares)
+            self._schedule(seq, max(1, self._share_of(seq, budget)), plan, budget)
         return Constraint.TOKEN_BUDGET if self.waiting or budget.for_many() <= 0 else Constraint.ARRIVALS
 
-    def _follows(self, seq: Sequence) -> bool:
-        """Whether another branch is computing the same prompt now; then its blocks can be shared, a step or some later.
+    def _next_waiting(self, shares: Shares | None) -> tuple[Sequence | None, Constraint]:
+        """Who is to start next; without anybody, what keeps them out."""
+        constraint = Constraint.TOKEN_BUDGET
+        for seq in self.waiting.candidates(self._is_ready):
+            if shares is None:
+                return seq, constraint
+            if not shares.may_hold(seq, self._num_blocks(seq)):
+                constraint = Constraint.MAX_NUM_SEQS
+            elif shares.tokens_for(seq, 1):
+                return seq, constraint
+        return None, constraint
+
+    def _num_blocks(self, seq: Sequence) -> int:
+        return cdiv(seq.num_tokens, self.blocks.block_size)
+
+    def _is_ready(self, seq: Sequence) -> bool:
+        """Whether no other branch is computing the same prompt now; else its blocks can be shared some steps later.
 
         Branches that wait by themselves are those of a request that came from another core, or was preempted.
         """
         others = seq.group.sequences
         if len(others) == 1 or not self.blocks.reads_cache(seq):
-            return False
+            return True
         prompt = seq.group.num_prompt_tokens
-        return any(
+        return not any(
             other.status is SequenceStatus.RUNNING and other.num_computed_tokens < prompt for other in others.values()
         )
 
     def _share_of(self, seq: Sequence, budget: StepBudget) -> int:
         wanted = len(seq.token_ids) - seq.num_computed_tokens
+        if budget.shares is not None:
+            if seq.status is not SequenceStatus.RUNNING:
+                return 0  # preempted a moment ago
+            wanted = budget.shares.tokens_for(seq, wanted)
         if wanted == 1 and seq.num_blocks_sent >= 0:
             return 1
         return min(wanted, self.max_chunk_tokens, budget.num_tokens if wanted == 1 else budget.for_many())
 
-    def _admit(self, seq: Sequence) -> None:
+    def _admit(self, seq: Sequence, shares: Shares | None) -> None:
         group = seq.group
+        if shares is not None:
+            shares.started(seq, self._num_blocks(seq))
         seq.status = SequenceStatus.RUNNING
         self.running.append(seq)
         self._num_slots += seq.num_to_fork
@@ -198,7 +266,7 @@ class Scheduler:
             group.num_cached_tokens = seq.num_computed_tokens
             group.stats.scheduled_at = group.stats.scheduled_at or self.clock()
             for name, before in group.steps_before.items():
-                num_steps = self.constraint_steps[name] - before
+                num_steps = self.totals.constraint_steps[name] - before
                 if num_steps:
                     group.effort.held_steps[name] = group.effort.held_steps.get(name, 0) + num_steps
 
@@ -224,6 +292,8 @@ class Scheduler:
         plan.num_scheduled_tokens.append(num_tokens)
         plan.samples.append(num_tokens == wanted)
         self._scheduled[seq.seq_id] = seq
+        if budget.shares is not None:
+            budget.shares.charge(seq, num_tokens)
         budget.num_tokens -= num_tokens
         if wanted == 1:
             budget.num_single = max(0, budget.num_single - 1)
@@ -240,11 +310,16 @@ class Scheduler:
         )
 
     def _preempt(self, seq: Sequence, budget: StepBudget) -> None:
-        """Take the blocks of the last running sequence; it waits at the head of the queue and is recomputed."""
-        assert self.running[-1] is seq, seq
+        """Take the blocks of a running sequence; it waits at the head of its tenant's queue and is recomputed."""
+        assert seq.seq_id not in self._scheduled, seq
         if len(seq.token_ids) - seq.num_computed_tokens == 1:
             budget.num_single = max(0, budget.num_single - 1)
-        self.running.pop()
+        if budget.shares is not None:
+            budget.shares.stopped(seq)
+        if self.running[-1] is seq:
+            self.running.pop()
+        else:
+            self.running.remove(seq)
         self._num_slots -= seq.num_to_fork
         if seq.num_blocks_sent >= 0:
             self._removed.append(seq.seq_id)
@@ -253,8 +328,8 @@ class Scheduler:
         self.blocks.free(seq)
         seq.status = SequenceStatus.WAITING
         seq.group.stats.num_preemptions += 1
-        self.waiting.appendleft(seq)
-        self.num_preemptions += 1
+        self.waiting.append_first(seq)
+        self.totals.num_preemptions += 1
 
     def update(self, plan: SchedulerOutputs, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in the result of a step: append tokens, index full blocks, fork, stop, free. Gives what is new."""
@@ -276,13 +351,7 @@ class Scheduler:
                 outputs += self._append_tokens(seq, drawn, logprobs, prompt_logprobs, now)
             elif prompt_logprobs:
                 outputs.append(self._output(seq, [], prompt_logprobs))
-        self.num_steps += 1
-        self.step_time_s += now - self._step_started_at
-        self.num_computed_tokens += plan.num_batched_tokens
-        if plan.num_batched_tokens:
-            bound = 1 << (plan.num_batched_tokens - 1).bit_length()
-            self.steps_by_tokens[bound] = self.steps_by_tokens.get(bound, 0) + 1
-        self.num_generation_tokens += sum(map(len, result.token_ids))
+        self.totals.add_step(plan, result, now - self._step_started_at)
         return outputs
 
     def _unreported(self, seq: Sequence, num_tokens: int, result: ModelRunnerOutput) -> list[PositionLogprobs] | None:
@@ -310,8 +379,7 @@ class Scheduler:
         stats = seq.group.stats
         if not stats.first_token_at:
             stats.first_token_at = now
-            self.num_first_tokens += 1
-            self.first_token_time_s += now - stats.arrived_at
+            self.totals.add_first_token(stats)
         stats.last_token_at = now
         for i, (branch, token_id) in enumerate(zip(branches, drawn, strict=True)):
             branch.token_ids.append(token_id)
@@ -363,6 +431,7 @@ class Scheduler:
         del group.sequences[seq.branch]
         if not group.sequences:
             del self.groups[group.request_id]
+            self.waiting.leave(group.tenant)
 
     def _output(
         self, seq: Sequence, token_ids: list[int], prompt_logprobs: list[PositionLogprobs] | None = None
@@ -377,27 +446,7 @@ class Scheduler:
 
     def stats(self, plan: SchedulerOutputs) -> StepStats:
         """How full the engine is after a step."""
-        return StepStats(
-            num_running=len(self.running),
-            num_waiting=len(self.waiting),
-            num_batched_tokens=plan.num_batched_tokens,
-            num_preempted=len(plan.preempted_seq_ids),
-            num_total_blocks=self.blocks.pool.num_blocks,
-            num_free_blocks=self.blocks.pool.num_free,
-            num_cached_blocks=self.blocks.pool.num_evictable,
-            num_shared_blocks=self.blocks.pool.num_shared,
-            prefix_cache_queries=self.blocks.num_queried_tokens,
-            prefix_cache_hits=self.blocks.num_hit_tokens,
-            constraint_steps=dict(self.constraint_steps),
-            num_preemptions=self.num_preemptions,
-            num_steps=self.num_steps,
-            step_time_s=self.step_time_s,
-            num_computed_tokens=self.num_computed_tokens,
-            steps_by_tokens=dict(self.steps_by_tokens),
-            num_generation_tokens=self.num_generation_tokens,
-            num_first_tokens=self.num_first_tokens,
-            first_token_time_s=self.first_token_time_s,
-        )
+        return self.totals.after(plan, self.blocks, len(self.running), len(self.waiting))
 
     def check(self) -> None:
         """Verify every invariant of scheduler and pool.
@@ -414,6 +463,8 @@ class Scheduler:
         assert self._num_slots == sum(seq.num_to_fork for seq in self.running) <= self.max_num_seqs
         assert all(not seq.block_ids and not seq.num_computed_tokens for seq in self.waiting)
         assert all(seq.num_computed_tokens < seq.num_tokens for seq in self.running)
+        assert sum(tenant.num_groups for tenant in self.waiting.tenants.values()) == len(self.groups)
+        assert all(seq.num_own_blocks >= 0 for seq in live)
 
     def _new_seq_id(self) -> int:
         self._next_seq_id += 1

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from quire.messages.request import EngineCoreRequest, RequestProgress
 from quire.messages.stats import Constraint, RequestEffort, RequestStats
+
+if TYPE_CHECKING:
+    from quire.core.queue import Tenant
 
 
 class SequenceStatus(IntEnum):
@@ -33,8 +37,10 @@ class Sequence:
         "num_blocks_sent",
         "num_computed_tokens",
         "num_hashed_blocks",
+        "num_shared_blocks",
         "num_to_fork",
         "seq_id",
+        "served_at",
         "status",
         "token_ids",
     )
@@ -52,12 +58,16 @@ class Sequence:
         """Hashes of the leading full blocks, as far as they were needed; kept over preemption."""
         self.num_hashed_blocks = 0
         """Leading blocks of `block_ids` that are in the prefix index (or duplicates of such)."""
+        self.num_shared_blocks = 0
+        """Leading blocks that another sequence had before."""
         self.last_block_shared = False
         """A fork may share the partly filled last block: copy it before writing."""
         self.num_to_fork = 1
         """Branches to draw when the prompt is complete."""
         self.num_blocks_sent = -1
         """Blocks of the table that the worker knows; -1 while it does not know the sequence."""
+        self.served_at = 0
+        """The last step with several active tenants that computed some of it."""
 
     def __repr__(self) -> str:
         return f"Sequence({self.group.request_id}/{self.branch}, {self.num_computed_tokens} of {self.num_tokens})"
@@ -72,6 +82,11 @@ class Sequence:
         """Output tokens."""
         return len(self.token_ids) - self.group.num_prompt_tokens
 
+    @property
+    def num_own_blocks(self) -> int:
+        """Blocks that nobody else had before."""
+        return len(self.block_ids) - self.num_shared_blocks
+
     def fork(self, seq_id: int, branch: int) -> Sequence:
         """A new branch with the same tokens and state; the caller shares the blocks."""
         child = Sequence(seq_id, self.group, branch, list(self.token_ids))
@@ -80,6 +95,8 @@ class Sequence:
         child.block_ids = list(self.block_ids)
         child.block_hashes = list(self.block_hashes)
         child.num_hashed_blocks = self.num_hashed_blocks
+        child.num_shared_blocks = len(child.block_ids)
+        child.served_at = self.served_at
         return child
 
 
@@ -100,10 +117,12 @@ class SequenceGroup:
         "stats",
         "steps_before",
         "stop_reasons",
+        "tenant",
     )
 
-    def __init__(self, request: EngineCoreRequest) -> None:
+    def __init__(self, request: EngineCoreRequest, tenant: Tenant) -> None:
         self.request = request
+        self.tenant = tenant
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
         params = request.sampling_params

@@ -264,8 +264,12 @@ class AsyncLLMEngine:
         prompt: PromptType,
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         request_id: str | None = None,
+        *,
+        tenant: str = "",
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, the last one with `finished`. Leaving the loop aborts the request.
+
+        Tenants, the API keys of a server, share the engine evenly.
 
         Raises: RequestError, EngineOverloaded or EngineUnavailable before the first output; EngineDeadError when the
         engine stops; RequestQuarantined when it stops again and again because of this request.
@@ -275,13 +279,13 @@ class AsyncLLMEngine:
         self._check_open()
         self._bind()
         stream = _Stream(f"{request_id}#{next(self._ordinals)}")
-        self._admission.enter(stream.core_id)
+        params = as_params(sampling_params)
+        self._admission.enter(stream.core_id, tenant, 1 if params is None else params.n)
         self._streams[request_id] = stream
         try:
-            params = as_params(sampling_params)
             if not self._settled.is_set():
                 await self.wait_ready()
-            request = await self._process(stream.core_id, prompt, params)
+            request = await self._process(stream.core_id, prompt, params, tenant)
             self._check_alive()
             self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
             self._start(stream, request)
@@ -294,6 +298,13 @@ class AsyncLLMEngine:
         finally:
             del self._streams[request_id]
             self._stop(stream)
+
+    def check_room(self, tenant: str, *, num_requests: int, num_sequences: int, num_tokens: int) -> None:
+        """Refuse requests that belong together before the first of them is queued, if not all may wait.
+
+        Raises: EngineOverloaded.
+        """
+        self._admission.check(tenant, num_requests=num_requests, num_sequences=num_sequences, num_tokens=num_tokens)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; its reader gets a last output with finish reason abort. Unknown ids are left alone."""
@@ -364,14 +375,16 @@ class AsyncLLMEngine:
             raise EngineDeadError("this engine's core process belongs to the event loop that used it first")
         self._loop = loop
 
-    async def _process(self, core_id: str, prompt: PromptType, params: SamplingParams | None) -> ProcessedRequest:
+    async def _process(
+        self, core_id: str, prompt: PromptType, params: SamplingParams | None, tenant: str
+    ) -> ProcessedRequest:
         """Check and complete a request: in a thread, unless the thread would cost more than the work."""
         process = self._parts.input_processor.process
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
         has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
-            return process(core_id, prompt, params)
-        return await asyncio.to_thread(process, core_id, prompt, params)
+            return process(core_id, prompt, params, tenant)
+        return await asyncio.to_thread(process, core_id, prompt, params, tenant)
 
     def _start(self, stream: _Stream, request: ProcessedRequest) -> None:
         """Give a request to the core, or keep it for the next one."""

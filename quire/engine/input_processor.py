@@ -57,8 +57,10 @@ class InputProcessor:
         """What a request without sampling parameters gets: the model's own defaults."""
         return SamplingParams(**self.config.model_config.generation_defaults)
 
-    def process(self, request_id: str, prompt: PromptType, params: SamplingParams | None = None) -> ProcessedRequest:
-        """Check and complete one request.
+    def process(
+        self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, tenant: str = ""
+    ) -> ProcessedRequest:
+        """Check and complete one request of a tenant.
 
         Raises: RequestErrors naming the field, the numbers and the remedy.
         """
@@ -79,6 +81,7 @@ class InputProcessor:
             bad_words_token_ids=bad_words,
             allowed_tokens=allowed,
             cache_salt=salt,
+            tenant=tenant,
             arrived_at=self.clock(),
         )
         return ProcessedRequest(core, text, (*params.warnings, *warnings))

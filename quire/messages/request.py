@@ -42,6 +42,8 @@ class EngineCoreRequest:
     """`allowed_token_ids` as a bit for each token of the vocabulary, the lowest bit first; None allows all.
     `sampling_params` then has no list of them: 2**18 ids are 9 MB as a list and 32 KiB as bits."""
     cache_salt: str | None = None
+    tenant: str = ""
+    """Who asks, as the server tells clients apart: tenants share the engine evenly."""
     arrived_at: float = 0.0
     progress: RequestProgress | None = None
     """None for a new request."""

@@ -151,6 +151,7 @@ class Metrics:
         tokens = _up_to(config.model_config.max_model_len)
         self.running = self._gauge("num_requests_running", "Sequences in the running batch.")
         self.waiting = self._gauge("num_requests_waiting", "Requests that wait for the batch.")
+        self.sequences = self._gauge("num_sequences", "Sequences of requests in progress, waiting ones included.")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
         self.restarts = self._gauge("engine_restarts", "Engine cores that were replaced.")
         self.prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", core=True)

@@ -69,6 +69,17 @@ class ServerSettings:
     )
     max_concurrent_requests: int = knob(1024, "Requests in progress; more are answered with status 429.", least=1)
     max_concurrent_requests_per_key: int = knob(0, "The same for each API key; 0 sets no limit.", least=0)
+    max_sequences_per_request: int = knob(1024, "Sequences (prompts times n) of one request.", least=1)
+    max_tokens_per_request: int = knob(
+        1 << 22, "Tokens of one request: all prompts, and max_tokens of every sequence.", least=1
+    )
+    max_concurrent_sequences: int = knob(
+        8192,
+        "Sequences in progress; more are answered with status 429. A key may have its share of them, and of "
+        "max_concurrent_requests, though others have filled the limit.",
+        least=1,
+    )
+    max_concurrent_sequences_per_key: int = knob(0, "The same for each API key; 0 sets no limit.", least=0)
     max_requests_per_minute_per_key: int = knob(0, "Requests one API key may start in a minute; 0: any.", least=0)
     max_body_size: int = knob(16 << 20, "Size of a request body; a megabyte holds some 150,000 token ids.", least=1)
     max_header_size: int = knob(

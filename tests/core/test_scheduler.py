@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.queue import Tenant
 from quire.core.sequence import Sequence, SequenceGroup
 from quire.core.stop import finish_of
 from quire.messages.output import FinishReason
@@ -191,7 +192,7 @@ def test_what_ends_a_sequence_and_why(
         max_tokens=max_tokens,
         eos_token_ids=tuple(eos),
     )
-    seq = Sequence(0, SequenceGroup(request), 0, [9, 9, *[7] * (num_output_tokens - 1), last])
+    seq = Sequence(0, SequenceGroup(request, Tenant("")), 0, [9, 9, *[7] * (num_output_tokens - 1), last])
     expected: tuple[FinishReason, int | None] | None = None
     if num_output_tokens >= max_tokens or 2 + num_output_tokens >= max_model_len:
         expected = FinishReason.LENGTH, None
@@ -257,7 +258,7 @@ def test_a_request_that_turns_bad_later_fails_then() -> None:
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 """Few different tokens, so that prefixes coincide."""
 ACTIONS = st.one_of(
-    st.tuples(st.just("add"), PROMPTS, st.integers(1, 12), st.integers(1, 4)),
+    st.tuples(st.just("add"), PROMPTS, st.integers(1, 12), st.integers(1, 4), st.sampled_from("abc")),
     st.tuples(st.just("step"), st.integers(1, 5)),
     st.tuples(st.just("abort"), st.integers(0, 30), st.one_of(st.none(), st.integers(0, 3))),
     st.tuples(st.just("poison"), st.integers(0, 30)),
@@ -270,9 +271,10 @@ ACTIONS = st.one_of(
     num_blocks=st.integers(8, 24),
     budget=st.integers(4, 40),
     caching=st.booleans(),
+    several_tenants=st.booleans(),
 )
 def test_any_sequence_of_events_keeps_every_invariant(
-    actions: list[tuple[object, ...]], num_blocks: int, budget: int, caching: bool
+    actions: list[tuple[object, ...]], num_blocks: int, budget: int, caching: bool, several_tenants: bool
 ) -> None:
     core = FakeCore(
         num_blocks=num_blocks,
@@ -288,8 +290,10 @@ def test_any_sequence_of_events_keeps_every_invariant(
     core.executor.fail_on = poisoned.__contains__
     for action in actions:
         match action:
-            case ("add", list() as prompt, int() as max_tokens, int() as n):
-                core.submit(str(len(submitted)), prompt, max_tokens=max_tokens, params={"n": n})
+            case ("add", list() as prompt, int() as max_tokens, int() as n, str() as tenant):
+                if not several_tenants:
+                    tenant = ""
+                core.submit(str(len(submitted)), prompt, max_tokens=max_tokens, params={"n": n}, tenant=tenant)
                 submitted.append((prompt, max_tokens, n))
             case ("step", int() as count):
                 for _ in range(count):

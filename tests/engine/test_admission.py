@@ -56,3 +56,54 @@ def test_retry_after_is_what_the_oldest_has_waited() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="max_queued_requests must be at least 1"):
         AdmissionLimits(max_queued_requests=0)
+
+
+def test_a_tenant_that_filled_the_queue_is_refused_and_another_is_not() -> None:
+    door = Admission(AdmissionLimits(max_queued_requests=4))
+    for name in "abcd":
+        door.enter(name, "greedy")
+    with pytest.raises(EngineOverloaded, match=r"4 requests are waiting already"):
+        door.enter("e", "greedy")
+    door.enter("f", "modest")
+    door.enter("g", "modest")
+    with pytest.raises(EngineOverloaded, match=r"6 requests.*2 keys share it"):
+        door.enter("h", "modest")
+    for name in "abcdfg":
+        door.leave(name)
+    assert len(door) == 0
+    for name in "abcd":
+        door.enter(name, "modest")
+
+
+def test_sequences_and_tokens_are_shared_like_requests() -> None:
+    door = Admission(AdmissionLimits(max_queued_sequences=100, max_queued_tokens=1000))
+    door.enter("a", "greedy", 100)
+    door.charge("a", 900)
+    with pytest.raises(EngineOverloaded, match=r"100 sequences.*--max-queued-sequences"):
+        door.enter("b", "greedy")
+    door.enter("c", "modest", 40)
+    door.charge("c", 400)
+    door.enter("d", "modest", 10)
+    with pytest.raises(EngineOverloaded, match=r"1300 tokens.*--max-queued-tokens"):
+        door.charge("d", 101)
+    door.charge("d", 100)
+    assert (door.num_sequences, door.num_tokens) == (150, 1400)
+    for name in "acd":
+        door.leave(name)
+    assert (door.num_sequences, door.num_tokens) == (0, 0)
+
+
+def test_a_request_may_wait_alone_with_more_sequences_than_the_limit() -> None:
+    door = Admission(AdmissionLimits(max_queued_sequences=10))
+    door.enter("a", "key", 64)
+    with pytest.raises(EngineOverloaded):
+        door.enter("b", "key")
+    door.enter("c", "other", 64)
+
+
+def test_requests_that_belong_together_are_refused_before_the_first_is_queued() -> None:
+    door = Admission(AdmissionLimits(max_queued_requests=4))
+    door.check("key", num_requests=4)
+    with pytest.raises(EngineOverloaded, match="try again in 1 s"):
+        door.check("key", num_requests=5)
+    assert len(door) == 0

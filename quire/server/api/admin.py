@@ -91,6 +91,7 @@ def _add_state(router: APIRouter, service: Service) -> None:
             "num_restarts": server.num_restarts,
             "num_requests": server.num_unfinished,
             "num_queued": server.num_queued,
+            "num_sequences": service.peers.counts.num_sequences(),
             "num_tasks": len(asyncio.all_tasks()),
             "age_s": time.monotonic() - engine.last_stats_at if engine.last_stats else None,
             "stats": server.stats,
@@ -101,6 +102,7 @@ def _add_state(router: APIRouter, service: Service) -> None:
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         server, others = await service.reports()
+        service.metrics.sequences.set(service.peers.counts.num_sequences())
         text = service.metrics.expose(server.stats, server.num_restarts, others)
         return Response(text, media_type=CONTENT_TYPE)
 

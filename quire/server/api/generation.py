@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from quire.observability.prometheus import RequestRecord
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.protocol.openai import Usage
-from quire.server.http.errors import ApiError
+from quire.server.http.errors import ApiError, invalid, overloaded
 from quire.server.service import Context, Service
 
 if TYPE_CHECKING:
@@ -45,11 +45,60 @@ class Generation:
         self._prompts = prompts
         self._params = params
         self._operation = operation
+        self._tenant = str(context.key)
         self.num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self._check_size()
         self._transcripts = [Transcript(params) for _ in prompts] if context.wants_receipt else []
         self._timelines = [Timeline(context.started_at) for _ in prompts] if context.wants_why else []
+
+    def _check_size(self) -> None:
+        """Refuse a request that asks for too much at once.
+
+        Raises: ApiError.
+        """
+        settings, n, count = self._service.settings, self._params.n, len(self._prompts)
+        limit, flag = min(
+            (settings.max_sequences_per_request, "--max-sequences-per-request"),
+            (settings.max_concurrent_sequences, "--max-concurrent-sequences"),
+            (settings.max_concurrent_sequences_per_key or count * n, "--max-concurrent-sequences-per-key"),
+        )
+        if count * n > limit:
+            raise invalid(
+                "n",
+                f"The request asks for {count * n} sequences ({count} prompts, n={n}); the limit is {limit}. Send "
+                f"several requests, or raise {flag}.",
+            )
+        context = self._service.engine.config.model_config.max_model_len
+        lengths = [len(prompt["prompt_token_ids"]) for prompt in self._prompts]
+        output = context if self._params.max_tokens is None else self._params.max_tokens
+        tokens = sum(length + n * min(output, max(0, context - length)) for length in lengths)
+        if tokens > settings.max_tokens_per_request:
+            raise invalid(
+                "max_tokens",
+                f"The request asks for {tokens} tokens (prompts of {sum(lengths)}, the rest is max_tokens of every "
+                f"sequence); the limit is {settings.max_tokens_per_request}. Lower max_tokens, send several requests, "
+                "or raise --max-tokens-per-request.",
+            )
+
+    def _enter(self) -> None:
+        """Count the sequences of one prompt.
+
+        Raises: ApiError 429 when there are too many.
+        """
+        settings, counts = self._service.settings, self._service.peers.counts
+        key, n = self._context.key, self._params.n
+        total, own = settings.max_concurrent_sequences, settings.max_concurrent_sequences_per_key
+        refusal = None
+        if own and counts.num_sequences(key) + n > own:
+            refusal = f"This API key would have more than {own} sequences in progress, its limit. Wait for some to end."
+        elif not counts.has_room_for_sequences(key, n, total):
+            refusal = f"The server has {counts.num_sequences()} sequences in progress; its limit is {total}. Try again."
+        if refusal is not None:
+            self._service.metrics.refused("sequences")
+            raise overloaded(refusal)
+        counts.enter_sequences(key, n)
 
     @property
     def usage(self) -> Usage:
@@ -84,7 +133,27 @@ class Generation:
 
         Raises: ApiError when a request fails while it runs; QuireError when it is refused.
         """
-        return self._one(0) if len(self._prompts) == 1 else self._merged()
+        if len(self._prompts) == 1:
+            return self._one(0)
+        self._check_room()
+        return self._merged()
+
+    def _check_room(self) -> None:
+        """Refuse many prompts together, before work is done for the first of them.
+
+        Raises: EngineOverloaded.
+        """
+        count = len(self._prompts)
+        try:
+            self._service.engine.check_room(
+                self._tenant,
+                num_requests=count,
+                num_sequences=count * self._params.n,
+                num_tokens=self.num_prompt_tokens,
+            )
+        except EngineOverloaded:
+            self._service.metrics.refused("queue")
+            raise
 
     async def _merged(self) -> AsyncGenerator[Numbered, None]:
         merged: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(self._prompts))
@@ -116,12 +185,13 @@ class Generation:
             await merged.put(None)
 
     async def _one(self, index: int) -> AsyncGenerator[Numbered, None]:
+        self._enter()
         record = RequestRecord(self._service.metrics, self._params)
         engine_id = f"{self._context.id}-{index}"
         span = self._span(engine_id)
         try:
             async with aclosing(
-                self._service.engine.generate(self._prompts[index], self._params, engine_id)  # type: ignore[type-var]
+                self._generate(index, engine_id)  # type: ignore[type-var]
             ) as outputs:
                 async for output in outputs:
                     if not record.last_at:
@@ -145,6 +215,7 @@ class Generation:
                 self._service.metrics.refused("queue")
             raise
         finally:
+            self._service.peers.counts.leave_sequences(self._context.key, self._params.n)
             record.close()
             if span is not None:
                 span.close(None)
@@ -158,6 +229,9 @@ class Generation:
                     record.num_cached_tokens,
                     record.num_output_tokens,
                 )
+
+    def _generate(self, index: int, engine_id: str) -> AsyncIterator[RequestOutput]:
+        return self._service.engine.generate(self._prompts[index], self._params, engine_id, tenant=self._tenant)
 
     def _span(self, engine_id: str) -> RequestSpan | None:
         service, context = self._service, self._context

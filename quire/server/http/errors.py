@@ -54,6 +54,11 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, code, message, param=param)
 
 
+def overloaded(message: str, retry_after: int = 1) -> ApiError:
+    """A request that is refused for load, and when to try again, in seconds."""
+    return ApiError(429, "rate_limit_exceeded", message, headers={"Retry-After": str(retry_after)})
+
+
 def as_api_error(error: Exception) -> ApiError:
     """Any exception as what the client is told; what only concerns the operator is logged instead."""
     if isinstance(error, ApiError):

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.log import get_logger, request_id
 from quire.server import console
-from quire.server.http.errors import ApiError, error_response, route_of
+from quire.server.http.errors import ApiError, error_response, overloaded, route_of
 from quire.server.processes.shared_counts import expiry
 from quire.server.service import EXTENSION, Context, Service
 
@@ -114,7 +114,11 @@ def _given_key(scope: Scope) -> str:
 
 
 class Limits:
-    """Bounds the requests in progress in the whole server, and what a single key may have of them."""
+    """Bounds the requests in progress in the whole server, and what a single key may have of them.
+
+    A full server refuses only keys that have their share of the limit already. `generation` bounds sequences, which are
+    known only when the body is read.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -143,10 +147,10 @@ class Limits:
     def _check(self, key: int) -> None:
         settings, counts = self._service.settings, self._counts
         total, own = settings.max_concurrent_requests, settings.max_concurrent_requests_per_key
-        if counts.in_progress() >= total:
-            raise _overloaded(f"The server has {total} requests in progress, its limit. Try again.", 1)
+        if not counts.has_room_for_request(key, total):
+            raise overloaded(f"The server has {total} requests in progress, its limit. Try again.")
         if own and counts.in_progress(key) >= own:
-            raise _overloaded(f"This API key has {own} requests in progress, its limit. Wait for one to end.", 1)
+            raise overloaded(f"This API key has {own} requests in progress, its limit. Wait for one to end.")
         per_minute = settings.max_requests_per_minute_per_key
         if per_minute:
             self._check_rate(key, per_minute)
@@ -156,12 +160,8 @@ class Limits:
         started, first = self._counts.started(key, now)
         if started >= limit:
             wait = ceil(expiry(first) - now)
-            raise _overloaded(f"This API key has started {limit} requests within a minute, its limit.", wait)
+            raise overloaded(f"This API key has started {limit} requests within a minute, its limit.", wait)
         self._counts.start(key, now)
-
-
-def _overloaded(message: str, retry_after: int) -> ApiError:
-    return ApiError(429, "rate_limit_exceeded", message, headers={"Retry-After": str(retry_after)})
 
 
 def _writer(scope: Scope, send: Send) -> Callable[[bytes], Awaitable[None]]:

@@ -116,3 +116,65 @@ def test_the_server_speaks_tls(serve: Any, certificate: dict[str, str]) -> None:
             base_url=url, verify=ssl.create_default_context(cafile=certificate["ssl_certfile"])
         ) as client:
             assert client.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_what_one_request_may_ask_for_is_bounded_and_said(serve: Any) -> None:
+    with serve(max_sequences_per_request=8, max_tokens_per_request=600) as small:
+        reply = small.post("/v1/completions", prompt=[[1], [2], [3]], n=3, max_tokens=1)
+        assert reply.status_code == 400
+        assert "9 sequences (3 prompts, n=3); the limit is 8" in reply.json()["error"]["message"]
+        reply = small.post("/v1/completions", prompt=[[1, 2], [3, 4]], n=2, max_tokens=150)
+        assert reply.status_code == 400
+        assert "604 tokens (prompts of 4," in reply.json()["error"]["message"]
+        body = {"messages": [{"role": "user", "content": "a"}], "n": 9, "max_tokens": 1}
+        assert small.post("/v1/chat/completions", **body).json()["error"]["param"] == "n"
+        assert small.post("/v1/completions", prompt=[[1], [2]], n=4, max_tokens=2).status_code == 200
+        assert small.client.get("/v1/stats").json()["num_sequences"] == 0
+
+
+def test_a_key_that_asks_for_all_sequences_is_refused_more_and_another_is_not(serve: Any) -> None:
+    keys = ("greedy", "modest")
+    with serve(api_key=keys, max_concurrent_sequences=8) as shared, ThreadPoolExecutor(1) as pool:
+
+        def ask(key: str, n: int) -> httpx.Response:
+            return shared.client.post(
+                "/v1/completions",
+                json={"prompt": [[1], [2]], "n": n, "max_tokens": 2},
+                headers={"authorization": f"Bearer {key}"},
+            )
+
+        def num_sequences() -> int:
+            reply = shared.client.get("/v1/stats", headers={"authorization": "Bearer modest"})
+            return int(reply.json()["num_sequences"])
+
+        with stand_in(shared) as held:
+            waiting = pool.submit(ask, "greedy", 4)
+            wait_for(lambda: num_sequences() == 8)
+            refused = ask("greedy", 1)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert "8 sequences in progress; its limit is 8" in refused.json()["error"]["message"]
+            with ThreadPoolExecutor(1) as other:
+                served = other.submit(ask, "modest", 2)
+                wait_for(lambda: num_sequences() == 12)
+                held.may_go.set()
+                assert served.result().status_code == 200
+        assert waiting.result().status_code == 200
+        assert num_sequences() == 0
+
+
+def test_sequences_per_key_are_bounded(serve: Any) -> None:
+    with serve(api_key=("one", "two"), max_concurrent_sequences_per_key=4) as limited, ThreadPoolExecutor(1) as pool:
+
+        def ask(key: str, n: int) -> int:
+            body = {"prompt": "a", "n": n, "max_tokens": 1}
+            headers = {"authorization": f"Bearer {key}"}
+            return limited.client.post("/v1/completions", json=body, headers=headers).status_code
+
+        assert ask("one", 5) == 400, "it could never run"
+        with stand_in(limited) as held:
+            waiting = pool.submit(ask, "one", 4)
+            wait_for(lambda: limited.engine.num_queued == 1)
+            assert ask("one", 1) == 429
+            held.may_go.set()
+            assert ask("two", 4) == 200
+        assert waiting.result() == 200

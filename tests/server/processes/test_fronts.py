@@ -149,6 +149,34 @@ def test_counts_are_shared_and_forgotten_by_front() -> None:
     assert (one.in_progress(0), one.in_progress(2), two.in_progress()) == (1, 0, 1)
 
 
+def test_sequences_are_counted_like_requests_and_forgotten_by_front() -> None:
+    memory = new_memory(2, 2)
+    one, two = (SharedCounts(2, 2, front=front, descriptor=memory) for front in (0, 1))
+    os.close(memory)
+    one.enter(0)
+    one.enter_sequences(0, 30)
+    two.enter_sequences(1, 5)
+    assert [two.num_sequences(key) for key in (0, 1, None)] == [30, 5, 35]
+    two.leave_sequences(1, 5)
+    one.forget(0)
+    assert (one.num_sequences(), one.in_progress()) == (0, 0)
+
+
+def test_a_limit_that_one_key_has_filled_has_room_for_the_share_of_another() -> None:
+    counts = SharedCounts(1, 3)
+    counts.enter_sequences(0, 100)
+    assert not counts.has_room_for_sequences(0, 1, 100)
+    assert counts.has_room_for_sequences(1, 50, 100)
+    assert not counts.has_room_for_sequences(1, 51, 100)
+    counts.enter_sequences(1, 50)
+    assert counts.has_room_for_sequences(2, 33, 100)
+    assert not counts.has_room_for_sequences(2, 34, 100)
+    for _ in range(4):
+        counts.enter(0)
+    assert [counts.has_room_for_request(key, 4) for key in (0, 1)] == [False, True]
+    assert not SharedCounts(1, 0).has_room_for_sequences(-1, 101, 100), "without keys there is one share"
+
+
 def test_starts_count_for_a_minute_in_whichever_front_they_were() -> None:
     memory = new_memory(2, 1)
     one, two = (SharedCounts(2, 1, front=front, descriptor=memory) for front in (0, 1))

@@ -274,6 +274,8 @@ class EngineStatus(TypedDict):
     num_restarts: int
     num_requests: int
     num_queued: int
+    num_sequences: int
+    """Of requests in progress: prompts times n."""
     num_tasks: int
     """Of the process's event loop: more of them without requests than at first means that some are lost."""
     age_s: float | None
