@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ MAX_JSON_BYTES = 16 << 20
 """Of a file; the largest known configurations of models and tokenizers have some 5 MB."""
 MAX_JSON_DEPTH = 64
 """Lists and objects within each other."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 INTEGER_LIMIT = 2**63
 """Integers are smaller than this: what is larger counts nothing, cannot be sent to a core, and may be slow to read."""
 
@@ -56,13 +58,19 @@ def read_bounded(file: Path, most_bytes: int) -> bytes | None:
 def parse_json(data: str | bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """The value that JSON text stands for.
 
-    Raises: ValueError for what is no JSON in UTF-8, nested too deeply or holds an integer beyond 64 bits.
+    Raises: ValueError for what is no JSON in UTF-8, is nested too deeply, or holds an integer beyond 64 bits or half a
+        surrogate pair.
     """
     text = data if isinstance(data, str) else data.decode("utf-8")
     try:
-        return json.loads(text, parse_int=_integer, object_pairs_hook=object_pairs_hook)
+        value = json.loads(text, parse_int=_integer, object_pairs_hook=object_pairs_hook)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("a text holds half a surrogate pair, which no Unicode text has") from None
+    return value
 
 
 def check_depth(value: object, most: int = MAX_JSON_DEPTH) -> None:
