@@ -147,10 +147,10 @@ class _Batch:
 
         Raises: ApiError.
         """
-        from quire.server.http.body import decode_json
         from quire.server.http.errors import invalid
+        from quire.server.http.strict_json import read_json
 
-        value = decode_json(line)
+        value, _ = read_json(line, sys.maxsize)
         if not isinstance(value, dict):
             raise invalid("", f"must be a JSON object, got {shown(value)}")
         for name in value:

@@ -44,6 +44,7 @@ from quire.messages.stats import StepStats, continued
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.work_pool import WorkPool
 
 log = get_logger(__name__)
 
@@ -122,6 +123,8 @@ class AsyncLLMEngine:
         """Cores that were replaced."""
         self._ended_stats: StepStats | None = None
         """What they had done, as far as they said."""
+        self._work = WorkPool()
+        """What checks and tokenises prompts that take long."""
         self._admission = Admission(limits or AdmissionLimits())
         self._streams: dict[str, _Stream] = {}
         """By the user's request id."""
@@ -302,6 +305,7 @@ class AsyncLLMEngine:
 
     def close(self) -> None:
         """Stop the engine; running requests end with EngineDeadError. Harmless when called again."""
+        self._work.close()
         if self._source is not None:
             self._source.close()
             self._on_loop(self._disconnect)
@@ -348,7 +352,7 @@ class AsyncLLMEngine:
         has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
             return process(core_id, prompt, params)
-        return await asyncio.to_thread(process, core_id, prompt, params)
+        return await self._work.run(process, core_id, prompt, params)
 
     def _start(self, stream: _Stream, request: ProcessedRequest) -> None:
         """Give a request to the core, or keep it for the next one."""

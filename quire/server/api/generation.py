@@ -68,7 +68,7 @@ class Generation:
         if self._timelines:
             found["why"] = [timeline.explain() for timeline in self._timelines]
         if self._transcripts:
-            found["receipt"] = await asyncio.to_thread(receipt_of, self._service.engine.config, self._transcripts)
+            found["receipt"] = await self._service.work.run(receipt_of, self._service.engine.config, self._transcripts)
         return found
 
     async def outputs(self) -> list[RequestOutput]:
@@ -88,8 +88,11 @@ class Generation:
 
     async def _merged(self) -> AsyncGenerator[Numbered, None]:
         merged: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(self._prompts))
-        tasks = [asyncio.create_task(self._forward(index, merged)) for index in range(len(self._prompts))]
+        tasks = []
         try:
+            for index in range(len(self._prompts)):
+                tasks.append(asyncio.create_task(self._forward(index, merged)))
+                await asyncio.sleep(0)  # others get their turn: a thousand requests are checked and encoded here
             num_running = len(tasks)
             while num_running:
                 item = await merged.get()
