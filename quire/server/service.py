@@ -145,7 +145,10 @@ class Service:
     @cached_property
     def metrics(self) -> Metrics:
         """What is counted; needs the config, so it is made when it is first used."""
-        return Metrics(self.engine.config, self.names[0])
+        metrics = Metrics(self.engine.config, self.names[0])
+        metrics.queued_work.set_function(lambda: self.work.num_waiting)
+        metrics.running_work.set_function(lambda: self.work.num_running)
+        return metrics
 
     @cached_property
     def names(self) -> tuple[str, ...]:

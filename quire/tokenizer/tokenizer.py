@@ -27,8 +27,6 @@ from quire.tokenizer.tokenizer_files import (
 )
 from quire.utils.unicode import check_unicode
 
-LONG = 4096
-"""Characters or token ids from which on the package is called in the way that gives up the interpreter's lock."""
 MARK_START, MARK_END = "\ufdd0", "\ufdd1"
 """Unicode noncharacters, reserved for internal use: around special tokens that must (or must not) be taken as such."""
 
@@ -209,9 +207,6 @@ class HFTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the token ids. See `Tokenizer.decode`."""
         try:
-            if len(token_ids) > LONG:
-                (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
-                return text
             return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except OverflowError as error:
             wrong = next(i for i in token_ids if not 0 <= i < 2**32)
@@ -278,9 +273,6 @@ def without_marks(text: str) -> str:
 def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
     check_unicode(text, "prompt")
     try:
-        if len(text) > LONG:
-            (encoding,) = backend.encode_batch([text], add_special_tokens=add_special_tokens)
-            return encoding
         return backend.encode(text, add_special_tokens=add_special_tokens)
     except Exception as error:  # bare Exception is all the package raises: here, for text its model has no token for
         raise InvalidParameter(

@@ -16,6 +16,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_numbers, prompt_logprobs
 from quire.server.api.params import (
+    MAX_N,
     REFUSED,
     Refusal,
     check_fields,
@@ -24,7 +25,7 @@ from quire.server.api.params import (
     tokens_as_ids,
     usage_in_stream,
 )
-from quire.server.api.prompts import cache_salt, chat_text, finish_prompt
+from quire.server.api.prompts import cache_salt, chat_text, check_repeated, finish_prompt
 from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
 from quire.server.http.body import strict_route
@@ -107,6 +108,7 @@ class _Reply:
             service.engine.tokenizer, body.top_logprobs or 0, as_ids=tokens_as_ids(body, service.settings)
         )
         check_stream(body)
+        check_repeated(len(self._echo) * min(body.n or 1, MAX_N), "echo")
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs", "top_logprobs requires logprobs to be true.")
         if body.top_logprobs is not None and body.top_logprobs < -1:

@@ -16,11 +16,11 @@ from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import CompletionLogprobsWriter, num_numbers, prompt_logprobs
 from quire.server.api.params import check_fields, check_stream, sampling_params, tokens_as_ids, usage_in_stream
-from quire.server.api.prompts import cache_salt, completion_prompts
+from quire.server.api.prompts import cache_salt, check_repeated, completion_prompts
 from quire.server.api.protocol.openai import Completion, CompletionChoice, CompletionRequest, Usage
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
-from quire.server.http.replies import SMALL_REPLY, reply_of
+from quire.server.http.replies import SMALL_REPLY, encode_in_pieces, reply_of
 from quire.server.http.streaming import STREAMED, Chunks, EventStream, unless_gone
 from quire.server.service import Context, Service, context_of
 
@@ -116,8 +116,11 @@ class _Reply:
                         if warnings:
                             chunk["warnings"] = warnings
                         begun.add(index)
-                    event = partial(chunks.event, chunk)
-                    yield await self._service.work.run(event) if is_large else event()
+                    yield (
+                        await self._service.work.run(chunks.event, chunk, encode_in_pieces)
+                        if is_large
+                        else chunks.event(chunk)
+                    )
         last = await generation.extras()
         if wants_usage:
             last["usage"] = generation.usage
@@ -148,7 +151,23 @@ class _Reply:
             salt=cache_salt(self._context, body.cache_salt),
             add_special_tokens=body.add_special_tokens is not False,
         )
+        check_repeated(params.n * sum(map(self._num_repeated, prompts)), "echo, prompt_logprobs, return_token_ids")
         return params, prompts
+
+    def _num_repeated(self, prompt: TokensPrompt) -> int:
+        """What each choice says about a prompt."""
+        body, num_tokens = self._body, len(prompt["prompt_token_ids"])
+        count = num_tokens if body.return_token_ids else 0
+        if body.echo:
+            count += len(prompt.get("prompt", "")) or num_tokens
+        if body.echo and body.logprobs is not None:
+            count += num_tokens * (2 + self._num_candidates(body.logprobs))
+        if body.prompt_logprobs is not None:
+            count += num_tokens * (1 + self._num_candidates(body.prompt_logprobs))
+        return count
+
+    def _num_candidates(self, asked: int) -> int:
+        return self._service.engine.config.model_config.arch.vocab_size if asked == -1 else asked
 
     def _max_tokens(self) -> int | None:
         """As asked; 16 when the field is left out, all that fits when it is null."""

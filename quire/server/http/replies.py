@@ -61,6 +61,11 @@ def _encoded(build: Callable[[], Any]) -> list[bytes]:
     return [*pieces, bytes(waiting)]
 
 
+def encode_in_pieces(value: Any) -> bytes:
+    """The JSON text of a large value, for a thread of the work pool."""
+    return b"".join(_encoded(lambda: value))
+
+
 def json_pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
     """The JSON text of a value, none of whose pieces takes long."""
     if depth and isinstance(value, dict):

@@ -42,7 +42,7 @@ _ESCAPED = re.compile(
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
 )
 """Text with escapes; a surrogate only as part of a pair."""
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F])|.)")
 """One escape, or a pair of surrogates; the group is half of a pair."""
 _SCALAR = re.compile(rb"-?[0-9][-+.0-9eE]*|true|false|null|-?Infinity|NaN")
@@ -189,12 +189,12 @@ class _Reader:
                 end = _ESCAPED.match(data, place, window).end()  # type: ignore[union-attr]
                 end = self._whole_characters(place, end)
                 pieces.append(self._unescaped(place, end))
+            if end - begin > limit:
+                raise _too_large(f"A string or key has more than {limit} bytes, the limit (at byte {begin}).")
             if data[end : end + 1] == b'"':
                 return "".join(pieces), end + 1
             if end == place:
                 raise self._bad_character(place)
-            if end - begin > limit:
-                raise _too_large(f"A string or key has more than {limit} bytes, the limit (at byte {begin}).")
             place = end
 
     def _whole_characters(self, begin: int, end: int) -> int:
