@@ -28,6 +28,10 @@ BYTES_PER_VALUE = 64
 """What a value of a body takes in memory, about, beside its text."""
 
 
+HEAVY = 256 << 10
+"""Bytes of a body whose work must leave a thread to others."""
+
+
 @dataclass(frozen=True, slots=True)
 class BodyReader:
     """From the bytes of a request to its model."""
@@ -46,7 +50,7 @@ class BodyReader:
         if not data:
             raise ApiError(400, "invalid_json", "The request has no body; send a JSON object.")
         work_pool.owner.set(context_of(request.scope).key)
-        work_pool.is_heavy.set(len(data) > SMALL)
+        work_pool.is_heavy.set(len(data) > HEAVY)
         if len(data) <= SMALL:
             body, num_values = self._model_of(data)
         else:

@@ -48,6 +48,10 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-
 _SCALAR = re.compile(rb"-?[0-9][-+.0-9eE]*|true|false|null|-?Infinity|NaN")
 _SIMPLE = re.compile(rb'(?:(?:[-+.0-9a-zA-Z]+|"[^"\\\x00-\x1f]*")[ \t\n\r]*,[ \t\n\r]*)+')
 """Items of a list, each with its comma: scalars, and strings without escapes."""
+_PAIRS = re.compile(
+    rb'(?:"[^"\\\x00-\x1f]*"[ \t\n\r]*:[ \t\n\r]*(?:[-+.0-9a-zA-Z]+|"[^"\\\x00-\x1f]*")[ \t\n\r]*,[ \t\n\r]*)+'
+)
+"""The same of an object."""
 _SPACES = b" \t\n\r"
 
 
@@ -150,6 +154,7 @@ class _Reader:
         if self._data[place : place + 1] == b"}":
             return items, place + 1
         while True:
+            place = self._skip(self._pairs(items, place))
             key, place = self._key(place, items)
             items[key], place = self._value(place, room - 1)
             place = self._skip(place)
@@ -239,16 +244,33 @@ class _Reader:
     def _simple(self, items: list[Any], place: int) -> int:
         """Take several items of a list at once that hold no others, and go on behind them. Mutates items."""
         while found := _SIMPLE.match(self._data, place, place + _RUN):
-            check()
-            text = self._decoded(place, place + len(found[0].rstrip(_SPACES)) - 1)
-            try:
-                several = _loads(f"[{text}]")
-            except json.JSONDecodeError as error:
-                raise _malformed(error.msg, place + len(text[: error.pos - 1].encode())) from None
-            self._charge(len(several))
-            items += several
+            items += self._several(found, "[]")
             place = found.end()
         return place
+
+    def _pairs(self, items: dict[str, Any], place: int) -> int:
+        """The same for an object. Mutates items."""
+        while found := _PAIRS.match(self._data, place, place + _RUN):
+            several = self._several(found, "{}")
+            for key in items.keys() & several.keys():
+                raise _twice(key)
+            items.update(several)
+            if len(items) > MAX_KEYS:
+                raise _too_many_keys()
+            place = found.end()
+        return place
+
+    def _several(self, found: re.Match[bytes], brackets: str) -> Any:
+        """The container of some items, each with its comma."""
+        check()
+        begin = found.start()
+        text = self._decoded(begin, begin + len(found[0].rstrip(_SPACES)) - 1)
+        try:
+            several = _loads(f"{brackets[0]}{text}{brackets[1]}")
+        except json.JSONDecodeError as error:
+            raise _malformed(error.msg, begin + len(text[: error.pos - 1].encode())) from None
+        self._charge(len(several))
+        return several
 
     def _skip(self, place: int) -> int:
         """Where white space ends."""

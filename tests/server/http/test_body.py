@@ -7,7 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import Response
+from starlette.testclient import TestClient
 
+from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.engine.startup import EngineParts
+from quire.server.api.protocol.openai import DetokenizeRequest
+from quire.server.http.body import strict_route
+from quire.server.http.middleware import RequestContext
+from quire.server.service import Service
+from quire.server.settings import ServerSettings
 from tests.server.conftest import TIMEOUT, Running, stand_in, wait_for
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -70,3 +81,27 @@ def test_more_values_than_a_body_may_have_are_refused(serve: Any) -> None:
 def test_load_tells_the_work_of_the_front(server: Running) -> None:
     assert load(server) == {"server_load": 0, "queued_work": 0, "running_work": 0, "body_bytes": 0}
     assert "quire:front_work_waiting" in server.client.get("/metrics").text
+
+
+def test_a_fault_is_logged_without_the_text_of_a_client(
+    engine_parts: tuple[EngineParts, AsyncLLMEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service(engine_parts[1], ServerSettings())
+    router = APIRouter(route_class=strict_route(service))
+
+    @router.post("/faulty")
+    async def faulty(body: DetokenizeRequest, request: Request) -> Response:
+        try:
+            raise KeyError(body.model)
+        except KeyError as error:
+            raise ValueError(body.model) from error
+
+    app = FastAPI()
+    app.include_router(router)
+    app.add_middleware(RequestContext, service=service)
+    reply = TestClient(app).post("/faulty", json={"tokens": [], "model": "what a client says"})
+    assert reply.status_code == 500
+    assert "what a client says" not in reply.text + caplog.text
+    assert "ValueError in test_body.py" in caplog.text
+    assert "after KeyError" in caplog.text
+    service.close()
