@@ -97,6 +97,21 @@ def test_junk_in_a_field_is_no_fault_of_the_server(
     server.wait_idle()
 
 
+ODD = {"effort": 5, "format": CANARY, "type": 5, "role": [], "content": {}, "text": 5, "1": CANARY}
+WRONG: tuple[Any, ...] = (5, -1e300, CANARY, [5, CANARY], ODD, [ODD, ODD])
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_field_may_hold_anything(server: Running, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, body = ROUTES[path]
+    with caplog.at_level(logging.DEBUG, "quire"):
+        for field in fields_of(model):
+            for value in WRONG:
+                reply = server.client.post(path, json={**body, field: value})
+                assert reply.status_code < 500, (field, value, reply.text)
+    assert CANARY not in caplog.text
+
+
 @pytest.mark.parametrize(
     "more",
     [
