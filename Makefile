@@ -6,32 +6,43 @@ TORCH ?= torch==2.13.0
 PROMPT ?= What is a KV cache?
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+EDITABLE := --no-build-isolation --config-settings=wheel.cmake=false --editable
 
-.PHONY: run test lint native setup clean
+.PHONY: run test lint docs native native-tests setup clean
 .DELETE_ON_ERROR:
 
-run: setup
+run: $(VENV)/installed native
 	$(BIN)/quire run --chat --stats "$(PROMPT)"
 
 test: setup
 	./tools/system_packages.sh chromium chromium "the tests of the console, which are skipped without it"
 	$(BIN)/python -m pytest
 
-lint: setup
+lint: $(VENV)/test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_todos.py
 
-setup: $(VENV)/installed native
+# The documentation site, in build/site.
+docs: $(VENV)/installed
+	$(PIP) "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+# Everything that tests need; `make run` needs less.
+setup: $(VENV)/test-installed native-tests
 
 $(VENV)/installed: pyproject.toml Makefile
 	./tools/system_packages.sh c++ g++ "the native kernels, without which the slower reference ops serve"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" cmake ninja "scikit-build-core>=0.10"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		--config-settings=wheel.cmake=false --editable ".[test]"
+	$(PIP) "$(TORCH)" cmake ninja "scikit-build-core>=0.10"
+	$(PIP) $(EDITABLE) .
+	touch $@
+
+$(VENV)/test-installed: $(VENV)/installed
+	$(PIP) $(EDITABLE) ".[test]"
 	touch $@
 
 # In a checkout the kernels live in build/native; `pip install .` builds them into the package instead.
@@ -40,6 +51,9 @@ native: $(VENV)/installed
 	@$(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja > build/cmake.log 2>&1 \
 		|| { cat build/cmake.log; exit 1; }
 	@test ! -f build/native/build.ninja || $(BIN)/cmake --build build/native
+
+native-tests: native
+	@test ! -f build/native/build.ninja || $(BIN)/cmake --build build/native --target quire_cpu_tests
 
 clean:
 	rm -rf build $(VENV)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,17 @@ class Variable:
     parse: Callable[[str], str]
     default: str
     help: str
+
+
+_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?$", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def shown_value(name: str, value: str) -> str:
+    """A value for people: what a name like *_KEY, *_TOKEN or *_SECRET holds, and credentials in a URL, are left out."""
+    if value and _SECRET_NAME.search(name):
+        return "set, not shown"
+    return _CREDENTIALS.sub("***", value)
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -36,7 +48,9 @@ VARIABLES: dict[str, Variable] = {
         parse=_choice("text", "json"), default="text", help="Lines for people, or one JSON object a line."
     ),
     "QUIRE_API_KEY": Variable(
-        parse=str, default="", help="Keys that requests must carry, separated by commas; for servers without --api-key."
+        parse=str,
+        default="",
+        help="Keys that a server without --api-key demands, separated by commas; a client without one sends the first.",
     ),
     "QUIRE_CPU_ISA": Variable(
         parse=_choice("auto", "avx2", "avx512", "avx512_bf16", "amx"),
@@ -59,7 +73,7 @@ def get(name: str, environ: Mapping[str, str] = os.environ) -> str:
     try:
         return variable.parse(text)
     except ValueError as error:
-        raise ConfigError(f"environment variable {name} is {text!r}; it must be {error}") from None
+        raise ConfigError(f"environment variable {name} is {shown_value(name, text)!r}; it must be {error}") from None
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:

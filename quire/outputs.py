@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 
 from quire.messages.stats import RequestEffort, RequestStats
+
+MAX_SHOWN = 80
+"""Characters of a text that a `repr` shows."""
 
 
 @dataclass(slots=True)
@@ -22,7 +26,7 @@ TokenLogprobs = dict[int, Logprob]
 """The candidates of one position, by token id: the chosen token first, then the most likely ones in order."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class CompletionOutput:
     """One completion of a prompt."""
 
@@ -40,8 +44,14 @@ class CompletionOutput:
         """Whether no more tokens will come."""
         return self.finish_reason is not None
 
+    def __repr__(self) -> str:
+        return (
+            f"CompletionOutput(index={self.index}, text={_shortened(self.text)!r}, {len(self.token_ids)} tokens, "
+            f"finish_reason={self.finish_reason!r})"
+        )
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class RequestOutput:
     """The state of one request: its prompt and its completions."""
 
@@ -63,6 +73,23 @@ class RequestOutput:
     warnings: list[str] = field(default_factory=list)
     """What was adjusted or left out, in words."""
 
+    def __repr__(self) -> str:
+        prompt = None if self.prompt is None else _shortened(self.prompt)
+        return (
+            f"RequestOutput(request_id={self.request_id!r}, prompt={prompt!r}, {len(self.prompt_token_ids)} prompt "
+            f"tokens, outputs={self.outputs!r}, finished={self.finished})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Prompt and completions as a table, for notebooks."""
+        prompt = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else self.prompt
+        rows = [("prompt", prompt, f"{len(self.prompt_token_ids)} tokens")]
+        for completion in self.outputs:
+            ended = completion.finish_reason or "running"
+            rows.append((str(completion.index), completion.text, f"{len(completion.token_ids)} tokens, {ended}"))
+        rows += [("warning", warning, "") for warning in self.warnings]
+        return "<table>" + "".join(map(_html_row, rows)) + "</table>"
+
     def merged(self, later: RequestOutput) -> RequestOutput:
         """Two deltas as one: texts, tokens and logprobs of each completion joined, everything else from the later.
 
@@ -81,3 +108,13 @@ class RequestOutput:
             later.prompt_logprobs = self.prompt_logprobs
         later.outputs = [earlier[index] for index in sorted(earlier)]
         return later
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def _html_row(row: tuple[str, str, str]) -> str:
+    name, text, note = map(escape, row)
+    cell = f"<td style='text-align:left;white-space:pre-wrap'>{text}</td>"
+    return f"<tr><th>{name}</th>{cell}<td><small>{note}</small></td></tr>"

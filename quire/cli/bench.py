@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli import bench_serve, bench_startup
+from quire.cli.output import check_writable, write_json
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import whole_number
 from quire.errors import ConfigError
@@ -134,13 +133,10 @@ def _check(args: argparse.Namespace, **least: int) -> None:
         if vars(args)[name] < smallest:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {vars(args)[name]}")
     if args.output_json:
-        try:
-            Path(args.output_json).open("a").close()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--output-json {args.output_json} cannot be written: {error}") from None
+        check_writable("--output-json", args.output_json)
 
 
 def _write(args: argparse.Namespace, result: dict[str, Any]) -> int:
     if args.output_json:
-        Path(args.output_json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(args.output_json, result)
     return 0

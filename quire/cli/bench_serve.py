@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.output import check_writable, write_json
 from quire.config.knobs import json_object, whole_number
 from quire.errors import ConfigError, shown
 
@@ -46,7 +47,7 @@ def add_arguments(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     server.add_argument("--port", type=whole_number, default=8000, help="(default: 8000)")
     server.add_argument("--endpoint", metavar="PATH", help="route; that of the backend when left out")
     server.add_argument("--model", metavar="NAME", help="what to ask for; the first model listed when left out")
-    server.add_argument("--api-key", metavar="KEY", help="key to send; OPENAI_API_KEY when left out")
+    server.add_argument("--api-key", metavar="KEY", help="key to send; QUIRE_API_KEY or OPENAI_API_KEY when left out")
     server.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     server.add_argument(
         "--ready-check-timeout-sec", type=whole_number, default=0, metavar="S", help="wait so long for the server"
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
             "max_concurrency": args.max_concurrency,
         }
         stored = {**facts, **metadata, **result, **(details if args.save_detailed else {})}
-        path.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+        write_json(path, stored)
     return 1 if result["failed"] else 0
 
 
@@ -373,8 +374,5 @@ def _result_file(args: argparse.Namespace) -> Path | None:
     rate = "inf" if math.isinf(args.request_rate) else f"{args.request_rate:g}"
     name = args.save_result or args.result_filename or f"{args.backend}-{rate}qps-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path = Path(args.result_dir or ".") / name
-    try:
-        path.open("a").close()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--save-result {path} cannot be written: {error}") from None
+    check_writable("--save-result", path)
     return path

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.output import check_writable, write_json
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import whole_number
 from quire.errors import ConfigError
+from quire.utils.process import die_with_parent
 
 if TYPE_CHECKING:
     from quire.config.args import EngineArgs
@@ -42,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.num_iters < 1:
         raise ConfigError(f"--num-iters must be at least 1, got {args.num_iters}")
+    if args.output_json:
+        check_writable("--output-json", args.output_json)
     options = _options(from_namespace(args))
     ledgers = [_measure(options) for _ in range(args.num_iters_warmup + args.num_iters)][args.num_iters_warmup :]
     totals = [ledger.pop("total") for ledger in ledgers]
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"  the stages account for {share:.1%} of the time")
     if args.output_json:
         result: dict[str, Any] = {"median": median, "totals": totals, "stages": medians, "accounted": share}
-        Path(args.output_json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(args.output_json, result)
     return 0
 
 
@@ -64,7 +68,7 @@ def _options(args: EngineArgs) -> str:
 
 def _measure(options: str) -> dict[str, float]:
     """The stages of one start, and their `total`."""
-    code = "from quire.cli.bench_startup import child; child()"
+    code = f"from quire.cli.bench_startup import child; child({os.getpid()})"
     env = {**os.environ, STARTED_AT: repr(time.perf_counter())}
     done = subprocess.run([sys.executable, "-c", code, options], capture_output=True, text=True, env=env, check=False)
     if done.returncode != 0:
@@ -73,8 +77,10 @@ def _measure(options: str) -> dict[str, float]:
     return stages
 
 
-def child() -> None:
+def child(parent_pid: int) -> None:
     """In the measured process: start, draw one token, print the ledger."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save
+    die_with_parent(parent_pid)
     from quire.observability.ledger import Ledger
 
     ledger = Ledger(started_at=float(os.environ[STARTED_AT]))

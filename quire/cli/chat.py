@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 def _converse(args: argparse.Namespace, model: str, answer: Answerer) -> int:
     conversation = Conversation(answer, args)
     if args.quick is not None:
-        return 0 if conversation.ask(args.quick) else 1
+        return conversation.ask(args.quick)
     interactive = sys.stdin.isatty()
     if interactive:
         print(f"{model}: {HELP}", file=sys.stderr)
@@ -123,17 +123,17 @@ class Conversation:
         elif line:
             self.ask(line)
 
-    def ask(self, question: str) -> bool:
-        """Stream the answer and remember both; False when the request was refused or failed."""
+    def ask(self, question: str) -> int:
+        """Stream the answer and remember both; its exit status, 1 when the request was refused or failed."""
         self.messages.append({"role": "user", "content": question})
         try:
             answer = self.answer(self.messages)
         except RequestError as error:
             self.messages.pop()
             print(f"quire: {error} (/new starts over)", file=sys.stderr)
-            return False
+            return 1
         print()
         self.messages.append({"role": "assistant", "content": answer.text})
         if self.show_stats:
             print(answer.line(), file=sys.stderr)
-        return answer.finish_reason != "error"
+        return answer.status

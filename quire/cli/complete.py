@@ -33,25 +33,25 @@ def run(args: argparse.Namespace) -> int:
 
     served = Served(args, args.model)
     if args.quick is not None:
-        return 0 if _complete(served, args.quick, stats=args.stats) else 1
+        return _complete(served, args.quick, stats=args.stats)
     interactive = sys.stdin.isatty()
     if interactive:
         print(f"{served.model}: a line is a prompt; Ctrl-D ends", file=sys.stderr)
     all_done = True
     while (line := read_line(interactive)) is not None:
         if line.strip():
-            all_done &= _complete(served, line.rstrip("\n"), stats=args.stats)
+            all_done &= _complete(served, line.rstrip("\n"), stats=args.stats) != 1
     return 0 if all_done or interactive else 1
 
 
-def _complete(served: Served, prompt: str, *, stats: bool) -> bool:
-    """Stream one completion; False when it was refused or failed."""
+def _complete(served: Served, prompt: str, *, stats: bool) -> int:
+    """Stream one completion; its exit status, 1 when it was refused or failed."""
     try:
         answer = served.complete(prompt, echo=prompt)
     except RequestError as error:
         print(f"\nquire: {error}", file=sys.stderr)
-        return False
+        return 1
     print()
     if stats:
         print(answer.line(), file=sys.stderr)
-    return answer.finish_reason != "error"
+    return answer.status

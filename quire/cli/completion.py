@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
-    from quire.cli.main import create_parser
+    from quire.cli.parser import create_parser
 
     print(shtab.complete(create_parser(), args.shell))
     return 0

@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
         },
         "choices": {name: f"{choice.value} ({choice.reason})" for name, choice in config.choices.items()},
         "memory plan": {name: gib(size) for name, size in config.memory_plan.items()},
-        "environment": {name: f"{envs.get(name)}: {variable.help}" for name, variable in envs.VARIABLES.items()},
+        "environment": {
+            name: f"{envs.shown_value(name, envs.get(name))}: {variable.help}"
+            for name, variable in envs.VARIABLES.items()
+        },
     }
     if args.json:
         print(json.dumps(report, indent=2))

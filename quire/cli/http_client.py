@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from quire import __version__
+from quire import __version__, envs
 from quire.errors import ConfigError, shown
 
 MAX_ERROR = 300
@@ -45,7 +45,8 @@ class Reply:
         text = self.body[: 4 * MAX_ERROR].decode(errors="replace")
         with contextlib.suppress(msgspec.DecodeError):
             text = message_of(msgspec.json.decode(self.body)) or text
-        return f"{self.status} {self.reason}: {text[:MAX_ERROR] or 'no message'}"
+        remedy = " (--api-key gives one, or QUIRE_API_KEY)" if self.status == 401 else ""
+        return f"{self.status} {self.reason}: {text[:MAX_ERROR] or 'no message'}{remedy}"
 
 
 def message_of(body: object) -> str:
@@ -158,12 +159,19 @@ class HttpClient:
         except ValueError:
             port = 0
         if parts.scheme not in ("http", "https") or not self._host or port == 0 or parts.query or parts.fragment:
-            raise ConfigError(f"{shown(url)} is no URL of a server; one looks like http://127.0.0.1:8000")
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+            raise ConfigError(
+                f"{shown(envs.shown_value('url', url))} is no URL of a server; one looks like http://127.0.0.1:8000"
+            )
+        address = parts.netloc.rpartition("@")[2]
+        if address != parts.netloc:
+            raise ConfigError(
+                f"the URL of {address} holds a user name or password, which quire does not send; use --api-key"
+            )
+        self.url = f"{parts.scheme}://{address}{parts.path.rstrip('/')}"
         self._path = parts.path.rstrip("/")
         self._ssl = _tls(insecure=insecure) if parts.scheme == "https" else None
         self._port = port or (443 if self._ssl else 80)
-        self._head = f"Host: {parts.netloc.rpartition('@')[2]}\r\nUser-Agent: quire/{__version__}\r\n"
+        self._head = f"Host: {address}\r\nUser-Agent: quire/{__version__}\r\n"
         for name, value in (headers or {}).items():
             if not f"{name}{value}".isascii() or not f"{name}{value}".isprintable():
                 raise ConfigError(f"header {shown(name)} must hold printable ASCII")
@@ -257,8 +265,9 @@ def _tls(*, insecure: bool) -> ssl.SSLContext:
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """The header with an API key: the given one, or that of OPENAI_API_KEY."""
-    key = api_key or os.environ.get("OPENAI_API_KEY")
+    """The header with an API key: the given one, the first of QUIRE_API_KEY, or that of OPENAI_API_KEY."""
+    own = envs.get("QUIRE_API_KEY").partition(",")[0].strip()
+    key = api_key or own or os.environ.get("OPENAI_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -1,85 +1,63 @@
-"""`quire`: subcommands that import what they need when they are called, so that `--help` is instant."""
+"""`quire`: the entry point. What it imports before it minds signals is kept small."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import io
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
-from quire import __version__
-from quire.errors import QuireError
-
-COMMANDS = {
-    "serve": "serve a model over HTTP, with the API of OpenAI",
-    "run": "complete a prompt with a model, here and now",
-    "chat": "talk to a model in the terminal",
-    "complete": "complete prompts with a model that is served",
-    "run-batch": "answer a file of requests in OpenAI's batch format",
-    "replay": "give the answer of a receipt again, and say whether it is the same",
-    "bench": "measure latency, throughput, start-up or a server",
-    "completion": "print a script that completes commands and flags in a shell",
-    "env": "what this machine offers and what quire makes of it",
-}
-
-
-class Parser(argparse.ArgumentParser):
-    """Takes flags only as they are spelled, and says which known one an unknown one resembles."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "allow_abbrev": False})
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, but flags that are left over are an error of the subcommand that does not know them."""
-        namespace, rest = super().parse_known_args(args, namespace)
-        unknown = next((word for word in rest if word.startswith("-")), None)
-        if unknown is not None:
-            self._refuse(unknown.partition("=")[0])
-        return namespace, rest
-
-    def _refuse(self, flag: str) -> NoReturn:
-        from quire.utils.lazy import nearest
-
-        known = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
-        self.error(f"{flag} is no flag{nearest(flag, known)}")
-
-    def error(self, message: str) -> NoReturn:
-        """One paragraph; the flags are for --help."""
-        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists what there is)\n")
-
-
-def create_parser(only: str | None = None) -> Parser:
-    """The parser with the flags of every command, or of one: each is imported for its flags."""
-    parser = Parser(prog="quire", description="LLM inference: the same request gives the same tokens.")
-    parser.add_argument("--version", action="version", version=f"quire {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command, help_text in COMMANDS.items():
-        child = commands.add_parser(command, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
-        if only in (None, command):
-            importlib.import_module(f"quire.cli.{command.replace('-', '_')}").add_arguments(child)
-    return parser
+from quire.cli.signals import SIGINT_STATUS, end_on_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status: 0 done, 1 failed while running, 2 wrong use or configuration."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    name = next((word for word in argv if not word.startswith("-")), "")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark
+    """Run one subcommand and return the exit status.
+
+    0: done; 1: failed while running; 2: wrong use or configuration; 128 + number: ended by a signal. Without
+    `argv` this is the whole process: signals end it at once, and so does the end of the command.
+    """
+    if argv is not None:
+        return _status(argv)
+    end_on_signals()
+    from quire.cli.output import end_process, open_closed_streams
+
+    open_closed_streams()
     try:
-        args = create_parser(name).parse_args(argv)
-        status: int = args.run(args)
+        status = _status(sys.argv[1:])
+    except SystemExit as end:  # from argparse
+        status = end.code if isinstance(end.code, int) else 0
+    return end_process(status)
+
+
+def _status(argv: Sequence[str]) -> int:
+    from quire.cli.output import report
+    from quire.errors import QuireError
+
+    try:
+        try:
+            return _run(list(argv))
+        finally:
+            sys.stdout.flush()
     except QuireError as error:
         print(f"quire: {error}", file=sys.stderr)
         return 1 if error.status == 500 and error.code == "internal_error" else 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
+        return SIGINT_STATUS
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # else the reader has seen enough
+            report(error)
         return 1
+
+
+def _run(argv: list[str]) -> int:
+    import io
+
+    from quire.cli.parser import create_parser
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark
+    name = next((word for word in argv if not word.startswith("-")), "")
+    args = create_parser(name).parse_args(argv)
+    status: int = args.run(args)
     return status
 
 

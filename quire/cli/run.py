@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream one completion to standard output.
+    """Stream one completion to standard output; an interrupted one ends with 130.
 
     Raises: QuireError.
     """
@@ -48,4 +48,4 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n")
         if args.stats:
             print(answer.line(), file=sys.stderr)
-    return 1 if answer.finish_reason == "error" else 0
+    return answer.status

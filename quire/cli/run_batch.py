@@ -1,7 +1,8 @@
 """`quire run-batch`: a file of requests in the format of OpenAI's batch API, answered by the routes of the server.
 
 Every line goes through the application that `quire serve` runs, without a socket before it. Replies are written as they
-come, each with the number of its line, so that a run that was interrupted can go on.
+come, each with the number of its line, so that a run that was interrupted can go on: --resume skips the lines that were
+answered with success and answers the others, also those that failed. Lines are read one at a time.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import json
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from quire.cli.batch_files import Earlier, Line, ReplyFile, count_lines, open_input, read_earlier, read_lines
+from quire.cli.output import check_writable, reason_of
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import add_knob_flags, knobs_from_namespace
 from quire.errors import ConfigError, EngineDeadError, shown
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from quire.server.settings import ServerSettings
 
 URLS = ("/v1/chat/completions", "/v1/completions")
-SETTINGS = ("served_model_name", "max_tokens_policy", "strict_params", "default_chat_template_kwargs")
+SETTINGS = ("served_model_name", "max_tokens_policy", "strict_params", "default_chat_template_kwargs", "max_body_size")
 """What of the server's settings concerns requests that come from a file."""
 REQUESTS_PER_SEQUENCE = 2
 """Requests in progress per sequence that the engine runs at once: enough that it never waits for one."""
@@ -43,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, one JSON object a line")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="replies, as they come")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--resume", action="store_true", help="answer what the output file lacks")
+    mode.add_argument("--resume", action="store_true", help="answer what the output file lacks, and what failed")
     mode.add_argument("--overwrite", action="store_true", help="replace the output file")
     others = tuple(option.name for option in dataclasses.fields(ServerSettings) if option.name not in SETTINGS)
     add_knob_flags(parser, ServerSettings, "requests", skip=others)
@@ -52,39 +56,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the file; 1 when any line was not answered with success.
+    """Answer the file; 1 while any line has not been answered with success, or when the output file fails.
 
     Raises: QuireError.
     """
     from quire.server.settings import ServerSettings
 
-    lines = _read(args.input_file)
-    done = _done(args, lines)
-    settings = dataclasses.replace(
-        knobs_from_namespace(args, ServerSettings), max_body_size=UNBOUNDED, max_concurrent_requests=UNBOUNDED
-    )
-    with open(args.output_file, "ab" if args.resume else "wb") as out:
-        batch = _Batch(lines, done, out)
-        asyncio.run(batch.answer(from_namespace(args), settings))
-    before = f", {len(done)} were there before" if done else ""
-    print(f"{batch.num_succeeded} succeeded, {batch.num_failed} failed{before}: {args.output_file}", file=sys.stderr)
-    return 1 if batch.num_failed else 0
+    settings = knobs_from_namespace(args, ServerSettings)
+    with open_input(args.input_file) as source:
+        earlier = _earlier(args)
+        num_lines = count_lines(source, settings.max_body_size, earlier, args)
+        batch = _Batch(read_lines(source, settings.max_body_size), num_lines, earlier, args.output_file)
+        inner = dataclasses.replace(settings, max_body_size=UNBOUNDED, max_concurrent_requests=UNBOUNDED)
+        failure = None
+        try:
+            asyncio.run(batch.answer(from_namespace(args), inner))
+        except* OutputLost as group:
+            failure = group.exceptions[0]
+    if failure is not None:
+        print(f"quire: {failure}", file=sys.stderr)
+    print(f"{batch.summary()}: {args.output_file}", file=sys.stderr)
+    return 1 if failure is not None or batch.num_failed else 0
+
+
+class OutputLost(Exception):
+    """The output file cannot be written any more."""
 
 
 class _Batch:
     """The lines on their way through the application."""
 
-    def __init__(self, lines: dict[int, bytes], done: set[int], out: IO[bytes]) -> None:
+    def __init__(self, lines: Iterator[Line], num_lines: int, earlier: Earlier, output: str) -> None:
         self.num_succeeded = 0
         self.num_failed = 0
-        self._lines = {number: line for number, line in lines.items() if number not in done}
-        self._custom_ids = {_custom_id(line) for number, line in lines.items() if number in done} - {None}
-        self._out = out
+        self._earlier = earlier
+        done = earlier.succeeded
+        self._todo = (line for line in lines if line.number not in done)
+        self._num_todo = num_lines - len(done)
+        self._custom_ids = {earlier.custom_ids[number] for number in done} - {None}
+        self._output = output
+        self._num_safe = len(done)
+
+    def summary(self) -> str:
+        """What became of the lines, in numbers."""
+        return (
+            f"{self.num_succeeded} succeeded, {self.num_failed} failed, {self._num_missing} not answered, "
+            f"{len(self._earlier.succeeded)} skipped (answered before), {len(self._earlier.failed)} retried"
+        )
+
+    @property
+    def _num_missing(self) -> int:
+        return self._num_todo - self.num_succeeded - self.num_failed
 
     async def answer(self, args: EngineArgs, settings: ServerSettings) -> None:
-        """Answer every line.
+        """Answer every line. The output file is not touched before the engine is ready.
 
-        Raises: ConfigError when the engine cannot start; EngineDeadError when it ends.
+        Raises: ConfigError when the engine cannot start; EngineDeadError when it ends; OutputLost, also in a group.
         """
         from quire.engine.admission import AdmissionLimits
         from quire.engine.async_llm_engine import AsyncLLMEngine
@@ -95,9 +122,8 @@ class _Batch:
         with AsyncLLMEngine.launch(args, limits=limits) as engine:
             await engine.wait_ready()
             app = Application(engine, settings)
-            todo = iter(self._lines.items())
             num_workers = engine.config.scheduler_config.max_num_seqs * REQUESTS_PER_SEQUENCE
-            with generate_progress(True, len(self._lines)) as show:
+            with generate_progress(True, self._num_todo) as show:
                 num_tokens = [0, 0]
 
                 def on_reply(usage: dict[str, int]) -> None:
@@ -105,44 +131,62 @@ class _Batch:
                     num_tokens[1] += usage.get("completion_tokens", 0)
                     show(self.num_succeeded + self.num_failed, *num_tokens)
 
-                async with asyncio.TaskGroup() as tasks:
-                    for _ in range(min(num_workers, len(self._lines))):
-                        tasks.create_task(self._work(app, todo, on_reply))
-            missing = len(self._lines) - self.num_succeeded - self.num_failed
-            if missing:
-                raise EngineDeadError(f"the engine ended, {missing} lines are not answered; --resume goes on from here")
+                await self._run_workers(app, min(num_workers, self._num_todo), on_reply)
+            if self._num_missing:
+                raise EngineDeadError(
+                    f"the engine ended, {self._num_missing} lines are not answered; --resume goes on from here"
+                )
 
-    async def _work(self, app: Application, todo: Iterator[tuple[int, bytes]], on_reply: OnReply) -> None:
-        for number, line in todo:
-            reply, usage = await self._reply(app, number, line)
+    async def _run_workers(self, app: Application, num_workers: int, on_reply: OnReply) -> None:
+        """Raises: OutputLost, also in a group."""
+        with self._writing(), ReplyFile(self._output, self._earlier) as out:
+            async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
+                for _ in range(num_workers):
+                    tasks.create_task(self._work(app, out, on_reply))
+            out.sync()
+
+    async def _work(self, app: Application, out: ReplyFile, on_reply: OnReply) -> None:
+        for line in self._todo:
+            reply, usage = await self._reply(app, line)
             if reply is None:
                 return
-            self._out.write(json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
-            self._out.flush()
+            with self._writing():
+                out.write(reply)
+            self._num_safe += 1
+            if reply["response"] is not None and reply["response"]["status_code"] == 200:
+                self.num_succeeded += 1
+            else:
+                self.num_failed += 1
             on_reply(usage)
 
-    async def _reply(self, app: Application, number: int, line: bytes) -> tuple[dict[str, Any] | None, dict[str, int]]:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises: OutputLost when the system refuses what the block writes."""
+        try:
+            yield
+        except OSError as error:
+            raise OutputLost(
+                f"--output-file {self._output} cannot be written: {reason_of(error)}. {self._num_safe} replies are "
+                "safe in it. Make room, then --resume goes on from there."
+            ) from None
+
+    async def _reply(self, app: Application, line: Line) -> tuple[dict[str, Any] | None, dict[str, int]]:
         """(what is written about a line, its usage); None when the engine does not serve any more."""
         from quire.server.http.errors import ApiError
 
-        reply: dict[str, Any] = {"id": f"batch_req_{number}", "custom_id": _custom_id(line), "response": None}
+        reply: dict[str, Any] = {"id": f"batch_req_{line.number}", "custom_id": line.custom_id, "response": None}
         try:
-            url, body = self._request(number, line)
+            url, body = self._request(line)
         except ApiError as error:
-            self.num_failed += 1
-            return {**reply, "error": {"code": error.code, "message": f"line {number}: {error.message}"}}, {}
+            return {**reply, "error": {"code": error.code, "message": f"line {line.number}: {error.message}"}}, {}
         request_id = uuid.uuid4().hex
         status, answer = await app.post(url, json.dumps(body).encode(), request_id)
         if status == 503:
             return None, {}
-        if status == 200:
-            self.num_succeeded += 1
-        else:
-            self.num_failed += 1
         reply["response"] = {"status_code": status, "request_id": request_id, "body": answer}
         return {**reply, "error": None}, answer.get("usage", {})
 
-    def _request(self, number: int, line: bytes) -> tuple[str, dict[str, Any]]:
+    def _request(self, line: Line) -> tuple[str, dict[str, Any]]:
         """(url, body) of a line.
 
         Raises: ApiError.
@@ -150,7 +194,9 @@ class _Batch:
         from quire.server.http.errors import invalid
         from quire.server.http.strict_json import read_json
 
-        value, _ = read_json(line, sys.maxsize)
+        if line.is_too_long:
+            raise invalid("", "is longer than --max-body-size allows; raise it or split the request")
+        value, _ = read_json(line.data, sys.maxsize)
         if not isinstance(value, dict):
             raise invalid("", f"must be a JSON object, got {shown(value)}")
         for name in value:
@@ -173,61 +219,21 @@ class _Batch:
         return str(url), body
 
 
-def _read(path: str) -> dict[int, bytes]:
-    """Lines that hold something, by their number."""
-    try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--input-file {path} cannot be read: {error}") from None
-    lines = {number: line for number, line in enumerate(data.splitlines(), 1) if line.strip()}
-    if not lines:
-        raise ConfigError(f"--input-file {path} holds no requests")
-    return lines
-
-
-def _done(args: argparse.Namespace, lines: dict[int, bytes]) -> set[int]:
-    """Numbers of the lines that are answered in the output file, from which half a last line is cut.
+def _earlier(args: argparse.Namespace) -> Earlier:
+    """The replies that the output file holds and this run keeps.
 
     Raises: ConfigError when there is a file that must not be touched, or one that cannot be written.
     """
     path = Path(args.output_file)
+    nothing = Earlier({}, frozenset(), 0)
     try:
-        if not path.exists():
-            path.open("ab").close()
-        elif path.samefile(args.input_file):
+        if path.exists() and path.samefile(args.input_file):
             raise ConfigError("--output-file is the input file; name another one")
-        if args.overwrite:
-            path.open("ab").close()
-            return set()
-        data = path.read_bytes()
-        if data and not args.resume:
+        check_writable("--output-file", path)
+        if args.overwrite or not path.is_file() or not path.stat().st_size:
+            return nothing
+        if not args.resume:
             raise ConfigError(f"--output-file {path} is there already; give --resume to go on, or --overwrite")
-        kept = data[: data.rfind(b"\n") + 1]
-        if len(kept) < len(data):
-            with path.open("r+b") as file:
-                file.truncate(len(kept))
+        return read_earlier(args.output_file)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--output-file {path} cannot be written: {error}") from None
-    return {_answered(path, line, lines) for line in kept.splitlines()}
-
-
-def _answered(path: Path, reply: bytes, lines: dict[int, bytes]) -> int:
-    try:
-        value = json.loads(reply)
-        number = int(str(value["id"]).removeprefix("batch_req_"))
-        same = _custom_id(lines[number]) == value["custom_id"]
-    except (ValueError, LookupError, TypeError):
-        same = False
-    if not same:
-        raise ConfigError(f"--output-file {path} does not answer this input file; name another one, or --overwrite it")
-    return number
-
-
-def _custom_id(line: bytes) -> str | None:
-    """That of a line, as far as it can be read."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    found = value.get("custom_id") if isinstance(value, dict) else None
-    return found if isinstance(found, str) else None
+        raise ConfigError(f"--output-file {path} cannot be written: {reason_of(error)}") from None

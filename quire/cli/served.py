@@ -12,6 +12,7 @@ import msgspec
 
 from quire.cli.http_client import EventReader, HttpClient, authorization, first_model, message_of
 from quire.cli.sampling_flags import sampling_fields
+from quire.cli.signals import interruptible
 from quire.cli.terminal import Answer
 from quire.errors import ConfigError, InvalidParameter
 
@@ -52,7 +53,10 @@ class Served:
         sys.stdout.flush()
         started_at = time.perf_counter()
         try:
-            asyncio.run(self._send(path, {"model": self.model, **body, **self._fields, **options}, answer, started_at))
+            with interruptible():
+                asyncio.run(
+                    self._send(path, {"model": self.model, **body, **self._fields, **options}, answer, started_at)
+                )
         except KeyboardInterrupt:
             answer.finish_reason = "abort"
         except ConnectionError as error:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.cli.signals import SIGINT_STATUS, interruptible
 from quire.errors import InvalidParameter
 from quire.inputs import PromptType
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
+    from quire.outputs import RequestOutput
 
 
 @dataclass(slots=True)
@@ -26,6 +28,11 @@ class Answer:
     num_output_tokens: int = 0
     first_token_s: float = 0.0
     total_s: float = 0.0
+
+    @property
+    def status(self) -> int:
+        """The exit status of a command that asked for this answer alone."""
+        return {"error": 1, "abort": SIGINT_STATUS}.get(self.finish_reason or "", 0)
 
     def line(self) -> str:
         """For people."""
@@ -60,7 +67,8 @@ def read_line(interactive: bool) -> str | None:
         sys.stderr.write("> ")
         sys.stderr.flush()
     try:
-        return read_text(sys.stdin.readline) or None
+        with interruptible():
+            return read_text(sys.stdin.readline) or None
     except KeyboardInterrupt:
         return None
 
@@ -76,20 +84,26 @@ def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: Sampl
     sys.stdout.write(echo)
     sys.stdout.flush()
     try:
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                completion = output.outputs[0]
-                answer.first_token_s = answer.first_token_s or time.perf_counter() - started_at
-                answer.text += completion.text
-                answer.num_prompt_tokens = len(output.prompt_token_ids)
-                answer.num_output_tokens += len(completion.token_ids)
-                answer.finish_reason = completion.finish_reason
-                sys.stdout.write(completion.text)
-                sys.stdout.flush()
-                if output.finished and completion.finish_reason == "error":
-                    print(f"\nquire: {' '.join(output.warnings)}", file=sys.stderr)
+        with interruptible():
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    _take(output, answer, started_at)
     except KeyboardInterrupt:
         engine.abort_request(request_id)
         answer.finish_reason = "abort"
     answer.total_s = time.perf_counter() - started_at
     return answer
+
+
+def _take(output: RequestOutput, answer: Answer, started_at: float) -> None:
+    """Print what is new in one output."""
+    completion = output.outputs[0]
+    answer.first_token_s = answer.first_token_s or time.perf_counter() - started_at
+    answer.text += completion.text
+    answer.num_prompt_tokens = len(output.prompt_token_ids)
+    answer.num_output_tokens += len(completion.token_ids)
+    answer.finish_reason = completion.finish_reason
+    sys.stdout.write(completion.text)
+    sys.stdout.flush()
+    if output.finished and completion.finish_reason == "error":
+        print(f"\nquire: {' '.join(output.warnings)}", file=sys.stderr)

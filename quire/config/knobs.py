@@ -32,12 +32,13 @@ def knob(
     aliases: tuple[str, ...] = (),
     least: int | None = None,
     most: int = 2**63 - 1,
+    is_secret: bool = False,
 ) -> Any:
-    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers."""
+    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers. No message shows a secret."""
     metadata = {"help": help, "choices": choices, "aliases": aliases, "least": least, "most": most}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=not is_secret)
 
 
 def read_knobs(knobs: Any) -> None:
@@ -63,7 +64,7 @@ def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     value = _plain(value, kinds)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
-        raise ConfigError(f"option {option.name} must be {names}, got {shown(value)} ({type(value).__name__})")
+        raise ConfigError(f"option {option.name} must be {names}, got {_told(option, value)} ({type(value).__name__})")
     choices = option.metadata["choices"]
     if choices and value is not None and value not in choices:
         raise ConfigError(
@@ -73,11 +74,15 @@ def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if isinstance(value, str) and not value:
         raise ConfigError(f"option {option.name} is an empty string; leave it out, or say what is meant")
     if isinstance(value, tuple) and not all(isinstance(item, str) and item for item in value):
-        raise ConfigError(f"option {option.name} must hold non-empty strings, got {shown(list(value))}")
+        raise ConfigError(f"option {option.name} must hold non-empty strings, got {_told(option, list(value))}")
     if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
         raise ConfigError(f"option {option.name} must have strings as keys, got {shown(list(value))}")
     _check_range(option, value)
     return value
+
+
+def _told(option: dataclasses.Field[Any], value: object) -> str:
+    return shown(value) if option.repr else "what is not shown"
 
 
 def _plain(value: Any, kinds: tuple[Any, ...]) -> Any:

@@ -129,10 +129,14 @@ class SequenceGroup:
         """Prompt positions already reported: a recomputed prompt does not report them again."""
 
     def so_far(self) -> EngineCoreRequest:
-        """The request with its progress, as another scheduler (or this one) can go on with it."""
+        """The request with its progress, as another scheduler (or this one) can go on with it.
+
+        Branches that have no token yet are part of the progress once the request has forked.
+        """
+        is_forked = all(seq.num_to_fork == 1 for seq in self.sequences.values())
         branches = {seq.branch: seq.token_ids[self.num_prompt_tokens :] for seq in self.sequences.values()}
         progress = RequestProgress(
-            branches={branch: token_ids for branch, token_ids in branches.items() if token_ids},
+            branches=branches if is_forked else {},
             num_prompt_logprobs=self.num_prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             stats=self.stats,

@@ -30,6 +30,7 @@ from quire.engine.process.supervisor import (
     CoreEvent,
     CoreGone,
     CoreSource,
+    CoreStarting,
     CoreSupervisor,
     CoreUp,
 )
@@ -121,6 +122,8 @@ class AsyncLLMEngine:
         """When they came, by `time.monotonic()`."""
         self.num_restarts = 0
         """Cores that were replaced."""
+        self.stage = ""
+        """Of the start or restart of the core, for people; empty while there is a core."""
         self._ended_stats: StepStats | None = None
         """What they had done, as far as they said."""
         self._work = WorkPool()
@@ -416,6 +419,8 @@ class AsyncLLMEngine:
                             await self._core_up(event, lost=lambda: source.subscribe(sink))
                         except OSError:  # the core has ended already, as the next event says
                             event.connection.close()
+                    case CoreStarting() as event:
+                        self.stage = event.stage
                     case CoreDown() as event:
                         self._core_down(event)
                     case CoreGone() as event:
@@ -438,6 +443,7 @@ class AsyncLLMEngine:
         await client.connect(event.connection)
         self._disconnect()
         self._core = client
+        self.stage = ""
         for core_id, stream in self._readers.items():
             if core_id in self._parts.output_processor:
                 request = self._parts.output_processor.so_far(core_id)
@@ -453,6 +459,7 @@ class AsyncLLMEngine:
 
     def _core_down(self, event: CoreDown) -> None:
         self._disconnect()
+        self.stage = "pause before the restart"
         self.num_restarts += 1
         self._ended_stats = self.last_stats
         bereft = [core_id for core_id, stream in self._readers.items() if stream.in_core]

@@ -23,6 +23,7 @@ from quire.log import get_logger
 from quire.observability.ledger import Ledger
 from quire.observability.progress import load_progress
 from quire.platforms.current import current_capabilities
+from quire.utils.interrupts import interrupts_deferred
 from quire.utils.lazy import nearest
 
 log = get_logger(__name__)
@@ -30,13 +31,21 @@ log = get_logger(__name__)
 EMBEDDED_MODEL = Path(__file__).parents[1] / "tiny"
 
 
-def create_config(args: EngineArgs) -> QuireConfig:
-    """Find the model and decide everything about the engine; loads no weights and imports no torch.
+def locate(args: EngineArgs) -> tuple[Path, Path]:
+    """The directories of model and tokenizer. Downloads what only the hub has, which may take long.
 
     Raises: ConfigError.
     """
     path = _model_directory(args)
-    tokenizer_path = path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision)
+    return path, path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision)
+
+
+def create_config(args: EngineArgs, located: tuple[Path, Path] | None = None) -> QuireConfig:
+    """Find the model and decide everything about the engine; loads no weights and imports no torch.
+
+    Raises: ConfigError.
+    """
+    path, tokenizer_path = locate(args) if located is None else located
     raw = _overridden(_read_config(path), args.hf_overrides)
     arch = ModelArch.from_config(raw, source=str(path / "config.json"))
     return resolve(args, arch, current_capabilities(), path=path, tokenizer_path=tokenizer_path)
@@ -89,8 +98,8 @@ def _read_config(path: Path) -> dict[str, object]:
 
 @contextmanager
 def importing_torch(ledger: Ledger) -> Iterator[None]:
-    """Import the worker and torch while the block runs."""
-    with ThreadPoolExecutor(1) as background:
+    """Import the worker and torch while the block runs. A KeyboardInterrupt waits for the imports."""
+    with interrupts_deferred(), ThreadPoolExecutor(1) as background:
         torch_import = background.submit(importlib.import_module, "torch")
         yield
         with ledger.stage("imports"):
@@ -105,7 +114,13 @@ def load_core(config: QuireConfig, clock: Callable[[], float], ledger: Ledger) -
     """
     for warning in envs.unknown():
         log.warning("%s", warning)
-    with load_progress(config.load_config.show_progress) as progress:
+    with load_progress(config.load_config.show_progress) as draw:
+
+        def progress(num_read: int, num_bytes: int) -> None:
+            ledger.progress = num_read
+            if draw is not None:
+                draw(num_read, num_bytes)
+
         executor = create_executor(config, ledger, progress)
     _report(config, ledger)
     return EngineCore(config, executor, clock)

@@ -79,7 +79,7 @@ class OutputProcessor:
         state.effort.num_replays += 1
         request = state.request.core
         live = {i: branch.token_ids for i, branch in enumerate(state.branches) if branch.finish_reason is None}
-        started = any(branch.token_ids for branch in state.branches)
+        started = any(branch.token_ids or branch.finish_reason is not None for branch in state.branches)
         num_prompt_logprobs = 0
         if request.sampling_params.prompt_logprobs is not None:  # complete before the first token
             reported = state.prompt_logprobs or []

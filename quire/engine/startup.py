@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.config.args import EngineArgs
-from quire.engine.core_startup import create_config, importing_torch, load_core
+from quire.engine.core_startup import create_config, importing_torch, load_core, locate
 from quire.engine.engine_core import EngineCore
 from quire.engine.front_startup import FrontParts, load_front
 from quire.observability.ledger import Ledger
@@ -27,9 +27,11 @@ def start(args: EngineArgs, clock: Callable[[], float] = time.monotonic, ledger:
     Raises: ConfigError and its kin, before weights are read where possible.
     """
     ledger = Ledger() if ledger is None else ledger
+    with ledger.stage("config"):
+        located = locate(args)  # before the imports: they hold back Ctrl-C, and this may download
     with importing_torch(ledger):  # overlaps with the small files
         with ledger.stage("config"):
-            config = create_config(args)
+            config = create_config(args, located)
         with ledger.stage("tokenizer"):
             front = load_front(config, clock)
     return EngineParts(

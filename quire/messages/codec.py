@@ -30,14 +30,22 @@ class FrameTooLong(Exception):
 
 
 class Codec:
-    """The messages that may travel on one kind of connection; a kind's number is its place in the list."""
+    """The messages that may travel on one kind of connection; a kind's number is its place in the list.
 
-    def __init__(self, kinds: Sequence[type]) -> None:
+    Each message of a kind in `with_descriptor` comes with one open descriptor, other messages with none.
+    """
+
+    def __init__(self, kinds: Sequence[type], with_descriptor: Sequence[type] = ()) -> None:
+        self._with_descriptor = frozenset(with_descriptor)
         self._numbers = {kind: number for number, kind in enumerate(kinds)}
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = [
             msgspec.msgpack.Decoder(kind, dec_hook=_from_plain) for kind in kinds
         ]
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_as_plain)
+
+    def has_descriptor(self, message: object) -> bool:
+        """Whether an open descriptor comes with a message of this kind."""
+        return type(message) in self._with_descriptor
 
     def encode(self, message: object) -> bytearray:
         """The frame of a message.
@@ -72,6 +80,11 @@ class FrameReader:
         self._codec = codec
         self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
+
+    @property
+    def has_part(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes | bytearray) -> Iterator[Any]:
         """The messages that these bytes complete.

@@ -13,7 +13,7 @@ class RequestProgress:
     """What a request has given so far, for a core that takes it over: it goes on at exactly the next token."""
 
     branches: dict[int, list[int]] = field(default_factory=dict)
-    """Output tokens of each branch that has not ended; empty before the first token."""
+    """Output tokens of each branch that has not ended, also of those without any; empty before the request forks."""
     num_prompt_logprobs: int = 0
     """Prompt positions that were reported."""
     num_cached_tokens: int = -1

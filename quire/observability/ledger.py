@@ -1,4 +1,4 @@
-"""Where the time of a start went: named stages that add up."""
+"""Where the time of a start went, and how far it is: named stages that add up."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ class Ledger:
         """`started_at` may lie before now, on the same clock: what passed since is charged to `interpreter`."""
         self.clock = clock
         self.started_at = clock() if started_at is None else started_at
+        self.current = ""
+        """The latest stage that began."""
+        self.progress = 0
+        """Grows while a long stage works, in units of that stage: bytes of weights, for example."""
         self.stages: dict[str, float] = {} if started_at is None else {"interpreter": clock() - started_at}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Charge the time of the block to a stage; the same name may be charged again."""
+        self.current = name
         start = self.clock()
         try:
             yield

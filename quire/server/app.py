@@ -8,19 +8,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Route
 
 from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.server import console
 from quire.server.api import admin, anthropic, chat, completions, responses
+from quire.server.api.errors import error_shape
 from quire.server.api.protocol.openai import Error
-from quire.server.http.errors import ApiError, as_api_error, error_response, route_of
+from quire.server.http.errors import ApiError, ErrorShapes, as_api_error, error_response, route_of
 from quire.server.http.middleware import Authentication, Limits, RequestContext
 from quire.server.processes.peers import Peers
 from quire.server.service import Service
@@ -37,7 +39,8 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        yield {"count_refused": service.count_refused}  # for the connections, which refuse before there is a request
+        # for the connections, which refuse before there is a request
+        yield {"count_refused": service.count_refused, "error_shape": error_shape}
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
@@ -51,9 +54,9 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
         telemetry={"auto_configure": False},  # no exporter that an environment variable could switch on
         responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
     )
-    for routes in ROUTES:
-        app.include_router(routes(service))
-    app.include_router(console.routes())
+    routers = [*(routes(service) for routes in ROUTES), console.routes()]
+    for router in routers:
+        app.include_router(router)
     for kind in (HTTPException, RequestValidationError, QuireError, Exception):
         app.add_exception_handler(kind, _answer)
     app.add_middleware(Limits, service=service)
@@ -67,7 +70,17 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
             allow_credentials=settings.allow_credentials,
         )
     app.add_middleware(RequestContext, service=service)
+    app.add_middleware(
+        ErrorShapes, shape_of=error_shape, may_repeat_root_path=not _begins_routes(settings.root_path, routers)
+    )
     return app
+
+
+def _begins_routes(root_path: str, routers: list[APIRouter]) -> bool:
+    """Whether the root path is the beginning of a route: then a path that begins with it says nothing about proxies."""
+    root = root_path.rstrip("/")
+    paths = [route.path for router in routers for route in router.routes if isinstance(route, Route)]
+    return any(path == root or path.startswith(f"{root}/") for path in paths)
 
 
 async def _answer(request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from quire.config.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
-from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
+from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreSupervisor
 from quire.log import configure, get_logger
 from quire.server.settings import ServerSettings
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""The first one drains, the second stops."""
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The first one drains, the second stops. SIGHUP: the terminal was closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,13 @@ class EarlySignals:
 
     def __init__(self) -> None:
         self.came = False
-        for number in END_SIGNALS:
+        is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self.numbers = [number for number in END_SIGNALS if number != signal.SIGHUP or not is_nohup]
+        self.remember()
+
+    def remember(self) -> None:
+        """Take the signals: before others do, and again when they have finished."""
+        for number in self.numbers:
             signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: object) -> None:
@@ -80,6 +86,7 @@ def serve(options: ServeOptions, started_at: float) -> None:
             else:
                 _serve_in_fronts(options, supervisor, sock, on_ready, early)
         finally:
+            early.remember()  # one that comes now must not interrupt the end
             supervisor.close()
             if settings.uds is not None:
                 with contextlib.suppress(FileNotFoundError):
@@ -97,7 +104,7 @@ def _serve_here(
     from quire.server.processes.front import Front, run_front
 
     def handle_signals(front: Front, loop: AbstractEventLoop) -> None:
-        for number in END_SIGNALS:
+        for number in early.numbers:
             loop.add_signal_handler(number, front.on_signal)
         if early.came:
             front.drain()
@@ -125,8 +132,10 @@ def _serve_in_fronts(
         limits.max_queued_tokens,
     )
     orders = FrontOrders(settings=options.settings, limits=limits)
+    group = FrontGroup(orders, sock, supervisor, options.policy, on_ready)
+    group.handle_signals(early.numbers)
     if not early.came:
-        FrontGroup(orders, sock, supervisor, RestartBudget(options.policy), on_ready).run()
+        group.run()
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

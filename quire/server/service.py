@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -79,6 +80,8 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.peers = Alone(len(settings.api_key)) if peers is None else peers
+        self._metrics: Metrics | None = None
+        self._making_metrics = threading.Lock()
         self.peers.answer_with(self._report)
         self.created = int(time.time())
         self.work = WorkPool(
@@ -142,13 +145,17 @@ class Service:
         except EngineError:
             return False
 
-    @cached_property
+    @property
     def metrics(self) -> Metrics:
-        """What is counted; needs the config, so it is made when it is first used."""
-        metrics = Metrics(self.engine.config, self.names[0])
-        metrics.queued_work.set_function(lambda: self.work.num_waiting)
-        metrics.running_work.set_function(lambda: self.work.num_running)
-        return metrics
+        """What is counted; needs the config, so it is made when it is first used, once, whichever thread is first."""
+        if self._metrics is None:
+            with self._making_metrics:
+                if self._metrics is None:
+                    metrics = Metrics(self.engine.config, self.names[0])
+                    metrics.queued_work.set_function(lambda: self.work.num_waiting)
+                    metrics.running_work.set_function(lambda: self.work.num_running)
+                    self._metrics = metrics
+        return self._metrics
 
     @cached_property
     def names(self) -> tuple[str, ...]:

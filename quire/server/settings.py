@@ -36,7 +36,9 @@ class ServerSettings:
     shutdown_timeout: int = knob(30, "Time that running requests get to finish after SIGTERM.", least=0)
 
     api_key: tuple[str, ...] = knob(
-        (), "Keys of which every request must carry one; QUIRE_API_KEY when left out. Without any, all are served."
+        (),
+        "Keys of which every request must carry one; QUIRE_API_KEY when left out. Without any, all are served.",
+        is_secret=True,
     )
     served_model_name: tuple[str, ...] = knob(
         (), "Names under which the model is served; the first is shown. The model's own when left out."
@@ -62,7 +64,9 @@ class ServerSettings:
     ssl_keyfile: str | None = knob(None, "Private key of the certificate (PEM).")
     ssl_ca_certs: str | None = knob(None, "Authorities whose client certificates are required (PEM).")
 
-    max_connections: int = knob(4096, "Open connections; more are closed at once.", least=1)
+    max_connections: int = knob(
+        4096, "Open connections of a process, TLS handshakes included; more are closed at once.", least=1
+    )
     max_concurrent_requests: int = knob(1024, "Requests in progress; more are answered with status 429.", least=1)
     max_concurrent_requests_per_key: int = knob(0, "The same for each API key; 0 sets no limit.", least=0)
     max_requests_per_minute_per_key: int = knob(0, "Requests one API key may start in a minute; 0: any.", least=0)
@@ -89,9 +93,11 @@ class ServerSettings:
         aliases=("h11_max_incomplete_event_size",),
     )
     max_header_count: int = knob(128, "Headers of a request.", least=4, aliases=("h11_max_header_count",))
-    header_timeout: int = knob(10, "Time in which the headers must arrive.", least=1)
-    body_timeout: int = knob(60, "Time for which a body may stand still.", least=1)
-    write_timeout: int = knob(120, "Time for which a client may read nothing before it is cut.", least=1)
+    header_timeout: int = knob(10, "Time for the TLS handshake and the headers of a request.", least=1)
+    body_timeout: int = knob(60, "Time for a request body; a body that keeps --min-body-rate gets it again.", least=1)
+    min_body_rate: int = knob(16384, "Bytes a second at which longer bodies must come.", least=1)
+    write_timeout: int = knob(120, "Time for which a client may read too little of what waits for it.", least=1)
+    min_reply_rate: int = knob(256, "Bytes a second at which clients must read what waits for them.", least=1)
     request_timeout: int = knob(0, "Time in which a request must be answered; 0 sets no limit.", least=0)
     idle_timeout: int = knob(5, "Time for which a connection without requests is kept.", least=1)
     sse_keep_alive_interval: int = knob(15, "A stream that stands still sends a comment this often; 0: never.", least=0)

@@ -5,7 +5,6 @@ Knows the shape of messages (OpenAI's) and the conventions of templates (transfo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -13,22 +12,23 @@ from pathlib import Path
 from typing import Any, cast
 
 import jinja2
-import jinja2.meta
 from jinja2 import nodes
 
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, shown
 from quire.tokenizer import template_sandbox
 from quire.tokenizer.conversation import (
+    Copier,
     Json,
     Message,
+    at,
     checked_messages,
-    checked_tool_calls,
+    each_of,
     kind_of,
-    plain,
-    plain_object,
-    plain_objects,
-    text_of_part,
+    named,
+    text_of_parts,
+    unfit,
 )
+from quire.tokenizer.special_text import marked, turn_marks
 from quire.tokenizer.template_budget import Budget, BudgetExceeded
 from quire.tokenizer.template_sandbox import TemplateRefusal
 from quire.tokenizer.tokenizer import MARK_END, MARK_START, Tokenizer, without_marks
@@ -50,14 +50,19 @@ RESERVED = (
 """Names that have a meaning of their own, in templates or in the functions here."""
 MAX_OUTPUT_CHARACTERS = 16_000_000
 MAX_RENDER_SECONDS = 2.0
+MAX_REFUSAL_CHARACTERS = 2_000
+"""Of what a template says when it refuses a conversation: it may quote it."""
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-_FAILURES = (
+FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
     MemoryError,
+    NameError,
     RuntimeError,
+    StopIteration,
     TypeError,
     ValueError,
 )
@@ -111,7 +116,7 @@ class ChatTemplate:
     @cached_property
     def names(self) -> frozenset[str]:
         """The variables that the template reads: what `template_kwargs` can have an effect on."""
-        return frozenset(jinja2.meta.find_undeclared_variables(self._tree))
+        return template_sandbox.variables(self._tree)
 
     def render(
         self,
@@ -127,7 +132,8 @@ class ChatTemplate:
         """The prompt for a conversation.
 
         Strings in `protect` (special tokens) are marked wherever they stand in messages, tools, documents and
-        template_kwargs, so that `encode_chat` takes them for the text they are; `without_marks` gives the text to show.
+        template_kwargs, in values and in keys, so that `encode_chat` takes them for the text they are; `without_marks`
+        gives the text to show.
 
         Raises: InvalidParameter naming the message and field, or for what the template itself refuses;
         UnsupportedFeature for content other than text.
@@ -138,17 +144,16 @@ class ChatTemplate:
                 " message or it continues the last one. Set one of them to False.",
                 parameter="continue_final_message",
             )
-        conversation = [
-            self._message(message, f"messages[{i}]") for i, message in enumerate(checked_messages(messages))
-        ]
+        copier = Copier()
+        with named("messages"):
+            conversation = each_of(checked_messages(messages), lambda message: self._message(message, copier))
         variables: dict[str, Json] = {
-            "messages": cast(Json, conversation),
-            "tools": plain_objects(tools, "tools"),
-            "documents": plain_objects(documents, "documents"),
-            **self._extra_variables(template_kwargs),
+            "messages": conversation,
+            "tools": copier.objects(tools, "tools"),
+            "documents": copier.objects(documents, "documents"),
+            **self._extra_variables(template_kwargs, copier),
         }
-        if protect:
-            variables = cast("dict[str, Json]", _marked(variables, _longest_first(protect)))
+        variables = {name: marked(value, protect) for name, value in variables.items()}
         final = _tag_final(cast("list[Message]", variables["messages"])) if continue_final_message else None
         text = self._run({**self.variables, **variables, "add_generation_prompt": add_generation_prompt})
         return text if final is None else _cut_at_tag(text, final)
@@ -159,55 +164,53 @@ class ChatTemplate:
             return template_sandbox.render(self._template, variables, budget)
         except TemplateRefusal as error:
             raise InvalidParameter(
-                f"the chat template refuses this conversation: {error.message}", parameter="messages"
+                f"the chat template refuses this conversation: {_short(error.message or '', MAX_REFUSAL_CHARACTERS)}",
+                parameter="messages",
             ) from error
         except BudgetExceeded as error:
             raise InvalidParameter(
                 f"the chat template was stopped: {error.message}. Shorten the conversation, or correct the template.",
                 parameter="messages",
             ) from error
-        except _FAILURES as error:
-            problem = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        except FAILURES as error:
+            problem = f"{type(error).__name__}: {_short(str(error).rstrip('.'))}"
             raise InvalidParameter(
                 f"the chat template failed on this conversation: {problem}. Check that the messages have the roles and"
                 " fields that the template reads, or pass another chat_template.",
                 parameter="messages",
             ) from error
 
-    def _message(self, message: object, where: str) -> Message:
+    def _message(self, message: object, copier: Copier) -> Message:
         """A checked copy of a message, in the form the template expects."""
-        plain = plain_object(message, where)
+        plain = copier.mapping(message)
         role = plain.get("role")
         if not isinstance(role, str) or (role not in ROLES and role not in self._constants):
-            raise InvalidParameter(
-                f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", parameter=f"{where}.role"
-            )
+            raise unfit(f" must be one of {', '.join(ROLES)}, got {shown(role)}", "role")
         result: Message = {name: value for name, value in plain.items() if value is not None}
         if "content" in result or role != "assistant":
-            result["content"] = self._content(result.get("content"), f"{where}.content")
+            with at("content"):
+                result["content"] = self._content(result.get("content"))
         if "tool_calls" in result:
-            result["tool_calls"] = checked_tool_calls(result["tool_calls"], f"{where}.tool_calls")
+            with at("tool_calls"):
+                result["tool_calls"] = copier.tool_calls(result["tool_calls"])
         reasoning = next((result[name] for name in REASONING_FIELDS if name in result), None)
         if reasoning is not None:
             return {"thinking": reasoning, **result, "reasoning_content": reasoning}
         return result
 
-    def _content(self, content: Json, where: str) -> Json:
+    def _content(self, content: Json) -> Json:
         if isinstance(content, str):
             takes_strings = self.content_format is ContentFormat.STRING or self._tests_for_strings
             return content if takes_strings else [{"type": "text", "text": content}]
         if not isinstance(content, list):
-            raise InvalidParameter(
-                f"{where} must be a string or a list of content parts, got {kind_of(content)}", parameter=where
-            )
-        parts = [text_of_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+            raise unfit(f" must be a string or a list of content parts, got {kind_of(content)}")
+        parts = text_of_parts(content)
         if self.content_format is ContentFormat.STRING:
             return "\n".join(parts)
         return [{"type": "text", "text": part} for part in parts]
 
-    def _extra_variables(self, given: Mapping[str, object]) -> dict[str, Json]:
-        checked_template_kwargs(given, (*RESERVED, *self.variables))
-        return {name: plain(value, f"chat_template_kwargs.{name}") for name, value in given.items()}
+    def _extra_variables(self, given: Mapping[str, object], copier: Copier) -> dict[str, Json]:
+        return checked_template_kwargs(copier.variables(given, "chat_template_kwargs"), (*RESERVED, *self.variables))
 
     @cached_property
     def _constants(self) -> frozenset[str]:
@@ -234,7 +237,8 @@ def checked_template_kwargs(given: object, reserved: Collection[str] = RESERVED)
     taken = [name for name in given if name in reserved]
     if taken:
         raise InvalidParameter(
-            f"chat_template_kwargs may not set: {', '.join(taken)}. Use the parameter of that name, if there is one.",
+            f"chat_template_kwargs may not set: {_short(', '.join(taken))}."
+            " Use the parameter of that name, if there is one.",
             parameter="chat_template_kwargs",
         )
     return dict(given)
@@ -315,35 +319,7 @@ def encode_chat(tokenizer: Tokenizer, rendered: str) -> list[int]:
     """
     if MARK_START not in rendered and MARK_END not in rendered:
         return tokenizer.encode(rendered, add_special_tokens=False)
-    special = (
-        "|".join(re.escape(token) for token in _longest_first(tokenizer.special_tokens) if len(token) > 1) or "(?!)"
-    )
-    pattern = re.compile(f"{MARK_START}({special}){MARK_END}|({special})|[{MARK_START}{MARK_END}]")
-    return tokenizer.encode_marked(pattern.sub(_turn_marks, rendered))
-
-
-def _turn_marks(match: re.Match[str]) -> str:
-    """Marks around the template's special tokens instead of the caller's; lone marks go."""
-    callers, templates = match.groups()
-    return f"{MARK_START}{templates}{MARK_END}" if templates else callers or ""
-
-
-def _longest_first(tokens: Collection[str]) -> list[str]:
-    return sorted(tokens, key=len, reverse=True)
-
-
-def _marked(value: Json, tokens: list[str]) -> Json:
-    """A copy in which each of the tokens stands between marks, in values but not in keys."""
-    pattern = re.compile("|".join(map(re.escape, tokens)))
-
-    def mark(item: Json) -> Json:
-        if isinstance(item, str):
-            return pattern.sub(lambda match: f"{MARK_START}{match[0]}{MARK_END}", without_marks(item))
-        if isinstance(item, list):
-            return [mark(child) for child in item]
-        return {name: mark(child) for name, child in item.items()} if isinstance(item, dict) else item
-
-    return mark(value)
+    return tokenizer.encode_marked(turn_marks(rendered, tokenizer.special_tokens))
 
 
 def _tag_final(messages: list[Message]) -> str:
@@ -371,6 +347,10 @@ def _cut_at_tag(text: str, final: str) -> str:
         )
     start = text.rindex(tag)
     return text[:start] if text.startswith(CONTINUE_TAG, start) else text[:start].rstrip()
+
+
+def _short(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _bad_template(problem: str) -> RequestError:

@@ -242,11 +242,13 @@ def _split_prompt(
         if token_id in hidden or not tokenizer.has_token(token_id):
             continue
         if token_id in tokenizer.byte_ids and not context:
-            run.insert(0, token_id)
+            run.append(token_id)
             continue
-        context.insert(0, token_id)
+        context.append(token_id)
         if tokenizer.token(token_id):
             break
+    run.reverse()
+    context.reverse()
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
     utf8.decode(b"".join(map(tokenizer.token_bytes, run)))
     num_done = len(run) - len(utf8.getstate()[0])

@@ -1,22 +1,35 @@
-"""What one rendering of a chat template may use, and how much an operation is about to use.
+"""What one rendering of a chat template may use, and what its values weigh.
 
-An operation that can make much text of little (`*`, `%`, replace, join, format...) has an estimate here, which is asked
-before the operation runs: memory that is not allocated need not be freed.
+A budget counts steps (values visited, pieces of text read), characters of all text made, and time. Whatever an
+operation walks is weighed and charged before the operation runs: what runs in C cannot be interrupted, and memory that
+is not allocated need not be freed.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import jinja2
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import LoopContext, TemplateReference
+from jinja2.utils import Namespace
 
+from quire.utils.cancellation import check_cancelled
+
+MAX_STEPS = 2_000_000
+"""Per rendering. A loop iteration, a call, a value that an operation visits: a step each."""
+MAX_OPERATION = 400_000
+"""Steps of a single operation, which nothing interrupts: some 50 ms."""
+MAX_VALUE_DEPTH = 200
+"""Levels of lists and objects in a value that an operation walks."""
 MAX_WIDTH = 1_000
-MAX_BITS = 100_000
+MAX_BITS = 20_000
+CHARACTERS_PER_STEP = 64
+STEPS_PER_LOOK = 500
 
 
 class BudgetExceeded(jinja2.TemplateError):
@@ -30,25 +43,54 @@ class Budget:
     max_characters: int
     """Of output; ten times as many may be made on the way to it."""
     max_seconds: float
+    max_steps: int = MAX_STEPS
     deadline: float = field(init=False)
     num_made: int = field(init=False, default=0)
+    num_steps: int = field(init=False, default=0)
+    next_look: int = field(init=False, default=STEPS_PER_LOOK)
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.max_seconds
 
+    def step(self, count: int = 1) -> None:
+        """Count steps; look at the clock and at the client now and then.
+
+        Raises: BudgetExceeded when they are too many; what the cancellation check raises.
+        """
+        self.num_steps += count
+        if self.num_steps > self.max_steps:
+            raise BudgetExceeded(f"it takes more than {self.max_steps} steps")
+        if self.num_steps >= self.next_look:
+            self.next_look = self.num_steps + STEPS_PER_LOOK
+            self.check_time()
+
+    def operate(self, steps: int) -> None:
+        """Count an operation that runs in one go.
+
+        Raises: BudgetExceeded when it is too large by itself, or with all before it.
+        """
+        if steps > MAX_OPERATION:
+            raise BudgetExceeded(f"it has an operation of more than {MAX_OPERATION} steps")
+        self.step(steps)
+
     def check_time(self) -> None:
-        """Raises: BudgetExceeded after the deadline."""
+        """Raises: BudgetExceeded after the deadline; what the cancellation check raises."""
+        check_cancelled()
         if time.monotonic() > self.deadline:
             raise BudgetExceeded(f"it ran longer than {self.max_seconds:g} seconds")
 
-    def spend(self, num_characters: int) -> None:
-        """Account for a string that was, or is about to be, made.
-
-        Raises: BudgetExceeded when all of them together are too much.
-        """
-        self.num_made += num_characters
-        if self.num_made > 10 * self.max_characters:
+    def reserve(self, num_characters: int) -> None:
+        """Raises: BudgetExceeded when so much more text would be too much."""
+        if self.num_made + num_characters > 10 * self.max_characters:
             raise BudgetExceeded(f"it builds more than {10 * self.max_characters} characters of text")
+
+    def spend(self, num_characters: int) -> None:
+        """Account for text that was, or is about to be, made.
+
+        Raises: BudgetExceeded when all of it together is too much.
+        """
+        self.reserve(num_characters)
+        self.num_made += num_characters
 
     def check_output(self, num_characters: int) -> None:
         """Raises: BudgetExceeded for an output that is too long."""
@@ -74,140 +116,82 @@ def within(budget: Budget) -> Iterator[None]:
         _current.reset(token)
 
 
-def size_of(value: object) -> int:
-    """Characters that `value` has as text, about; more than the budget when it is too much to count."""
-    if isinstance(value, str):
-        return len(value)
-    budget = current_budget()
-    limit = 10 * budget.max_characters
-    total, stack = 0, [value]
-    while stack and total <= limit:
-        item = stack.pop()
-        if total % 4096 < 8:
-            budget.check_time()
-        total += len(item) if isinstance(item, str) else 8
-        if isinstance(item, Mapping):
-            stack.extend(item.keys())
-            stack.extend(item.values())
-        elif isinstance(item, (list, tuple)):
-            stack.extend(item)
-        elif isinstance(item, int):
-            total += item.bit_length() // 3
-    return total
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """The size of values as a tree: what is shared counts each time it is reached."""
+
+    num_values: int
+    num_characters: int
+    num_levels: int = 1
+
+    @property
+    def steps(self) -> int:
+        """What an operation that visits everything once costs."""
+        return self.num_values + self.num_characters // CHARACTERS_PER_STEP
+
+    @property
+    def text(self) -> int:
+        """Characters of the values written out, at most: inside a list, one may become ten (`\\U0001f600`)."""
+        return self.num_characters * (10 if self.num_levels > 1 else 1) + 8 * self.num_values
 
 
-def operator_size(operator: str, left: object, right: object) -> int:
-    """Characters (or eighths of list items) that `left operator right` makes, at most.
+_LEAVES = (
+    type(None),
+    int,
+    float,
+    complex,
+    range,
+    jinja2.Undefined,
+    LoopContext,
+    TemplateReference,
+    Iterator,
+)
+"""What a template can hold beside containers, strings and functions: a short text, nothing to walk."""
 
-    Raises: BudgetExceeded for numbers of too many bits.
+
+def weigh(*values: object) -> Weight:
+    """The weight of values, level by level; the walk itself is charged.
+
+    Raises: BudgetExceeded beyond what one operation may visit; SecurityError for values of unknown kinds.
     """
-    if operator == "%":
-        return _printf_size(left, *(right if isinstance(right, tuple) else (right,))) if isinstance(left, str) else 0
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(operator, left, right)
-        return 0
-    if operator == "*":
-        sequence, count = (left, right) if isinstance(right, int) else (right, left)
-        return _length(sequence) * max(count, 0) if isinstance(count, int) else 0
-    return _length(left) + _length(right)
+    if len(values) == 1 and isinstance(values[0], str):
+        return Weight(1, len(values[0]))
+    budget = current_budget()
+    level: list[object] = list(values)
+    num_values = num_characters = depth = 0
+    while level:
+        num_values += len(level)
+        depth += 1
+        if depth > MAX_VALUE_DEPTH:
+            raise BudgetExceeded(f"it uses a value of more than {MAX_VALUE_DEPTH} levels")
+        below: list[object] = []
+        for value in level:
+            if isinstance(value, str):
+                num_characters += len(value)
+                continue
+            inner = _children(value)
+            if inner is None:
+                num_characters += value.bit_length() // 3 if isinstance(value, int) else 32
+                continue
+            if num_values + len(below) + len(inner) > MAX_OPERATION:
+                raise BudgetExceeded(f"it has an operation of more than {MAX_OPERATION} steps")
+            budget.step()
+            below.extend(inner)
+        budget.step(len(level) // 4)
+        level = below
+    return Weight(num_values, num_characters, depth)
 
 
-def _check_bits(operator: str, left: int, right: int) -> None:
-    num_bits = left.bit_length() * max(right, 0) if operator == "**" else left.bit_length() + right.bit_length()
-    if num_bits > MAX_BITS:
-        raise BudgetExceeded(f"it computes a number of more than {MAX_BITS} bits")
-
-
-def _length(value: object) -> int:
-    if isinstance(value, str):
-        return len(value)
-    return 8 * len(value) if isinstance(value, (list, tuple)) else 0
-
-
-_NUMBER = re.compile(r"\d+")
-_PRINTF_FIELD = re.compile(r"%(?:\([^)]*\))?[^a-zA-Z%]*")
-_FORMAT_FIELD = re.compile(r"\{[^{}:]*(:[^}]*)?")
-
-
-def _printf_size(pattern: object, *args: object, **kwargs: object) -> int:
-    text = str(pattern)
-    return _filled_size(text, _PRINTF_FIELD.findall(text), [*args, *kwargs.values()])
-
-
-def _format_size(pattern: object, *args: object, **kwargs: object) -> int:
-    text = str(pattern)
-    return _filled_size(text, _FORMAT_FIELD.findall(text), [*args, *kwargs.values()])
-
-
-def _filled_size(text: str, fields: list[str], values: list[object]) -> int:
-    """Characters of a pattern with its fields filled, at most."""
-    widths = sum(_width(int(number[:9])) for field in fields for number in _NUMBER.findall(field))
-    if any("*" in field or "{" in field for field in fields):
-        widths += len(fields) * sum(_width(value) for value in values if isinstance(value, int))
-    return len(text) + widths + len(fields) * max(map(size_of, values), default=0)
-
-
-def _width(value: object) -> int:
-    """Raises: BudgetExceeded for a width, precision or indentation that no text needs."""
-    width = len(value) if isinstance(value, str) else abs(value) if isinstance(value, int) else 0
-    if width > MAX_WIDTH:
-        raise BudgetExceeded(f"it asks for a width of {width} characters, more than {MAX_WIDTH}")
-    return width
-
-
-def _padded_size(text: object, width: object = 80, *_: object, **named: object) -> int:
-    return size_of(text) + _width(named.get("width", width))
-
-
-def _replace_size(text: object, old: object, new: object, *_: object, **__: object) -> int:
-    whole = str(text)
-    return len(whole) + whole.count(str(old)) * len(str(new))
-
-
-def _join_size(separator: object, items: object) -> int:
-    values = items if isinstance(items, (list, tuple)) else ()
-    return size_of(items) + len(str(separator)) * len(values)
-
-
-def _join_filter_size(items: object, d: object = "", *_: object, **named: object) -> int:
-    return _join_size(named.get("d", d), items)
-
-
-def _indent_size(text: object, width: object = 4, *_: object, **named: object) -> int:
-    whole = str(text)
-    return len(whole) + (whole.count("\n") + 1) * _width(named.get("width", width))
-
-
-def _json_size(value: object, ensure_ascii: object = False, indent: object = None, *_: object, **named: object) -> int:
-    return size_of(value) * (2 + _width(named.get("indent", indent)))
-
-
-def _batch_size(value: object, linecount: object, *_: object) -> int:
-    return _width(linecount)
-
-
-def _sum_size(value: object, attribute: object = None, start: object = 0, **_: object) -> int:
-    if not isinstance(start, (int, float)):
-        raise TypeError("sum adds numbers only")
-    return 0
-
-
-Estimate = Callable[..., int]
-"""Takes what the operation takes, gives the number of characters it makes at most."""
-METHOD_ESTIMATES: dict[str, Estimate] = {
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _padded_size),
-    "format": _format_size,
-    "join": _join_size,
-    "replace": _replace_size,
-}
-FILTER_ESTIMATES: dict[str, Estimate] = {
-    "batch": _batch_size,
-    "center": _padded_size,
-    "format": _printf_size,
-    "indent": _indent_size,
-    "join": _join_filter_size,
-    "replace": _replace_size,
-    "string": size_of,
-    "sum": _sum_size,
-    "tojson": _json_size,
-}
+def _children(value: object) -> list[object] | tuple[object, ...] | None:
+    """What a container holds; None for what is none."""
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, _LEAVES) or callable(value):
+        return None
+    if isinstance(value, Namespace):
+        return list(object.__getattribute__(value, "_Namespace__attrs").values())
+    if isinstance(value, (KeysView, ValuesView, ItemsView)):
+        return list(value)
+    raise SecurityError(f"a template cannot use a value of the type {type(value).__name__}")

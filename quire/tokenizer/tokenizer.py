@@ -6,6 +6,7 @@ Owns what a token id stands for. Knows no requests: increments of text are `deto
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,8 +28,13 @@ from quire.tokenizer.tokenizer_files import (
 )
 from quire.utils.unicode import check_unicode
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+"""Texts are tokenised in the thread that asks, one at a time: the package's own threads would not survive a fork."""
 MARK_START, MARK_END = "\ufdd0", "\ufdd1"
 """Unicode noncharacters, reserved for internal use: around special tokens that must (or must not) be taken as such."""
+
+LONG = 256
+"""Tokens from which on `decode` lets other threads run meanwhile."""
 
 
 class Tokenizer(Protocol):
@@ -207,7 +213,9 @@ class HFTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the token ids. See `Tokenizer.decode`."""
         try:
-            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            if len(token_ids) < LONG:
+                return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
         except OverflowError as error:
             wrong = next(i for i in token_ids if not 0 <= i < 2**32)
             raise InvalidParameter(
@@ -267,13 +275,13 @@ class HFTokenizer:
 
 def without_marks(text: str) -> str:
     """The text without MARK_START and MARK_END."""
-    return text.replace(MARK_START, "").replace(MARK_END, "")
+    return text if text.isascii() else text.replace(MARK_START, "").replace(MARK_END, "")
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
     check_unicode(text, "prompt")
     try:
-        return backend.encode(text, add_special_tokens=add_special_tokens)
+        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]  # `encode` keeps the GIL
     except Exception as error:  # bare Exception is all the package raises: here, for text its model has no token for
         raise InvalidParameter(
             f"this model's tokenizer cannot encode the prompt: {_first_line(error)}. Leave out characters that are not"

@@ -43,6 +43,19 @@ def thread_states(pid: int) -> str:
     return states
 
 
+def num_storage_bytes() -> int:
+    """Bytes that this process has had read from storage or will have written to it; 0 where the system does not say.
+
+    Pages of mapped files count when they are read, so a library or a checkpoint on a slow disk can be seen to load.
+    """
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+        counts = dict(line.split(": ") for line in lines)
+        return int(counts["read_bytes"]) + int(counts["write_bytes"])
+    except (OSError, KeyError, ValueError):
+        return 0
+
+
 def num_oom_kills() -> int:
     """Processes of this machine that the kernel has killed for want of memory; 0 where it does not say."""
     try:

@@ -13,6 +13,7 @@ from quire.messages.kv import KVCacheSpec
 from quire.messages.step import SchedulerOutputs
 from quire.ops import functional as ops
 from quire.sampling.torch_mode import torch_mode
+from quire.utils.threads import start_essential
 
 BLOCKS_AT_ONCE = 16
 """Touched by one call for each layer: some 2 MiB."""
@@ -60,8 +61,7 @@ class CacheEngine:
             return
         self._wanted = wanted
         if not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._touch, name="kv-ahead", daemon=True)
-            self._thread.start()
+            self._thread = start_essential("kv-ahead", self._touch)
 
     def _touch(self) -> None:
         with suppress(AttributeError, OSError):  # not Linux, or not allowed: at the priority of the others then

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.main import create_parser, main
+from quire.cli.main import main
+from quire.cli.parser import create_parser
 from quire.config.args import EngineArgs
 from quire.config.foreign import ENGINE, SERVER, Foreign
 from quire.config.knobs import whole_number

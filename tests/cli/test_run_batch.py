@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.cli.batch_files import ReplyFile, open_input, read_earlier, read_lines
 from quire.cli.main import main
 from tests.server.conftest import Running
 
@@ -133,3 +140,169 @@ def test_files_that_cannot_be_used_are_named(
     out_text, err = capfd.readouterr()
     assert (out_text, err.count("\n")) == ("", 1)
     assert part in err
+
+
+def run_quire(*argv: str, limit: int | None = None) -> tuple[int, str]:
+    """(status, standard error without the log) of a process; `limit` is the size at which its files are full."""
+
+    def restrict() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "quire.cli.main", *argv],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=restrict,
+        env={**os.environ, "QUIRE_LOG_LEVEL": "ERROR"},
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_full_disk_is_said_once_and_resume_goes_on(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(line(f"r{i}", prompt="import os", max_tokens=2, seed=i) for i in range(40)))
+    command = ["run-batch", "-i", str(source), "-o", str(out), *FLAGS]
+    status, err = run_quire(*command, limit=5000)
+    kept = len(replies(out))
+    assert 0 < kept < 40
+    assert status == 1
+    told, summary = err.splitlines()
+    assert told == (
+        f"quire: --output-file {out} cannot be written: File too large. {kept} replies are safe in it. Make room, then "
+        "--resume goes on from there."
+    )
+    assert summary == (
+        f"{kept} succeeded, 0 failed, {40 - kept} not answered, 0 skipped (answered before), 0 retried: {out}"
+    )
+    assert out.read_bytes().endswith(b"\n")
+    status, err = run_quire(*command, "--resume")
+    assert (status, len(replies(out))) == (0, 40)
+    assert f"{40 - kept} succeeded, 0 failed, 0 not answered, {kept} skipped (answered before), 0 retried" in err
+
+
+def test_a_full_device_is_said_once(batch: tuple[Path, Path]) -> None:
+    status, err = run_quire("run-batch", "-i", str(batch[0]), "-o", "/dev/full", *FLAGS)
+    assert status == 1
+    assert err.count("cannot be written: No space left on device. 0 replies are safe in it") == 1
+    assert len(err.splitlines()) == 2
+
+
+def test_resume_retries_what_failed(batch: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    source, out = batch
+    source.write_text(
+        "\n".join([line("good", **TEXT), line("bad", prompt="x", temperature=9), "{", line("last", **TEXT)])
+    )
+    command = ["run-batch", "-i", str(source), "-o", str(out), *FLAGS]
+    assert main(command) == 1
+    first = out.read_bytes()
+    good = [text for text in first.splitlines(keepends=True) if b'"status_code": 200' in text]
+    assert main([*command, "--resume"]) == 1, "the entries still fail"
+    assert "0 succeeded, 2 failed, 0 not answered, 2 skipped (answered before), 2 retried" in capfd.readouterr().err
+    assert out.read_bytes().startswith(b"".join(good))
+    assert set(replies(out)) == {1, 2, 3, 4}
+    source.write_text("\n".join([line("good", **TEXT), line("bad", **TEXT), "{", line("last", **TEXT)]))
+    assert main([*command, "--resume"]) == 1
+    source.write_text("\n".join([line("good", **TEXT), line("bad", **TEXT), "", line("last", **TEXT)]))
+    assert main([*command, "--resume"]) == 2, "a reply to a line that is gone"
+    assert replies(out)[2]["response"]["status_code"] == 200
+    assert list(out.parent.glob(".*")) == []
+
+
+def test_the_output_is_not_touched_before_the_engine_is_ready(batch: tuple[Path, Path]) -> None:
+    source, out = batch
+    out.write_text("precious\n")
+    assert main(["run-batch", "-i", str(source), "-o", str(out), "--overwrite", "--model", "/no/model"]) == 2
+    assert out.read_text() == "precious\n"
+
+
+def test_a_file_that_ends_at_any_byte_can_be_used(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    values = [
+        {
+            "id": f"batch_req_{n}",
+            "custom_id": f"é{n}",
+            "response": {"status_code": 200 if n % 2 else 500},
+            "error": None,
+        }
+        for n in range(1, 5)
+    ]
+    lines = [json.dumps(value, ensure_ascii=False).encode() + b"\n" for value in values]
+    whole = b"".join(lines)
+    for end in range(len(whole) + 1):
+        out.write_bytes(whole[:end])
+        earlier = read_earlier(str(out))
+        num_whole = whole[:end].count(b"\n")
+        assert sorted(earlier.custom_ids) == list(range(1, num_whole + 1))
+        assert earlier.succeeded == {n for n in range(1, num_whole + 1) if n % 2}
+        with ReplyFile(str(out), earlier) as file:
+            file.write(values[3])
+        kept = [lines[n - 1] for n in range(1, num_whole + 1) if n % 2 or not earlier.failed]
+        assert out.read_bytes() == b"".join(kept) + lines[3]
+
+
+def test_a_reply_that_does_not_fit_leaves_nothing_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.touch()
+    with ReplyFile(str(out), read_earlier(str(out))) as file:
+        file.write({"n": 1})
+        file._file = _Half(file._file)  # type: ignore[assignment]
+        with pytest.raises(OSError, match="No space"):
+            file.write({"n": 2})
+    assert out.read_bytes() == b'{"n": 1}\n'
+
+
+class _Half:
+    """A file on a disk with three bytes left."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._room = 3
+
+    def write(self, data: Any) -> int:
+        if not self._room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._room = 0
+        return int(self._file.write(data[:3]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_lines_are_read_one_at_a_time_and_long_ones_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.write_bytes(b"a" * 10 + b"\n" + b"b" * 11 + b"\n\n  \n" + b"c" * (5 << 20) + b"\r\nd")
+    with open_input(str(source)) as file:
+        found = list(read_lines(file, 10))
+        assert [(found_line.number, found_line.is_too_long) for found_line in found] == [
+            (1, False),
+            (2, True),
+            (5, True),
+            (6, False),
+        ]
+        assert max(len(found_line.data) for found_line in found) <= 11
+        assert isinstance(read_lines(file, 10), Iterator)
+
+
+def test_a_line_that_is_too_long_is_an_entry_with_an_error(batch: tuple[Path, Path]) -> None:
+    source, out = batch
+    source.write_text(line("long", prompt="x" * 2000) + "\n" + line("short", **TEXT))
+    command = ["run-batch", "-i", str(source), "-o", str(out), "--max-body-size", "500", *FLAGS]
+    assert main(command) == 1
+    assert "longer than --max-body-size" in replies(out)[1]["error"]["message"]
+    assert replies(out)[2]["response"]["status_code"] == 200
+    assert main([*command, "--resume"]) == 1
+
+
+def test_requests_may_come_through_a_pipe(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    reading, writing = os.pipe()
+    with open(writing, "w") as pipe:
+        pipe.write(line("text", **TEXT))
+    try:
+        assert main(["run-batch", "-i", f"/dev/fd/{reading}", "-o", str(out), *FLAGS]) == 0
+    finally:
+        os.close(reading)
+    assert replies(out)[1]["response"]["status_code"] == 200

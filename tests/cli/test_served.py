@@ -59,9 +59,15 @@ def test_keys_are_sent(serve: Serve, capfd: Capture, monkeypatch: pytest.MonkeyP
     with serve(api_key=("secret",)) as guarded:
         ask = ["complete", "--url", guarded.url, "-q", "import os", *GREEDY]
         assert main(ask) == 2
+        assert "401 Unauthorized: No API key given. Send one as" in capfd.readouterr().err
+        assert main([*ask, "--api-key", "wrong"]) == 2
         assert "401 Unauthorized: Incorrect API key" in capfd.readouterr().err
         assert main([*ask, "--api-key", "secret"]) == 0
         monkeypatch.setenv("OPENAI_API_KEY", "secret")
+        assert main(ask) == 0
+        monkeypatch.setenv("QUIRE_API_KEY", "wrong")
+        assert main(ask) == 2
+        monkeypatch.setenv("QUIRE_API_KEY", "secret, another")
         assert main(ask) == 0
 
 

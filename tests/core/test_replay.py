@@ -113,3 +113,20 @@ def test_progress_without_tokens_is_a_new_request() -> None:
     core.submit("a", [1, 2, 3], params={"n": 2}, progress=RequestProgress())
     core.run()
     assert core.tokens["a", 1] == expected_tokens([1, 2, 3], 1, 4)
+
+
+@pytest.mark.parametrize("num_steps", range(9))
+def test_branches_without_tokens_are_moved_with_those_that_have_some(num_steps: int) -> None:
+    """The core that forked the request ended before it could hand out the first token of every branch."""
+    prompt = list(range(41))
+    first, second = (FakeCore(num_blocks=64, max_num_batched_tokens=16) for _ in range(2))
+    begun = expected_tokens(prompt, 0, 1)
+    progress = RequestProgress(branches={0: begun, 1: [], 2: []})
+    first.submit("a", prompt, max_tokens=5, params={"n": 3}, progress=progress)
+    for _ in range(num_steps):
+        first.step()
+    move(first, second)
+    second.run()
+    for branch in range(3):
+        given = [*first.tokens.get(("a", branch), []), *second.tokens.get(("a", branch), [])]
+        assert [*([] if branch else begun), *given] == expected_tokens(prompt, branch, 5), branch

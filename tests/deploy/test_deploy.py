@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from quire import envs
-from quire.cli.main import create_parser
+from quire.cli.parser import create_parser
 from quire.config.args import from_namespace
 from quire.engine.core_startup import create_config
 from quire.server.processes.front import LAST_WORDS_S

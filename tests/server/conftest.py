@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 import uvloop
 
 from quire.config.args import EngineArgs
@@ -23,7 +24,7 @@ from quire.engine.startup import EngineParts, start
 from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.server.app import create_app
-from quire.server.processes.front import uvicorn_config
+from quire.server.processes.front import HttpServer, uvicorn_config
 from quire.server.settings import ServerSettings
 
 MODEL = "quire-tiny"
@@ -31,6 +32,7 @@ NUM_BLOCKS = 512
 NUM_HEALTHY = 16
 TIMEOUT = 60
 """Seconds after which a test that waits for what never comes is ended."""
+NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 
 
 class Running:
@@ -45,18 +47,23 @@ class Running:
     ) -> None:
         self.parts = parts
         self.engine = engine
+        self._loop = loop
         self._sock = socket.create_server(("127.0.0.1", 0))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # so that slow readers are felt early
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn_config(create_app(engine, settings), settings))
+        self._server = HttpServer(uvicorn_config(create_app(engine, settings), settings))
         self._done = asyncio.run_coroutine_threadsafe(self._server.serve([self._sock]), loop)
         self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT)
 
     def close(self) -> None:
         self.client.close()
-        self._server.should_exit = True
+        self._loop.call_soon_threadsafe(self._server.exit)
         self._done.result(TIMEOUT)
         self._sock.close()
+
+    def connections(self) -> list[Any]:
+        """Everything that counts as a connection now."""
+        return list(self._server.server_state.connections)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
@@ -126,6 +133,16 @@ def engine_parts() -> Iterator[tuple[EngineParts, AsyncLLMEngine]]:
     parts = start(EngineArgs(num_gpu_blocks_override=NUM_BLOCKS, block_size=16, use_tqdm_on_load=False))
     with AsyncLLMEngine(parts) as engine:
         yield parts, engine
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings with a certificate for this machine."""
+    directory = tmp_path_factory.mktemp("tls")
+    key, certificate = directory / "key.pem", directory / "certificate.pem"
+    line = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost"
+    subprocess.run([*line.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
 
 
 Serve = Callable[..., Any]

@@ -36,6 +36,8 @@ FLAGS = {
     "--max-header-size",
     "--max-requests-per-minute-per-key",
     "--max-tokens-policy",
+    "--min-body-rate",
+    "--min-reply-rate",
     "--otlp-traces-endpoint",
     "--port",
     "--request-timeout",

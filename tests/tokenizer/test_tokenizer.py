@@ -2,7 +2,9 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -210,3 +212,31 @@ def test_importing_and_using_the_tokenizer_takes_neither_torch_nor_transformers(
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "unigram"])
+def test_other_threads_run_while_a_long_text_is_tokenised_or_decoded(kind: str) -> None:
+    """With this switch interval, a thread keeps the interpreter until it lets go of its own accord."""
+    loaded, text = tokenizer(kind), "The quick brown fox " * 20_000
+    ids = loaded.encode(text)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(600)
+    try:
+        for work in (lambda: loaded.encode(text), lambda: loaded.decode(ids)):
+            started, done = threading.Event(), threading.Event()
+
+            def run(
+                work: Callable[[], object] = work, started: threading.Event = started, done: threading.Event = done
+            ) -> None:
+                started.set()
+                work()
+                done.set()
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            started.wait()
+            was_done = done.is_set()
+            thread.join()
+            assert not was_done
+    finally:
+        sys.setswitchinterval(interval)

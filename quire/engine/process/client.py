@@ -19,6 +19,7 @@ from quire.log import get_logger
 from quire.messages.codec import FrameReader, MalformedFrame
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.utils.threads import start_essential
 
 log = get_logger(__name__)
 
@@ -56,8 +57,7 @@ class ThreadedCoreClient:
         self._on_outputs = on_outputs
         self._on_death = on_death
         self._commands: queue.SimpleQueue[EngineCoreRequest | AbortRequest | _Call | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="quire-core", daemon=True)
-        self._thread.start()
+        self._thread = start_essential("quire-core", self._run)
 
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a request."""

@@ -6,13 +6,13 @@ second thread sends heartbeats, so that a step that takes long and a process tha
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import selectors
 import signal
 import socket
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from quire.engine.engine_core import EngineCore
 from quire.engine.process.protocol import (
     CONTROL,
     DATA,
-    Attach,
     CoreConfigured,
     CoreFailed,
     CoreReady,
     Heartbeat,
+    RestartCore,
     StartCore,
     Trial,
     UtilityCall,
@@ -36,11 +36,13 @@ from quire.engine.process.protocol import (
 from quire.errors import EngineError, QuireError
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame
+from quire.messages.framed_socket import FramedSocket
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import StepStats
 from quire.observability.ledger import Ledger
-from quire.utils.process import die_with_parent
+from quire.utils.process import die_with_parent, num_storage_bytes
+from quire.utils.threads import start_essential
 
 log = get_logger(__name__)
 
@@ -56,29 +58,11 @@ class Control:
     """The connection to the supervisor. When it ends, so does this process."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._reader = FrameReader(CONTROL)
-        self._descriptors: deque[int] = deque()
-        self._lock = threading.Lock()
+        self.socket = FramedSocket(sock, CONTROL)
+        self.start: Ledger | None = Ledger()
+        """How far the start is; None once steps can run."""
         self._step_started_at = 0.0
         self._longest_step_s = 0.0
-
-    def send(self, message: object) -> None:
-        """Say something; from any thread."""
-        with self._lock:
-            self.sock.sendall(CONTROL.encode(message))
-
-    def receive(self) -> list[tuple[object, int]]:
-        """The messages that have come, each with its descriptor or -1; waits for some.
-
-        Raises: EOFError when the supervisor is gone.
-        """
-        data, descriptors, _, _ = socket.recv_fds(self.sock, READ_BYTES, 64)
-        self._descriptors.extend(descriptors)
-        if not data:
-            raise EOFError
-        messages = self._reader.feed(data)
-        return [(m, self._descriptors.popleft() if isinstance(m, Attach) else -1) for m in messages]
 
     def step_started(self) -> None:
         """Start the clock of a step."""
@@ -92,13 +76,20 @@ class Control:
     def beat(self) -> None:
         """Send heartbeats for ever; for a thread of its own."""
         while True:
-            started_at = self._step_started_at
-            step_s = time.monotonic() - started_at if started_at else 0.0
             try:
-                self.send(Heartbeat(step_s=step_s, longest_step_s=self._longest_step_s))
+                self.socket.send(self._heartbeat())
             except OSError:
                 os._exit(1)  # nobody is left who could want anything
             time.sleep(HEARTBEAT_S)
+
+    def _heartbeat(self) -> Heartbeat:
+        started_at, start = self._step_started_at, self.start
+        return Heartbeat(
+            step_s=time.monotonic() - started_at if started_at else 0.0,
+            longest_step_s=self._longest_step_s,
+            stage="" if start is None else start.current or "process",
+            progress=0 if start is None else start.progress + len(sys.modules) + num_storage_bytes(),
+        )
 
 
 class FrontConnection:
@@ -144,7 +135,7 @@ class EngineCoreProc:
         """By prefix."""
         self._num_fronts = 0
         self._selector = selectors.DefaultSelector()
-        self._selector.register(control.sock, selectors.EVENT_READ)
+        self._selector.register(control.socket, selectors.EVENT_READ)
         self._suspects: deque[EngineCoreRequest] = deque()
         """Requests that must run alone, one after the other, before anything else."""
         self._on_trial: str | None = None
@@ -194,7 +185,7 @@ class EngineCoreProc:
         return True
 
     def _obey_supervisor(self) -> None:
-        for _, descriptor in self.control.receive():
+        for _, descriptor in self.control.socket.receive():
             if descriptor >= 0:
                 front = FrontConnection(socket.socket(fileno=descriptor), self._num_fronts, self._max_unsent_bytes)
                 self._num_fronts += 1
@@ -327,10 +318,10 @@ class EngineCoreProc:
             self._watch_writes(front)
 
     def _send_one_by_one(self, front: FrontConnection, news: EngineCoreOutputs, error: FrameTooLong) -> None:
-        """Outputs that are too long together; one that is too long alone ends its request."""
+        """Outputs that are too long together; one that is too long alone ends its branch of its request."""
         for output in news.outputs:
             if len(news.outputs) == 1:
-                self._abort(AbortRequest(request_id=front.prefix + output.request_id))
+                self._abort(AbortRequest(request_id=front.prefix + output.request_id, branch=output.branch))
                 output = EngineCoreOutput(
                     request_id=output.request_id,
                     branch=output.branch,
@@ -341,7 +332,7 @@ class EngineCoreProc:
             self._send(front, EngineCoreOutputs(outputs=[output], stepped_at=news.stepped_at))
 
     def _watch_writes(self, front: FrontConnection) -> None:
-        """Have the selector wake for writing exactly while something is unsent."""
+        """Ask for write events only while data is queued."""
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if front.unsent else 0)
         if front.prefix in self._fronts and self._selector.get_key(front.sock).events != wanted:
             self._selector.modify(front.sock, wanted, front)
@@ -372,26 +363,30 @@ def _without(request: EngineCoreRequest, branch: int | None) -> EngineCoreReques
     return replace(request, progress=replace(request.progress, branches=branches)) if branches else None
 
 
-def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> int:
+MakeProc = Callable[[EngineCore, Control], EngineCoreProc]
+
+
+def serve(control: Control, make_proc: MakeProc = EngineCoreProc, ledger: Ledger | None = None) -> int:
     """Load what the first message asks for, then run; the exit status."""
-    threading.Thread(target=control.beat, name="quire-heartbeat", daemon=True).start()
-    starting = True
+    ledger = control.start = ledger or Ledger()
+    start_essential("quire-heartbeat", control.beat)
     try:
-        ledger = Ledger()
         with importing_torch(ledger):
-            ((order, _),) = control.receive()
+            order = _first_order(control)
             if isinstance(order, StartCore):
                 with ledger.stage("config"):
                     config = create_config(order.args)
-                control.send(CoreConfigured(config=config))
+                control.socket.send(CoreConfigured(config=config))
             else:
-                config = order.config  # type: ignore[attr-defined]
-                check_unchanged(config)
+                with ledger.stage("config"):
+                    config = order.config
+                    check_unchanged(config)
         core = load_core(config, time.monotonic, ledger)
         gc.freeze()  # what is here now stays: no collection needs to look at it again
-        control.send(CoreReady(stages=ledger.stages))
-        starting = False
-        make_proc(core, control).run()
+        proc = make_proc(core, control)
+        control.start = None
+        control.socket.send(CoreReady(stages=ledger.stages))
+        proc.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except Exception as error:
@@ -399,12 +394,21 @@ def serve(control: Control, make_proc: Callable[[EngineCore, Control], EngineCor
             log.exception("engine core died")
             error = EngineError(f"the engine stopped: {type(error).__name__}: {error}")
         name, fields = error.as_wire()
-        control.send(CoreFailed(name=name, fields=fields, starting=starting))
+        control.socket.send(CoreFailed(name=name, fields=fields, starting=control.start is not None))
+        control.socket.flush()
         return 1
     return 0
 
 
-def main(make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCoreProc) -> None:
+def _first_order(control: Control) -> StartCore | RestartCore:
+    for order, _ in control.socket.messages():
+        if isinstance(order, StartCore | RestartCore):
+            return order
+        raise MalformedFrame(f"{type(order).__name__} is no order to start")
+    raise EOFError
+
+
+def main(make_proc: MakeProc = EngineCoreProc, ledger: Ledger | None = None) -> None:
     """Entry point: `core_process DESCRIPTOR PARENT_PID`.
 
     Signals that ask for an end are for the parent to answer: it drains, and this process serves until it is let go.
@@ -413,8 +417,9 @@ def main(make_proc: Callable[[EngineCore, Control], EngineCoreProc] = EngineCore
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent_pid = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
-    status = serve(Control(socket.socket(fileno=descriptor)), make_proc)
-    sys.stderr.flush()
+    status = serve(Control(socket.socket(fileno=descriptor)), make_proc, ledger)
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(status)  # nothing is worth the time that tearing down a model takes
 
 

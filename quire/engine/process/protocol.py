@@ -33,7 +33,7 @@ class RestartCore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """Supervisor -> core: the descriptor that comes with this frame is a front's connection."""
+    """Supervisor -> core: the descriptor that comes with this message is a front's connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,15 @@ class CoreReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Core -> supervisor, from a thread of its own: the process runs, and this is how long its step has taken."""
+    """Core -> supervisor, from a thread of its own: the process runs; how long its step takes, how far its start is."""
 
     step_s: float = 0.0
     longest_step_s: float = 0.0
     """Of those that ended."""
+    stage: str = ""
+    """Of the start; empty once steps can run."""
+    progress: int = 0
+    """Grows while a stage works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,5 +97,5 @@ class Trial:
     request_id: str | None
 
 
-CONTROL = Codec((StartCore, RestartCore, Attach, CoreConfigured, CoreReady, Heartbeat, CoreFailed))
+CONTROL = Codec((StartCore, RestartCore, Attach, CoreConfigured, CoreReady, Heartbeat, CoreFailed), (Attach,))
 DATA = Codec((EngineCoreRequest, AbortRequest, UtilityCall, EngineCoreOutputs, UtilityResult, Trial))

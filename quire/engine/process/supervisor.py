@@ -1,10 +1,13 @@
 """`CoreSupervisor`: starts the core process, watches it, and starts it again.
 
 Two things can go wrong and are told apart. *Lost*: the process has ended. *Stalled*: it is there but does nothing: it
-was stopped, its heartbeat is silent, or a step takes longer than any step should. Either is noticed within two seconds
-(a step that hangs: after `step_timeout` and ten times the longest step so far) and ends in the same way: the process
-is killed, whoever is attached hears `CoreDown`, and a new process is started with the same configuration, a limited
-number of times in a window and after a growing pause.
+was stopped, its heartbeat is silent, a step takes longer than any step should, or its start makes no progress. Either
+is noticed within two seconds (a step that hangs: after `step_timeout` and ten times the longest step so far; a start
+that hangs: after `startup_timeout`) and ends in the same way: the process is killed, whoever is attached hears
+`CoreDown`, and a new process is started with the same configuration, a limited number of times in a window and after a
+growing pause.
+
+Before the first core was ready, one that ends by itself is not replaced: the next one would end in the same way.
 """
 
 from __future__ import annotations
@@ -38,8 +41,10 @@ from quire.engine.process.protocol import (
 from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
 from quire.errors import EngineDeadError, EngineError, QuireError, from_wire
 from quire.log import get_logger
-from quire.messages.codec import FrameReader, MalformedFrame
+from quire.messages.codec import MalformedFrame
+from quire.messages.framed_socket import FramedSocket
 from quire.utils.process import describe_exit, num_oom_kills, thread_states
+from quire.utils.threads import start_essential
 
 log = get_logger(__name__)
 
@@ -81,14 +86,22 @@ class CoreGone:
     error: QuireError
 
 
-CoreEvent = CoreConfigured | CoreUp | CoreDown | CoreGone
+@dataclass(frozen=True, slots=True)
+class CoreStarting:
+    """A core has reached another stage of its start."""
+
+    stage: str
+
+
+CoreEvent = CoreConfigured | CoreStarting | CoreUp | CoreDown | CoreGone
 
 
 class CoreSource(Protocol):
     """Where connections to a core come from."""
 
     def subscribe(self, sink: Callable[[CoreEvent], None]) -> None:
-        """Hear of the core, from another thread: CoreConfigured once, then CoreUp and CoreDown in turns, or CoreGone.
+        """Hear of the core, from another thread: CoreConfigured once, then CoreUp and CoreDown in turns, or CoreGone;
+        and before each CoreUp, CoreStarting with every stage.
 
         Called again with the same sink, it gives a new connection to one that has lost its own.
         """
@@ -109,7 +122,8 @@ class _CoreProcess:
     """One core process and what is known of it."""
 
     def __init__(self, module: str) -> None:
-        self.control, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self.control = FramedSocket(ours, CONTROL)
         with theirs:
             command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
@@ -118,11 +132,10 @@ class _CoreProcess:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for the front, which drains
             )
-        self.reader = FrameReader(CONTROL)
         self.is_ready = False
         self.heartbeat = Heartbeat()
         self.failure: CoreFailed | None = None
-        self.heard_at = time.monotonic()
+        self.heard_at = self.progressed_at = time.monotonic()
         self.ticks_stopped = 0
         self.ticks_asleep = 0
         self.num_oom_kills = num_oom_kills()
@@ -135,11 +148,21 @@ class _CoreProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self.control, [CONTROL.encode(Attach())], [theirs.fileno()])
+                self.control.send(Attach(), theirs.fileno())
             except OSError:
                 ours.close()
                 raise
         return ours
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Take in a heartbeat."""
+        before, self.heartbeat = self.heartbeat, heartbeat
+        if (heartbeat.stage, heartbeat.progress) != (before.stage, before.progress):
+            self.progressed_at = time.monotonic()
+
+    def excuse_silence(self) -> None:
+        """It was the supervisor that did not run."""
+        self.heard_at = self.progressed_at = time.monotonic()
 
     def stall(self, policy: RestartPolicy) -> str | None:
         """Why the process counts as stalled, or None. Called once per tick, after its messages were read."""
@@ -152,13 +175,23 @@ class _CoreProcess:
             self.ticks_asleep = self.ticks_asleep + 1 if states and not states.strip("S") else 0
             if self.ticks_stopped >= STOPPED_TICKS:
                 return "was stopped"
-            limit_s = STARVED_SILENCE_S if self.is_ready else STARTING_SILENCE_S
+            limit_s = STARVED_SILENCE_S if self.is_ready else min(STARTING_SILENCE_S, policy.startup_timeout)
             if silence_s > limit_s or (self.is_ready and self.ticks_asleep >= ASLEEP_TICKS):
                 return f"has given no sign of life for {silence_s:.1f} s"
+        if not self.is_ready:
+            return self._start_stall(policy)
         limit_s = policy.step_timeout + 10 * self.heartbeat.longest_step_s
         if self.heartbeat.step_s > limit_s:
             return f"has spent {self.heartbeat.step_s:.0f} s in one step (limit {limit_s:.0f} s, --step-timeout)"
         return None
+
+    def _start_stall(self, policy: RestartPolicy) -> str | None:
+        idle_s = time.monotonic() - self.progressed_at
+        if idle_s <= policy.startup_timeout:
+            return None
+        stage = self.heartbeat.stage or "process"
+        limit = f"limit {policy.startup_timeout} s, --startup-timeout"
+        return f"has made no progress for {idle_s:.0f} s in stage {stage!r} of its start ({limit})"
 
     def end(self) -> int:
         """Kill and reap; the exit status."""
@@ -182,10 +215,12 @@ class CoreSupervisor:
         self._gone: CoreGone | None = None
         self._budget = RestartBudget(self._policy)
         self._closing = False
+        self._has_worked = False
+        """Some core has been ready."""
         self._core: _CoreProcess | None = None
         self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
-        self._thread.start()  # the kernel ends the core with the thread that started it, so this one stays
+        # The kernel ends the core with the thread that started it, so one thread starts all cores and stays.
+        self._thread = start_essential("quire-supervisor", self._run)
 
     @property
     def core_pid(self) -> int | None:
@@ -224,12 +259,7 @@ class CoreSupervisor:
     def _run(self) -> None:
         try:
             while not self._closing and self._gone is None:
-                self._core = _CoreProcess(self._module)
-                try:
-                    end = self._watch(self._core)
-                finally:
-                    core, self._core = self._core, None
-                    core.end()
+                end = self._run_core()
                 if end is not None:
                     self._learn(end)
             while not self._closing:  # those who subscribe late are told, too
@@ -241,9 +271,22 @@ class CoreSupervisor:
             self._wake.close()
             self._woken.close()
 
+    def _run_core(self) -> _End | None:
+        """Start a core and follow it to its end; None when told to close."""
+        try:
+            self._core = _CoreProcess(self._module)
+        except OSError as error:
+            return _End(f"no engine process can be started ({error})", crashed=False)
+        try:
+            return self._watch(self._core)
+        finally:
+            core, self._core = self._core, None
+            core.end()
+
     def _watch(self, core: _CoreProcess) -> _End | None:
         """Follow a core to its end; None when told to close."""
-        _say(core, self._order)
+        with contextlib.suppress(OSError):  # it has ended already: the connection shows that, too
+            core.control.send(self._order)
         ticked_at = time.monotonic()
         while not self._closing:
             alive = self._listen(core, TICK_S)
@@ -251,7 +294,7 @@ class CoreSupervisor:
                 return self._why_lost(core)
             now = time.monotonic()
             if now - ticked_at > 2 * TICK_S:
-                core.heard_at = now  # it was this process that did not run
+                core.excuse_silence()
             ticked_at = now
             stall = core.stall(self._policy)
             if stall is not None:
@@ -261,8 +304,9 @@ class CoreSupervisor:
     def _listen(self, core: _CoreProcess | None, timeout_s: float) -> bool:
         """Wait for news for a while. False when the core is gone."""
         poll = select.poll()
-        for sock in [self._woken] if core is None else [self._woken, core.control]:
-            poll.register(sock, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        if core is not None:
+            poll.register(core.control, select.POLLIN)
         readable = {descriptor for descriptor, _ in poll.poll(1000 * timeout_s)}
         if self._woken.fileno() in readable:
             self._woken.recv(4096)
@@ -271,24 +315,27 @@ class CoreSupervisor:
         if core is None or core.control.fileno() not in readable:
             return True
         try:
-            data = core.control.recv(1 << 16)
-            for message in core.reader.feed(data):
+            for message, _ in core.control.receive():
                 self._hear(core, message)
-        except (OSError, MalformedFrame):
+        except (EOFError, OSError, MalformedFrame):
             return False
-        return bool(data)
+        return True
 
     def _hear(self, core: _CoreProcess, message: object) -> None:
         core.heard_at = time.monotonic()
         match message:
             case Heartbeat():
-                core.heartbeat = message
+                is_news = message.stage != core.heartbeat.stage
+                core.beat(message)
+                if is_news and not core.is_ready:
+                    self._publish(CoreStarting(message.stage))
             case CoreConfigured():
                 self._order = RestartCore(config=message.config)
                 self._config = message.config
                 self._publish(message)
             case CoreReady():
-                core.is_ready = True
+                core.is_ready = self._has_worked = True
+                self._budget.worked()
                 for sink in self._sinks:
                     sink(CoreUp(core.attach()))
             case CoreFailed():
@@ -306,6 +353,8 @@ class CoreSupervisor:
                 sink(self._gone)
             elif core is not None and core.is_ready:
                 sink(CoreUp(core.attach()))
+            elif core is not None and core.heartbeat.stage:
+                sink(CoreStarting(core.heartbeat.stage))
 
     def _why_lost(self, core: _CoreProcess) -> _End:
         try:
@@ -314,14 +363,19 @@ class CoreSupervisor:
             return _End("the engine process closed its connection", crashed=True)
         if core.failure is not None:
             error = from_wire(core.failure.name, core.failure.fields)
-            final = core.failure.starting and core.failure.name not in ("EngineError", "EngineDeadError")
+            is_ours = core.failure.name in ("EngineError", "EngineDeadError")
+            final = core.failure.starting and (not is_ours or not self._has_worked)
             return _End(error.message, crashed=True, error=error if final else None)
         if returncode == -signal.SIGKILL and num_oom_kills() > core.num_oom_kills:
             return _End("the engine process was killed for want of memory", crashed=True)
-        return _End(f"the engine process {describe_exit(returncode)}", crashed=returncode not in OUTSIDE_SIGNALS)
+        reason, crashed = f"the engine process {describe_exit(returncode)}", returncode not in OUTSIDE_SIGNALS
+        if not crashed or self._has_worked:
+            return _End(reason, crashed)
+        reason += f" in its first start (last heard of in stage {core.heartbeat.stage or 'process'!r})"
+        return _End(reason, crashed, error=EngineError(reason))
 
     def _learn(self, end: _End) -> None:
-        """Decide between another core and the end; waits before the former."""
+        """Wait and return for another core, or give up."""
         if end.error is not None:
             self._publish(CoreGone(end.error))
             return
@@ -342,10 +396,3 @@ class CoreSupervisor:
             self._gone = event
         for sink in self._sinks:
             sink(event)
-
-
-def _say(core: _CoreProcess, message: object) -> None:
-    try:
-        core.control.sendall(CONTROL.encode(message))
-    except OSError:
-        pass  # it ended before it could listen; the next look at the connection shows that

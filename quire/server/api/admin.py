@@ -54,18 +54,22 @@ def routes(service: Service) -> APIRouter:
 def _add_state(router: APIRouter, service: Service) -> None:
     @router.get("/health", response_class=Response)
     async def health() -> Response:
-        """200 while the server lives: also while it starts, drains, or replaces its core."""
+        """200 while the server lives: also while it starts, drains, or replaces its core within the time it has for
+        that; 503 once there will be no core any more."""
         if service.engine.state is EngineState.DEAD:
             raise ApiError(503, "engine_unavailable", "The engine has stopped and will not come back.")
         return Response()
 
     @router.get("/ready", response_class=Response)
     async def ready() -> Response:
-        """200 while a request would be served now."""
-        state = service.engine.state
-        if state is not EngineState.READY:
-            raise ApiError(503, "engine_unavailable", f"The engine is {state.value}.", headers={"Retry-After": "1"})
-        return Response()
+        """200 while a request would be served now; otherwise the body says in which stage of its start the core is."""
+        engine = service.engine
+        state = engine.state
+        if state is EngineState.READY:
+            return Response()
+        is_coming = state in (EngineState.STARTING, EngineState.RESTARTING)
+        stage = f" (stage: {engine.stage})" if is_coming and engine.stage else ""
+        raise ApiError(503, "engine_unavailable", f"The engine is {state.value}{stage}.", headers={"Retry-After": "1"})
 
     router.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
 

@@ -25,7 +25,6 @@ from quire.server.api.protocol.anthropic import (
 )
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.http.body import strict_route
-from quire.server.http.errors import ApiError, error_body
 from quire.server.http.streaming import STREAMED, EventStream, event, json_reply, unless_gone
 from quire.server.service import Context, Service, context_of
 
@@ -51,7 +50,7 @@ def routes(service: Service) -> APIRouter:
         model = service.check_model(body.model, is_given="model" in body.model_fields_set)
         reply = _Reply(service, context_of(request.scope), body, model)
         if body.stream:
-            return EventStream(reply.stream(), service.settings, end=b"", error=_error_event)
+            return EventStream(reply.stream(), service.settings, end=b"")
         return json_reply(await unless_gone(request, service.settings, reply.whole()))
 
     @router.post("/v1/messages/count_tokens", response_model=TokenCount)
@@ -77,10 +76,6 @@ def _fields(body: CountTokensRequest) -> ConversationFields:
     """A last message of the assistant's is one to go on with."""
     continues = bool(body.messages) and body.messages[-1].get("role") == "assistant"
     return ConversationFields(continue_final_message=continues, chat_template_kwargs=body.chat_template_kwargs)
-
-
-def _error_event(error: ApiError, path: str) -> bytes:
-    return event(error_body(error, path), "error")
 
 
 class _Reply:

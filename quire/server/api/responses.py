@@ -20,7 +20,7 @@ from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_par
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.api.protocol.responses import ResponseReply, ResponsesRequest, ResponseUsage
 from quire.server.http.body import strict_route
-from quire.server.http.errors import ApiError, invalid
+from quire.server.http.errors import ApiError, ErrorShape, invalid
 from quire.server.http.replies import reply_of
 from quire.server.http.streaming import STREAMED, EventStream, event, unless_gone
 from quire.server.service import Context, Service, context_of
@@ -131,7 +131,7 @@ class _Reply:
         yield self._event("response.output_item.done", output_index=0, item=response["output"][0])
         yield self._event(f"response.{response['status']}", response=response)
 
-    def error_event(self, error: ApiError, _: str) -> bytes:
+    def error_event(self, error: ApiError, _: ErrorShape) -> bytes:
         """An error in a stream that has begun."""
         return self._event("error", code=error.code, message=error.message, param=error.param)
 

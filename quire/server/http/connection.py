@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import httptools
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.server.http.errors import ApiError, error_body
+from quire.server.http.errors import ApiError, ErrorShape
+from quire.server.http.pace import Pace
+from quire.server.http.tls import TlsProtocol, tls_context
 from quire.server.service import EXTENSION
 from quire.server.settings import ServerSettings
 
@@ -21,6 +25,8 @@ MAX_PIPELINED = 32
 """Requests that a client may send while one is being answered."""
 LINGER_S = 5
 """For so long a client that has its answer already may go on sending."""
+FEW_UNSENT_BYTES = 16384
+"""A reply that goes on may have so much unsent at any time, however well the client reads."""
 HANDSHAKE = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
@@ -29,41 +35,77 @@ class _Refused(Exception):
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """Cuts clients that send headers too slowly or too many, and those that stop reading.
+    """Bounds the time and the memory of everything that a client can make it wait for.
+
+    - A connection counts from `accept` to `forget`, whatever happens on it: TLS handshake, head, body, reply, close.
+    - Connecting, the TLS handshake and the first head have one deadline together; each further head has the same.
+    - A body and a reply must keep a minimum rate (`Pace`). Time in which this side does not read does not count.
 
     A client that closes its sending side before the reply counts as gone, since nothing else tells that it left. While
     a reply is sent it may still read: if not, writing tells.
-
-    uvicorn stops reading a body that nobody takes, and stops the application while the client takes nothing: memory is
-    bounded, but not time. The times are bounded here; that of bodies where they are read, in `body`.
     """
 
     settings: ClassVar[ServerSettings]
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
-        super().connection_made(transport)
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        settings = self.settings
+        self.url = b""
+        self._socket: asyncio.Transport | None = None
+        """The transport below TLS, or the only one."""
+        self._accepted_at = 0.0
+        self._is_made = False
+        """The TLS handshake, if there is one, is complete."""
         self._header_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._body_pace = Pace(settings.body_timeout, settings.min_body_rate, self._num_received, self._body_late)
+        self._read_pace = Pace(settings.write_timeout, settings.min_reply_rate, self._num_taken, self._reader_late)
         self._in_headers = True
+        self._in_body = False
         self._num_header_bytes = 0
+        self._num_body_bytes = 0
+        """Of all bodies so far."""
+        self._num_written_bytes = 0
+        """Of all replies so far, sent or not."""
         self._advanced = False
         """What was received last has completed headers, a message, or some of a body."""
         self._num_waiting_bytes = 0
         """Received since then, and kept in memory."""
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered, or was last; uvicorn's `cycle` is the one that was read last."""
-        self._linger_timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
         """Why nothing more is read."""
-        if len(self.connections) > self.settings.max_connections:
-            transport.abort()
-        else:
-            self._expect_headers()
+
+    def accept(self, socket: asyncio.Transport) -> bool:
+        """Count a TCP connection; whether there is room for it. It is aborted if not."""
+        self._socket = socket
+        self._accepted_at = self.loop.time()
+        self.connections.add(self)
+        if len(self.connections) <= self.settings.max_connections:
+            return True
+        socket.abort()
+        return False
+
+    def forget(self) -> None:
+        """Count the connection no more: TCP has ended. Idempotent."""
+        self.connections.discard(self)
+        if not self._is_made:  # nobody else will break this cycle
+            self.parser = None  # type: ignore[assignment]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected, TLS handshake included."""
+        super().connection_made(transport)
+        self._is_made = True
+        self.flow = _Flow(transport, self._body_pace)
+        if self._socket is not None or self.accept(transport):
+            self._expect_headers(self.loop.time() - self._accepted_at)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
-        self._stop(self._header_timer, self._write_timer, self._linger_timer)
+        self._stop(self._header_timer, self._linger_timer, self._close_timer)
+        self._body_pace.stop()
+        self._read_pace.stop()
         self.pipeline.clear()
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
@@ -80,6 +122,7 @@ class LimitedConnection(HttpToolsProtocol):
             or not reply.response_started
             or reply.response_complete
         ):
+            self.watch_reader()
             return False
         reply.keep_alive = False
         return True
@@ -88,7 +131,7 @@ class LimitedConnection(HttpToolsProtocol):
         """Bytes of a request, or of several."""
         if self._refusal is not None or self._linger_timer is not None:
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._in_body and (self.cycle is None or self.cycle.response_complete):
             self._expect_headers()
         self._unset_keepalive_if_required()
         self._advanced = False
@@ -108,6 +151,8 @@ class LimitedConnection(HttpToolsProtocol):
                 self._refuse(self._too_large())
         else:
             self._num_waiting_bytes = 0
+        if self._in_body and not self._body_pace.is_running:
+            self._body_pace.start()
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -139,6 +184,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._check_head()
         if not self._is_upgrade:
             self.server_state.default_headers = _date_header(int(time.time()))
+            self._in_body = True
             super().on_headers_complete()
             self.cycle.transport = _ReplyTransport(self)  # type: ignore[assignment]
             self.scope["extensions"] = {EXTENSION: {"write": partial(_write_piece, self.cycle)}}
@@ -148,12 +194,15 @@ class LimitedConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """A piece of a body."""
         self._advanced = True
+        self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A request has been read."""
         self._advanced = True
         if not self._is_upgrade:
+            self._in_body = False
+            self._body_pace.stop()
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -165,28 +214,130 @@ class LimitedConnection(HttpToolsProtocol):
             super().on_response_complete()
             if self._refusal is not None:
                 self._send_refusal(self._refusal)
+        if self._num_unsent:
+            self._read_pace.start()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than there is to write."""
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self.settings.write_timeout, self.transport.abort)
+        self._read_pace.start()
 
-    def resume_writing(self) -> None:
-        """The client has caught up."""
-        self._stop(self._write_timer)
-        super().resume_writing()
+    def watch_reader(self) -> None:
+        """See to it that what is unsent is read at the rate that replies must be read at."""
+        if self._num_unsent and not self._read_pace.is_running:
+            self._read_pace.start()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No request has come since the last one was answered."""
+        self._close_idle()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request that has arrived still waits for a byte of its answer."""
+        reply = self._answered
+        if self._num_unsent or self.pipeline:
+            return True
+        if reply is None or reply.response_complete or reply.disconnected:
+            return False
+        return reply.response_started or not reply.more_body
+
+    def release(self) -> None:
+        """The server drains: close at once if all is answered, else after the answer. Idempotent.
+
+        A new connection is left alone: its first request may be on the way, and would be reset instead of refused.
+        """
+        for reply in (self._answered, self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if reply is not None:
+                reply.keep_alive = False
+        is_asked = self.is_answering or self._in_body or self._num_waiting_bytes > 0
+        if self._answered is not None and not is_asked:
+            self._close_idle()
+
+    def shutdown(self) -> None:
+        """The server ends: close now, unless an answer is under way."""
+        self.release()
+        if not self.is_answering:
+            self.close()
+
+    def close(self) -> None:
+        """Close once everything is sent, in bounded time. Idempotent."""
+        if not self._is_made:
+            self._abort()
+            return
+        self.watch_reader()
+        self.transport.close()
+        if self._is_tls and self._close_timer is None:  # it waits for the client to say that it closes, too
+            self._close_timer = self.loop.call_later(LINGER_S, self._close_late)
 
     def linger(self) -> None:
         """Close, but let a client that is still sending finish: if bytes came to a closed socket, the kernel would
-        reset the connection, and the client might lose the answer."""
+        reset the connection, and the client might lose the answer. TLS does that anyway while it closes."""
         is_sending = self._refusal is not None or (self.cycle is not None and self.cycle.more_body)
         if not is_sending or not self.transport.can_write_eof():
-            self.transport.close()
+            self.close()
         elif self._linger_timer is None and not self.transport.is_closing():
             self._stop(self._header_timer)
-            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+            self._body_pace.stop()
+            self.watch_reader()
+            self._linger_timer = self.loop.call_later(LINGER_S, self.close)
             self.flow.resume_reading()
             self.transport.write_eof()
+
+    def write(self, data: bytes) -> None:
+        """Send some of a reply."""
+        self._num_written_bytes += len(data)
+        self.transport.write(data)
+
+    def _close_idle(self) -> None:
+        """Close at once a connection on which nothing happens."""
+        is_sent = not self._num_unsent
+        self.close()
+        if is_sent and self._socket is not None:
+            self._socket.close()  # TLS has said goodbye, and need not wait for an answer
+
+    def _close_late(self) -> None:
+        if self._num_unsent:
+            self._close_timer = self.loop.call_later(LINGER_S, self._close_late)
+        else:
+            self._abort()
+
+    def _abort(self) -> None:
+        if self._socket is not None:
+            self._socket.abort()
+
+    @property
+    def _is_tls(self) -> bool:
+        return self._socket is not self.transport
+
+    @property
+    def _num_unsent(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        if self._socket is None or not self._is_made:
+            return 0
+        num_bytes: int = self._socket.get_write_buffer_size()
+        return num_bytes + self.transport.get_write_buffer_size() if self._is_tls else num_bytes
+
+    def _num_received(self) -> int:
+        return self._num_body_bytes
+
+    def _num_taken(self) -> int:
+        return self._num_written_bytes - self._num_unsent
+
+    def _reader_late(self) -> None:
+        """Too little of what waits was taken. While a reply goes on, a little always waits."""
+        is_ending = self.transport.is_closing() or self._answered is None or self._answered.response_complete
+        if self._num_unsent >= (1 if is_ending else FEW_UNSENT_BYTES):
+            self._abort()
+
+    def _body_late(self) -> None:
+        settings = self.settings
+        if self._refusal is None and not self.transport.is_closing():
+            least = settings.min_body_rate * settings.body_timeout
+            message = (
+                f"The request body came too slowly: it was not complete, and fewer than {least} bytes of it came "
+                f"within {settings.body_timeout} s. Send it faster, or in smaller requests."
+            )
+            self._refuse(ApiError(408, "request_timeout", message))
 
     def _count(self, num_bytes: int) -> None:
         self._num_header_bytes += num_bytes
@@ -221,14 +372,14 @@ class LimitedConnection(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
-    def _expect_headers(self) -> None:
+    def _expect_headers(self, spent_s: float = 0.0) -> None:
         if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.settings.header_timeout, self._headers_late)
+            self._header_timer = self.loop.call_later(self.settings.header_timeout - spent_s, self._headers_late)
 
     def _headers_late(self) -> None:
         self._header_timer = None
         if not self._num_waiting_bytes:
-            self.transport.close()  # a connection made in advance, never used
+            self._close_idle()  # a connection made in advance, never used
         elif not self.transport.is_closing():
             limit = self.settings.header_timeout
             self._refuse(ApiError(408, "request_timeout", f"The request headers did not arrive within {limit} s."))
@@ -259,15 +410,25 @@ class LimitedConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         reply = self._answered
-        if reply is None or reply.response_complete or not reply.response_started:
-            body = msgspec.json.encode(error_body(error, ""))
+        has_own_body = self._in_body and reply is self.cycle
+        if reply is None or not reply.response_started or (reply.response_complete and not has_own_body):
+            body = msgspec.json.encode(self._error_shape().body(error))
             head = (
                 f"HTTP/1.1 {error.status_code} {REASONS[error.status_code]}\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
-            self.transport.write(head.encode() + body)
+            self.write(head.encode() + body)
             self.app_state["count_refused"]()
+        if reply is not None and not reply.response_complete:
+            reply.disconnected = True  # nothing that is still made for it can be sent
+            reply.message_event.set()
         self.linger()
+
+    def _error_shape(self) -> ErrorShape:
+        """How the API says its errors that the request seems to be for, as far as it has been read."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        shape: ErrorShape = self.app_state["error_shape"](path.removeprefix(self.root_path))
+        return shape
 
     def _stop(self, *timers: asyncio.TimerHandle | None) -> None:
         for timer in timers:
@@ -275,11 +436,29 @@ class LimitedConnection(HttpToolsProtocol):
                 timer.cancel()
 
 
+class _Flow(FlowControl):
+    """Says when this side makes the client wait."""
+
+    def __init__(self, transport: asyncio.Transport, body_pace: Pace) -> None:
+        super().__init__(transport)
+        self._body_pace = body_pace
+
+    def pause_reading(self) -> None:
+        """Read nothing for now."""
+        super().pause_reading()
+        self._body_pace.pause()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        super().resume_reading()
+        self._body_pace.resume()
+
+
 class _ReplyTransport:
     """The transport as uvicorn sees it while it sends a reply."""
 
     def __init__(self, connection: LimitedConnection) -> None:
-        self.write = connection.transport.write
+        self.write = connection.write
         self.is_closing = connection.transport.is_closing
         self.close = connection.linger
 
@@ -301,10 +480,13 @@ def _invalid(message: str) -> ApiError:
     return ApiError(400, "invalid_http", message)
 
 
-def limited_connection(given: ServerSettings) -> type[LimitedConnection]:
-    """The class of connections that keep these limits."""
+def connection_factory(given: ServerSettings) -> Callable[..., asyncio.BaseProtocol]:
+    """Makes connections that keep these limits, as uvicorn calls it."""
 
     class Connection(LimitedConnection):
         settings = given
 
-    return Connection
+    if given.ssl_certfile is None:
+        return Connection
+    context = tls_context(given.ssl_certfile, given.ssl_keyfile, given.ssl_ca_certs)
+    return lambda **state: TlsProtocol(Connection(**state), context)

@@ -1,11 +1,12 @@
-"""Every failure as a status and a body: OpenAI's error object, or Anthropic's on its routes.
+"""Every failure as a status and a message. How an API says it is the API's own: its `ErrorShape`.
 
 Message texts are part of the interface: client libraries match substrings such as "maximum context length is".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import EngineDeadError, EngineError, PromptTooLong, QuireError, UnsupportedFeature, shown
 from quire.log import get_logger, trace_of
@@ -20,19 +22,10 @@ from quire.log import get_logger, trace_of
 log = get_logger(__name__)
 
 MAX_MESSAGE = 2000
-ANTHROPIC_PATH = "/v1/messages"
+SCOPE_SHAPE = "quire.errors"
+"""Where a scope says how the API that was asked shows its errors; `ErrorShapes` writes it."""
 JSON = "application/json"
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 _FIELDS = {"prompt_token_ids": "prompt"}
 """What the engine calls a field -> what a client calls it."""
@@ -77,16 +70,55 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, "internal_error", "The server failed on this request. The cause is in its log.")
 
 
-def error_body(error: ApiError, path: str) -> dict[str, Any]:
-    """The body of an error on a route."""
-    message = error.message[:MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
-    if path.startswith(ANTHROPIC_PATH):
-        default = "invalid_request_error" if error.status_code < 500 else "api_error"
-        kind = _ANTHROPIC_TYPES.get(error.status_code, default)
-        return {"type": "error", "error": {"type": kind, "message": message}}
-    default = "invalid_request_error" if error.status_code < 500 else "server_error"
-    kind = _TYPES.get(error.status_code, default)
-    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How an API says an error."""
+
+    body: Callable[[ApiError], dict[str, Any]]
+    """Makes the JSON object of a reply, or of an event in a stream that has begun."""
+    event_name: str | None = None
+    """The name of that event."""
+
+
+class ErrorShapes:
+    """Finds out once for each request how its errors are said: before it is routed, while it is answered, in a stream.
+
+    A proxy that serves this server under a root path may take it off the path or leave it on: here both become the
+    same. The root path is left alone where routes of the application begin with it.
+    """
+
+    def __init__(self, app: ASGIApp, shape_of: Callable[[str], ErrorShape], may_repeat_root_path: bool) -> None:
+        self._app = app
+        self._shape_of = shape_of
+        self._may_repeat = may_repeat_root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] == "http":
+            if self._may_repeat:
+                _take_root_path_once(scope)
+            scope[SCOPE_SHAPE] = self._shape_of(route_of(scope))
+        await self._app(scope, receive, send)
+
+
+def _take_root_path_once(scope: Scope) -> None:
+    """The connection puts the root path before what the client sent, which may begin with it already."""
+    root = scope.get("root_path", "")
+    if root and route_of(scope).startswith(f"{root}/"):
+        scope["path"] = scope["path"].removeprefix(root)
+        scope["raw_path"] = scope["raw_path"].removeprefix(root.encode())
+
+
+def shown_message(error: ApiError) -> str:
+    """The message, short enough and encodable."""
+    return error.message[:MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
+
+
+def shape_in(scope: MutableMapping[str, Any]) -> ErrorShape:
+    """How errors of this request are said."""
+    shape = scope[SCOPE_SHAPE]
+    assert isinstance(shape, ErrorShape)
+    return shape
 
 
 def route_of(scope: MutableMapping[str, Any]) -> str:
@@ -97,7 +129,7 @@ def route_of(scope: MutableMapping[str, Any]) -> str:
 
 def error_response(error: ApiError, scope: MutableMapping[str, Any]) -> Response:
     """The reply that carries an error, in the form of the API that was asked."""
-    body = msgspec.json.encode(error_body(error, route_of(scope)))
+    body = msgspec.json.encode(shape_in(scope).body(error))
     return Response(body, error.status_code, error.headers, JSON)
 
 

@@ -87,9 +87,9 @@ class Authentication:
         if scope["type"] == "http" and self._digests and route_of(scope) not in OPEN_PATHS:
             index = self._match(scope)
             if index is None:
-                error = ApiError(
-                    401, "invalid_api_key", "Incorrect API key provided.", headers={"WWW-Authenticate": "Bearer"}
-                )
+                none = "No API key given. Send one as 'Authorization: Bearer KEY'."
+                message = "Incorrect API key provided." if _given_key(scope) else none
+                error = ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
                 await error_response(error, scope)(scope, receive, send)
                 return
             scope["quire"].key = index
@@ -99,14 +99,18 @@ class Authentication:
 
     def _match(self, scope: Scope) -> int | None:
         """Which key the request carries. Every digest is compared to its end, whatever matches."""
-        kind, _, token = _header(scope, b"authorization").partition(" ")
-        key = token.strip() if kind.lower() == "bearer" else _header(scope, b"x-api-key")
-        digest = hashlib.sha256(key.encode("latin-1")).digest()
+        digest = hashlib.sha256(_given_key(scope).encode("latin-1")).digest()
         found = None
         for index, known in enumerate(self._digests):
             if hmac.compare_digest(digest, known):
                 found = index
         return found
+
+
+def _given_key(scope: Scope) -> str:
+    """The API key of a request, empty where there is none."""
+    kind, _, token = _header(scope, b"authorization").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else _header(scope, b"x-api-key")
 
 
 class Limits:

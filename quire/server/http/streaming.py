@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.server.http.errors import ApiError, as_api_error, error_body, error_response
+from quire.server.http.errors import ApiError, ErrorShape, as_api_error, error_response, shape_in
 from quire.server.service import context_of
 from quire.server.settings import ServerSettings
 
@@ -50,9 +50,9 @@ class Chunks:
         return self._head + write(rest)[1:] + b"\n\n"
 
 
-def error_event(error: ApiError, path: str) -> bytes:
+def error_event(error: ApiError, shape: ErrorShape) -> bytes:
     """An error in a stream that has begun."""
-    return event(error_body(error, path))
+    return event(shape.body(error), shape.event_name)
 
 
 class EventStream(Response):
@@ -70,7 +70,7 @@ class EventStream(Response):
         settings: ServerSettings,
         *,
         end: bytes = DONE,
-        error: Callable[[ApiError, str], bytes] = error_event,
+        error: Callable[[ApiError, ErrorShape], bytes] = error_event,
     ) -> None:
         super().__init__(None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -112,7 +112,7 @@ class EventStream(Response):
         if not self._started:
             await error_response(as_api_error(failure), scope)(scope, receive, send)
             return
-        await self._send(send, self._error(as_api_error(failure), scope["path"]) + self._end)
+        await self._send(send, self._error(as_api_error(failure), shape_in(scope)) + self._end)
         await self._finish(send)
 
     async def _produce(self, send: Send) -> None:

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.log import adopt, get_logger
-from quire.server.http.connection import limited_connection
+from quire.server.http.connection import LimitedConnection, connection_factory
 from quire.server.processes.peers import Peers
 from quire.server.settings import ServerSettings
 
@@ -26,10 +27,10 @@ SWITCH_INTERVAL_S = 0.001
 """After so long a thread of the work pool hands the interpreter to the event loop; Python's 5 ms would be added to
 every token of every stream while a large request is read."""
 LAST_WORDS_S = 2
-"""Time for replies that are already written to reach their readers."""
+"""Time for the last words of requests that were aborted to reach their readers."""
 
 
-class _Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers, since what a signal means is decided here, and without its ten ticks a
     second: an idle server sleeps. `connection` dates the replies."""
 
@@ -39,10 +40,26 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
         yield
 
     async def main_loop(self) -> None:
+        """Wait for `exit`."""
         await self._exit.wait()
+
+    @property
+    def num_answering(self) -> int:
+        """Connections that wait for a byte of an answer, whether it is still made or only not sent yet."""
+        return sum(connection.is_answering for connection in self._connections)
+
+    def release(self) -> None:
+        """Close idle connections now, and the others with their answers; new ones are still accepted."""
+        for connection in self._connections:
+            connection.release()
+
+    @property
+    def _connections(self) -> list[LimitedConnection]:
+        return cast(list[LimitedConnection], list(self.server_state.connections))
 
     def exit(self) -> None:
         """Close connections once their replies are sent, then end; harmless when called again."""
@@ -57,7 +74,7 @@ class Front:
         self.engine = engine
         self.settings = settings
         self.sock = sock
-        self._server: _Server | None = None
+        self._server: HttpServer | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._exiting = False
         self._stop = asyncio.Event()
@@ -74,7 +91,7 @@ class Front:
         watcher = self._watcher = asyncio.create_task(self._watch_start(on_ready))
         if is_successor:
             await asyncio.wait({watcher})
-        self._server = _Server(uvicorn_config(make_app(), self.settings))
+        self._server = HttpServer(uvicorn_config(make_app(), self.settings))
         if self._exiting:
             self._server.exit()
         try:
@@ -91,7 +108,14 @@ class Front:
         """Refuse what is new, finish what is here, then end; harmless when called again."""
         if self._drainer is None:
             self.engine.drain()
-            log.info("draining %d requests, for %d s at most", self.engine.num_unfinished, self._timeout_s)
+            if self._server is not None:
+                self._server.release()
+            log.info(
+                "draining %d requests and %d connections with an answer under way, for %d s at most",
+                self.engine.num_unfinished,
+                self._num_answering,
+                self._timeout_s,
+            )
             self._drainer = asyncio.create_task(self._finish())
 
     def stop(self) -> None:
@@ -110,14 +134,21 @@ class Front:
     def _timeout_s(self) -> int:
         return self.settings.shutdown_timeout
 
+    @property
+    def _num_answering(self) -> int:
+        return 0 if self._server is None else self._server.num_answering
+
     async def _finish(self) -> None:
         deadline = time.monotonic() + self._timeout_s
-        while self.engine.num_unfinished and time.monotonic() < deadline and not self._stop.is_set():
+        while (self.engine.num_unfinished or self._num_answering) and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), 0.05)
+                break
         if self.engine.num_unfinished:
             log.warning("aborting %d requests", self.engine.num_unfinished)
             await self.engine.abort_all()
+        elif self._num_answering:
+            log.warning("cutting %d answers that were not read in time", self._num_answering)
         self._exit()
 
     def _exit(self) -> None:
@@ -142,7 +173,7 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     """uvicorn as the settings want it."""
     return uvicorn.Config(
         app,
-        http=limited_connection(settings),
+        http=connection_factory(settings),  # type: ignore[arg-type]
         ws="none",
         loop="none",
         lifespan="on",
@@ -155,10 +186,6 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         limit_concurrency=None,
         timeout_keep_alive=settings.idle_timeout,
         timeout_graceful_shutdown=LAST_WORDS_S,
-        ssl_certfile=settings.ssl_certfile,
-        ssl_keyfile=settings.ssl_keyfile,
-        ssl_ca_certs=settings.ssl_ca_certs,
-        ssl_cert_reqs=2 if settings.ssl_ca_certs else 0,
     )
 
 

@@ -9,16 +9,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
 from quire.engine.process.protocol import CoreConfigured
-from quire.engine.process.restart_policy import RestartBudget
-from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreSupervisor, CoreUp
+from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
+from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreStarting, CoreSupervisor, CoreUp
 from quire.errors import EngineDeadError, QuireError
 from quire.log import get_logger
-from quire.messages.codec import FrameReader, MalformedFrame
+from quire.messages.codec import MalformedFrame
+from quire.messages.framed_socket import FramedSocket
 from quire.observability.samples import add_samples
 from quire.server.processes.link import (
     LINK,
@@ -32,7 +33,6 @@ from quire.server.processes.link import (
     FrontSeat,
     Reconnect,
     Reports,
-    send,
 )
 from quire.server.processes.shared_counts import SharedCounts, new_memory
 from quire.utils.process import describe_exit
@@ -42,9 +42,12 @@ log = get_logger(__name__)
 FRONT_MODULE = "quire.server.processes.front_process"
 GRACE_S = 5.0
 """Beyond its own deadline a front gets this long before it is killed."""
-SEND_TIMEOUT_S = 1.0
+EXIT_TIMEOUT_S = 1.0
+"""A front that has closed its link gets this long to exit."""
 ANSWER_TIMEOUT_S = 1.0
 """A front that has not said by then how it is may be stopped."""
+ASK_INTERVAL_S = 10.0
+"""Seconds between questions to a front that nobody else asks: one that never answers is replaced."""
 
 
 class Ending(IntEnum):
@@ -56,7 +59,7 @@ class Ending(IntEnum):
 
 
 class FrontProcess:
-    """One front, as its parent sees it."""
+    """One front, as its parent sees it. The parent never waits for it: what it does not read is queued."""
 
     def __init__(
         self,
@@ -66,8 +69,8 @@ class FrontProcess:
         memory: int,
         on_event: Callable[[CoreEvent], None],
     ) -> None:
-        self.link, theirs = socket.socketpair()
-        self.link.settimeout(SEND_TIMEOUT_S)
+        ours, theirs = socket.socketpair()
+        self.link = FramedSocket(ours, LINK)
         with theirs:
             command = [sys.executable, "-m", FRONT_MODULE, str(theirs.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
@@ -77,20 +80,21 @@ class FrontProcess:
                 process_group=0,  # Ctrl-C is for the parent, which has the fronts drain
             )
         self._on_event = on_event
-        self.reader = FrameReader(LINK)
         self.seat = seat
         self.is_ready = False
         self.report = FrontReport()
         """What it said last."""
-        self.is_asked = False
-        """It has yet to answer."""
+        self.asked_at: float | None = None
+        """Since when it has yet to answer."""
+        self.fault = ""
+        """Why it was killed, if it was."""
         self.tell(orders, listening.fileno())
         self.tell(seat, memory)
 
     def ask(self) -> None:
         """Ask for a report, unless the last one is still to come."""
-        if not self.is_asked:
-            self.is_asked = True
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
             self.tell(Ask())
 
     def hear(self, event: CoreEvent) -> None:
@@ -100,28 +104,34 @@ class FrontProcess:
             case CoreUp():
                 with event.connection:
                     self.tell(CoreConnected(), event.connection.fileno())
-            case CoreConfigured() | CoreDown():
+            case CoreConfigured() | CoreStarting() | CoreDown():
                 self.tell(event)
             case CoreGone():
                 name, fields = event.error.as_wire()
                 self.tell(CoreFinished(name=name, fields=fields))
 
-    def tell(self, message: object, *descriptors: int) -> None:
-        """Say something; a front that does not listen is ended."""
+    def tell(self, message: object, descriptor: int = -1) -> None:
+        """Say something, from any thread; a front that has let too much pile up is killed."""
         try:
-            send(self.link, message, *descriptors)
-        except OSError:
+            self.link.send(message, descriptor)
+        except OSError as error:
+            self.kill(f"{type(error).__name__}: {error}")
+
+    def kill(self, fault: str) -> None:
+        """Have it end; its link shows when it has."""
+        if self.process.poll() is None:
+            self.fault = self.fault or fault
             self.process.kill()
 
     def end(self) -> str:
         """Reap, with force if need be; how it ended."""
         self.link.close()
         try:
-            returncode = self.process.wait(SEND_TIMEOUT_S)
+            returncode = self.process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill("its link was closed")
             returncode = self.process.wait()
-        return describe_exit(returncode)
+        return describe_exit(returncode) + (f" ({self.fault})" if self.fault else "")
 
 
 @dataclass(slots=True)
@@ -142,7 +152,7 @@ class FrontGroup:
         orders: FrontOrders,
         listening: socket.socket,
         supervisor: CoreSupervisor,
-        budget: RestartBudget,
+        policy: RestartPolicy,
         on_ready: Callable[[], None],
     ) -> None:
         self._orders = orders
@@ -154,11 +164,14 @@ class FrontGroup:
         self._ended = FrontReport()
         """What fronts had counted that have ended, as far as they were asked."""
         self._supervisor = supervisor
-        self._budget = budget
+        self._policy = policy
+        self._budgets = [RestartBudget(policy) for _ in range(settings.api_server_count)]
+        """By seat: many fronts may be replaced more often than one."""
         self._on_ready: Callable[[], None] | None = on_ready
         self._fronts: dict[int, FrontProcess] = {}
         """By the descriptor of their link."""
         self._spawn_at: list[float] = []
+        self._ask_at = time.monotonic() + ASK_INTERVAL_S
         self._wake, self._woken = socket.socketpair()
         self._num_signals = 0
         self._deadline: float | None = None
@@ -167,13 +180,16 @@ class FrontGroup:
         self._core_was_up = False
         self._failure: QuireError | None = None
 
+    def handle_signals(self, numbers: Iterable[signal.Signals]) -> None:
+        """Take these signals from now on: the first one drains, the second stops."""
+        for number in numbers:
+            signal.signal(number, self._on_signal)
+
     def run(self) -> None:
         """Serve until a signal ends it.
 
         Raises: ConfigError and its kin when the engine cannot start; EngineDeadError when fronts end again and again.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
         try:
             for _ in range(self._orders.settings.api_server_count):
                 self._spawn()
@@ -209,19 +225,19 @@ class FrontGroup:
 
     def _wait(self) -> None:
         """Sleep until something happens, and take it in."""
-        now = time.monotonic()
-        moments = [*self._spawn_at, *(question.deadline for question in self._questions)]
+        moments = [self._ask_at, *self._spawn_at, *(question.deadline for question in self._questions)]
         if self._deadline is not None:
             moments.append(self._deadline)
+        awake_at = max(min(moments), time.monotonic())
         poll = select.poll()
         for descriptor in [self._woken.fileno(), *self._fronts]:
             poll.register(descriptor, select.POLLIN)
-        timeout_ms = max(0.0, min(moments) - now) * 1000 + 1 if moments else None
-        for descriptor, _ in poll.poll(timeout_ms):
+        for descriptor, _ in poll.poll(max(0.0, awake_at - time.monotonic()) * 1000 + 1):
             if descriptor == self._woken.fileno():
                 self._woken.recv(4096)
             else:
                 self._listen(self._fronts[descriptor])
+        self._check_fronts(late_s=max(0.0, time.monotonic() - awake_at))
         now = time.monotonic()
         due = [moment for moment in self._spawn_at if moment <= now]
         self._spawn_at = [moment for moment in self._spawn_at if moment > now]
@@ -232,22 +248,39 @@ class FrontGroup:
 
     def _listen(self, front: FrontProcess) -> None:
         try:
-            data = front.link.recv(1 << 16)
-            for message in front.reader.feed(data):
+            for message, _ in front.link.receive():
                 if isinstance(message, FrontReady):
                     front.is_ready = True
+                    self._budgets[front.seat.front].worked()
                     self._report_ready()
                 elif isinstance(message, Reconnect):
                     self._supervisor.subscribe(front.hear)
                 elif isinstance(message, Ask):
                     self._ask_others(front, message.call_id)
                 elif isinstance(message, FrontReport):
-                    front.report, front.is_asked = message, False
+                    front.report, front.asked_at = message, None
                     self._no_longer_await(front)
-        except (OSError, MalformedFrame):
-            data = b""
-        if not data:
+        except (EOFError, OSError, MalformedFrame):
             self._replace(front)
+
+    def _check_fronts(self, late_s: float) -> None:
+        """Ask those whom nobody has asked lately, and kill those that never answer.
+
+        `late_s`: so long did this process itself not run, which is no fault of the fronts.
+        """
+        now = time.monotonic()
+        policy = self._policy
+        for front in self._fronts.values():
+            limit_s = policy.front_timeout if front.is_ready else policy.startup_timeout
+            if front.asked_at is None:
+                continue
+            front.asked_at += late_s
+            if now - front.asked_at > limit_s and not front.fault:
+                front.kill(f"it has not answered for {limit_s} s")
+        if now >= self._ask_at:
+            self._ask_at = now + ASK_INTERVAL_S
+            for front in self._fronts.values():
+                front.ask()
 
     def _ask_others(self, asker: FrontProcess, call_id: int) -> None:
         """Those that do not answer in time are answered for with what they said last."""
@@ -282,9 +315,10 @@ class FrontGroup:
         add_samples(self._ended.samples, front.report.samples)
         if self._ending or self._failure is not None:
             return
-        pause_s = self._budget.spend()
+        budget = self._budgets[front.seat.front]
+        pause_s = budget.spend()
         if pause_s is None:
-            self._failure = EngineDeadError(f"a front process {how}, after {len(self._budget)} restarts; giving up")
+            self._failure = EngineDeadError(f"a front process {how}, after {len(budget)} restarts; giving up")
             return
         log.error("a front process %s; another one in %.1f s", how, pause_s)
         self._spawn_at.append(time.monotonic() + pause_s)

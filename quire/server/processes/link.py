@@ -6,23 +6,24 @@ every new core.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.engine.admission import AdmissionLimits
 from quire.engine.process.protocol import CoreConfigured
-from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreUp
+from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreStarting, CoreUp
 from quire.errors import from_wire
-from quire.messages.codec import Codec, FrameReader
+from quire.messages.codec import Codec
+from quire.messages.framed_socket import FramedSocket
 from quire.messages.stats import StepStats
 from quire.observability.samples import Samples
 from quire.server.processes.shared_counts import SharedCounts
 from quire.server.settings import ServerSettings
+from quire.utils.threads import start_essential
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +116,18 @@ LINK = Codec(
         Ask,
         FrontReport,
         Reports,
-    )
+        CoreStarting,
+    ),
+    with_descriptor=(FrontOrders, FrontSeat, CoreConnected),
 )
-_WITH_DESCRIPTOR = (FrontOrders, FrontSeat, CoreConnected)
-
-
-def send(sock: socket.socket, message: object, *descriptors: int) -> None:
-    """Send a message, with a descriptor where its kind has one."""
-    frame = LINK.encode(message)
-    sent = socket.send_fds(sock, [frame], descriptors) if descriptors else 0
-    sock.sendall(memoryview(frame)[sent:])
 
 
 class ParentLink:
     """A front's connection to its parent: where its cores come from (a `CoreSource`), and who tells it to end."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._messages = self._read()
+        self._socket = FramedSocket(sock, LINK)
+        self._messages = self._socket.messages()
         self._sink: Callable[[CoreEvent], None] | None = None
         self.on_finish: Callable[[bool], None] = lambda at_once: os._exit(0)
         """Called from another thread with `Finish.at_once`."""
@@ -140,7 +135,6 @@ class ParentLink:
         """Called from another thread when another front wants a `FrontReport`."""
         self.on_reports: Callable[[Reports], None] = lambda reports: None
         """Called from another thread with what the others have said."""
-        self._sending = threading.Lock()
 
     def orders(self) -> tuple[FrontOrders, FrontSeat, socket.socket, SharedCounts]:
         """What the parent says first, the listening socket, and the counts that the fronts share."""
@@ -157,17 +151,14 @@ class ParentLink:
         """See `CoreSource`."""
         if self._sink is None:
             self._sink = sink
-            threading.Thread(target=self._listen, args=(sink,), name="quire-parent", daemon=True).start()
+            start_essential("quire-parent", lambda: self._listen(sink))
         else:
             self.tell(Reconnect())
 
     def tell(self, message: Reconnect | FrontReady | Ask | FrontReport) -> None:
-        """Say something to the parent; from any thread."""
-        try:
-            with self._sending:
-                send(self._sock, message)
-        except OSError:
-            pass  # it is gone, and this process goes with it
+        """Say something to the parent; from any thread, and never waits."""
+        with contextlib.suppress(OSError):  # it is gone, and this process goes with it
+            self._socket.send(message)
 
     def close(self) -> None:
         """Nothing to let go: the core is the parent's."""
@@ -177,7 +168,7 @@ class ParentLink:
             match message:
                 case CoreConnected():
                     sink(CoreUp(socket.socket(fileno=descriptor)))
-                case CoreConfigured() | CoreDown():
+                case CoreConfigured() | CoreStarting() | CoreDown():
                     sink(message)
                 case CoreFinished():
                     sink(CoreGone(from_wire(message.name, message.fields)))
@@ -188,18 +179,3 @@ class ParentLink:
                 case Reports():
                     self.on_reports(message)
         os._exit(1)  # without a parent nobody supervises the core
-
-    def _read(self) -> Iterator[tuple[object, int]]:
-        """Messages and their descriptors (or -1) until the parent is gone."""
-        reader = FrameReader(LINK)
-        descriptors: deque[int] = deque()
-        while True:
-            try:
-                data, received, _, _ = socket.recv_fds(self._sock, 1 << 16, 16)
-            except OSError:
-                return
-            descriptors.extend(received)
-            for message in reader.feed(data):
-                yield message, descriptors.popleft() if isinstance(message, _WITH_DESCRIPTOR) else -1
-            if not data:
-                return

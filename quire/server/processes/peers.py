@@ -28,7 +28,7 @@ class Peers(Protocol):
         """
 
     def answer_with(self, report: Callable[[], FrontReport]) -> None:
-        """What to say when another front asks; called in another thread."""
+        """What to say when another front asks; called in the event loop."""
 
 
 class Alone:
@@ -54,6 +54,7 @@ class LinkedPeers:
         self._loop = asyncio.get_running_loop()
         self._asked: dict[int, asyncio.Future[list[FrontReport]]] = {}
         self._call_ids = itertools.count()
+        self._say: Callable[[], None] = link.on_ask
         link.on_reports = self._hear
 
     async def reports(self) -> list[FrontReport]:
@@ -69,16 +70,20 @@ class LinkedPeers:
             ) from None
         finally:
             del self._asked[call_id]
-        self._link.on_ask()  # what this front is about to say the parent must know: if it ends, sums must not fall
+        self._say()  # what this front is about to say the parent must know: if it ends, sums must not fall
         return others
 
     def answer_with(self, report: Callable[[], FrontReport]) -> None:
-        """See `Peers`."""
-        self._link.on_ask = lambda: self._link.tell(report())
+        """See `Peers`. A front whose event loop hangs gives no answer, so that the parent knows."""
+        self._say = lambda: self._link.tell(report())
+        self._link.on_ask = lambda: self._on_loop(self._say)
 
     def _hear(self, reports: Reports) -> None:
+        self._on_loop(self._answer, reports)
+
+    def _on_loop(self, callback: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._answer, reports)
+            self._loop.call_soon_threadsafe(callback, *args)
 
     def _answer(self, reports: Reports) -> None:
         answer = self._asked.get(reports.call_id)

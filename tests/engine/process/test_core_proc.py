@@ -20,6 +20,7 @@ from quire.engine.process.core_process import Control, EngineCoreProc
 from quire.engine.process.protocol import CONTROL, DATA, Attach, Trial, UtilityCall, UtilityResult
 from quire.messages import codec
 from quire.messages.codec import FrameReader
+from quire.messages.framed_socket import FramedSocket
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
 from quire.messages.stats import StepStats
@@ -96,8 +97,9 @@ class Harness:
             EngineArgs(num_gpu_blocks_override=NUM_BLOCKS, block_size=16, max_model_len=512, max_num_seqs=16)
         )
         self.core = EngineCore(config, executor or MemoryExecutor(NUM_BLOCKS, 16))
-        self.control, self.theirs = socket.socketpair()
-        self.proc = EngineCoreProc(self.core, Control(self.theirs), **options)
+        ours, theirs = socket.socketpair()
+        self.control, self.theirs = FramedSocket(ours, CONTROL), Control(theirs)
+        self.proc = EngineCoreProc(self.core, self.theirs, **options)
         self.thread = threading.Thread(target=self.proc.run)
         self.thread.start()
         self.fronts: list[Front] = []
@@ -105,7 +107,7 @@ class Harness:
     def attach(self) -> Front:
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self.control, [CONTROL.encode(Attach())], [theirs.fileno()])
+            self.control.send(Attach(), theirs.fileno())
         front = Front(ours)
         self.fronts.append(front)
         assert front.hear().stats.num_total_blocks == NUM_BLOCKS
@@ -117,7 +119,7 @@ class Harness:
         assert not self.thread.is_alive()
         self.proc.close()
         self.proc.close()
-        self.theirs.close()
+        self.theirs.socket.close()
         for front in self.fronts:
             front.sock.close()
 
@@ -255,12 +257,15 @@ def test_outputs_too_long_for_one_frame_are_sent_one_by_one(proc: Harness, monke
 
 
 class WideExecutor(MemoryExecutor):
-    """Reports a hundred candidates for each token of the prompts that begin with 1."""
+    """Reports a hundred candidates for each token of prompts that begin with 1, and of branch 0 of those with 3 once
+    it has forked."""
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         result = super().execute(plan)
         for seq_id, drawn in zip(plan.seq_ids, result.token_ids, strict=True):
-            if self.sequences[seq_id].token_ids[0] == 1:
+            sequence = self.sequences[seq_id]
+            is_first_branch = sequence.branch == 0 and len(drawn) == 1
+            if sequence.token_ids[0] == 1 or (sequence.token_ids[0] == 3 and is_first_branch):
                 result.logprobs[seq_id] = [PositionLogprobs([5] * 100, [-0.5] * 100, 1) for _ in drawn]
         return result
 
@@ -276,6 +281,20 @@ def test_an_output_too_long_for_any_frame_ends_its_request_alone(monkeypatch: py
         ended = front.finished["wide", 0]
         assert ended.finish_reason is FinishReason.ERROR
         assert "ask for fewer logprobs" in str(ended.error)
+        front.until_idle()
+    finally:
+        proc.close()
+
+
+def test_an_output_too_long_for_any_frame_ends_no_other_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    proc = Harness(WideExecutor(NUM_BLOCKS, 16))
+    try:
+        front = proc.attach()
+        monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 1000)
+        front.say(request("half", [3], 20, n=2))
+        front.until(("half", 0), ("half", 1))
+        assert front.finished["half", 0].finish_reason is FinishReason.ERROR
+        assert front.tokens["half", 1] == expected_tokens([3], 1, 20)
         front.until_idle()
     finally:
         proc.close()

@@ -283,6 +283,19 @@ def test_a_request_that_crashes_every_core_is_found_and_the_others_lose_nothing(
     run(main())
 
 
+def test_branches_whose_first_token_was_lost_with_the_core_are_not_lost() -> None:
+    async def main() -> None:
+        prompt = {"prompt_token_ids": [(7 * i) % 900 for i in range(150)]}
+        params = SamplingParams(n=4, max_tokens=20, min_tokens=20, seed=3, temperature=0.9, output_kind=DELTA)
+        async with launched() as core:
+            expected = await transcripts(core.engine, [(prompt, params)])
+        async with launched(module="tests.engine.process.splitting_core") as core:
+            assert await transcripts(core.engine, [(prompt, params)]) == expected
+            assert core.engine.num_restarts == 1
+
+    run(main())
+
+
 def test_a_step_that_hangs_is_ended() -> None:
     async def main() -> None:
         policy = RestartPolicy(max_engine_restarts=9, engine_restart_pause=0, step_timeout=3)

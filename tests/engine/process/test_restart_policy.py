@@ -19,6 +19,7 @@ def test_restarts_are_forgotten_after_the_window() -> None:
     budget = RestartBudget(RestartPolicy(max_engine_restarts=2, engine_restart_window=100), clock=lambda: now)
     assert [budget.spend(), budget.spend(), budget.spend()] == [0.0, 0.5, None]
     now = 101.0
+    budget.worked()
     assert budget.spend() == 0.0
 
 
@@ -35,3 +36,14 @@ def test_no_restart_at_all_is_a_policy_too() -> None:
 def test_the_policy_is_checked(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         RestartPolicy(**{name: value})  # type: ignore[arg-type]
+
+
+def test_restarts_in_a_row_count_however_long_they_take() -> None:
+    now = 0.0
+    budget = RestartBudget(RestartPolicy(max_engine_restarts=3, engine_restart_window=100), clock=lambda: now)
+    for _ in range(3):
+        assert budget.spend() is not None
+        now += 300  # a start that hangs until its timeout
+    assert (len(budget), budget.spend()) == (0, None)
+    budget.worked()
+    assert budget.spend() is not None

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +20,7 @@ from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.startup import start
 from quire.server.settings import ServerSettings
-from tests.server.conftest import NUM_BLOCKS, Running, stand_in, wait_for
+from tests.server.conftest import NEEDS_OPENSSL, NUM_BLOCKS, Running, stand_in, wait_for
 
 SHORT = {"prompt": "a", "max_tokens": 1}
 
@@ -113,12 +110,11 @@ def test_a_million_wrong_items_are_one_short_answer(server: Running) -> None:
     assert len(reply.content) < 500
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
-def test_the_server_speaks_tls(serve: Any, tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    line = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost"
-    subprocess.run([*line.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
-    with serve(ssl_certfile=str(certificate), ssl_keyfile=str(key)) as secure:
+@NEEDS_OPENSSL
+def test_the_server_speaks_tls(serve: Any, certificate: dict[str, str]) -> None:
+    with serve(**certificate) as secure:
         url = secure.url.replace("http:", "https:")
-        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=certificate)) as client:
+        with httpx.Client(
+            base_url=url, verify=ssl.create_default_context(cafile=certificate["ssl_certfile"])
+        ) as client:
             assert client.post("/v1/completions", json=SHORT).status_code == 200

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
+
+import pytest
 
 from quire.messages.codec import FrameReader
 from quire.observability.samples import Samples, add_samples
@@ -111,6 +113,26 @@ def test_the_parent_knows_what_a_front_says_before_anybody_else() -> None:
 
     with parent, theirs:
         assert [other.num_queued for other in asyncio.run(ask())] == [7]
+
+
+def test_a_front_whose_event_loop_hangs_gives_no_answer_until_it_goes_on() -> None:
+    parent, theirs = socket.socketpair()
+    parent.setblocking(False)
+
+    async def hang() -> None:
+        link = ParentLink(theirs)
+        peers = LinkedPeers(link, SharedCounts(1, 0))
+        peers.answer_with(lambda: FrontReport(num_queued=3))
+        thread = Thread(target=link.on_ask)  # as the link's thread does when the parent asks
+        thread.start()
+        thread.join()  # and the loop hangs meanwhile
+        with pytest.raises(BlockingIOError):
+            parent.recv(1 << 16)
+        await asyncio.sleep(0)
+        assert list(FrameReader(LINK).feed(parent.recv(1 << 16))) == [FrontReport(num_queued=3)]
+
+    with parent, theirs:
+        asyncio.run(hang())
 
 
 def test_counts_are_shared_and_forgotten_by_front() -> None:

@@ -1,0 +1,37 @@
+"""Threads that a process cannot do without."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from quire.log import get_logger
+
+log = get_logger(__name__)
+
+THREAD_FAILED_STATUS = 70
+"""Exit status of a process that an essential thread has ended."""
+
+
+def start_essential(name: str, run: Callable[[], None]) -> threading.Thread:
+    """Start a daemon thread; when `run` raises, log the exception and end the process.
+
+    Without the thread the process would go on half alive: nobody would hear of a new core, or send heartbeats. Whoever
+    supervises a process that has ended knows what to do.
+    """
+    thread = threading.Thread(target=_run_or_exit, args=(name, run), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _run_or_exit(name: str, run: Callable[[], None]) -> None:
+    try:
+        run()
+    except BaseException:
+        with contextlib.suppress(BaseException):  # the log may be on a full disk
+            log.critical("thread %s failed; process %d ends", name, os.getpid(), exc_info=True)
+            sys.stderr.flush()
+        os._exit(THREAD_FAILED_STATUS)

@@ -1,0 +1,247 @@
+"""Clients that are slow on purpose, at every stage of a connection, and each counts while it lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import NEEDS_OPENSSL, TIMEOUT, Running, wait_for
+
+LONG = {"prompt": "import", "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
+HOST = b"host: x\r\n"
+JSON = b"content-type: application/json\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+PIECE_S = 0.2
+"""Between the pieces of what is sent slowly: less than any limit here."""
+
+
+TRANSPORTS = [pytest.param(False, id="tcp"), pytest.param(True, id="tls", marks=NEEDS_OPENSSL)]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Settings of a server without TLS, and of one with it."""
+    return request.getfixturevalue("certificate") if request.param else {}
+
+
+def num_connections(server: Running) -> int:
+    return len(server.connections())
+
+
+def tcp(server: Running) -> socket.socket:
+    """A TCP connection that takes in little ahead of its reader."""
+    sock = socket.socket()
+    sock.settimeout(TIMEOUT)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    return sock
+
+
+def connect(server: Running, transport: dict[str, str]) -> socket.socket:
+    """A connection on which HTTP may be spoken."""
+    sock = tcp(server)
+    if not transport:
+        return sock
+    return ssl.create_default_context(cafile=transport["ssl_certfile"]).wrap_socket(sock, server_hostname="127.0.0.1")
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the other side closes the connection while it says nothing, or keeps it for a while."""
+    sock.settimeout(0.3)
+    try:
+        return sock.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        sock.settimeout(TIMEOUT)
+
+
+def everything(sock: socket.socket) -> bytes:
+    """What comes until the connection ends, one way or the other."""
+    data = b""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while piece := sock.recv(65536):
+            data += piece
+    return data
+
+
+def post(body: dict[str, Any], more: bytes = b"", num_spaces: int = 0) -> bytes:
+    data = json.dumps(body).encode() + b" " * num_spaces
+    head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + JSON + more + b"content-length: %d\r\n\r\n" % len(data)
+    return head + data
+
+
+@contextlib.contextmanager
+def dripping(sock: socket.socket, piece: bytes, start: bytes) -> Iterator[None]:
+    """Another thread sends the start, and then the piece again and again until the connection ends."""
+    stop = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            sock.sendall(start)
+            while not stop.wait(PIECE_S):
+                sock.sendall(piece)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(TIMEOUT)
+
+
+@NEEDS_OPENSSL
+@pytest.mark.parametrize("says", [b"", b"\x16\x03\x01"], ids=["silent", "begun"])
+def test_handshakes_count_and_have_the_deadline_of_a_head(serve: Any, certificate: Any, says: bytes) -> None:
+    with serve(max_connections=5, header_timeout=2, **certificate) as server:
+        sockets = [tcp(server) for _ in range(50)]
+        for sock in sockets:
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(says)
+        wait_for(lambda: num_connections(server) == 5)
+        cut = [sock for sock in sockets if is_closed(sock)]
+        assert len(cut) == 45
+        for sock in sockets:
+            assert everything(sock) == b""
+            sock.close()
+        wait_for(lambda: num_connections(server) == 0)
+        with connect(server, certificate) as sock:
+            sock.sendall(HEALTH)
+            assert sock.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_connection_that_says_nothing_ends(serve: Any, transport: dict[str, str]) -> None:
+    with serve(header_timeout=1, **transport) as server, connect(server, transport) as sock:
+        assert everything(sock) == b""
+        wait_for(lambda: num_connections(server) == 0)
+
+
+BODY = b"POST /v1/completions HTTP/1.1\r\n" + HOST + JSON
+CHUNKED = BODY + b"transfer-encoding: chunked\r\n\r\n"
+IGNORED = b"GET /health HTTP/1.1\r\n" + HOST + b"content-length: 10000\r\n\r\n"
+SLOW = {
+    "head": (b"x", b"GET /health HTTP/1.1\r\nhost: x\r\nx: "),
+    "empty lines": (b"\r\n", b""),
+    "body": (b" ", BODY + b"content-length: 10000\r\n\r\n"),
+    "body of HTTP/1.0": (b" ", BODY.replace(b"/1.1", b"/1.0") + b"content-length: 10000\r\n\r\n"),
+    "chunks": (b"1\r\n \r\n", CHUNKED),
+    "chunk extension": (b"a", CHUNKED + b"5;"),
+    "trailer": (b"a", CHUNKED + b"2\r\n{}\r\n0\r\na: "),
+    "body after a request": (b" ", HEALTH + BODY + b"content-length: 10000\r\n\r\n"),
+    "body that is ignored": (b" ", IGNORED),
+    "body that came fast at first": (b" ", BODY + b"content-length: 900000\r\n\r\n" + b" " * 200_000),
+}
+
+
+def test_a_request_that_drips_ends_whatever_it_drips_over_tcp(serve: Any) -> None:
+    with ThreadPoolExecutor(len(SLOW)) as pool:
+        list(pool.map(lambda kind: drip(serve, {}, kind), SLOW))
+
+
+@NEEDS_OPENSSL
+def test_a_request_that_drips_ends_whatever_it_drips_over_tls(serve: Any, certificate: dict[str, str]) -> None:
+    with ThreadPoolExecutor(len(SLOW)) as pool:
+        list(pool.map(lambda kind: drip(serve, certificate, kind), SLOW))
+
+
+def drip(serve: Any, transport: dict[str, str], kind: str) -> None:
+    """Drip, and see the connection end, with a refusal."""
+    limits = {"header_timeout": 2, "body_timeout": 2, "min_body_rate": 10_000}
+    with serve(**limits, **transport) as server, connect(server, transport) as sock, dripping(sock, *SLOW[kind]):
+        reply = everything(sock)
+        last = b"HTTP/1.1 " + reply.rpartition(b"HTTP/1.1 ")[2]
+        assert last.startswith(b"HTTP/1.1 200 " if kind == "body that is ignored" else b"HTTP/1.1 408 ")
+        if kind != "body":  # in this one it goes on sending, and is cut all the same
+            sock.close()
+        wait_for(lambda: num_connections(server) == 0)
+        with connect(server, transport) as other:
+            other.sendall(b"GET /load HTTP/1.0\r\n\r\n")
+            assert everything(other).endswith(b'{"server_load":0}')
+
+
+def test_a_long_body_may_take_several_windows(serve: Any, transport: dict[str, str]) -> None:
+    data = post({"prompt": "a", "max_tokens": 1}, num_spaces=100_000)
+    with serve(body_timeout=1, min_body_rate=10_000, **transport) as server, connect(server, transport) as sock:
+        for start in range(0, len(data), 5000):  # 2.1 s at least
+            sock.sendall(data[start : start + 5000])
+            time.sleep(0.1)
+        assert sock.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_time_in_which_the_server_does_not_read_is_not_the_clients(serve: Any, transport: dict[str, str]) -> None:
+    first = post({"prompt": ["a"] * 8, "max_tokens": 1000, "ignore_eos": True})
+    second = post({"prompt": "a", "max_tokens": 1}, num_spaces=300_000)
+    with serve(body_timeout=1, min_body_rate=1_000_000, **transport) as server, connect(server, transport) as sock:
+        sock.sendall(first + second[:1000])
+        sender = threading.Thread(target=sock.sendall, args=(second[1000:],))
+        sender.start()
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 2 and b"HTTP/1.1 4" not in received:
+            received += sock.recv(65536)
+        sender.join(TIMEOUT)
+        assert received.count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"], ids=["keep", "close"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("reads", [0, 50], ids=["nothing", "little"])
+def test_a_client_that_reads_too_little_is_cut(
+    serve: Any, transport: dict[str, str], stream: bool, close: bytes, reads: int
+) -> None:
+    with serve(write_timeout=1, min_reply_rate=5000, **transport) as server, connect(server, transport) as sock:
+        sock.sendall(post({**LONG, "stream": stream}, close))
+        wait_for(lambda: server.engine.num_unfinished == 1)
+        server.wait_idle()
+        while num_connections(server):
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                sock.recv(reads) if reads else None
+            time.sleep(0.05)
+        assert not everything(sock).endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_client_that_reads_slowly_but_steadily_gets_everything(
+    serve: Any, transport: dict[str, str], stream: bool
+) -> None:
+    with serve(write_timeout=1, min_reply_rate=1000, **transport) as server, connect(server, transport) as sock:
+        sock.sendall(post({**LONG, "stream": stream}, b"connection: close\r\n"))
+        received = b""
+        pause_s = 0.02  # some 2.5 s for the whole, several windows
+        while data := sock.recv(16384):
+            received += data
+            time.sleep(pause_s)
+        head, _, body = received.partition(b"\r\n\r\n")
+    if stream:
+        assert body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    else:
+        assert len(body) == int(head.partition(b"content-length: ")[2].split()[0])
+
+
+def test_a_small_reply_that_nobody_reads_ends_with_its_connection(serve: Any, transport: dict[str, str]) -> None:
+    """Less than makes a transport pause: closing must be bounded, too."""
+    with serve(write_timeout=1, **transport) as server, connect(server, transport) as sock:
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                sock.sendall(b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n")
+                time.sleep(0.01)
+        wait_for(lambda: num_connections(server) == 0)
+
+
+def test_a_client_that_is_still_sending_gets_its_refusal(serve: Any, transport: dict[str, str]) -> None:
+    with serve(max_body_size=1000, **transport) as server, connect(server, transport) as sock:
+        sock.sendall(BODY + b"content-length: 4000000\r\n\r\n")
+        for _ in range(40):
+            sock.sendall(bytes(100_000))
+        assert everything(sock).startswith(b"HTTP/1.1 413 ")
+        sock.close()
+        wait_for(lambda: num_connections(server) == 0)
