@@ -308,13 +308,13 @@ class AsyncLLMEngine:
 
     def close(self) -> None:
         """Stop the engine; running requests end with EngineDeadError. Harmless when called again."""
-        self._work.close()
         if self._source is not None:
             self._source.close()
             self._on_loop(self._disconnect)
         elif self._core is not None:
             self._core.close()
         self._die(EngineDeadError("the engine was closed"))
+        self._work.close()
 
     def __enter__(self) -> AsyncLLMEngine:
         return self
@@ -355,7 +355,11 @@ class AsyncLLMEngine:
         has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
             return process(core_id, prompt, params)
-        return await self._work.run(process, core_id, prompt, params)
+        try:
+            return await self._work.run(process, core_id, prompt, params)
+        except EngineUnavailable:
+            self._check_alive()
+            raise
 
     def _start(self, stream: _Stream, request: ProcessedRequest) -> None:
         """Give a request to the core, or keep it for the next one."""
