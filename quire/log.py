@@ -6,12 +6,16 @@ import json
 import logging
 import os
 import sys
+import traceback
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from pathlib import Path
 
 from quire import envs
 
 FORMATS = ("text", "json")
+MAX_CALLS = 12
+"""That `trace_of` shows, from the innermost."""
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The request on whose behalf the running task or thread works; every line it logs carries it."""
 
@@ -83,6 +87,17 @@ def get_logger(name: str) -> logging.Logger:
         root.setLevel(envs.get("QUIRE_LOG_LEVEL"))
         root.propagate = False
     return logging.getLogger(name)
+
+
+def trace_of(error: BaseException) -> str:
+    """What was raised, and through which calls, on one line. Without the error's text, which may quote a client."""
+    calls = [
+        f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
+        for frame in traceback.extract_tb(error.__traceback__)[-MAX_CALLS:]
+    ]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    text = f"{type(error).__name__} in {', '.join(reversed(calls)) or 'no frame'}"
+    return text if cause is None or cause is error else f"{text}; after {type(cause).__name__}"
 
 
 def _formatter() -> logging.Formatter:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from quire.messages.output import Failure
+from quire.messages.output import Failure, PositionLogprobs
 from quire.messages.stats import RequestEffort, RequestStats
 
 MAX_SHOWN = 80
@@ -23,8 +24,57 @@ class Logprob:
     decoded_token: str | None = None
 
 
-TokenLogprobs = dict[int, Logprob]
-"""The candidates of one position, by token id: the chosen token first, then the most likely ones in order."""
+class TokenLogprobs(Mapping[int, Logprob]):
+    """The candidates of one position, by token id: the chosen token first, then the most likely ones in order.
+
+    `Logprob` objects are made when they are first read: a request may ask for millions, and making them takes far longer
+    than everything else about an output.
+    """
+
+    __slots__ = ("_by_id", "_entry", "_text_of")
+
+    def __init__(self, entry: PositionLogprobs, text_of: Callable[[int], str | None]) -> None:
+        """`text_of` gives a token's text; it is called from whichever thread reads."""
+        self._entry = entry
+        self._text_of = text_of
+        self._by_id: dict[int, Logprob] | None = None
+
+    @property
+    def chosen(self) -> float:
+        """The logprob of the token that stands at the position."""
+        return self._entry.logprobs[0]
+
+    def __getitem__(self, token_id: int) -> Logprob:
+        return self._candidates()[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._candidates())
+
+    def __len__(self) -> int:
+        return len(self._candidates())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and self._candidates() == dict(other)
+
+    def __repr__(self) -> str:
+        return repr(self._candidates())
+
+    def _candidates(self) -> dict[int, Logprob]:
+        if self._by_id is None:
+            self._by_id = self._made()
+        return self._by_id
+
+    def _made(self) -> dict[int, Logprob]:
+        entry = self._entry
+        chosen = entry.token_ids[0]
+        made = {chosen: Logprob(entry.logprobs[0], entry.rank, self._text_of(chosen))}
+        rank = 0
+        for token_id, logprob in zip(entry.token_ids[1:], entry.logprobs[1:], strict=True):
+            rank += 1
+            if rank == entry.rank:
+                rank += 1  # the chosen token stands there
+            made[token_id] = Logprob(logprob, rank, self._text_of(token_id))
+        return made
 
 
 @dataclass(slots=True, repr=False)

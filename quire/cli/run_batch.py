@@ -200,12 +200,12 @@ class _Batch:
 
         Raises: ApiError.
         """
-        from quire.server.http.body import decode_json
         from quire.server.http.errors import invalid
+        from quire.server.http.strict_json import read_json
 
         if line.is_too_long:
             raise invalid("", "is longer than --max-body-size allows; raise it or split the request")
-        value = decode_json(line.data)
+        value, _ = read_json(line.data, sys.maxsize)
         if not isinstance(value, dict):
             raise invalid("", f"must be a JSON object, got {shown(value)}")
         for name in value:

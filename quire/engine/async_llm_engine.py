@@ -47,6 +47,7 @@ from quire.messages.stats import StepStats, continued
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.work_pool import WorkPool
 
 log = get_logger(__name__)
 
@@ -131,6 +132,8 @@ class AsyncLLMEngine:
         """Of the start or restart of the core, for people; empty while there is a core."""
         self._ended_stats: StepStats | None = None
         """What they had done, as far as they said."""
+        self._work = WorkPool()
+        """What checks and tokenises prompts that take long."""
         self._admission = Admission(limits or AdmissionLimits())
         self._streams: dict[str, _Stream] = {}
         """By the user's request id."""
@@ -342,6 +345,7 @@ class AsyncLLMEngine:
         elif self._core is not None:
             self._core.close()
         self._die(EngineDeadError("the engine was closed"))
+        self._work.close()
 
     def __enter__(self) -> AsyncLLMEngine:
         return self
@@ -384,7 +388,11 @@ class AsyncLLMEngine:
         has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
             return process(core_id, prompt, params, tenant)
-        return await asyncio.to_thread(process, core_id, prompt, params, tenant)
+        try:
+            return await self._work.run(process, core_id, prompt, params, tenant)
+        except EngineUnavailable:
+            self._check_alive()
+            raise
 
     def _start(self, stream: _Stream, request: ProcessedRequest) -> None:
         """Give a request to the core, or keep it for the next one."""

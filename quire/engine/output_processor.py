@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from quire.engine.input_processor import ProcessedRequest
-from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason, PositionLogprobs
+from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestEffort, RequestStats
-from quire.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from quire.sampling_params import RequestOutputKind
 from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.tokenizer import Tokenizer
@@ -156,11 +156,11 @@ class OutputProcessor:
         if output.new_token_ids:
             state.stats.last_token_at = stepped_at
         if output.new_prompt_logprobs and state.prompt_logprobs is not None:
-            state.prompt_logprobs += [self._candidates(entry) for entry in output.new_prompt_logprobs]
+            state.prompt_logprobs += [TokenLogprobs(entry, self._text_of) for entry in output.new_prompt_logprobs]
         branch.token_ids += output.new_token_ids
         if branch.logprobs is not None and branch.cumulative_logprob is not None:
             for entry in output.new_logprobs or ():
-                branch.logprobs.append(self._candidates(entry))
+                branch.logprobs.append(TokenLogprobs(entry, self._text_of))
                 branch.cumulative_logprob += entry.logprobs[0]
         stopped = False
         detokenizer = branch.detokenizer
@@ -194,19 +194,7 @@ class OutputProcessor:
         del branch.token_ids[num_tokens:]
         if branch.logprobs is not None:
             del branch.logprobs[num_tokens:]
-            branch.cumulative_logprob = sum(next(iter(entry.values())).logprob for entry in branch.logprobs)
-
-    def _candidates(self, entry: PositionLogprobs) -> TokenLogprobs:
-        """Candidates of one position by token id: the chosen token with its rank, then the best in order."""
-        chosen = entry.token_ids[0]
-        result = {chosen: Logprob(entry.logprobs[0], entry.rank, self._text_of(chosen))}
-        rank = 0
-        for token_id, logprob in zip(entry.token_ids[1:], entry.logprobs[1:], strict=True):
-            rank += 1
-            if rank == entry.rank:
-                rank += 1  # the chosen token stands there
-            result[token_id] = Logprob(logprob, rank, self._text_of(token_id))
-        return result
+            branch.cumulative_logprob = sum(entry.chosen for entry in branch.logprobs)
 
     def _text_of(self, token_id: int) -> str | None:
         if self.tokenizer is None:

@@ -154,6 +154,8 @@ class Metrics:
         self.sequences = self._gauge("num_sequences", "Sequences of requests in progress, waiting ones included.")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
         self.restarts = self._gauge("engine_restarts", "Engine cores that were replaced.")
+        self.queued_work = self._front_gauge("front_work_waiting", "Requests that wait to be read and tokenised.")
+        self.running_work = self._front_gauge("front_work_running", "Requests that are read and tokenised.")
         self.prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", core=True)
         self.prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", core=True)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were started.")
@@ -218,6 +220,9 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(OWN + name, text, _LABELS, registry=self._core_registry).labels(*self._values)
+
+    def _front_gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(OWN + name, text, _LABELS, registry=self._registry).labels(*self._values)
 
     def _counter(self, name: str, text: str, *, core: bool = False) -> Counter:
         registry = self._core_registry if core else self._registry

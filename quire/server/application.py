@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from quire.engine.async_llm_engine import AsyncLLMEngine
-from quire.log import get_logger
+from quire.log import get_logger, trace_of
 from quire.server.app import create_app
 from quire.server.settings import ServerSettings
 
@@ -56,8 +56,8 @@ class Application:
 
         try:
             await self._app(scope, receive, send)
-        except Exception:
+        except Exception as error:
             if not status:
                 raise
-            log.exception("request=%s: a fault of the server, answered with %d", request_id, status)
+            log.error("request=%s: a fault of the server, answered with %d: %s", request_id, status, trace_of(error))
         return status, json.loads(answer)

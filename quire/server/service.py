@@ -18,12 +18,14 @@ from quire.engine.identity import Identity
 from quire.errors import EngineError, UnsupportedFeature
 from quire.observability.prometheus import Metrics
 from quire.observability.samples import Samples, add_samples
+from quire.server.http.body_budget import BodyBudget
 from quire.server.http.errors import ApiError
 from quire.server.processes.link import FrontReport
 from quire.server.processes.peers import Alone, Peers
 from quire.server.settings import ServerSettings
 from quire.tokenizer.chat import ChatTemplate, load_chat_template
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.work_pool import WorkPool
 
 if TYPE_CHECKING:
     from quire.observability.tracing import Tracer
@@ -81,10 +83,17 @@ class Service:
         self._making_metrics = threading.Lock()
         self.peers.answer_with(self._report)
         self.created = int(time.time())
+        self.work = WorkPool(
+            max_waiting=settings.max_queued_work,
+            max_waiting_per_owner=settings.max_queued_work // 2 if len(settings.api_key) > 1 else 0,
+        )
+        """What reads, renders and tokenises requests, and builds large replies."""
+        self.body_budget = BodyBudget(settings.max_total_body_size)
         self.tracer = None if settings.otlp_traces_endpoint is None else _load_tracer(settings.otlp_traces_endpoint)
 
     def close(self) -> None:
-        """Send what is still to be traced; harmless when called again."""
+        """Give up unfinished work, and send what is still to be traced. Idempotent."""
+        self.work.close()
         if self.tracer is not None:
             self.tracer.close()
 
@@ -141,7 +150,10 @@ class Service:
         if self._metrics is None:
             with self._making_metrics:
                 if self._metrics is None:
-                    self._metrics = Metrics(self.engine.config, self.names[0])
+                    metrics = Metrics(self.engine.config, self.names[0])
+                    metrics.queued_work.set_function(lambda: self.work.num_waiting)
+                    metrics.running_work.set_function(lambda: self.work.num_running)
+                    self._metrics = metrics
         return self._metrics
 
     @cached_property

@@ -82,6 +82,21 @@ class ServerSettings:
     max_concurrent_sequences_per_key: int = knob(0, "The same for each API key; 0 sets no limit.", least=0)
     max_requests_per_minute_per_key: int = knob(0, "Requests one API key may start in a minute; 0: any.", least=0)
     max_body_size: int = knob(16 << 20, "Size of a request body; a megabyte holds some 150,000 token ids.", least=1)
+    max_body_values: int = knob(
+        1 << 18, "Values in a request body; a string or number counts as one, an array or object as four.", least=64
+    )
+    max_total_body_size: int = knob(
+        128 << 20,
+        "Size of the bodies of all requests in progress in one front, 64 bytes for each value included; more are "
+        "answered with status 503.",
+        least=1,
+    )
+    max_queued_work: int = knob(
+        1024,
+        "Requests of one front that may wait to be read and tokenised; where there are several API keys, one may have "
+        "half of them. More are answered with status 429.",
+        least=2,
+    )
     max_header_size: int = knob(
         64 << 10,
         "Size of a request line with all headers.",

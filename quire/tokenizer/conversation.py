@@ -23,8 +23,8 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Message = dict[str, Json]
 
 MAX_DEPTH = 64
-MAX_MESSAGES = 10_000
-MAX_PARTS = 10_000
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
 """Content parts of one message."""
 MAX_OBJECTS = 1_024
 """Tools, documents, or variables for the template."""

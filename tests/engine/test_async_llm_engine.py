@@ -76,7 +76,7 @@ class Harness:
         self.engine = AsyncLLMEngine(self.parts)
 
     def _clock(self) -> float:
-        if threading.current_thread().name.startswith("asyncio"):  # a request is being processed
+        if threading.current_thread().name == "quire-work":  # a request is being processed
             self.tokenising.set()
             assert self.may_finish.wait(TIMEOUT)
         return time.monotonic()

@@ -7,7 +7,8 @@ import itertools
 import queue
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -114,6 +115,10 @@ class ThreadedCoreClient:
                     self._core.add(command)
 
 
+TURN_S = 0.005
+"""So long a core's messages are handled without a break: many come at once after the event loop was busy."""
+
+
 class ProcessCoreClient(asyncio.Protocol):
     """A connection to a core process; lives in one event loop, and calls back there.
 
@@ -165,8 +170,13 @@ class ProcessCoreClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """The core has said something."""
+        self._take(self._reader.feed(data))
+
+    def _take(self, messages: Iterator[object]) -> None:
+        """Handle messages for a while; the rest follows when the event loop has served others."""
+        until = time.monotonic() + TURN_S
         try:
-            for message in self._reader.feed(data):
+            for message in messages:
                 if self._transport is None:
                     return  # closed by what came before
                 match message:
@@ -176,6 +186,12 @@ class ProcessCoreClient(asyncio.Protocol):
                         self._on_trial(message.request_id)
                     case UtilityResult():
                         self._answer(message)
+                if time.monotonic() > until and self._transport is not None:
+                    self._transport.pause_reading()
+                    asyncio.get_running_loop().call_soon(self._take, messages)
+                    return
+            if self._transport is not None and not self._transport.is_reading():
+                self._transport.resume_reading()
         except MalformedFrame:
             log.exception("the engine process sent what is no message")
             self.close()

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.engine.async_llm_engine import EngineState
+from quire.errors import shown
 from quire.observability.prometheus import CONTENT_TYPE
 from quire.server.api.params import check_fields
 from quire.server.api.prompts import chat_text
@@ -25,6 +26,7 @@ from quire.server.api.protocol.openai import (
 )
 from quire.server.http.body import strict_route
 from quire.server.http.errors import ApiError, invalid
+from quire.server.http.replies import reply_of
 from quire.server.http.streaming import json_reply, unless_gone
 from quire.server.service import Service
 
@@ -42,7 +44,7 @@ SAMPLING_FIELDS = (
 
 def routes(service: Service) -> APIRouter:
     """Everything that generates nothing."""
-    router = APIRouter(route_class=strict_route(service.settings))
+    router = APIRouter(route_class=strict_route(service))
     _add_state(router, service)
     _add_models(router, service)
     _add_tokens(router, service)
@@ -78,8 +80,13 @@ def _add_state(router: APIRouter, service: Service) -> None:
 
     @router.get("/load")
     async def load() -> dict[str, int]:
-        """Requests in progress."""
-        return {"server_load": service.peers.counts.in_progress()}
+        """Requests in progress; and of the front that answers, work that waits or runs, and bytes of bodies."""
+        return {
+            "server_load": service.peers.counts.in_progress(),
+            "queued_work": service.work.num_waiting,
+            "running_work": service.work.num_running,
+            "body_bytes": service.body_budget.used,
+        }
 
     @router.get("/v1/stats", response_model=EngineStatus)
     async def stats() -> Response:
@@ -172,22 +179,24 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         reply = {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings}
         return {**reply, "warnings": warnings} if warnings else reply
 
+    def detokenized(body: DetokenizeRequest) -> dict[str, Any]:
+        limit = service.engine.config.model_config.arch.vocab_size
+        wrong = next((token_id for token_id in body.tokens if not 0 <= token_id < limit), None)
+        if wrong is not None:
+            raise invalid("tokens", f"tokens holds {shown(wrong)}; this model's token ids are 0 to {limit - 1}.")
+        return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
     @router.post("/tokenize", response_model=Tokens)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The token ids of a prompt or of a conversation."""
         service.check_model(body.model, is_given=body.model is not None)
-        work = asyncio.to_thread(tokenized, body)
-        return json_reply(await unless_gone(request, service.settings, work))
+        reply = await unless_gone(request, service.settings, service.work.run(tokenized, body))
+        return await reply_of(service.work, lambda: reply, reply["count"])
 
     @router.post("/detokenize", response_model=Text)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids."""
         service.check_model(body.model, is_given=body.model is not None)
         warnings = check_fields(body, service)
-        limit = service.engine.config.model_config.arch.vocab_size
-        wrong = next((token_id for token_id in body.tokens if not 0 <= token_id < limit), None)
-        if wrong is not None:
-            raise invalid("tokens", f"tokens holds {str(wrong)[:32]}; this model's token ids are 0 to {limit - 1}.")
-        work = asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        reply: dict[str, Any] = {"prompt": await unless_gone(request, service.settings, work)}
+        reply = await unless_gone(request, service.settings, service.work.run(detokenized, body))
         return json_reply({**reply, "warnings": warnings} if warnings else reply)

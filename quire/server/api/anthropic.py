@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -42,7 +42,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnthropicError}, "5
 
 def routes(service: Service) -> APIRouter:
     """The routes of Anthropic's API."""
-    router = APIRouter(route_class=strict_route(service.settings), responses=_ERRORS)
+    router = APIRouter(route_class=strict_route(service), responses=_ERRORS)
 
     @router.post("/v1/messages", response_model=MessageReply, responses=STREAMED)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
@@ -58,7 +58,7 @@ def routes(service: Service) -> APIRouter:
         """The tokens that a conversation has as a prompt."""
         service.check_model(body.model, is_given="model" in body.model_fields_set)
         warnings = check_fields(body, service, refused=_REFUSED)
-        work = asyncio.to_thread(chat_text, service, _messages(body), _fields(body))
+        work = service.work.run(chat_text, service, _messages(body), _fields(body))
         _, ids, more = await unless_gone(request, service.settings, work)
         reply: dict[str, Any] = {"input_tokens": len(ids)}
         return json_reply({**reply, "warnings": [*warnings, *more]} if warnings or more else reply)
@@ -139,9 +139,9 @@ class _Reply:
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
         fields = body if body.stop_sequences is None else body.model_copy(update={"stop": body.stop_sequences})
-        params = sampling_params(self._service, fields, max_tokens=body.max_tokens, stream=stream)
+        make_params = partial(sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream)
         return await converse(
-            self._service, self._context, _messages(body), params, fields=_fields(body), salt=body.cache_salt
+            self._service, self._context, _messages(body), make_params, fields=_fields(body), salt=body.cache_salt
         )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,8 +14,9 @@ from starlette.responses import Response
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import ChatLogprobsWriter, prompt_logprobs
+from quire.server.api.logprobs import ChatLogprobsWriter, num_numbers, prompt_logprobs
 from quire.server.api.params import (
+    MAX_N,
     REFUSED,
     Refusal,
     check_fields,
@@ -24,12 +25,13 @@ from quire.server.api.params import (
     tokens_as_ids,
     usage_in_stream,
 )
-from quire.server.api.prompts import cache_salt, chat_text, finish_prompt
+from quire.server.api.prompts import cache_salt, chat_text, check_repeated, finish_prompt
 from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
-from quire.server.http.streaming import STREAMED, Chunks, EventStream, json_reply, unless_gone
+from quire.server.http.replies import reply_of
+from quire.server.http.streaming import STREAMED, Chunks, EventStream, unless_gone
 from quire.server.service import Context, Service, context_of
 
 _REFUSED = {**REFUSED, "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,))}
@@ -37,7 +39,7 @@ _REFUSED = {**REFUSED, "add_special_tokens": Refusal("the chat template writes s
 
 def routes(service: Service) -> APIRouter:
     """The route of chat completions."""
-    router = APIRouter(route_class=strict_route(service.settings))
+    router = APIRouter(route_class=strict_route(service))
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
@@ -46,7 +48,7 @@ def routes(service: Service) -> APIRouter:
         reply = _Reply(service, context_of(request.scope), body, service.check_model(body.model, is_given=given))
         if body.stream:
             return EventStream(reply.stream(), service.settings)
-        return json_reply(await unless_gone(request, service.settings, reply.whole()))
+        return await unless_gone(request, service.settings, reply.whole())
 
     return router
 
@@ -56,6 +58,7 @@ class Conversation:
     """A conversation on its way to the engine."""
 
     generation: Generation
+    params: SamplingParams
     text: str
     warnings: list[str]
 
@@ -64,7 +67,7 @@ async def converse(
     service: Service,
     context: Context,
     messages: Sequence[dict[str, Any]],
-    params: SamplingParams,
+    make_params: Callable[[], SamplingParams],
     *,
     fields: ConversationFields,
     salt: str | None,
@@ -75,12 +78,13 @@ async def converse(
     """
 
     def prepare() -> Conversation:
+        params = make_params()
         text, ids, warnings = chat_text(service, messages, fields)
         cut = fields if isinstance(fields, GenerationFields) else None
         prompt = finish_prompt(service, text, ids, params, fields=cut, salt=cache_salt(context, salt))
-        return Conversation(Generation(service, context, [prompt], params), text, warnings)
+        return Conversation(Generation(service, context, [prompt], params), params, text, warnings)
 
-    return await asyncio.to_thread(prepare)
+    return await service.work.run(prepare)
 
 
 class _Reply:
@@ -104,15 +108,21 @@ class _Reply:
             service.engine.tokenizer, body.top_logprobs or 0, as_ids=tokens_as_ids(body, service.settings)
         )
         check_stream(body)
+        check_repeated(len(self._echo) * min(body.n or 1, MAX_N), "echo")
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs", "top_logprobs requires logprobs to be true.")
         if body.top_logprobs is not None and body.top_logprobs < -1:
             raise invalid("top_logprobs", f"top_logprobs must be between 0 and 20, got {body.top_logprobs}.")
 
-    async def whole(self) -> ChatCompletion:
+    async def whole(self) -> Response:
         """The reply that comes at once."""
         conversation = await self._prepare(stream=False)
         (output,) = await conversation.generation.outputs()
+        extras = await conversation.generation.extras()
+        work = self._service.work
+        return await reply_of(work, partial(self._reply, conversation, output, extras), num_numbers([output]))
+
+    def _reply(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> ChatCompletion:
         body = self._body
         reply: dict[str, Any] = {
             **self._head,
@@ -126,7 +136,7 @@ class _Reply:
         warnings = dict.fromkeys([*self._warnings, *conversation.warnings, *output.warnings])
         if warnings:
             reply["warnings"] = list(warnings)
-        reply.update(await conversation.generation.extras())
+        reply.update(extras)
         return reply  # type: ignore[return-value]
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -164,7 +174,8 @@ class _Reply:
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
         length = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        params = sampling_params(
+        make_params = partial(
+            sampling_params,
             self._service,
             body,
             max_tokens=length,
@@ -173,7 +184,9 @@ class _Reply:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
         )
-        return await converse(self._service, self._context, body.messages, params, fields=body, salt=body.cache_salt)
+        return await converse(
+            self._service, self._context, body.messages, make_params, fields=body, salt=body.cache_salt
+        )
 
     def _echoed(self) -> str:
         """The text of the last message when it is to stand before the answer."""

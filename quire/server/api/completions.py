@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,13 +14,14 @@ from quire.inputs import TokensPrompt
 from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from quire.server.api.logprobs import CompletionLogprobsWriter, num_numbers, prompt_logprobs
 from quire.server.api.params import check_fields, check_stream, sampling_params, tokens_as_ids, usage_in_stream
-from quire.server.api.prompts import cache_salt, completion_prompts
-from quire.server.api.protocol.openai import Completion, CompletionChoice, CompletionRequest
+from quire.server.api.prompts import cache_salt, check_repeated, completion_prompts
+from quire.server.api.protocol.openai import Completion, CompletionChoice, CompletionRequest, Usage
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
-from quire.server.http.streaming import STREAMED, Chunks, EventStream, json_reply, unless_gone
+from quire.server.http.replies import SMALL_REPLY, encode_in_pieces, reply_of
+from quire.server.http.streaming import STREAMED, Chunks, EventStream, unless_gone
 from quire.server.service import Context, Service, context_of
 
 DEFAULT_MAX_TOKENS = 16
@@ -28,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def routes(service: Service) -> APIRouter:
     """The route of completions."""
-    router = APIRouter(route_class=strict_route(service.settings))
+    router = APIRouter(route_class=strict_route(service))
 
     @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
@@ -37,7 +38,7 @@ def routes(service: Service) -> APIRouter:
         reply = _Reply(service, context_of(request.scope), body, service.check_model(body.model, is_given=given))
         if body.stream:
             return EventStream(reply.stream(), service.settings)
-        return json_reply(await unless_gone(request, service.settings, reply.whole()))
+        return await unless_gone(request, service.settings, reply.whole())
 
     return router
 
@@ -64,22 +65,29 @@ class _Reply:
         if body.logprobs is not None and body.logprobs < 0:
             raise invalid("logprobs", f"logprobs must be between 0 and 20, got {body.logprobs}.")
 
-    async def whole(self) -> Completion:
+    async def whole(self) -> Response:
         """The reply that comes at once."""
         generation, params = await self._prepare(stream=False)
         outputs = await generation.outputs()
+        if self._only_scores:
+            generation.num_output_tokens = 0
+        extras = await generation.extras()
+        build = partial(self._reply, outputs, params, generation.usage, extras)
+        return await reply_of(self._service.work, build, num_numbers(outputs))
+
+    def _reply(
+        self, outputs: list[RequestOutput], params: SamplingParams, usage: Usage, extras: dict[str, Any]
+    ) -> Completion:
         choices = [
             self._choice(index * params.n + completion.index, output, completion, is_first=True)
             for index, output in enumerate(outputs)
             for completion in output.outputs
         ]
-        if self._only_scores:
-            generation.num_output_tokens = 0
-        reply: dict[str, Any] = {**self._head, "choices": choices, "usage": generation.usage}
+        reply: dict[str, Any] = {**self._head, "choices": choices, "usage": usage}
         warnings = dict.fromkeys([*self._warnings, *(text for output in outputs for text in output.warnings)])
         if warnings:
             reply["warnings"] = list(warnings)
-        reply.update(await generation.extras())
+        reply.update(extras)
         return reply  # type: ignore[return-value]
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -95,7 +103,10 @@ class _Reply:
                     is_first = index not in begun
                     if not (completion.text or is_first or self._has_news(completion, continuous=continuous)):
                         continue
-                    chunk: dict[str, Any] = {"choices": [self._choice(index, output, completion, is_first=is_first)]}
+                    choice = partial(self._choice, index, output, completion, is_first=is_first)
+                    is_large = is_first and num_numbers([output]) > SMALL_REPLY
+                    written = await self._service.work.run(choice) if is_large else choice()
+                    chunk: dict[str, Any] = {"choices": [written]}
                     if self._only_scores:
                         generation.num_output_tokens = 0
                     if wants_usage:
@@ -105,7 +116,11 @@ class _Reply:
                         if warnings:
                             chunk["warnings"] = warnings
                         begun.add(index)
-                    yield chunks.event(chunk)
+                    yield (
+                        await self._service.work.run(chunks.event, chunk, encode_in_pieces)
+                        if is_large
+                        else chunks.event(chunk)
+                    )
         last = await generation.extras()
         if wants_usage:
             last["usage"] = generation.usage
@@ -113,6 +128,11 @@ class _Reply:
             yield chunks.event({"choices": [], **last})
 
     async def _prepare(self, *, stream: bool) -> tuple[Generation, SamplingParams]:
+        params, prompts = await self._service.work.run(self._prompts, stream=stream)
+        generation = Generation(self._service, self._context, prompts, params, operation="text_completion")
+        return generation, params
+
+    def _prompts(self, *, stream: bool) -> tuple[SamplingParams, list[TokensPrompt]]:
         body = self._body
         params = sampling_params(
             self._service,
@@ -123,20 +143,31 @@ class _Reply:
             logprobs=body.logprobs,
             prompt_logprobs=self._prompt_logprobs(),
         )
-        salt = cache_salt(self._context, body.cache_salt)
-        prompts = await asyncio.to_thread(self._prompts, params, salt)
-        generation = Generation(self._service, self._context, prompts, params, operation="text_completion")
-        return generation, params
-
-    def _prompts(self, params: SamplingParams, salt: str | None) -> list[TokensPrompt]:
-        return completion_prompts(
+        prompts = completion_prompts(
             self._service,
-            self._body.prompt,
+            body.prompt,
             params,
-            fields=self._body,
-            salt=salt,
-            add_special_tokens=self._body.add_special_tokens is not False,
+            fields=body,
+            salt=cache_salt(self._context, body.cache_salt),
+            add_special_tokens=body.add_special_tokens is not False,
         )
+        check_repeated(params.n * sum(map(self._num_repeated, prompts)), "echo, prompt_logprobs, return_token_ids")
+        return params, prompts
+
+    def _num_repeated(self, prompt: TokensPrompt) -> int:
+        """What each choice says about a prompt."""
+        body, num_tokens = self._body, len(prompt["prompt_token_ids"])
+        count = num_tokens if body.return_token_ids else 0
+        if body.echo:
+            count += len(prompt.get("prompt", "")) or num_tokens
+        if body.echo and body.logprobs is not None:
+            count += num_tokens * (2 + self._num_candidates(body.logprobs))
+        if body.prompt_logprobs is not None:
+            count += num_tokens * (1 + self._num_candidates(body.prompt_logprobs))
+        return count
+
+    def _num_candidates(self, asked: int) -> int:
+        return self._service.engine.config.model_config.arch.vocab_size if asked == -1 else asked
 
     def _max_tokens(self) -> int | None:
         """As asked; 16 when the field is left out, all that fits when it is null."""

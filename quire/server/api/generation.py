@@ -117,7 +117,7 @@ class Generation:
         if self._timelines:
             found["why"] = [timeline.explain() for timeline in self._timelines]
         if self._transcripts:
-            found["receipt"] = receipt_of(self._service.identity, self._transcripts)
+            found["receipt"] = await self._service.work.run(receipt_of, self._service.identity, self._transcripts)
         return found
 
     async def outputs(self) -> list[RequestOutput]:
@@ -157,8 +157,11 @@ class Generation:
 
     async def _merged(self) -> AsyncGenerator[Numbered, None]:
         merged: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(self._prompts))
-        tasks = [asyncio.create_task(self._forward(index, merged)) for index in range(len(self._prompts))]
+        tasks = []
         try:
+            for index in range(len(self._prompts)):
+                tasks.append(asyncio.create_task(self._forward(index, merged)))
+                await asyncio.sleep(0)  # others get their turn: a thousand requests are checked and encoded here
             num_running = len(tasks)
             while num_running:
                 item = await merged.get()
@@ -247,5 +250,7 @@ class Generation:
         )
 
     def _failure(self, output: RequestOutput) -> ApiError:
+        if output.failure is not None and output.failure.is_request_fault:
+            return ApiError(400, "request_failed", output.failure.message)
         log.error("request=%s failed: %s", self._context.label, " ".join(output.warnings))
         return ApiError(500, "internal_error", "The request failed while it ran. The cause is in the server's log.")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.outputs import Logprob, TokenLogprobs
+from quire.outputs import Logprob, RequestOutput, TokenLogprobs
 from quire.server.api.protocol.openai import (
     ChatLogprob,
     ChatLogprobs,
     CompletionLogprobs,
+    PromptLogprob,
     PromptLogprobs,
     TokenLogprob,
 )
 from quire.tokenizer.detokenizer import incremental_decoder
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.cancellation import check_cancelled
 
 LEAST = -9999.0
 
@@ -36,15 +38,32 @@ def spelled(token_id: int, text: str | None, *, as_ids: bool) -> str:
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
     """Per prompt position the candidates by token id."""
-    return [
-        None
-        if entry is None
-        else {
-            str(token_id): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.decoded_token}
-            for token_id, one in entry.items()
-        }
-        for entry in entries
-    ]
+    return [None if entry is None else _prompt_position(entry) for entry in entries]
+
+
+def _prompt_position(entry: TokenLogprobs) -> dict[str, PromptLogprob]:
+    check_cancelled()
+    return {
+        str(token_id): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.decoded_token}
+        for token_id, one in entry.items()
+    }
+
+
+def num_numbers(outputs: Sequence[RequestOutput]) -> int:
+    """How many tokens and candidates outputs have, about: what it costs to write them down."""
+    count = 0
+    for output in outputs:
+        scored = _width(output.prompt_logprobs) * len(output.prompt_token_ids)
+        count += len(output.prompt_token_ids) + sum(
+            scored + len(one.token_ids) * (1 + _width(one.logprobs)) for one in output.outputs
+        )
+    return count
+
+
+def _width(entries: Sequence[TokenLogprobs | None] | None) -> int:
+    """Candidates of a position."""
+    last = entries[-1] if entries else None
+    return 0 if last is None else len(last)
 
 
 class ChatLogprobsWriter:
@@ -60,6 +79,7 @@ class ChatLogprobsWriter:
         return {"content": [self._position(*pair) for pair in zip(token_ids, entries, strict=True)]}
 
     def _position(self, token_id: int, entry: TokenLogprobs) -> ChatLogprob:
+        check_cancelled()
         top = [self._token(*item) for item in best(entry, self._num_top)] if self._num_top else []
         return {**self._token(token_id, entry[token_id]), "top_logprobs": top}
 
@@ -99,6 +119,7 @@ class CompletionLogprobsWriter:
         """Those of the next tokens; None stands for a token that nothing predicts."""
         result: CompletionLogprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token_id, entry in zip(token_ids, entries, strict=True):
+            check_cancelled()
             result["text_offset"].append(self._offset)
             result["tokens"].append(spelled(token_id, self._text_of(token_id), as_ids=self._as_ids))
             result["token_logprobs"].append(None if entry is None else finite(entry[token_id].logprob))

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from quire.engine.input_processor import CHARS_PER_TOKEN
 from quire.errors import InvalidParameter, PromptTooLong
 from quire.inputs import TokensPrompt
 from quire.sampling_params import SamplingParams
@@ -15,9 +16,13 @@ from quire.server.http.errors import ApiError, invalid
 from quire.server.service import Context, Service
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, encode_chat
 from quire.tokenizer.tokenizer import without_marks
+from quire.utils.cancellation import check_cancelled
 
 MAX_PROMPTS = 1024
 MAX_CACHE_SALT = 128
+MAX_REPEATED = 1 << 20
+"""Characters, tokens and candidates of the prompts that a reply holds, once for each of `n`: what it repeats of the
+request is bounded, though the answers are as long as they are."""
 
 
 def completion_prompts(
@@ -39,6 +44,7 @@ def completion_prompts(
         raise invalid("prompt", f"The request has {len(prompts)} prompts; the limit is {MAX_PROMPTS}.")
     ready = []
     for index, prompt in enumerate(prompts):
+        check_cancelled()
         try:
             text = prompt if isinstance(prompt, str) else None
             ids = (
@@ -97,6 +103,45 @@ def _truncated(ids: list[int], count: int, side: str | None, room: int) -> list[
     return ids[:count] if side == "right" else ids[max(len(ids) - count, 0) :]
 
 
+def check_repeated(count: int, fields: str) -> None:
+    """Refuse a request whose reply would mostly repeat it.
+
+    Raises: ApiError.
+    """
+    if count > MAX_REPEATED:
+        raise invalid(
+            fields.partition(",")[0],
+            f"The reply would repeat {count} characters, tokens and candidates of the prompts; the limit is "
+            f"{MAX_REPEATED}. Lower n or the number of logprobs, send fewer prompts, or leave out {fields}.",
+        )
+
+
+def check_characters(service: Service, messages: Sequence[dict[str, Any]]) -> None:
+    """Refuse a conversation that is too long to be worth rendering.
+
+    Raises: PromptTooLong.
+    """
+    limit = service.engine.config.model_config.max_model_len
+    count = num_characters(messages)
+    if count > limit * CHARS_PER_TOKEN:
+        raise PromptTooLong(
+            f"This model's maximum context length is {limit} tokens; the messages have {count} characters, more than "
+            f"{CHARS_PER_TOKEN} per token. Shorten the conversation.",
+            num_tokens=count // CHARS_PER_TOKEN,
+            limit=limit,
+        )
+
+
+def num_characters(value: Any) -> int:
+    """Characters of all texts in a JSON value."""
+    check_cancelled()
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(num_characters, value.values()))
+    return sum(map(num_characters, value)) if isinstance(value, list) else 0
+
+
 def chat_text(
     service: Service, messages: Sequence[dict[str, Any]], fields: ConversationFields
 ) -> tuple[str, list[int], list[str]]:
@@ -104,6 +149,7 @@ def chat_text(
 
     Raises: ApiError; RequestErrors naming the message.
     """
+    check_characters(service, messages)
     template = _template(service, fields)
     asked = checked_template_kwargs(fields.chat_template_kwargs)
     if fields.reasoning_effort is not None:

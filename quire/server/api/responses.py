@@ -5,22 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.outputs import CompletionOutput
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import ChatLogprobsWriter
+from quire.server.api.logprobs import ChatLogprobsWriter, num_numbers
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.api.protocol.responses import ResponseReply, ResponsesRequest, ResponseUsage
 from quire.server.http.body import strict_route
 from quire.server.http.errors import ApiError, ErrorShape, invalid
-from quire.server.http.streaming import STREAMED, EventStream, event, json_reply, unless_gone
+from quire.server.http.replies import reply_of
+from quire.server.http.streaming import STREAMED, EventStream, event, unless_gone
 from quire.server.service import Context, Service, context_of
 
 LOGPROBS = "message.output_text.logprobs"
@@ -40,7 +42,7 @@ _REFUSED = {
 
 def routes(service: Service) -> APIRouter:
     """The route of responses."""
-    router = APIRouter(route_class=strict_route(service.settings))
+    router = APIRouter(route_class=strict_route(service))
 
     @router.post("/v1/responses", response_model=ResponseReply, responses=STREAMED)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
@@ -49,7 +51,7 @@ def routes(service: Service) -> APIRouter:
         reply = _Reply(service, context_of(request.scope), body, model)
         if body.stream:
             return EventStream(reply.stream(), service.settings, end=b"", error=reply.error_event)
-        return json_reply(await unless_gone(request, service.settings, reply.whole()))
+        return await unless_gone(request, service.settings, reply.whole())
 
     return router
 
@@ -85,20 +87,26 @@ class _Reply:
         self._warnings = [*check_fields(body, service, refused=_REFUSED), *self._check()]
         self._logprobs = ChatLogprobsWriter(service.engine.tokenizer, body.top_logprobs or 0, as_ids=False)
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         """The reply that comes at once."""
-        conversation, params = await self._prepare(stream=False)
+        conversation = await self._prepare(stream=False)
         (output,) = await conversation.generation.outputs()
+        extras = await conversation.generation.extras()
+        build = partial(self._reply, conversation, output, extras)
+        return await reply_of(self._service.work, build, num_numbers([output]))
+
+    def _reply(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> dict[str, Any]:
+        params = conversation.params
         (completion,) = output.outputs
         logprobs = self._written(completion)
         warnings = [*self._warnings, *conversation.warnings, *output.warnings]
         response = self._response(params, conversation.generation, completion, completion.text, logprobs, warnings)
-        return {**response, **await conversation.generation.extras()}
+        return {**response, **extras}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The events of the reply."""
-        conversation, params = await self._prepare(stream=True)
-        generation = conversation.generation
+        conversation = await self._prepare(stream=True)
+        params, generation = conversation.params, conversation.generation
         text, logprobs = "", list[Any]()
         warnings: list[str] = []
         place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
@@ -142,23 +150,21 @@ class _Reply:
     def _event(self, kind: str, **fields: Any) -> bytes:
         return event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
 
-    async def _prepare(self, *, stream: bool) -> tuple[Conversation, SamplingParams]:
+    async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
         wanted = LOGPROBS in (body.include or ())
-        params = sampling_params(
+        make_params = partial(
+            sampling_params,
             self._service,
             body,
             max_tokens=body.max_output_tokens,
             stream=stream,
             logprobs=(body.top_logprobs or 0) if wanted else None,
         )
-        fields = ConversationFields(
-            chat_template_kwargs=body.chat_template_kwargs, reasoning_effort=(body.reasoning or {}).get("effort")
+        fields = ConversationFields(chat_template_kwargs=body.chat_template_kwargs, reasoning_effort=self._effort)
+        return await converse(
+            self._service, self._context, _messages(body), make_params, fields=fields, salt=body.cache_salt
         )
-        conversation = await converse(
-            self._service, self._context, _messages(body), params, fields=fields, salt=body.cache_salt
-        )
-        return conversation, params
 
     def _check(self) -> list[str]:
         """Warnings about fields that are known here but hold what is not.
@@ -166,8 +172,7 @@ class _Reply:
         Raises: ApiError.
         """
         body = self._body
-        kind = ((body.text or {}).get("format") or {"type": "text"}).get("type")
-        if kind != "text":
+        if body.text is not None and body.text.format is not None and body.text.format.type != "text":
             raise ApiError(
                 400, "unsupported_parameter", f"text.format is not supported: {REFUSED['response_format'].why}.",
                 param="text.format",
@@ -178,6 +183,10 @@ class _Reply:
         if body.top_logprobs and LOGPROBS not in (body.include or ()):
             raise invalid("top_logprobs", f"top_logprobs requires {LOGPROBS!r} in include.")
         return warnings
+
+    @property
+    def _effort(self) -> str | None:
+        return None if self._body.reasoning is None else self._body.reasoning.effort
 
     def _written(self, completion: CompletionOutput) -> list[Any]:
         if completion.logprobs is None:
@@ -221,7 +230,7 @@ class _Reply:
             "output": [] if completion is None else [item],
             "parallel_tool_calls": False,
             "previous_response_id": None,
-            "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
+            "reasoning": {"effort": self._effort, "summary": None},
             "store": False,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}},

@@ -1,75 +1,138 @@
-"""Request bodies: read within limits, decoded strictly.
-
-Nothing is guessed: one object, UTF-8, no duplicate keys, no NaN, bounded depth. What two JSON readers could understand
-differently is refused.
-"""
+"""Request bodies: read within limits, decoded strictly, validated, and none of it for long on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import Counter
+import typing
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from quire.errors import shown
-from quire.server.http.errors import ApiError
+from quire.errors import QuireError
+from quire.server.http.body_budget import BodyBudget
+from quire.server.http.errors import ApiError, as_api_error, error_response
+from quire.server.http.streaming import unless_gone
+from quire.server.http.strict_json import SMALL, read_json
+from quire.server.service import Service, context_of
 from quire.server.settings import ServerSettings
+from quire.utils import work_pool
+from quire.utils.cancellation import check_cancelled
 
-MAX_DEPTH = 64
+BYTES_PER_VALUE = 64
+"""What a value of a body takes in memory, about, beside its text."""
 
 
-class _StrictRequest(Request):
-    """A request whose body is read and decoded by the rules of this file."""
+HEAVY = 256 << 10
+"""Bytes of a body whose work must leave a thread to others."""
 
-    def __init__(self, request: Request, settings: ServerSettings) -> None:
-        super().__init__(request.scope, request.receive)
-        self._settings = settings
-        self._bytes: bytes | None = None
 
-    async def body(self) -> bytes:
-        """The body.
+@dataclass(frozen=True, slots=True)
+class BodyReader:
+    """From the bytes of a request to its model."""
 
-        Raises: ApiError 408, 413, 415.
+    service: Service
+    model: type[BaseModel]
+
+    async def read(self, request: Request) -> BaseModel:
+        """The validated body; a larger one is read by the work pool.
+
+        Raises: ApiError 400, 408, 413, 415, 429, 503; RequestValidationError; ClientDisconnect.
         """
-        if self._bytes is None:
-            _check_headers(self, self._settings.max_body_size)
-            self._bytes = await self._read()
-        return self._bytes
+        service, settings = self.service, self.service.settings
+        _check_headers(request, settings.max_body_size)
+        data = await _received(request, settings, service.body_budget)
+        if not data:
+            raise ApiError(400, "invalid_json", "The request has no body; send a JSON object.")
+        work_pool.owner.set(context_of(request.scope).key)
+        work_pool.is_heavy.set(len(data) > HEAVY)
+        if len(data) <= SMALL:
+            body, num_values = self._model_of(data)
+        else:
+            body, num_values = await unless_gone(request, settings, service.work.run(self._model_of, data))
+        service.body_budget.charge(request.scope, BYTES_PER_VALUE * num_values)
+        return body
 
-    async def json(self) -> Any:
-        """The decoded body.
+    def _model_of(self, data: bytes) -> tuple[BaseModel, int]:
+        value, num_values = read_json(data, self.service.settings.max_body_values)
+        check_cancelled()
+        try:
+            return self.model.model_validate(value), num_values
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False)
+            raise RequestValidationError(
+                [{**problem, "loc": ("body", *problem["loc"])} for problem in problems]
+            ) from None
 
-        Raises: ApiError 400.
-        """
-        return decode_json(await self.body())
 
-    async def _read(self) -> bytes:
-        limit, patience = self._settings.max_body_size, self._settings.body_timeout
-        chunks: list[bytes] = []
-        size = 0
-        stream = self.stream()
-        while True:
+def strict_route(service: Service) -> type[APIRoute]:
+    """The kind of route whose bodies are read by the rules of this file. Its endpoints take `body` and `request`."""
+
+    class StrictRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            model = typing.get_type_hints(self.endpoint).get("body")
+            plain = super().get_route_handler()
+            answer = plain if model is None else _answer(self.endpoint, BodyReader(service, model))
+
+            async def strict_handle(request: Request) -> Response:
+                try:
+                    return await answer(request)
+                except ClientDisconnect:
+                    return Response(status_code=499)  # nobody reads it
+                except (HTTPException, RequestValidationError, QuireError):
+                    raise
+                except Exception as error:  # logged here without its text, which may be the client's
+                    return error_response(as_api_error(error), request.scope)
+
+            return strict_handle
+
+        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            """Answer; what the body was charged is given back when the last byte of the reply is sent."""
             try:
-                async with asyncio.timeout(patience):
-                    chunk = await anext(stream, None)
-            except TimeoutError:
-                raise ApiError(
-                    408, "request_timeout", f"No byte of the request body came for {patience} s.", headers=_CLOSE
-                ) from None
-            if chunk is None:
-                return b"".join(chunks)
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(size, limit)
-            chunks.append(chunk)
+                await super().handle(scope, receive, send)
+            finally:
+                service.body_budget.release(scope)
+
+    return StrictRoute
+
+
+def _answer(
+    endpoint: Callable[..., Coroutine[Any, Any, Response]], reader: BodyReader
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def answer(request: Request) -> Response:
+        return await endpoint(body=await reader.read(request), request=request)
+
+    return answer
 
 
 _CLOSE = {"Connection": "close"}
+
+
+async def _received(request: Request, settings: ServerSettings, budget: BodyBudget) -> bytes:
+    """All bytes of a body, charged as they come."""
+    limit, patience = settings.max_body_size, settings.body_timeout
+    received = bytearray()
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(patience):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise ApiError(
+                408, "request_timeout", f"No byte of the request body came for {patience} s.", headers=_CLOSE
+            ) from None
+        if chunk is None:
+            return bytes(received)
+        if len(received) + len(chunk) > limit:
+            raise _too_large(len(received) + len(chunk), limit)
+        budget.charge(request.scope, len(chunk))
+        received += chunk
 
 
 def _check_headers(request: Request, limit: int) -> None:
@@ -95,73 +158,3 @@ def _too_large(size: int, limit: int) -> ApiError:
     return ApiError(
         413, "content_too_large", f"The request body has {size} bytes or more; the limit is {limit}.", headers=_CLOSE
     )
-
-
-def strict_route(settings: ServerSettings) -> type[APIRoute]:
-    """The kind of route whose bodies are read by the rules of this file."""
-
-    class StrictRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def strict_handle(request: Request) -> Response:
-                try:
-                    return await handle(_StrictRequest(request, settings))
-                except ClientDisconnect:
-                    return Response(status_code=499)  # nobody reads it
-
-            return strict_handle
-
-    return StrictRoute
-
-
-def decode_json(data: bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises: ApiError naming the place.
-    """
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise _not_json(f"Request body is not valid UTF-8 (byte {error.start}).") from None
-    try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        place = len(text[: error.pos].encode())
-        raise _not_json(f"Could not parse JSON: {error.msg} at byte {place}.") from None
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise _not_json(f"Could not parse JSON: {str(error).partition(';')[0]}.") from None
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
-        _check_depth(value, MAX_DEPTH)
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = counts.most_common(1)[0][0]
-        raise _not_json(f"Duplicate key {shown(twice)}.")
-    return value
-
-
-def _no_constant(name: str) -> float:
-    raise _not_json(f"{name} is not JSON; numbers must be finite.")
-
-
-def _check_depth(value: Any, room: int) -> None:
-    if not room:
-        raise _too_deep()
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, (dict, list)):
-            _check_depth(item, room - 1)
-
-
-def _too_deep() -> ApiError:
-    return _not_json(f"JSON is nested too deeply (limit {MAX_DEPTH}).")
-
-
-def _not_json(message: str) -> ApiError:
-    return ApiError(400, "invalid_json", message)

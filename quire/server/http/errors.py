@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import EngineDeadError, EngineError, PromptTooLong, QuireError, UnsupportedFeature, shown
-from quire.log import get_logger
+from quire.log import get_logger, trace_of
 
 log = get_logger(__name__)
 
@@ -71,7 +71,7 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(
             error.status_code, _CODES.get(error.status_code, "invalid_value"), str(error.detail), headers=error.headers
         )
-    log.error("request failed: %s", shown(error), exc_info=error)
+    log.error("request failed: %s", trace_of(error))
     return ApiError(500, "internal_error", "The server failed on this request. The cause is in its log.")
 
 

@@ -45,9 +45,9 @@ class Chunks:
     def __init__(self, head: dict[str, Any]) -> None:
         self._head = b"data: " + encode(head)[:-1] + b","
 
-    def event(self, rest: dict[str, Any]) -> bytes:
+    def event(self, rest: dict[str, Any], write: Callable[[Any], bytes] = encode) -> bytes:
         """A chunk: the head, then this."""
-        return self._head + encode(rest)[1:] + b"\n\n"
+        return self._head + write(rest)[1:] + b"\n\n"
 
 
 def error_event(error: ApiError, shape: ErrorShape) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -22,6 +23,9 @@ from quire.server.settings import ServerSettings
 
 log = get_logger(__name__)
 
+SWITCH_INTERVAL_S = 0.001
+"""After so long a thread of the work pool hands the interpreter to the event loop; Python's 5 ms would be added to
+every token of every stream while a large request is read."""
 LAST_WORDS_S = 2
 """Time for the last words of requests that were aborted to reach their readers."""
 
@@ -204,6 +208,7 @@ def run_front(
     from quire.server.app import create_app
 
     adopt("uvicorn", "asyncio", "opentelemetry")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def main() -> None:
         front = Front(engine, settings, sock)

@@ -37,7 +37,12 @@ def test_health_follows_the_engine(server: Running, monkeypatch: pytest.MonkeyPa
 
 def test_version_and_load(server: Running) -> None:
     assert server.client.get("/version").json() == {"version": __version__}
-    assert server.client.get("/load").json() == {"server_load": 0}
+    assert server.client.get("/load").json() == {
+        "server_load": 0,
+        "queued_work": 0,
+        "running_work": 0,
+        "body_bytes": 0,
+    }
 
 
 def test_models_are_known_under_the_names_the_operator_gives(serve: Any) -> None:

@@ -25,7 +25,10 @@ def of_kind(words: str) -> WrapValidator:
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
             return handler(value)
-        except ValidationError:
+        except ValidationError as error:
+            for problem in error.errors(include_url=False, include_input=False):
+                if problem["type"] == "too_long":
+                    raise PydanticCustomError("too_long", problem["msg"]) from None
             raise PydanticCustomError("kind", "must be {words}", {"words": words}) from None
 
     return WrapValidator(check)
@@ -51,8 +54,12 @@ class _FirstOnly(FailFast):
     __hash__ = object.__hash__
 
 
-Each = Annotated[list[T], _FirstOnly()]
-"""A list whose first wrong item is the only one that is reported: there may be millions."""
+MAX_ITEMS = 4096
+"""Of a list, unless its field says otherwise."""
+MAX_TOKEN_IDS = 1 << 18
+Each = Annotated[list[T], _FirstOnly(), Field(max_length=MAX_ITEMS)]
+"""A list whose first wrong item is the only one that is reported, and behind whose bound nothing is looked at."""
+TokenIds = Annotated[list[int], _FirstOnly(), Field(max_length=MAX_TOKEN_IDS)]
 Texts = Annotated[str | Each[str], of_kind("a string or an array of strings")]
 
 
@@ -78,13 +85,13 @@ class SamplingFields(Body):
     repetition_penalty: float | None = bounded("repetition_penalty")
     seed: int | None = bounded("seed")
     stop: Texts | None = None
-    stop_token_ids: Each[int] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = bounded("min_tokens")
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    allowed_token_ids: Each[int] | None = None
+    allowed_token_ids: TokenIds | None = None
     bad_words: Each[str] | None = None
     logit_bias: Annotated[dict[str, float], of_kind("an object of numbers by token id")] | None = None
     cache_salt: str | None = None

@@ -9,7 +9,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from quire.messages.stats import StepStats
-from quire.server.api.protocol.fields import Body, Each, GenerationFields, Label
+from quire.server.api.protocol.fields import Body, Each, GenerationFields, Label, TokenIds
+from quire.utils.cancellation import check_cancelled
 
 Prompts = list[str | list[int]]
 """One or more prompts, all text or all token ids."""
@@ -24,9 +25,14 @@ def _read_prompts(value: Any) -> Prompts:
             return [value]
         if all(isinstance(item, str) for item in value):
             return value
-        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
+        if all(map(_is_token_ids, value)):
             return value
     raise PydanticCustomError("kind", "must be {words}", {"words": PROMPT_KINDS})
+
+
+def _is_token_ids(value: object) -> bool:
+    check_cancelled()
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
@@ -96,7 +102,7 @@ class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     model: Label | None = None
-    tokens: Each[int]
+    tokens: TokenIds
 
 
 class PromptTokensDetails(TypedDict):

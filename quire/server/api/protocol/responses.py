@@ -7,9 +7,36 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quire.server.api.protocol.fields import Each, SamplingFields, of_kind
+from quire.server.api.protocol.fields import Body, Each, Label, SamplingFields, of_kind
 
 Input = Annotated[str | Each[dict[str, Any]], of_kind("a string or an array of input items")]
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""Up to 16 labels, which come back with the reply."""
+
+
+class Reasoning(Body):
+    """How much the model thinks."""
+
+    effort: Label | None = None
+    summary: Label | None = None
+    generate_summary: Label | None = None
+
+
+class TextFormat(Body):
+    """What kind of text the answer is."""
+
+    type: Label
+
+
+class TextSettings(Body):
+    """How the answer is written."""
+
+    format: TextFormat | None = None
+    verbosity: Label | None = None
 
 
 class ResponsesRequest(SamplingFields):
@@ -19,13 +46,13 @@ class ResponsesRequest(SamplingFields):
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, json_schema_extra={"minimum": 1})
     top_logprobs: int | None = Field(default=None, json_schema_extra={"minimum": 0, "maximum": 20})
-    include: Each[str] | None = None
-    reasoning: dict[str, Any] | None = None
-    text: dict[str, Any] | None = None
+    include: Annotated[list[Label], Field(max_length=64)] | None = None
+    reasoning: Reasoning | None = None
+    text: TextSettings | None = None
     stream: bool | None = None
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
 
 
 class InputTokensDetails(TypedDict):
