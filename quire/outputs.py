@@ -27,8 +27,8 @@ class Logprob:
 class TokenLogprobs(Mapping[int, Logprob]):
     """The candidates of one position, by token id: the chosen token first, then the most likely ones in order.
 
-    `Logprob` objects are made when they are first read: a request may ask for millions, and making them takes far longer
-    than everything else about an output.
+    `Logprob` objects are made when they are first read: a request may ask for millions, and making them takes far
+    longer than everything else about an output.
     """
 
     __slots__ = ("_by_id", "_entry", "_text_of")

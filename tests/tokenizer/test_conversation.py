@@ -60,7 +60,7 @@ def test_errors_in_tools_and_documents_name_the_place(name: str) -> None:
 
 def test_lists_are_refused_for_their_length_before_they_are_walked() -> None:
     many = Unwalkable([USER] * (conversation.MAX_MESSAGES + 1))
-    with pytest.raises(InvalidParameter, match="messages has 10001 items; the limit is 10000"):
+    with pytest.raises(InvalidParameter, match="messages has 4097 items; the limit is 4096"):
         TEMPLATE.render(many)  # type: ignore[arg-type]
     objects = Unwalkable([{}] * (conversation.MAX_OBJECTS + 1))
     for name in ("tools", "documents"):
@@ -81,7 +81,7 @@ def test_values_are_counted_over_the_whole_conversation() -> None:
 
 
 def test_a_message_has_a_limited_number_of_parts_and_keys_a_limited_length() -> None:
-    with pytest.raises(InvalidParameter, match=r"messages\[0\].content has 10001 parts; the limit is 10000"):
+    with pytest.raises(InvalidParameter, match=r"messages\[0\].content has 4097 parts; the limit is 4096"):
         TEMPLATE.render([{"role": "user", "content": ["x"] * (conversation.MAX_PARTS + 1)}])
     with pytest.raises(InvalidParameter, match=r"messages\[0\].a has a key of 1025 characters"):
         TEMPLATE.render([{**USER, "a": {"k" * 1025: 1}}])
@@ -130,7 +130,7 @@ class Left(BaseException):
     ("source", "messages", "protect"),
     [
         ("x", [{**USER, "extra": [0] * 5_000}], ()),
-        ("x", [USER] * 5_000, ()),
+        ("x", [USER] * 4_000, ()),
         ("x", [{**USER, "content": "<" * 200_000}], ("<s>",)),
         ("{% for i in range(9999) %}{% endfor %}", [USER], ()),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", [USER] * 250, ()),
