@@ -214,6 +214,7 @@ def test_a_request_holds_no_list_that_is_not_bounded_here() -> None:
         "bad_words_token_ids",  # MAX_BAD_WORD_TOKENS
         "allowed_tokens",  # a bit for each token of the vocabulary
         "cache_salt",  # MAX_CACHE_SALT
+        "tenant",  # the server's own
         "progress",  # the engine's own
     }
     hints = typing.get_type_hints(EngineCoreRequest)
