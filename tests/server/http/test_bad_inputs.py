@@ -95,7 +95,7 @@ SAMPLING: list[Case] = [
     *wrong(chat, "top_k", (1.5, True), KIND, "@ must be an integer"),
     *wrong(chat, "presence_penalty", (3,), VALUE, "@ must be in [-2, 2]"),
     *wrong(chat, "frequency_penalty", (-2.1,), VALUE, "@ must be in [-2, 2]"),
-    *wrong(chat, "repetition_penalty", (0, -1), VALUE, "@ must be greater than 0"),
+    *wrong(chat, "repetition_penalty", (0, -1, 1e-300), VALUE, "@ must be in [0.001, 1000]"),
     *wrong(chat, "n", (0, -1, 129, 10**9), VALUE, "@ must be an integer between 1 and 128"),
     *wrong(chat, "n", (2.5, True, "2"), KIND, "@ must be an integer"),
     *wrong(chat, "max_tokens", (0, -5, 10**12), VALUE, "@ must be in [1"),

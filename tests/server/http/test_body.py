@@ -14,8 +14,10 @@ from starlette.testclient import TestClient
 
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.startup import EngineParts
+from quire.server.api.errors import error_shape
 from quire.server.api.protocol.openai import DetokenizeRequest
 from quire.server.http.body import strict_route
+from quire.server.http.errors import ErrorShapes
 from quire.server.http.middleware import RequestContext
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
@@ -99,6 +101,7 @@ def test_a_fault_is_logged_without_the_text_of_a_client(
     app = FastAPI()
     app.include_router(router)
     app.add_middleware(RequestContext, service=service)
+    app.add_middleware(ErrorShapes, shape_of=error_shape, may_repeat_root_path=False)
     reply = TestClient(app).post("/faulty", json={"tokens": [], "model": "what a client says"})
     assert reply.status_code == 500
     assert "what a client says" not in reply.text + caplog.text

@@ -45,7 +45,7 @@ class Parent:
         memory = new_memory(1, 0)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             orders = FrontOrders(settings=settings, limits=AdmissionLimits())
-            seat = FrontSeat(front=0, is_successor=False)
+            seat = FrontSeat(front=0, generation=0, is_successor=False)
             self.front = FrontProcess(orders, seat, listening, memory, lambda event: None)
         os.close(memory)
         self.heard: list[object] = []
