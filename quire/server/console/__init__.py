@@ -1,4 +1,4 @@
-"""The console: a web page to try the model on and to watch the engine with.
+"""The console: a web page to talk with the model and to watch the engine.
 
 Static files, served as they are and without a key: they hold nothing, and everything they show they ask for through
 the API, with the key that the reader gives them. The policy allows no script, style or request but this server's own,
@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import hashlib
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 PAGE = "index.html"
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_FILES = {
-    file.name: file.read_bytes()
-    for file in resources.files(__name__).iterdir()
-    if file.name.rpartition(".")[2] in _MEDIA_TYPES
-}
+
+
+def _files(folder: Traversable, prefix: str = "") -> dict[str, bytes]:
+    """What browsers load, by its path below this folder."""
+    found: dict[str, bytes] = {}
+    for file in folder.iterdir():
+        if file.is_dir():
+            found |= _files(file, f"{prefix}{file.name}/")
+        elif file.name.rpartition(".")[2] in _MEDIA_TYPES:
+            found[prefix + file.name] = file.read_bytes()
+    return found
+
+
+_FILES = _files(resources.files(__name__))
 _ADDRESSES = {"/" if name == PAGE else f"/console/{name}": name for name in _FILES}
 
 PATHS = frozenset(_ADDRESSES)
