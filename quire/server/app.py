@@ -20,6 +20,7 @@ from quire.errors import QuireError
 from quire.server import console
 from quire.server.api import admin, anthropic, chat, completions, responses
 from quire.server.api.protocol.openai import Error
+from quire.server.console import docs
 from quire.server.http.errors import ApiError, as_api_error, error_response, route_of
 from quire.server.http.middleware import Authentication, Limits, RequestContext
 from quire.server.processes.peers import Peers
@@ -43,8 +44,8 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
     app = FastAPI(
         title="quire",
         version=__version__,
-        docs_url=None if hidden else "/docs",
-        redoc_url=None if hidden else "/redoc",
+        docs_url=None,  # FastAPI's pages load their scripts from elsewhere
+        redoc_url=None,
         openapi_url=None if hidden else "/openapi.json",
         redirect_slashes=False,
         lifespan=closing,
@@ -54,6 +55,8 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
     for routes in ROUTES:
         app.include_router(routes(service))
     app.include_router(console.routes())
+    if not hidden:
+        app.include_router(docs.routes())
     for kind in (HTTPException, RequestValidationError, QuireError, Exception):
         app.add_exception_handler(kind, _answer)
     app.add_middleware(Limits, service=service)

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from quire import __version__
 from quire.messages.stats import Constraint
 from quire.server import console
+from quire.server.launch import pages_of
+from quire.server.settings import ServerSettings
 from tests.server.conftest import MODEL, TIMEOUT, Running, stand_in, wait_for
 
 FILES = Path(str(resources.files(console)))
@@ -71,6 +74,33 @@ def test_the_files_name_no_other_server_and_make_no_markup() -> None:
             assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|localStorage", text)
     page = (FILES / console.PAGE).read_text(encoding="utf-8")
     assert not re.search(r"\son\w+=|\sstyle=|<script(?![^>]+src=)|<style", page)
+
+
+def test_the_pages_are_named_for_browsers_alone() -> None:
+    url = "http://127.0.0.1:8000"
+    assert pages_of(url, ServerSettings()) == f"; console: {url}/, API docs: {url}/docs"
+    assert pages_of(url, ServerSettings(disable_fastapi_docs=True)) == f"; console: {url}/"
+    assert pages_of("unix:/run/quire", ServerSettings(uds="/run/quire")) == ""
+
+
+def test_the_docs_are_files_of_this_server_and_hidden_with_the_rest(serve: Any) -> None:
+    with serve() as server:
+        page = server.client.get("/docs")
+        paths = {f"/{path}" for path in re.findall(r'(?:src|href)="([^"]+)"', page.text)}
+        assert {"/docs/docs.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json"} <= paths
+        for path in paths:
+            assert server.client.get(path).status_code == 200, path
+        rules = dict(rule.split(" ", 1) for rule in page.headers["content-security-policy"].split("; "))
+        assert rules.pop("img-src") == "'self' data:"
+        assert set(rules.values()) == {"'none'", "'self'"}
+    with serve(disable_fastapi_docs=True) as server:
+        assert {server.client.get(path).status_code for path in paths - console.PATHS} == {404}
+
+
+def test_redoc_leads_to_the_docs(server: Running) -> None:
+    reply = server.client.get("/redoc")
+    assert (reply.status_code, reply.headers["location"]) == (307, "docs")
+    assert server.client.get("/redoc", follow_redirects=True).status_code == 200
 
 
 def test_every_vendored_package_comes_with_its_licence() -> None:
@@ -800,6 +830,16 @@ def test_code_can_be_copied(server: Running, page: Any) -> None:
     press(page, "Copy", 0)
     page.locator(".user").get_by_text("Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == "code"
+
+
+def test_the_api_docs_need_no_other_server_and_can_try_a_route(server: Running, page: Any) -> None:
+    page.goto(f"{server.url}/docs")
+    page.get_by_text("/v1/chat/completions").first.wait_for()
+    block = page.locator(".opblock").filter(has_text="/version").first
+    block.locator("button.opblock-summary-control").click()
+    block.get_by_role("button", name="Try it out").click()
+    block.get_by_role("button", name="Execute").click()
+    block.locator(".live-responses-table").get_by_text(__version__).first.wait_for()
 
 
 def test_presets_are_kept_and_used(server: Running, page: Any) -> None:
