@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 import threading
 from collections.abc import Iterator
 from importlib import resources
@@ -25,6 +26,9 @@ from tests.server.conftest import MODEL, TIMEOUT, Running, stand_in, wait_for
 FILES = Path(str(resources.files(console)))
 SCRIPTS = sorted(FILES.glob("*.js"))
 KEY = "a-key"
+AXE = "4.14.1"
+MAX_WEIGHT = 400_000
+"""Bytes of the first load, not compressed."""
 HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 
 
@@ -904,22 +908,140 @@ def test_the_engine_is_shown_while_it_works(server: Running, page: Any) -> None:
     assert page.locator("#hits").text_content().endswith("%")
 
 
+def test_each_figure_explains_itself_to_pointer_and_keyboard(server: Running, page: Any) -> None:
+    page.goto(server.url)
+    page.locator("#state[data-state=ready]").wait_for()
+    terms = page.locator("#live .term")
+    helps = terms.evaluate_all("all => all.map((term) => term.dataset.help)")
+    assert len(helps) == len(set(helps)) == page.locator("#live dt, #live figcaption, .limit").count() + 1  # KV cache
+    assert all(help.endswith(".") for help in helps)
+    terms.first.hover()
+    assert page.locator("#help").text_content() == helps[0]
+    page.keyboard.press("Escape")
+    assert page.locator("#help").is_hidden()
+    page.focus("#live")
+    page.keyboard.press("Tab")
+    assert page.locator("#help").text_content() == helps[0]
+    assert terms.first.get_attribute("aria-describedby") == "help"
+    page.locator("figure canvas").first.hover()
+    page.locator("figure").first.get_by_text("s ago:").wait_for()
+
+
+def test_narrow_windows_have_drawers_that_the_keyboard_opens_and_closes(server: Running, page: Any) -> None:
+    page.set_viewport_size({"width": 420, "height": 800})
+    page.goto(server.url)
+    page.locator("#open-side:enabled").wait_for()
+    for opener, drawer in (("#open-conversations", "#conversations"), ("#open-side", "#side")):
+        assert not page.locator(drawer).is_visible()
+        page.focus(opener)
+        page.keyboard.press("Enter")
+        assert page.locator(drawer).is_visible()
+        assert page.evaluate(f"document.querySelector('{drawer}').contains(document.activeElement)")
+        page.keyboard.press("Escape")
+        assert not page.locator(drawer).is_visible()
+        assert page.evaluate("document.activeElement.id") == opener[1:]
+        assert page.locator(opener).get_attribute("aria-expanded") == "false"
+        page.click(opener)
+        page.locator(f"{drawer} .closer").click()
+        assert not page.locator(drawer).is_visible()
+    page.click("#open-side")
+    page.focus("#live-tab")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#controls-panel").is_visible()
+    page.mouse.click(5, 400)
+    assert not page.locator("#side").is_visible()
+    page.click("#open-conversations")
+    page.click("#new")
+    assert not page.locator("#conversations").is_visible()
+    assert page.evaluate("document.activeElement.id") == "prompt"
+
+
+def everything_shown(page: Any, server: Running) -> None:
+    """A page with every kind of message."""
+    page.goto(server.url)
+    set_up = {"reasoning": "Hm.", "content": MARKDOWN, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    answer_with(page, set_up)
+    page.locator("#console").wait_for()
+    say(page, "Show me all")
+    page.locator(".tool").wait_for()
+    press(page, "Regenerate")
+    page.locator(".where").wait_for()
+    page.locator("#send:visible").wait_for()
+
+
 @pytest.mark.parametrize("width", [1440, 1000, 420])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_and_nothing_sticks_out(server: Running, page: Any, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
-    page.goto(server.url)
-    page.locator("#console").wait_for()
+    everything_shown(page, server)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    ratios = page.evaluate(_CONTRASTS)
-    assert min(ratio for _, ratio in ratios) >= 4.5, sorted(ratios, key=lambda item: item[1])[:5]
+    for tab in ("#live-tab", "#controls-tab"):
+        page.locator(tab).dispatch_event("click")
+        ratios = page.evaluate(_CONTRASTS)
+        assert min(ratio for _, ratio in ratios) >= 4.5, sorted(ratios, key=lambda item: item[1])[:5]
     names = page.evaluate(
         "[...document.querySelectorAll('button, input, select, textarea')]"
         ".map(e => e.ariaLabel || e.ariaLabelledByElements?.map(l => l.textContent).join('')"
         " || (e.labels?.length ? [...e.labels].map(l => l.textContent).join('') : e.textContent))"
     )
     assert all(name.strip() for name in names)
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: Any) -> str:
+    """The source of axe-core, from npm."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed")
+    folder = tmp_path_factory.mktemp("axe")
+    command = [npm, "pack", f"axe-core@{AXE}", "--silent"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
+    if done.returncode != 0:
+        pytest.skip(f"axe-core cannot be had from npm: {done.stderr[:200]}")
+    with tarfile.open(next(folder.glob("*.tgz"))) as packed:
+        source = packed.extractfile("package/axe.min.js")
+        assert source is not None
+        return source.read().decode()
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("width", [1440, 420])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(server: Running, page: Any, axe: str, width: int, scheme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    everything_shown(page, server)
+    page.evaluate(axe)
+
+    def check(what: str) -> None:
+        page.wait_for_timeout(200)  # a drawer that is half transparent has no contrast
+        found = page.evaluate("axe.run()")["violations"]
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], what
+
+    check("conversation")
+    for opener in ("#open-conversations", "#open-side"):
+        if page.locator(opener).is_visible():
+            page.click(opener)
+            check(opener)
+            if opener == "#open-conversations":
+                page.keyboard.press("Escape")
+    page.click("#controls-tab")
+    check("settings")
+    page.keyboard.press("Escape")
+    page.click("#rename")
+    check("dialog")
+
+
+def test_the_first_load_is_light(server: Running, page: Any) -> None:
+    sizes: dict[str, int] = {}
+    page.on("requestfinished", lambda request: sizes.update({request.url: len(request.response().body())}))
+    page.goto(server.url)
+    page.locator("#state[data-state=ready]").wait_for()
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    print(f"console: {sum(sizes.values()):,} bytes in {len(sizes)} requests, first paint after {paint} ms")
+    assert sum(sizes.values()) < MAX_WEIGHT
+    assert len(sizes) > len(SCRIPTS)
 
 
 _CONTRASTS = """() => {

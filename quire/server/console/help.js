@@ -27,11 +27,7 @@ export function explainWithin(area) {
   area.addEventListener("focusin", show);
   area.addEventListener("focusout", hide);
   area.addEventListener("scroll", hide);
-  area.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || popup.hidden) return;
-    event.preventDefault();
-    hide();
-  });
+  onEscape(popup, hide);
 }
 
 /** Put a popup above a box, or below it where there is no room. */
@@ -41,4 +37,14 @@ export function place(popup, box) {
   const above = box.top - height - 6;
   popup.style.left = `${left}px`;
   popup.style.top = `${above >= 8 ? above : box.bottom + 6}px`;
+}
+
+/** Let Escape hide a popup, wherever the focus is, and do nothing else meanwhile. */
+export function onEscape(popup, hide) {
+  const listen = (event) => {
+    if (event.key !== "Escape" || popup.hidden) return;
+    event.preventDefault();
+    hide();
+  };
+  document.addEventListener("keydown", listen, { capture: true });
 }

@@ -1,6 +1,6 @@
 // Tokens with their probabilities: cutting streamed text into them, colouring them, showing their alternatives.
 
-import { place } from "./help.js";
+import { onEscape, place } from "./help.js";
 
 /** The tokens of a streamed choice with their candidates, from either of the two forms of logprobs. */
 export function tokensOf(logprobs) {
@@ -93,11 +93,8 @@ export function showCandidatesWithin(area, popup) {
   area.addEventListener("scroll", hide);
   area.addEventListener("focusin", (event) => show(event.target));
   area.addEventListener("focusout", hide);
+  onEscape(popup, hide);
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") {
-      if (!popup.hidden) event.preventDefault();
-      return hide();
-    }
     if (event.target.closest("button, textarea, pre, summary")) return; // they use the keys themselves
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const tokens = [...area.querySelectorAll(".token")];
