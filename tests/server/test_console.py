@@ -50,6 +50,12 @@ def test_the_page_and_all_it_names_are_served_without_a_key(serve: Any) -> None:
             assert guarded.client.get(path).status_code == 401, path
 
 
+def test_every_module_is_asked_for_at_once() -> None:
+    page = (FILES / console.PAGE).read_text(encoding="utf-8")
+    preloaded = re.findall(r'rel="modulepreload" href="([^"]+)"', page)
+    assert sorted([*preloaded, "console/app.js"]) == sorted(path[1:] for path in console.PATHS if path.endswith(".js"))
+
+
 def test_behind_the_path_of_a_proxy_the_same_routes_are_open(serve: Any) -> None:
     with serve(api_key=(KEY,), root_path="/proxy") as guarded:
         for path in ("/health", *console.PATHS):
