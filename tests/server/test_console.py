@@ -294,6 +294,25 @@ def test_versions_of_a_message_are_siblings_and_none_is_lost() -> None:
     ]
 
 
+def test_what_two_tabs_did_to_a_conversation_is_joined() -> None:
+    texts = in_node(
+        A_TREE
+        + """
+        const other = structuredClone(c);
+        tree.add(other, {role: "user", text: "there"});
+        tree.remove(other, first.id);
+        tree.changed(other.messages[0]);
+        other.messages[0].view = "tokens";
+        const writing = tree.add(c, {role: "user", text: "here"});
+        tree.merge(c, other, writing);
+        tree.merge(other, c);
+        const texts = (one) => one.messages.map((message) => message.text).sort();
+        console.log(JSON.stringify([texts(c), texts(other), question.view, path().at(-1)]));
+        """
+    )
+    assert texts == [["C", "here", "one\nmore", "there"]] * 2 + ["tokens", "here"]
+
+
 def test_a_file_of_conversations_comes_back_as_it_was() -> None:
     before, after, markdown = in_node(
         A_TREE
@@ -626,6 +645,24 @@ def test_conversations_are_kept_and_come_back(server: Running, page: Any) -> Non
     server.wait_idle()
 
 
+def test_what_cannot_be_kept_is_said_and_the_answer_still_comes(server: Running, page: Any) -> None:
+    page.add_init_script("IDBObjectStore.prototype.put = () => { throw new Error('disk full'); };")
+    page.goto(server.url)
+    set_to(page, max_tokens=4)
+    say(page, "hi")
+    page.get_by_text("This conversation could not be kept (disk full).").wait_for()
+    page.add_init_script("IDBFactory.prototype.open = () => { throw new Error('private'); };")
+    page.reload()
+    page.get_by_text("This browser lets pages keep nothing.").wait_for()
+    say(page, "hi")
+    page.click("#new")
+    page.locator("#conversation-list button").click()
+    assert page.locator("article").count() == 2
+    page.click("#delete-all")
+    page.click("#ask-accept")
+    page.locator("#conversation-list:empty").wait_for()
+
+
 def test_what_is_exported_can_be_imported(server: Running, page: Any, tmp_path: Path) -> None:
     page.goto(server.url)
     set_to(page, max_tokens=8)
@@ -668,6 +705,15 @@ def test_two_tabs_do_not_lose_what_the_other_has_kept(server: Running, page: Any
         page.locator("article").nth(3).wait_for()
         say(page, "three", 3)
         assert shown(page)[::2] == ["one", "two", "three"]
+        with stand_in(server) as held:
+            for tab, text in ((page, "four"), (other, "five")):
+                tab.fill("#prompt", text)
+                tab.press("#prompt", "Enter")
+            wait_for(lambda: server.engine.num_unfinished == 2)
+            held.may_go.set()
+        for tab in (page, other):
+            tab.locator("#send:visible").wait_for()
+        wait_for(lambda: {"four", "five"} <= {message["text"] for message in kept(page)[0]["messages"]})
         other.click("#delete")
         other.click("#ask-accept")
         page.locator("#conversation-list:empty").wait_for()
@@ -891,9 +937,17 @@ def test_nothing_is_shown_before_a_key_is_given(serve: Any, page: Any) -> None:
         assert stored == [0, 0, ""]
         assert len(kept(page)) == 1
         assert KEY not in json.dumps(kept(page))
-        page.click("#forget")
+        with stand_in(guarded) as held:
+            page.fill("#prompt", "again")
+            page.press("#prompt", "Enter")
+            wait_for(lambda: guarded.engine.num_unfinished == 1)
+            page.click("#forget")
+            wait_for(lambda: guarded.engine.num_unfinished == 0)
+            held.may_go.set()
         assert page.locator("#console").is_hidden()
-        assert page.locator(".output, #conversation-list button").count() == 0
+        wait_for(lambda: not kept(page)[0]["messages"][-1]["running"])
+        assert page.locator("article, #conversation-list button").count() == 0
+        assert page.locator("#title").text_content() == ""
 
 
 def test_the_engine_is_shown_while_it_works(server: Running, page: Any) -> None:

@@ -3,8 +3,8 @@
 import { askText, confirmThat, tell } from "./dialogs.js";
 import { button, byId, download, el } from "./dom.js";
 import { fromJson, toJson, toMarkdown } from "./portable.js";
-import { all, forget, isKept, keep, load } from "./store.js";
-import { newConversation } from "./tree.js";
+import { all, forget, isKept, keepMerged, load } from "./store.js";
+import { merge, newConversation } from "./tree.js";
 
 /** @typedef {import("./tree.js").Conversation} Conversation */
 
@@ -12,11 +12,16 @@ export class Conversations {
   /** @type {Conversation} The one that is shown. */
   current = newConversation();
   #list = [];
+  #isOpen = false;
   #channel = new BroadcastChannel("quire-conversations");
 
   /**
-   * @param {{onShow: (conversation: Conversation) => void, onDelete: (conversation: Conversation) => void,
-   *   isBusy: (id: string) => boolean, settings: () => object}} on
+   * @param {object} on
+   * @param {(conversation: Conversation) => void} on.onShow The reader has chosen another conversation.
+   * @param {(conversation: Conversation) => void} on.onRefresh Another tab has changed the one that is shown.
+   * @param {(conversation: Conversation) => void} on.onDelete
+   * @param {() => {conversation: Conversation, message: object}|null} on.running What is being answered.
+   * @param {() => object} on.settings
    */
   constructor(on) {
     this.on = on;
@@ -27,6 +32,7 @@ export class Conversations {
     click("export-json", () => save(this.current, "json", toJson([this.current]), "application/json"));
     click("export-all", async () => save(null, "json", toJson(await all("conversations")), "application/json"));
     click("delete", this.#delete);
+    click("delete-all", this.#deleteAll);
     click("import", () => byId("import-file").click());
     byId("import-file").addEventListener("change", () => this.#import());
     this.#channel.addEventListener("message", ({ data }) => this.#changedElsewhere(data));
@@ -34,7 +40,8 @@ export class Conversations {
 
   /** Read what is kept, and show the conversation that was last used. */
   async open() {
-    byId("unkept").hidden = await isKept();
+    this.#isOpen = true;
+    if (!(await isKept())) unkept("This browser lets pages keep nothing. Conversations last until you close the page.");
     await this.#readList();
     if (this.#list.length) this.show(this.#list[0]);
     else this.startNew();
@@ -42,6 +49,7 @@ export class Conversations {
 
   /** Forget what is on the screen; what the browser keeps stays. */
   close() {
+    this.#isOpen = false;
     this.#list = [];
     this.current = newConversation();
     byId("conversation-list").replaceChildren();
@@ -62,11 +70,17 @@ export class Conversations {
 
   /** Keep a conversation as it is now. One that has been deleted stays deleted. */
   async keep(conversation) {
-    if (conversation.isDeleted || (!conversation.messages.length && !this.#list.includes(conversation))) return;
-    if (!this.#list.includes(conversation)) this.#list.unshift(conversation);
-    this.#draw();
-    await keep("conversations", conversation);
-    this.#channel.postMessage(conversation.id);
+    const isListed = this.#list.includes(conversation);
+    if (conversation.isDeleted || (!conversation.messages.length && !isListed)) return;
+    if (this.#isOpen && !isListed) this.#list.unshift(conversation);
+    if (this.#isOpen) this.#draw();
+    try {
+      const { message } = this.on.running() ?? {};
+      await keepMerged("conversations", conversation, (kept) => merge(conversation, kept, message));
+      this.#channel.postMessage(conversation.id);
+    } catch (error) {
+      unkept(`This conversation could not be kept (${error.message}). Save it as a file, or delete others.`);
+    }
   }
 
   /** Note that a conversation was used now, which brings it to the top. */
@@ -90,7 +104,7 @@ export class Conversations {
     byId("title").textContent = this.current.title || "New conversation";
     const isNew = !this.#list.includes(this.current);
     for (const id of ["rename", "export-markdown", "export-json", "delete"]) byId(id).disabled = isNew;
-    byId("export-all").disabled = !this.#list.length;
+    for (const id of ["export-all", "delete-all"]) byId(id).disabled = !this.#list.length;
     const focused = document.activeElement?.dataset.conversation;
     byId("conversation-list").replaceChildren(...this.#list.map((one) => this.#row(one)));
     if (focused) byId("conversation-list").querySelector(`[data-conversation="${focused}"]`)?.focus();
@@ -115,13 +129,25 @@ export class Conversations {
   async #delete() {
     const { current } = this;
     if (!(await confirmThat(`Delete "${current.title || "Untitled"}" with all its versions?`, "Delete"))) return;
-    current.isDeleted = true;
-    this.on.onDelete(current);
-    this.#list = this.#list.filter((one) => one !== current);
-    await forget("conversations", current.id);
-    this.#channel.postMessage(current.id);
+    await this.#forget(current);
     if (this.#list.length) this.show(this.#list[0]);
     else this.startNew();
+  }
+
+  async #deleteAll() {
+    const { length } = this.#list;
+    const what = length === 1 ? "the only conversation" : `all ${length} conversations`;
+    if (!(await confirmThat(`Delete ${what} in this browser?`, "Delete all"))) return;
+    for (const conversation of [...this.#list]) await this.#forget(conversation);
+    this.startNew();
+  }
+
+  async #forget(conversation) {
+    conversation.isDeleted = true;
+    this.on.onDelete(conversation);
+    this.#list = this.#list.filter((one) => one !== conversation);
+    await forget("conversations", conversation.id);
+    this.#channel.postMessage(conversation.id);
   }
 
   async #import() {
@@ -138,17 +164,31 @@ export class Conversations {
     }
   }
 
-  /** Another tab has changed a conversation: take over what it kept, unless this tab is writing to it. */
+  /** Another tab has changed a conversation: take over what it kept. What this tab is writing goes on. */
   async #changedElsewhere(id) {
-    if (this.on.isBusy(id) || byId("console").hidden) return;
+    if (!this.#isOpen) return;
     const fresh = await load("conversations", id);
+    const running = this.on.running();
+    if (running?.conversation.id === id) {
+      if (fresh) merge(running.conversation, fresh, running.message);
+      return;
+    }
     this.#list = this.#list.filter((one) => one.id !== id);
     if (fresh) this.#list.push(fresh);
     this.#sort();
-    if (this.current.id !== id) this.#draw();
-    else if (fresh) this.show(fresh);
-    else this.startNew();
+    if (this.current.id === id && fresh) {
+      this.current = fresh;
+      this.on.onRefresh(fresh);
+    } else if (this.current.id === id) {
+      this.startNew();
+    }
+    this.#draw();
   }
+}
+
+function unkept(text) {
+  byId("unkept").textContent = text;
+  byId("unkept").hidden = false;
 }
 
 /** An answer that was being written when the page was closed will not go on. */

@@ -4,6 +4,7 @@ import { button, copyButton, el } from "./dom.js";
 import { codeBlock } from "./code.js";
 import { MarkdownStream, splitThinking } from "./markdown.js";
 import { tokenElement } from "./tokens.js";
+import { changed } from "./tree.js";
 
 /** @typedef {import("./tree.js").Message} Message */
 
@@ -197,6 +198,7 @@ export class MessageView {
     const isMarkdown = viewOf(this.message) === "markdown";
     return button(this.message.pieces ? "Tokens" : "Plain text", () => {
       this.message.view = isMarkdown ? "tokens" : "markdown";
+      changed(this.message);
       this.draw();
       this.actions.lastElementChild.focus();
       this.act("changed", this.message);

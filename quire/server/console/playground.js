@@ -19,7 +19,8 @@ export class Playground {
   #conversations = new Conversations({
     onShow: (conversation) => this.#show(conversation),
     onDelete: (conversation) => this.#running?.conversation === conversation && this.stop(),
-    isBusy: (id) => this.#running?.conversation.id === id,
+    onRefresh: (conversation) => this.#transcript.show(conversation),
+    running: () => this.#running,
     settings: () => this.#controls.read(),
   });
   #running = null; // {conversation, message, abort}
@@ -145,10 +146,9 @@ export class Playground {
     const error = await run.follow(this.#stream(conversation, message, settings, continues, abort.signal));
     this.#running = null;
     this.#setRunning(false);
-    if (error?.status === 401) return this.onError(error);
-    if (error && !message.text) this.#giveBack(conversation, message);
     this.#keep(conversation);
-    return undefined;
+    if (error && !message.text) this.#giveBack(conversation, message);
+    if (error?.status === 401) this.onError(error);
   }
 
   #stream(conversation, message, settings, continues, signal) {
@@ -172,7 +172,10 @@ export class Playground {
         this.#keep(conversation);
       },
       update: () => view()?.update(),
-      meter: (text) => (byId("meter").textContent = text),
+      meter: (text) => {
+        const where = conversation === this.#current ? "" : `Answering in "${conversation.title}": `;
+        byId("meter").textContent = text && where + text;
+      },
     };
   }
 

@@ -1,6 +1,7 @@
 // One request: what comes in goes into its message, and how fast it came.
 
 import { TokenAligner, tokensOf } from "./tokens.js";
+import { changed } from "./tree.js";
 
 export class Run {
   #startedAt = performance.now();
@@ -21,6 +22,7 @@ export class Run {
     this.on = on;
     if (keepsTokens) message.pieces ??= message.text ? [{ text: message.text, tokens: [] }] : [];
     message.running = true;
+    changed(message);
     message.error = message.summary = message.warning = undefined;
   }
 
@@ -87,6 +89,7 @@ export class Run {
   #finish(reason, error) {
     this.#write(this.#aligner.end());
     this.message.running = false;
+    changed(this.message);
     this.message.summary = [this.#summary(), reason].filter(Boolean).join(" · ");
     this.message.error = error;
     this.on.meter("");

@@ -51,6 +51,28 @@ export async function keep(store, value) {
   else memory[store].set(value[KEYS[store]], value);
 }
 
+/**
+ * Keep a value together with what is kept under its key, in one transaction: two tabs never overwrite each other.
+ * @param {(kept: object) => void} merge Takes what is kept into the value.
+ */
+export async function keepMerged(store, value, merge) {
+  const opened = await open();
+  if (!opened) return keep(store, value);
+  const at = opened.transaction(store, "readwrite").objectStore(store);
+  return new Promise((resolve, reject) => {
+    const reading = at.get(value[KEYS[store]]);
+    reading.onerror = () => reject(reading.error);
+    reading.onsuccess = () => {
+      try {
+        if (reading.result) merge(reading.result);
+        done(at.put(value)).then(resolve, reject);
+      } catch (error) {
+        reject(error);
+      }
+    };
+  });
+}
+
 /** Forget a value. */
 export async function forget(store, key) {
   if (await open()) await within(store, "readwrite", (at) => at.delete(key));

@@ -16,6 +16,7 @@
  * @property {string} [warning]
  * @property {string} [view] "markdown" or "tokens", where the reader has chosen.
  * @property {boolean} [running]
+ * @property {number} [revision] Of several states of the message, the one with the highest counts.
  *
  * @typedef {object} Conversation
  * @property {string} id
@@ -23,6 +24,7 @@
  * @property {number} updatedAt Milliseconds since 1970.
  * @property {Message[]} messages In the order in which they were made.
  * @property {string|null} leaf
+ * @property {string[]} [gone] Ids of deleted messages: another tab may still have them.
  * @property {object} settings The fields of the settings form.
  */
 
@@ -89,9 +91,36 @@ export function remove(conversation, id) {
   const at = siblings.indexOf(message);
   const next = siblings[at - 1] ?? siblings[at + 1];
   conversation.messages = conversation.messages.filter((other) => !gone.has(other.id));
+  conversation.gone = [...(conversation.gone ?? []), ...gone];
   if (!gone.has(conversation.leaf)) return;
   if (next) choose(conversation, next.id);
   else conversation.leaf = message.parent;
+}
+
+/**
+ * Take over what another tab has made of the same conversation: its new messages, newer states of others, and what it
+ * has deleted. The message that is being written here stays as it is.
+ */
+export function merge(conversation, other, writing = null) {
+  const gone = new Set([...(conversation.gone ?? []), ...(other.gone ?? [])]);
+  for (const message of other.messages) {
+    const own = find(conversation, message.id);
+    if (!own) conversation.messages.push(message);
+    else if (own !== writing && isNewer(message, own)) Object.assign(own, message);
+  }
+  conversation.messages = conversation.messages.filter((message) => !gone.has(message.id));
+  conversation.gone = [...gone];
+  if (gone.has(conversation.leaf)) conversation.leaf = conversation.messages.at(-1)?.id ?? null;
+}
+
+/** Note that a message has changed, so that its state replaces those that other tabs have kept. */
+export function changed(message) {
+  message.revision = (message.revision ?? 0) + 1;
+}
+
+function isNewer(message, than) {
+  const [revision, other] = [message.revision ?? 0, than.revision ?? 0];
+  return revision > other || (revision === other && message.text.length > than.text.length);
 }
 
 function titleFrom(text) {
