@@ -651,6 +651,9 @@ def test_what_cannot_be_kept_is_said_and_the_answer_still_comes(server: Running,
     set_to(page, max_tokens=4)
     say(page, "hi")
     page.get_by_text("This conversation could not be kept (disk full).").wait_for()
+    page.add_init_script("IDBObjectStore.prototype.getAll = () => { throw new Error('damaged'); };")
+    page.reload()
+    page.get_by_text("The conversations in this browser could not be read (damaged).").wait_for()
     page.add_init_script("IDBFactory.prototype.open = () => { throw new Error('private'); };")
     page.reload()
     page.get_by_text("This browser lets pages keep nothing.").wait_for()
@@ -886,6 +889,12 @@ def test_code_can_be_copied(server: Running, page: Any) -> None:
     press(page, "Copy", 0)
     page.locator(".user").get_by_text("Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == "code"
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as on a page over plain HTTP
+    page.locator(".code-head button").click()
+    page.locator(".code-head").get_by_text("Copied").wait_for()
+    page.focus("#prompt")
+    page.keyboard.press("Control+V")
+    assert page.input_value("#prompt") == "let a = 1;\n"
 
 
 def test_the_api_docs_need_no_other_server_and_can_try_a_route(server: Running, page: Any) -> None:

@@ -36,8 +36,8 @@ async function unlock(models, capabilities) {
   byId("gate").hidden = true;
   byId("console").hidden = false;
   byId("forget").hidden = !byId("key").value;
-  byId("open-conversations").disabled = byId("open-side").disabled = false;
   await playground.open(capabilities);
+  byId("open-conversations").disabled = byId("open-side").disabled = false;
   live.start();
 }
 

@@ -73,7 +73,7 @@ export class Controls {
   }
 
   async #readPresets(chosen = "") {
-    this.#presets = await all("presets");
+    this.#presets = await all("presets").catch(() => []); // the list of conversations says what is wrong
     const options = this.#presets.map(({ name }) => new Option(name, name, false, name === chosen));
     byId("preset").replaceChildren(new Option("Choose a preset", ""), ...options);
     byId("preset-delete").disabled = !chosen;

@@ -42,7 +42,11 @@ export class Conversations {
   async open() {
     this.#isOpen = true;
     if (!(await isKept())) unkept("This browser lets pages keep nothing. Conversations last until you close the page.");
-    await this.#readList();
+    try {
+      await this.#readList();
+    } catch (error) {
+      unkept(`The conversations in this browser could not be read (${error.message}).`);
+    }
     if (this.#list.length) this.show(this.#list[0]);
     else this.startNew();
   }
