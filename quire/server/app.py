@@ -22,6 +22,7 @@ from quire.server import console
 from quire.server.api import admin, anthropic, chat, completions, responses
 from quire.server.api.errors import error_shape
 from quire.server.api.protocol.openai import Error
+from quire.server.console import docs
 from quire.server.http.errors import ApiError, ErrorShapes, as_api_error, error_response, route_of
 from quire.server.http.middleware import Authentication, Limits, RequestContext
 from quire.server.processes.peers import Peers
@@ -46,15 +47,16 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
     app = FastAPI(
         title="quire",
         version=__version__,
-        docs_url=None if hidden else "/docs",
-        redoc_url=None if hidden else "/redoc",
+        docs_url=None,  # FastAPI's pages load their scripts from elsewhere
+        redoc_url=None,
         openapi_url=None if hidden else "/openapi.json",
         redirect_slashes=False,
         lifespan=closing,
         telemetry={"auto_configure": False},  # no exporter that an environment variable could switch on
         responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
     )
-    routers = [*(routes(service) for routes in ROUTES), console.routes()]
+    pages = [console.routes()] if hidden else [console.routes(), docs.routes()]
+    routers = [*(routes(service) for routes in ROUTES), *pages]
     for router in routers:
         app.include_router(router)
     for kind in (HTTPException, RequestValidationError, QuireError, Exception):

@@ -77,7 +77,7 @@ def serve(options: ServeOptions, started_at: float) -> None:
         url = url_of(sock, tls=settings.ssl_certfile is not None)
 
         def on_ready() -> None:
-            log.info("serving on %s, ready in %.2f s", url, time.monotonic() - started_at)
+            log.info("serving on %s, ready in %.2f s%s", url, time.monotonic() - started_at, pages_of(url, settings))
 
         supervisor = CoreSupervisor(options.args, options.policy)  # loading overlaps with all that follows
         try:
@@ -136,6 +136,14 @@ def _serve_in_fronts(
     group.handle_signals(early.numbers)
     if not early.came:
         group.run()
+
+
+def pages_of(url: str, settings: ServerSettings) -> str:
+    """What there is for a browser; nothing where no browser can connect."""
+    if settings.uds is not None:
+        return ""
+    docs = "" if settings.disable_fastapi_docs else f", API docs: {url}/docs"
+    return f"; console: {url}/{docs}"
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

@@ -1,4 +1,7 @@
-// Two small pictures on canvas: a line of recent values, and a page map.
+// Two pictures on canvas: a line of recent values with axes, and the page map.
+
+const AXIS_PX = 34; // room for values at the left
+const TIMES_PX = 14; // room for times at the bottom
 
 function prepared(canvas) {
   const { width, height } = canvas.getBoundingClientRect();
@@ -10,28 +13,80 @@ function prepared(canvas) {
   return { context, width, height };
 }
 
-/** Draw values (null where there is none) from left to right, the newest at the right edge; 0 is the bottom. */
-export function drawSparkline(canvas, values, capacity) {
+/**
+ * Draw values (null where there is none) from left to right, the newest at the right edge; 0 is the bottom.
+ * @param {HTMLCanvasElement} canvas Its `color` draws the line, its `border-color` the grid, its `caret-color` the text.
+ * @param {(number|null)[]} values One for each second.
+ * @param {number} capacity Seconds that fit.
+ * @param {number|null} marked Which value to mark, counted from the newest.
+ */
+export function drawChart(canvas, values, capacity, marked = null) {
   const { context, width, height } = prepared(canvas);
-  const top = Math.max(...values.map((value) => value ?? 0)) || 1;
-  const x = (index) => width - 3 - ((values.length - 1 - index) * (width - 6)) / (capacity - 1);
-  const y = (value) => height - 2 - (value / top) * (height - 6);
-  context.strokeStyle = context.fillStyle = getComputedStyle(canvas).color;
+  const style = getComputedStyle(canvas);
+  const top = ceiling(Math.max(0, ...values.map((value) => value ?? 0)));
+  const bottom = height - TIMES_PX;
+  const x = (age) => width - 4 - (age * (width - 4 - AXIS_PX)) / (capacity - 1);
+  const y = (value) => bottom - (value / top) * (bottom - 8);
+  drawAxes(context, style, { top, x, y, capacity });
+  context.strokeStyle = context.fillStyle = style.color;
   context.lineWidth = 1.5;
   context.lineJoin = "round";
+  const at = (index) => x(values.length - 1 - index);
   for (const [first, last] of runsOf(values)) {
     context.beginPath();
-    for (let index = first; index <= last; index += 1) context.lineTo(x(index), y(values[index]));
+    for (let index = first; index <= last; index += 1) context.lineTo(at(index), y(values[index]));
     context.stroke();
-    context.lineTo(x(last), height);
-    context.lineTo(x(first), height);
+    context.lineTo(at(last), bottom);
+    context.lineTo(at(first), bottom);
     context.globalAlpha = 0.12;
     context.fill();
     context.globalAlpha = 1;
-    if (first === last) dot(context, x(first), y(values[first]), 1.5);
+    if (first === last) dot(context, at(first), y(values[first]), 1.5);
   }
-  const newest = values.at(-1);
-  if (newest !== null && newest !== undefined) dot(context, x(values.length - 1), y(newest), 2.5);
+  const shown = values.at(-1 - (marked ?? 0));
+  if (shown !== null && shown !== undefined) dot(context, x(marked ?? 0), y(shown), marked === null ? 2.5 : 4);
+}
+
+function drawAxes(context, style, { top, x, y, capacity }) {
+  context.font = `10px ${style.fontFamily}`;
+  context.lineWidth = 1;
+  context.fillStyle = style.caretColor;
+  context.strokeStyle = style.borderBottomColor;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (const value of [0, top / 2, top]) {
+    context.fillText(short(value), AXIS_PX - 5, y(value));
+    context.beginPath();
+    context.moveTo(x(capacity - 1), y(value));
+    context.lineTo(x(0), y(value));
+    context.stroke();
+  }
+  context.textBaseline = "bottom";
+  for (const [age, text, align] of [[capacity - 1, "2 min ago", "left"], [(capacity - 1) / 2, "1 min", "center"], [0, "now", "right"]]) {
+    context.textAlign = align;
+    context.fillText(text, x(age), y(0) + TIMES_PX);
+  }
+}
+
+/** Which value, counted from the newest, is drawn nearest to a place on the canvas. */
+export function ageAt(canvas, clientX, capacity) {
+  const { left, width } = canvas.getBoundingClientRect();
+  const share = (left + width - 4 - clientX) / (width - 4 - AXIS_PX);
+  return Math.max(0, Math.min(capacity - 1, Math.round(share * (capacity - 1))));
+}
+
+/** The smallest of 1, 2, 5, 10, 20 ... (and 0.1 ...) that is not below a value. */
+export function ceiling(value) {
+  if (value <= 0) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= value * 0.999999);
+}
+
+/** A number in few characters. */
+export function short(value) {
+  if (value >= 10_000) return `${(value / 1000).toFixed(0)}k`;
+  if (value >= 100 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");
+  return value.toFixed(value >= 10 ? 1 : 2);
 }
 
 /** [first, last] of each run of values without a gap. */
@@ -51,20 +106,36 @@ function dot(context, x, y, radius) {
   context.fill();
 }
 
-const CELL = 9;
+const GAP_PX = 1.5;
+const MAX_SQUARES = 320;
 
-/** Draw parts of a whole, each {count, color}, as squares of equal size. */
-export function drawPages(canvas, parts) {
+/** Draw parts of a whole, each {count, color}, as squares of equal size that fill the canvas. */
+export function drawPages(canvas, parts, size) {
   const { context, width, height } = prepared(canvas);
-  const columns = Math.max(1, Math.round(width / CELL));
-  const rows = Math.max(1, Math.round(height / CELL));
+  const rows = Math.max(1, Math.round(Math.sqrt((size * height) / width)));
+  const columns = Math.ceil(size / rows);
   const [across, down] = [width / columns, height / rows];
-  sharesOf(parts.map((part) => part.count), columns * rows).forEach((part, index) => {
+  sharesOf(parts.map((part) => part.count), size).forEach((part, index) => {
     context.fillStyle = parts[part].color;
     context.beginPath();
-    context.roundRect((index % columns) * across, Math.floor(index / columns) * down, across - 1.5, down - 1.5, 1.5);
+    const [column, row] = [index % columns, Math.floor(index / columns)];
+    context.roundRect(column * across, row * down, across - GAP_PX, down - GAP_PX, 1.5);
     context.fill();
   });
+}
+
+/**
+ * The part of the map to show: all blocks that hold something, rounded up to a power of two so that the scale stays while
+ * the cache fills; never more than there are.
+ * @param {number} held Blocks that hold something.
+ * @param {number} total
+ * @returns {{blocks: number, size: number, perSquare: number}} Blocks and squares shown, blocks in one square.
+ */
+export function zoomOf(held, total) {
+  const wanted = 2 ** Math.ceil(Math.log2(Math.max(64, held)));
+  const blocks = Math.min(total, wanted);
+  const perSquare = Math.max(1, Math.ceil(blocks / MAX_SQUARES));
+  return { blocks, size: Math.max(1, Math.ceil(blocks / perSquare)), perSquare };
 }
 
 /** Which part each of `size` squares belongs to. What exists at all gets a square. */

@@ -1,23 +1,45 @@
 // The engine as it is now, once a second: what /v1/stats says, and the difference to what it said before.
 
 import { get } from "./api.js";
-import { drawPages, drawSparkline } from "./charts.js";
+import { ageAt, drawChart, drawPages, short, zoomOf } from "./charts.js";
+import { byId, el } from "./dom.js";
 
 const PERIOD_MS = 1000;
 const CAPACITY = 120;
-const byId = (id) => document.getElementById(id);
 
+/** `value` gets two readings and the seconds between them; null where there is nothing to tell. */
 const CHARTS = [
-  { title: "Generated", unit: "tok/s", value: (now, before, seconds) => (now.num_generation_tokens - before.num_generation_tokens) / seconds },
-  { title: "Computed", unit: "tok/s", value: (now, before, seconds) => (now.num_computed_tokens - before.num_computed_tokens) / seconds },
-  { title: "First token", unit: "ms", value: (now, before) => mean(now, before, "first_token_time_s", "num_first_tokens") },
-  { title: "Step", unit: "ms", value: (now, before) => mean(now, before, "step_time_s", "num_steps") },
+  { title: "Generated", unit: "tok/s", help: "Tokens that the engine has written, per second, for all requests together.",
+    value: (now, before, seconds) => (now.num_generation_tokens - before.num_generation_tokens) / seconds },
+  { title: "Computed", unit: "tok/s", help: "Tokens that went through the model, per second: prompts and answers.",
+    value: (now, before, seconds) => (now.num_computed_tokens - before.num_computed_tokens) / seconds },
+  { title: "First token", unit: "ms", help: "From a request's arrival to its first token, on average.",
+    value: (now, before) => mean(now, before, "first_token_time_s", "num_first_tokens") },
+  { title: "Step", unit: "ms", help: "Time of one step, on average. In a step each running sequence gets a token or a part of its prompt.",
+    value: (now, before) => mean(now, before, "step_time_s", "num_steps") },
+  { title: "Queue", unit: "requests", help: "Requests that wait in the engine's queue.", value: (now) => now.num_waiting },
+  { title: "Cache hits", unit: "%", help: "Prompt tokens of new requests that were found in the cache.",
+    value: (now, before) => share(now, before, "prefix_cache_hits", "prefix_cache_queries") },
 ];
+
+/** What limits a step, in words. Names that are not here are shown as they are. */
+const LIMITS = {
+  arrivals: "nothing: all requests are in the batch",
+  "kv cache": "KV cache: too few free blocks for the next request",
+  max_num_seqs: "--max-num-seqs: no more sequences at once",
+  "token budget": "--max-num-batched-tokens: prompts wait for the next step",
+};
 
 /** Milliseconds for each of what was counted in between; null when there was none. */
 function mean(now, before, time, count) {
   const number = now[count] - before[count];
   return number > 0 ? ((now[time] - before[time]) * 1000) / number : null;
+}
+
+/** Percent of what was counted in between; null when there was none. */
+function share(now, before, part, whole) {
+  const number = now[whole] - before[whole];
+  return number > 0 ? ((now[part] - before[part]) * 100) / number : null;
 }
 
 /** What has grown most in between; null when nothing has. */
@@ -30,7 +52,7 @@ function mostOften(now, before) {
 /** The view of the engine. Tells `onState` the engine's state, or "unreachable", and `onError` what a request met. */
 export class LiveView {
   #before = null;
-  #charts = CHARTS.map((chart) => ({ ...chart, values: [], ...chartElements(chart) }));
+  #charts = CHARTS.map((chart) => new Chart(chart));
   #timer = null;
   #asking = false;
   #last = null;
@@ -83,15 +105,14 @@ export class LiveView {
     this.#last = stats;
     const isLater = before !== null && stats.num_steps >= before.stats.num_steps; // a new core counts from zero
     const seconds = isLater ? at - before.at : 0;
-    for (const chart of this.#charts) {
-      chart.values.push(isLater ? chart.value(stats, before.stats, seconds) : null);
-      if (chart.values.length > CAPACITY) chart.values.shift();
-    }
+    for (const chart of this.#charts) chart.push(isLater ? chart.value(stats, before.stats, seconds) : null);
     byId("running").textContent = whole(stats.num_running);
     byId("waiting").textContent = whole(stats.num_waiting);
     byId("busy").textContent = isLater ? percent(Math.min(1, (stats.step_time_s - before.stats.step_time_s) / seconds)) : "–";
-    byId("constraint").textContent = (isLater && mostOften(stats.constraint_steps, before.stats.constraint_steps)) || "–";
+    const limit = isLater && mostOften(stats.constraint_steps, before.stats.constraint_steps);
+    byId("constraint").textContent = limit ? LIMITS[limit] ?? limit : "nothing: the engine is idle";
     byId("preemptions").textContent = whole(stats.num_preemptions);
+    byId("generated").textContent = whole(stats.num_generation_tokens);
     byId("hits").textContent = stats.prefix_cache_queries ? percent(stats.prefix_cache_hits / stats.prefix_cache_queries) : "–";
     this.draw();
   }
@@ -99,43 +120,71 @@ export class LiveView {
   /** Draw what is known, for example because the theme has changed. */
   draw() {
     if (!byId("live").clientWidth) return; // hidden
-    for (const { canvas, reading, values, unit } of this.#charts) {
-      const newest = values.findLast((value) => value !== null);
-      reading.textContent = newest === undefined ? "–" : `${short(newest)} ${unit}`;
-      drawSparkline(canvas, values, CAPACITY);
-    }
+    for (const chart of this.#charts) chart.draw();
     if (this.#last) drawMap(this.#last);
   }
 }
 
+/** One chart: its values, and the value under the pointer. */
+class Chart {
+  #values = [];
+  #marked = null;
+  #reading = el("span");
+  #canvas = el("canvas", { role: "img" });
+
+  constructor({ title, unit, help, value }) {
+    Object.assign(this, { title, unit, value });
+    const term = el("button", { type: "button", className: "term" }, title);
+    term.dataset.help = help;
+    this.figure = el("figure", {}, el("figcaption", {}, term, this.#reading), this.#canvas);
+    this.#canvas.addEventListener("pointermove", (event) => this.#mark(ageAt(this.#canvas, event.clientX, CAPACITY)));
+    this.#canvas.addEventListener("pointerleave", () => this.#mark(null));
+  }
+
+  push(value) {
+    this.#values.push(value);
+    if (this.#values.length > CAPACITY) this.#values.shift();
+  }
+
+  draw() {
+    const said = this.#said();
+    this.#reading.textContent = said;
+    this.#canvas.setAttribute("aria-label", `${this.title}, last two minutes: ${said}, at most ${this.#text(Math.max(0, ...this.#values))}`);
+    drawChart(this.#canvas, this.#values, CAPACITY, this.#marked);
+  }
+
+  #mark(age) {
+    this.#marked = age;
+    this.draw();
+  }
+
+  #said() {
+    if (this.#marked === null) return this.#text(this.#values.findLast((value) => value !== null));
+    return `${this.#marked} s ago: ${this.#text(this.#values.at(-1 - this.#marked))}`;
+  }
+
+  #text(value) {
+    return value === undefined || value === null ? "–" : `${short(value)} ${this.unit}`;
+  }
+}
+
 function drawMap(stats) {
-  const used = stats.num_total_blocks - stats.num_free_blocks;
-  const counts = {
-    shared: stats.num_shared_blocks,
-    used: used - stats.num_shared_blocks,
-    cached: stats.num_cached_blocks,
-    empty: stats.num_free_blocks - stats.num_cached_blocks,
-  };
+  const { num_total_blocks: total, num_free_blocks: free, num_cached_blocks: cached, num_shared_blocks: shared } = stats;
+  const counts = { shared, used: total - free - shared, cached, empty: free - cached };
+  const held = total - counts.empty;
+  const { blocks, size, perSquare } = zoomOf(held, total);
   const parts = Object.entries(counts).map(([name, count]) => {
     byId(`pages-${name}`).textContent = whole(count);
     return { count, color: getComputedStyle(document.querySelector(`.swatch.${name}`)).backgroundColor };
   });
+  parts.at(-1).count = blocks - held; // the map shows the first `blocks` of the whole
   const said = Object.entries(counts).map(([name, count]) => `${count} ${name}`).join(", ");
-  byId("pages").setAttribute("aria-label", `KV cache, ${stats.num_total_blocks} blocks: ${said}`);
-  drawPages(byId("pages"), parts);
-}
-
-function chartElements({ title }) {
-  const figure = document.createElement("figure");
-  const caption = document.createElement("figcaption");
-  const reading = document.createElement("span");
-  const canvas = document.createElement("canvas");
-  canvas.setAttribute("aria-hidden", "true");
-  caption.append(title, reading);
-  figure.append(caption, canvas);
-  return { figure, reading, canvas };
+  byId("pages").setAttribute("aria-label", `KV cache, ${total} blocks: ${said}`);
+  byId("pages-share").textContent = `${whole(total - free)} of ${whole(total)} blocks in use (${percent((total - free) / total)})`;
+  const zoom = blocks < total ? `Shows ${whole(blocks)} of ${whole(total)} blocks; the others are empty.` : "Shows all blocks.";
+  byId("pages-scale").textContent = `${zoom} One square is ${perSquare === 1 ? "one block" : `${perSquare} blocks`}.`;
+  drawPages(byId("pages"), parts, size);
 }
 
 const whole = (value) => value.toLocaleString("en");
-const percent = (share) => `${Math.round(share * 100)} %`;
-const short = (value) => (value >= 100 || value === 0 ? whole(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2));
+const percent = (part) => `${Math.round(part * 100)} %`;

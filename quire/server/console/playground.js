@@ -1,37 +1,36 @@
-// The playground: one conversation, or one completion after the other, streamed, measured and stoppable.
+// The playground: sends what is typed, and does what the buttons of messages ask for. One request at a time.
 
 import { stream } from "./api.js";
-import { TokenAligner, showCandidatesWithin, tokenElement, tokensOf } from "./tokens.js";
+import { Controls } from "./controls.js";
+import { Conversations } from "./conversations.js";
+import { confirmThat } from "./dialogs.js";
+import { byId } from "./dom.js";
+import { chatBody, completionBody } from "./request.js";
+import { Run } from "./run.js";
+import { showCandidatesWithin } from "./tokens.js";
+import { Transcript } from "./transcript.js";
+import { add, choose, pathOf, remove, siblingsOf, subtreeOf } from "./tree.js";
 
-const byId = (id) => document.getElementById(id);
-const NUM_CANDIDATES = 5;
-
-/** Fields of a request that are numbers: name, label, and the default where the server does not tell it. */
-const NUMBERS = [
-  ["max_tokens", "Max tokens"],
-  ["temperature", "Temperature"],
-  ["top_p", "Top p"],
-  ["top_k", "Top k"],
-  ["min_p", "Min p"],
-  ["presence_penalty", "Presence penalty"],
-  ["frequency_penalty", "Frequency penalty"],
-  ["repetition_penalty", "Repetition penalty"],
-  ["seed", "Seed"],
-];
+const KEEP_EVERY_MS = 1000;
 
 export class Playground {
-  #controls = byId("controls");
-  #transcript = byId("transcript");
-  #messages = [];
-  #abort = null;
+  #controls = new Controls(() => this.#settingsChanged());
+  #transcript = new Transcript((name, message, detail) => this.#act(name, message, detail));
+  #conversations = new Conversations({
+    onShow: (conversation) => this.#show(conversation),
+    onDelete: (conversation) => this.#running?.conversation === conversation && this.stop(),
+    onRefresh: (conversation) => this.#transcript.show(conversation),
+    running: () => this.#running,
+    settings: () => this.#controls.read(),
+  });
+  #running = null; // {conversation, message, abort}
 
-  /** `onError` hears of errors that are not about one request, such as a key that is refused. */
+  /** @param {{onError: (error: Error) => void}} on Hears of errors that are not about one request: a refused key. */
   constructor({ onError }) {
     this.onError = onError;
-    byId("sampling").replaceChildren(...NUMBERS.map(numberField));
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
-      if (!this.#abort) this.#submit();
+      if (!this.#running) this.#submit();
     });
     byId("prompt").addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -39,285 +38,159 @@ export class Playground {
       byId("composer").requestSubmit();
     });
     byId("stop").addEventListener("click", () => this.stop());
-    byId("clear").addEventListener("click", () => this.clear());
-    this.#controls.addEventListener("submit", (event) => event.preventDefault());
-    this.#controls.addEventListener("reset", () => setTimeout(() => this.#setMode()));
-    for (const radio of this.#controls.elements.mode) {
-      radio.addEventListener("change", () => {
-        this.clear();
-        this.#setMode();
-      });
-    }
-    showCandidatesWithin(this.#transcript, byId("candidates"));
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && !event.defaultPrevented && !byId("ask").open) this.stop();
+    });
+    addEventListener("pagehide", () => this.#running && this.#keep(this.#running.conversation));
+    showCandidatesWithin(byId("transcript"), byId("candidates"));
   }
 
-  /** Show what the server can do and what it does when it is not told. */
-  configure({ chat, sampling_defaults: defaults }) {
-    for (const [name, value] of Object.entries(defaults)) this.#controls.elements[name].placeholder = value;
-    this.#controls.elements.seed.placeholder = "random";
-    const [chatChoice, completionChoice] = this.#controls.elements.mode;
-    chatChoice.disabled = !chat;
-    if (!chat) completionChoice.checked = true;
-    this.#setMode();
+  /** Show what the server can do, and the conversations of this browser. */
+  async open(capabilities) {
+    await this.#controls.configure(capabilities);
+    await this.#conversations.open();
+  }
+
+  /** Take everything off the screen. What the browser keeps stays. */
+  close() {
+    this.stop();
+    this.#transcript.clear();
+    this.#conversations.close();
+    byId("candidates").hidden = true;
+    byId("meter").textContent = byId("prompt").value = "";
   }
 
   /** Stop what runs: the connection closes, and the server drops the request. */
   stop() {
-    this.#abort?.abort();
+    this.#running?.abort.abort();
   }
 
-  /** Forget the conversation. */
-  clear() {
-    this.stop();
-    this.#messages = [];
-    this.#transcript.replaceChildren(byId("hint"));
+  get #current() {
+    return this.#conversations.current;
+  }
+
+  #show(conversation) {
+    if (conversation.messages.length) this.#controls.write(conversation.settings);
     byId("candidates").hidden = true;
-    byId("meter").textContent = "";
-  }
-
-  get #isChat() {
-    return this.#controls.elements.mode.value === "chat";
-  }
-
-  #setMode() {
-    const chat = this.#isChat;
-    document.body.dataset.mode = chat ? "chat" : "completion";
-    this.#controls.elements.max_tokens.placeholder = chat ? "all that fits" : "16";
-    byId("composer-label").textContent = chat ? "Message" : "Prompt";
-    byId("prompt").placeholder = chat ? "Ask something" : "Text to go on from";
-    byId("hint").textContent = chat
-      ? "A conversation with the model. Enter sends, Shift+Enter breaks the line."
-      : "The model goes on from your text. Enter sends, Shift+Enter breaks the line.";
-  }
-
-  async #submit() {
-    const prompt = byId("prompt").value;
-    if (!prompt) return;
-    const chat = this.#isChat;
-    const messages = this.#messages; // clear() begins another conversation, perhaps while this request runs
-    const entry = new Entry(this.#transcript, chat ? "model" : "completion");
-    if (chat) {
-      entry.before(prompt);
-      messages.push({ role: "user", content: prompt });
-      byId("prompt").value = "";
-    } else {
-      entry.quote(prompt);
-    }
-    this.#abort = new AbortController();
-    this.#setRunning(true);
-    const run = new Run(entry);
-    try {
-      const path = chat ? "v1/chat/completions" : "v1/completions";
-      await run.follow(stream(path, this.#body(prompt), this.#abort.signal));
-    } catch (error) {
-      if (error.name === "AbortError") run.finish("stopped");
-      else run.fail(error);
-      if (error.status === 401) this.onError(error);
-    }
-    if (chat) remember(messages, run);
-    if (chat && run.failed && !run.text) byId("prompt").value ||= prompt;
-    this.#abort = null;
-    this.#setRunning(false);
-  }
-
-  #setRunning(running) {
-    byId("send").disabled = running;
-    byId("stop").disabled = !running;
-    this.#transcript.setAttribute("aria-busy", running);
+    this.#transcript.show(conversation);
+    this.#transcript.toEnd();
     byId("prompt").focus();
   }
 
-  #body(prompt) {
-    const fields = this.#controls.elements;
-    const chat = this.#isChat;
-    const body = { model: byId("model").value, stream: true };
-    body.stream_options = { include_usage: true, continuous_usage_stats: true };
-    if (chat) {
-      const system = fields.system.value;
-      body.messages = system ? [{ role: "system", content: system }, ...this.#messages] : this.#messages;
-    } else {
-      body.prompt = prompt;
+  #settingsChanged() {
+    this.#current.settings = this.#controls.read();
+    if (this.#current.messages.length) this.#keep(this.#current);
+  }
+
+  #keep(conversation) {
+    this.#conversations.keep(conversation);
+  }
+
+  #submit() {
+    const prompt = byId("prompt").value;
+    if (!prompt) return;
+    const chat = this.#controls.isChat;
+    if (chat) byId("prompt").value = "";
+    this.#ask(prompt, this.#current.leaf, chat);
+  }
+
+  /** Put a question, or a prompt, below `parent` and have it answered. */
+  #ask(text, parent, chat) {
+    const conversation = this.#current;
+    if (!chat) return this.#answer(conversation, add(conversation, { role: "completion", prompt: text }, parent));
+    const question = add(conversation, { role: "user", text }, parent);
+    return this.#answer(conversation, add(conversation, { role: "assistant" }, question.id));
+  }
+
+  #act(name, message, detail) {
+    const conversation = this.#current;
+    if (name === "changed") return this.#keep(conversation);
+    if (name === "sibling") return this.#showSibling(conversation, message, detail);
+    if (name === "delete") return this.#delete(conversation, message);
+    if (this.#running) return undefined;
+    if (name === "edit") return this.#ask(detail, message.parent, message.role === "user");
+    if (name === "continue") return this.#answer(conversation, message, true);
+    const fields = message.role === "completion" ? { role: "completion", prompt: message.prompt } : { role: "assistant" };
+    return this.#answer(conversation, add(conversation, fields, message.parent));
+  }
+
+  #showSibling(conversation, message, by) {
+    const siblings = siblingsOf(conversation, message);
+    choose(conversation, siblings[siblings.indexOf(message) + by].id);
+    this.#transcript.show(conversation);
+    this.#keep(conversation);
+  }
+
+  async #delete(conversation, message) {
+    const ids = subtreeOf(conversation, message.id);
+    if (ids.size > 1 && !(await confirmThat(`Delete this message and the ${ids.size - 1} below it?`, "Delete"))) return;
+    if (this.#running?.conversation === conversation && ids.has(this.#running.message.id)) this.stop();
+    remove(conversation, message.id);
+    if (conversation === this.#current) this.#transcript.show(conversation);
+    this.#keep(conversation);
+    byId("prompt").focus();
+  }
+
+  /** Have a message written by the model: an answer to the path above it, or more of its own text. */
+  async #answer(conversation, message, continues = false) {
+    const settings = (conversation.settings = this.#controls.read());
+    const abort = new AbortController();
+    const run = new Run(message, settings.logprobs, this.#listener(conversation, message));
+    this.#running = { conversation, message, abort };
+    this.#transcript.show(conversation);
+    this.#transcript.viewOf(message.id)?.draw();
+    this.#transcript.toEnd();
+    this.#setRunning(true);
+    this.#conversations.touch(conversation);
+    this.#keep(conversation);
+    const error = await run.follow(this.#stream(conversation, message, settings, continues, abort.signal));
+    this.#running = null;
+    this.#setRunning(false);
+    this.#keep(conversation);
+    if (error && !message.text) this.#giveBack(conversation, message);
+    if (error?.status === 401) this.onError(error);
+  }
+
+  #stream(conversation, message, settings, continues, signal) {
+    const model = byId("model").value;
+    if (message.role === "completion") {
+      return stream("v1/completions", completionBody(model, settings, message.prompt + message.text), signal);
     }
-    for (const [name] of NUMBERS) {
-      const text = fields[name].value.trim();
-      if (text) body[name] = Number.isFinite(Number(text)) ? Number(text) : text; // what is no number is the server's to refuse
-    }
-    const stops = fields.stop.value.split("\n").filter(Boolean);
-    if (stops.length) body.stop = stops.map((line) => line.replaceAll("\\n", "\n"));
-    if (fields.logprobs.checked) {
-      Object.assign(body, chat ? { logprobs: true, top_logprobs: NUM_CANDIDATES } : { logprobs: NUM_CANDIDATES });
-    }
-    return body;
-  }
-}
-
-/** What was said becomes part of the conversation; a message that got no answer does not. */
-function remember(messages, run) {
-  if (run.text) messages.push({ role: "assistant", content: run.text });
-  else messages.pop();
-}
-
-/** One request: its text, and how fast it came. */
-class Run {
-  text = "";
-  failed = false;
-  #startedAt = performance.now();
-  #firstAt = null;
-  #lastAt = null;
-  #numAtFirst = 0;
-  #usage = null;
-  #reason = "";
-  #aligner = new TokenAligner();
-
-  constructor(entry) {
-    this.entry = entry;
+    const path = pathOf(conversation, continues ? message.id : message.parent);
+    return stream("v1/chat/completions", chatBody(model, settings, path, continues), signal);
   }
 
-  async follow(events) {
-    for await (const event of events) this.#take(event);
-    this.finish(this.#reason);
+  /** What a run tells goes to the screen if its message is there, and into the browser's store now and then. */
+  #listener(conversation, message) {
+    const view = () => this.#transcript.viewOf(message.id);
+    let keptAt = performance.now();
+    return {
+      write: (pieces) => {
+        view()?.write(pieces);
+        if (performance.now() - keptAt < KEEP_EVERY_MS) return;
+        keptAt = performance.now();
+        this.#keep(conversation);
+      },
+      update: () => view()?.update(),
+      meter: (text) => {
+        const where = conversation === this.#current ? "" : `Answering in "${conversation.title}": `;
+        byId("meter").textContent = text && where + text;
+      },
+    };
   }
 
-  #take({ choices, usage, warnings }) {
-    if (warnings) this.entry.note(warnings.join("\n"));
-    if (usage) this.#count(usage);
-    for (const choice of choices) {
-      const text = choice.text ?? choice.delta?.content ?? "";
-      const tokens = tokensOf(choice.logprobs);
-      this.text += text;
-      if (tokens.length) this.entry.write(this.#aligner.push(text, tokens));
-      else if (text) this.entry.write(this.#aligner.push(text, []));
-      this.#reason = choice.finish_reason ?? this.#reason;
-    }
-    byId("meter").textContent = this.#summary();
+  /** A question that got no answer can be sent again from where it was typed. */
+  #giveBack(conversation, message) {
+    const question = conversation.messages.find(({ id }) => id === message.parent);
+    if (conversation === this.#current && message.role === "assistant" && question) byId("prompt").value ||= question.text;
   }
 
-  #count(usage) {
-    if (usage.completion_tokens > (this.#usage?.completion_tokens ?? 0)) {
-      this.#lastAt = performance.now();
-      if (this.#firstAt === null) [this.#firstAt, this.#numAtFirst] = [this.#lastAt, usage.completion_tokens];
-    }
-    this.#usage = usage;
+  #setRunning(running) {
+    const { activeElement } = document;
+    byId("send").hidden = running;
+    byId("stop").hidden = !running;
+    this.#transcript.busy = running;
+    byId("said").textContent = running ? "The model is answering." : "The answer is complete.";
+    if (!activeElement || activeElement === document.body || activeElement.closest("#composer, .actions, .edit")) byId("prompt").focus();
   }
-
-  finish(reason) {
-    this.entry.write(this.#aligner.end());
-    byId("meter").textContent = "";
-    this.entry.close([this.#summary(), reason].filter(Boolean).join(" · "));
-  }
-
-  fail(error) {
-    this.failed = true;
-    this.finish("");
-    const code = [error.status, error.code].filter(Boolean).join(" ");
-    const text = error instanceof TypeError ? "The server cannot be reached." : error.message;
-    this.entry.error(code ? `${text} (${code})` : text);
-  }
-
-  #summary() {
-    if (this.#firstAt === null) return "";
-    const { prompt_tokens, completion_tokens, prompt_tokens_details } = this.#usage;
-    const cached = prompt_tokens_details?.cached_tokens;
-    const parts = [`${prompt_tokens} → ${completion_tokens} tokens`];
-    if (cached) parts[0] = `${prompt_tokens} (${cached} cached) → ${completion_tokens} tokens`;
-    parts.push(`first after ${(this.#firstAt - this.#startedAt).toFixed(0)} ms`);
-    const seconds = (this.#lastAt - this.#firstAt) / 1000;
-    if (seconds > 0) parts.push(`${((completion_tokens - this.#numAtFirst) / seconds).toFixed(0)} tok/s`);
-    return parts.join(" · ");
-  }
-}
-
-/** A request's place in the transcript. All that models and servers say goes in as text. */
-class Entry {
-  #pending = [];
-  #frame = 0;
-
-  constructor(transcript, kind) {
-    this.transcript = transcript;
-    this.element = document.createElement("article");
-    this.element.className = kind;
-    this.output = document.createElement("div");
-    this.output.className = "output";
-    this.element.append(this.output);
-    transcript.append(this.element);
-    this.#scroll(true);
-  }
-
-  /** The reader's own message, before the answer. */
-  before(text) {
-    const message = document.createElement("article");
-    message.className = "user";
-    message.textContent = text;
-    this.element.before(message);
-    this.#scroll(true);
-  }
-
-  /** The prompt that the output goes on from. */
-  quote(text) {
-    const quote = document.createElement("span");
-    quote.className = "quote";
-    quote.textContent = text;
-    this.output.append(quote);
-  }
-
-  /** Add pieces of text, with the next frame of the screen. */
-  write(pieces) {
-    this.#pending.push(...pieces);
-    if (pieces.length && !this.#frame) this.#frame = requestAnimationFrame(() => this.#flush());
-  }
-
-  /** Say under the output how it went. */
-  close(summary) {
-    this.#flush();
-    if (summary) this.#line("p", "quiet summary", summary);
-    if (!this.output.hasChildNodes()) this.output.remove();
-  }
-
-  error(text) {
-    this.#line("p", "error", text).setAttribute("role", "alert");
-  }
-
-  note(text) {
-    this.#line("p", "quiet warning", text);
-  }
-
-  #line(tag, className, text) {
-    const line = document.createElement(tag);
-    line.className = className;
-    line.textContent = text;
-    this.element.append(line);
-    this.#scroll();
-    return line;
-  }
-
-  #flush() {
-    cancelAnimationFrame(this.#frame);
-    this.#frame = 0;
-    const follows = this.#isAtEnd();
-    for (const piece of this.#pending) {
-      const last = this.output.lastChild;
-      if (piece.tokens.length) this.output.append(tokenElement(piece));
-      else if (last?.nodeType === Node.TEXT_NODE) last.appendData(piece.text);
-      else this.output.append(piece.text);
-    }
-    this.#pending = [];
-    this.#scroll(follows);
-  }
-
-  #isAtEnd() {
-    const { scrollTop, scrollHeight, clientHeight } = this.transcript;
-    return scrollHeight - scrollTop - clientHeight < 48;
-  }
-
-  #scroll(follows = this.#isAtEnd()) {
-    if (follows) this.transcript.scrollTop = this.transcript.scrollHeight;
-  }
-}
-
-function numberField([name, title]) {
-  const label = document.createElement("label");
-  const input = document.createElement("input");
-  Object.assign(input, { name, inputMode: "decimal", autocomplete: "off", spellcheck: false });
-  label.append(title, input);
-  return label;
 }

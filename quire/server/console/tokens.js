@@ -1,5 +1,7 @@
 // Tokens with their probabilities: cutting streamed text into them, colouring them, showing their alternatives.
 
+import { onEscape, place } from "./help.js";
+
 /** The tokens of a streamed choice with their candidates, from either of the two forms of logprobs. */
 export function tokensOf(logprobs) {
   if (!logprobs) return [];
@@ -91,8 +93,9 @@ export function showCandidatesWithin(area, popup) {
   area.addEventListener("scroll", hide);
   area.addEventListener("focusin", (event) => show(event.target));
   area.addEventListener("focusout", hide);
+  onEscape(popup, hide);
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") return hide();
+    if (event.target.closest("button, textarea, pre, summary")) return; // they use the keys themselves
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const tokens = [...area.querySelectorAll(".token")];
     if (!step || !tokens.length) return;
@@ -124,12 +127,4 @@ function candidateTable(token) {
 /** A token as people can see it. */
 export function visible(text) {
   return text.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "(empty)";
-}
-
-function place(popup, box) {
-  const { width, height } = popup.getBoundingClientRect();
-  const left = Math.max(8, Math.min(box.left, innerWidth - width - 8));
-  const above = box.top - height - 6;
-  popup.style.left = `${left}px`;
-  popup.style.top = `${above >= 8 ? above : box.bottom + 6}px`;
 }

@@ -42,6 +42,7 @@ def main() -> None:
     except QuireError as error:
         name, fields = error.as_wire()
         link.tell(FrontFailed(name=name, fields=fields))  # the parent says it, once
+        link.flush()
         os._exit(2)
     os._exit(0)
 

@@ -174,6 +174,10 @@ class ParentLink:
         with contextlib.suppress(OSError):  # it is gone, and this process goes with it
             self._socket.send(message)
 
+    def flush(self) -> None:
+        """Wait until the parent has been told everything."""
+        self._socket.flush()
+
     def close(self) -> None:
         """Nothing to let go: the core is the parent's."""
 

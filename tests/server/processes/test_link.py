@@ -15,6 +15,7 @@ from quire import EngineArgs
 from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.core_startup import create_config
+from quire.engine.identity import identity_of
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.supervisor import CoreStarting, CoreUp
 from quire.observability.prometheus import Metrics
@@ -79,7 +80,7 @@ def test_a_front_frozen_while_long_messages_are_sent_from_two_threads_loses_none
         for number in range(30):
             front.hear(CoreStarting(stage=f"stage {number}"))
             front.hear(CoreConfigured(config=config))
-        front.hear(CoreUp(theirs))
+        front.hear(CoreUp(theirs, identity_of(config, weights="")))
 
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=supervise)
