@@ -30,7 +30,7 @@ HELP = "/new starts over, /stats shows numbers, /exit or Ctrl-D ends"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand."""
-    parser.add_argument("--system-prompt", metavar="TEXT", help="instructions that come before the conversation")
+    add_display_flags(parser)
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask one question and leave")
     parser.add_argument("--stats", action="store_true", help="say how many tokens and how fast after each answer")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the start-up log")
@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
+
+
+def add_display_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that `run` takes, too, for the chat that it opens."""
+    parser.add_argument("--system-prompt", metavar="TEXT", help="instructions that come before a conversation")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,6 +56,14 @@ def run(args: argparse.Namespace) -> int:
         return _converse(args, *_served(args))
     if args.api_key is not None:
         raise ConfigError("--api-key has no effect without --url")
+    return run_in_process(args)
+
+
+def run_in_process(args: argparse.Namespace) -> int:
+    """The chat with a model that this process loads.
+
+    Raises: QuireError when the engine cannot start.
+    """
     from quire.llm import LLM
 
     with LLM.from_engine_args(from_namespace(args)) as llm:
@@ -59,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _converse(args: argparse.Namespace, model: str, answer: Answerer) -> int:
     conversation = Conversation(answer, args)
-    if args.quick is not None:
+    if vars(args).get("quick") is not None:
         return conversation.ask(args.quick)
     interactive = sys.stdin.isatty()
     if interactive:

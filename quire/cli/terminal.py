@@ -73,14 +73,19 @@ def read_line(interactive: bool) -> str | None:
         return None
 
 
-def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams, echo: str = "") -> Answer:
+def stream(
+    engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams, echo: str = "", title: str = ""
+) -> Answer:
     """Run one request and print its text as it comes, after `echo`; Ctrl-C ends the answer, not the program.
+    `title` goes to standard error once the request is accepted.
 
     Raises: RequestError.
     """
     answer = Answer()
     started_at = time.perf_counter()
     engine.add_request(request_id, prompt, params)
+    if title:
+        print(title, file=sys.stderr, flush=True)
     sys.stdout.write(echo)
     sys.stdout.flush()
     try:

@@ -29,7 +29,10 @@ class EngineArgs:
     """
 
     model: str | None = knob(
-        None, f"Directory or hub id (org/name) of the model; {EMBEDDED}, the embedded one, when left out."
+        None,
+        f"Directory, hub id (org/name) or short name (qwen3:0.6b) of the model; {EMBEDDED}, the embedded one, when "
+        "left out.",
+        short="-m",
     )
     tokenizer: str | None = knob(None, "Directory or hub id of the tokenizer; the model's own when left out.")
     revision: str | None = knob(None, "Branch, tag or commit of the hub repository.")
@@ -38,7 +41,9 @@ class EngineArgs:
         "Type of weights and activations; auto takes the checkpoint's.",
         choices=("auto", "float32", "float", "bfloat16", "float16", "half"),
     )
-    max_model_len: int | None = knob(None, "Longest context in tokens; as the model says when left out.", least=2)
+    max_model_len: int | None = knob(
+        None, "Longest context in tokens; as the model says when left out.", short="-c", least=2
+    )
     quantization: str | None = knob(
         None, "Round the weights to integers while they are read; no calibration.", choices=("int8", "int4")
     )

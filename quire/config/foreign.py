@@ -146,6 +146,13 @@ SERVER: Mapping[str, Foreign] = {
 """Flags of `quire serve` alone."""
 
 
+SHORT_MEANINGS = {
+    "-n": " Here -n is vLLM's --nnodes. The length of an answer is set by --max-tokens (-n) of `quire run`, or by each "
+    "request to a server."
+}
+"""What is added about short flags that mean something else in llama.cpp."""
+
+
 class _Noted(argparse.Action):
     """A flag that changes nothing, or is refused."""
 
@@ -162,7 +169,8 @@ class _Noted(argparse.Action):
         taken = option.takes(not name.startswith("--no-")) if option.is_switch else option.takes_words(values)
         if not taken:
             words = "" if option.is_switch else "".join(f" {word[:100]}" for word in values[:1])
-            parser.error(f"{name}{words} {option.refusal}")
+            meaning = SHORT_MEANINGS.get(name, "")
+            parser.error(f"{name}{words} {option.refusal}{meaning}")
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser, options: Mapping[str, Foreign]) -> None:
@@ -172,6 +180,6 @@ def add_foreign_flags(parser: argparse.ArgumentParser, options: Mapping[str, For
         flags = [f"--{flag}"]
         if option.is_switch:
             flags.append(f"--no-{flag}")
-        if option.short is not None:
+        if option.short is not None and option.short not in parser._option_string_actions:
             flags.append(option.short)
         parser.add_argument(*flags, action=_Noted, option=option)

@@ -30,12 +30,15 @@ def knob(
     *,
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
+    short: str | None = None,
     least: int | None = None,
     most: int = 2**63 - 1,
     is_secret: bool = False,
 ) -> Any:
-    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers. No message shows a secret."""
-    metadata = {"help": help, "choices": choices, "aliases": aliases, "least": least, "most": most}
+    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers. `short` is a
+    flag of one letter. No message shows a secret."""
+    metadata: dict[str, Any] = {"help": help, "choices": choices, "aliases": aliases, "short": short}
+    metadata.update(least=least, most=most)
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata, repr=not is_secret)
@@ -151,6 +154,8 @@ def add_knob_flags(parser: argparse.ArgumentParser, cls: Any, title: str, skip: 
         if option.name in skip:
             continue
         flags = ["--" + name.replace("_", "-") for name in (option.name, *option.metadata["aliases"])]
+        if option.metadata["short"] is not None:
+            flags.insert(0, option.metadata["short"])
         default = {} if option.default is dataclasses.MISSING else option.default
         help_text = option.metadata["help"] + ("" if default in (None, {}, ()) else f" (default: {default})")
         kind = _parser_of(hints[option.name])
