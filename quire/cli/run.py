@@ -15,8 +15,8 @@ from quire.log import set_default_level
 
 DEFAULT_MAX_TOKENS = 128
 RULE = """\
-With two words the first is the model and the second is the prompt. With one word it is the model if it is a directory or
-a path, a short name (qwen3:0.6b), quire-tiny, or of the form org/name. Any other word is a prompt for the embedded
+With two words the first is the model and the second is the prompt. With one word it is the model if it is a directory
+or a path, a short name (qwen3:0.6b), quire-tiny, or of the form org/name. Any other word is a prompt for the embedded
 model. With --model every word is the prompt. Without a prompt, standard input is the prompt; on a terminal a model that
 was named opens a chat."""
 

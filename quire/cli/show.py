@@ -80,7 +80,7 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
         "context": f"{arch.max_position_embeddings} tokens",
         "checkpoint dtype": arch.dtype,
         "vocabulary": f"{arch.vocab_size} tokens",
-        "layers": f"{arch.num_layers} of width {arch.hidden_size}, {arch.num_heads} heads, {arch.num_kv_heads} KV heads",
+        "layers": f"{arch.num_layers} of width {arch.hidden_size}, {arch.num_heads} ({arch.num_kv_heads} KV) heads",
         "here": here,
         "memory plan": {name: gib(size) for name, size in memory.items()},
     }

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from quire.outputs import RequestOutput
 
 
+Write = Callable[[str], None]
+"""Shows a piece of an answer."""
+
+
 @dataclass(slots=True)
 class Answer:
     """One streamed answer. Times in seconds."""
@@ -73,10 +77,23 @@ def read_line(interactive: bool) -> str | None:
         return None
 
 
+def write_plain(text: str) -> None:
+    """Print a piece of an answer at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def stream(
-    engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams, echo: str = "", title: str = ""
+    engine: LLMEngine,
+    request_id: str,
+    prompt: PromptType,
+    params: SamplingParams,
+    *,
+    echo: str = "",
+    title: str = "",
+    write: Write = write_plain,
 ) -> Answer:
-    """Run one request and print its text as it comes, after `echo`; Ctrl-C ends the answer, not the program.
+    """Run one request and `write` its text as it comes, after `echo`; Ctrl-C ends the answer, not the program.
     `title` goes to standard error once the request is accepted.
 
     Raises: RequestError.
@@ -86,13 +103,12 @@ def stream(
     engine.add_request(request_id, prompt, params)
     if title:
         print(title, file=sys.stderr, flush=True)
-    sys.stdout.write(echo)
-    sys.stdout.flush()
+    write(echo)
     try:
         with interruptible():
             while engine.has_unfinished_requests():
                 for output in engine.step():
-                    _take(output, answer, started_at)
+                    _take(output, answer, started_at, write)
     except KeyboardInterrupt:
         engine.abort_request(request_id)
         answer.finish_reason = "abort"
@@ -100,7 +116,7 @@ def stream(
     return answer
 
 
-def _take(output: RequestOutput, answer: Answer, started_at: float) -> None:
+def _take(output: RequestOutput, answer: Answer, started_at: float, write: Write) -> None:
     """Print what is new in one output."""
     completion = output.outputs[0]
     answer.first_token_s = answer.first_token_s or time.perf_counter() - started_at
@@ -108,7 +124,6 @@ def _take(output: RequestOutput, answer: Answer, started_at: float) -> None:
     answer.num_prompt_tokens = len(output.prompt_token_ids)
     answer.num_output_tokens += len(completion.token_ids)
     answer.finish_reason = completion.finish_reason
-    sys.stdout.write(completion.text)
-    sys.stdout.flush()
+    write(completion.text)
     if output.finished and completion.finish_reason == "error":
         print(f"\nquire: {' '.join(output.warnings)}", file=sys.stderr)

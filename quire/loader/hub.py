@@ -227,9 +227,9 @@ def _failure(error: Exception, repository: str, revision: str | None) -> ModelNo
     if "RevisionNotFoundError" in kinds:
         return ModelNotFound(f"{name} has no revision {revision!r}. Give a branch, a tag or a whole commit id.")
     if "RepositoryNotFoundError" in kinds or status in (401, 404):
-        known = list(short_names().values())
+        hint = nearest(repository, list(short_names().values()))
         return ModelNotFound(
-            f"no directory {repository!r}, and {name}{at} is not on the hub, or is private{nearest(repository, known)}. "
+            f"no directory {repository!r}, and {name}{at} is not on the hub, or is private{hint}. "
             "Check the name; for a private one set HF_TOKEN."
         )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
