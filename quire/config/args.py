@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.config import foreign
-from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
+from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs, short_repr, signature_of
 from quire.errors import ConfigError, shown
 from quire.utils.lazy import nearest
 
@@ -21,7 +21,7 @@ EMBEDDED = "quire-tiny"
 """Name of the embedded model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EngineArgs:
     """What can be said about an engine. Names follow vLLM's where the idea is the same.
 
@@ -103,6 +103,10 @@ class EngineArgs:
             if len(given) > 1:
                 raise ConfigError(f"options {' and '.join(given)} contradict each other; give one of them")
 
+    def __repr__(self) -> str:
+        """Only what differs from the defaults."""
+        return short_repr(self)
+
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineArgs:
         """Build from keywords; aliases are understood.
@@ -121,6 +125,8 @@ class EngineArgs:
             given[names[key]] = value
         return cls(**given)
 
+
+EngineArgs.__signature__ = signature_of(EngineArgs)  # type: ignore[attr-defined]
 
 CONTRADICTIONS = (
     ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -42,6 +43,23 @@ def knob(
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata, repr=not is_secret)
+
+
+def short_repr(value: Any) -> str:
+    """A dataclass as the call that makes it: only fields that differ from their defaults, and no secrets."""
+    changed = []
+    for option in dataclasses.fields(value):
+        factory: Any = option.default_factory
+        default = option.default if factory is dataclasses.MISSING else factory()
+        if option.repr and getattr(value, option.name) != default:
+            changed.append(f"{option.name}={getattr(value, option.name)!r}")
+    return f"{type(value).__name__}({', '.join(changed)})"
+
+
+def signature_of(cls: Any) -> inspect.Signature:
+    """What a dataclass takes, for the help of editors and notebooks; its `__new__` would hide it."""
+    signature = inspect.signature(cls.__init__)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def read_knobs(knobs: Any) -> None:
