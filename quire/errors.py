@@ -169,6 +169,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 request, 2 requests."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _tree(root: type[QuireError]) -> dict[str, type[QuireError]]:
     classes = {root.__name__: root}
     for child in root.__subclasses__():

@@ -17,7 +17,7 @@ from quire.config.options import EngineOptions
 from quire.engine.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.receipt import Receipt, Transcript, receipt_of
-from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, shown
+from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, counted, shown
 from quire.inputs import ChatMessage, PromptType, TokensPrompt
 from quire.log import get_logger
 from quire.observability.progress import generate_progress
@@ -147,12 +147,6 @@ class LLM:
         """
         _check_bool(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
         template = self._template(chat_template, with_tools=bool(tools))
-        if tools and "tools" not in template.names:
-            raise UnsupportedFeature(
-                "tools: the chat template of this model does not read them, so the model would never see them. Use a "
-                "model made for tools, or give a chat_template that does.",
-                parameter="tools",
-            )
         kwargs = checked_template_kwargs(chat_template_kwargs)
         for name in kwargs.keys() - template.names:
             log.warning("chat_template_kwargs: the template does not read %r; it has no effect", name)
@@ -165,6 +159,12 @@ class LLM:
             tools=tools,
             **kwargs,
         )
+        if tools and "tools" not in template.names:
+            raise UnsupportedFeature(
+                "tools: the chat template of this model does not read them, so the model would never see them. Use a "
+                "model made for tools, or give a chat_template that does.",
+                parameter="tools",
+            )
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def receipt(
@@ -248,7 +248,9 @@ class LLM:
         for index, request_id in enumerate(request_ids):
             if any(completion.finish_reason == "error" for completion in done[request_id].outputs):
                 log.error("prompt %d failed: %s", index, " ".join(done[request_id].warnings))
-        return [done[request_id] for request_id in request_ids]
+        outputs = [done[request_id] for request_id in request_ids]
+        _log_warnings(outputs)
+        return outputs
 
     def _drain(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -261,6 +263,15 @@ class LLM:
                     num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                     progress(len(done), num_prompt_tokens, num_output_tokens)
         return done
+
+
+def _log_warnings(outputs: Sequence[RequestOutput]) -> None:
+    """One line for the warnings of all outputs; those of failed ones were logged as errors."""
+    good = [output for output in outputs if all(each.finish_reason != "error" for each in output.outputs)]
+    texts = list(dict.fromkeys(text for output in good for text in output.warnings))
+    if texts:
+        more = f" (and {counted(len(texts) - 1, 'more warning')}; see RequestOutput.warnings)" if texts[1:] else ""
+        log.warning("%s%s", texts[0], more)
 
 
 def _public_names() -> list[str]:

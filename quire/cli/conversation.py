@@ -11,7 +11,7 @@ from typing import Any
 from quire.cli.markdown import create_display
 from quire.cli.output import reason_of, write_json
 from quire.cli.terminal import Answer, Write
-from quire.errors import RequestError
+from quire.errors import RequestError, counted
 from quire.inputs import ChatMessage
 from quire.sampling_params import SamplingParams
 from quire.utils.lazy import nearest
@@ -155,7 +155,7 @@ class Conversation:
         }
         try:
             write_json(Path(name or ".").expanduser(), saved)
-            _say(f"{_count(len(self.turns), 'message')} written to {name}")
+            _say(f"{counted(len(self.turns), 'message')} written to {name}")
         except OSError as error:
             _say(f"{name or 'no file given'}: {reason_of(error)}")
 
@@ -173,7 +173,7 @@ class Conversation:
             _say(f"{name} holds no conversation that /save wrote; nothing was changed")
         else:
             self.turns, self.system_prompt, self.settings = turns, system, settings
-            _say(f"{_count(len(turns), 'message')} read from {name}")
+            _say(f"{counted(len(turns), 'message')} read from {name}")
 
     def _do_regenerate(self, _: str) -> None:
         if not self.turns:
@@ -197,10 +197,6 @@ def _message(turn: Mapping[str, Any]) -> ChatMessage:
 def _words() -> list[str]:
     """Every command as a word, with the space that ends it."""
     return [f"{name.partition(' ')[0]} " for name in COMMANDS]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _say(text: str) -> None:

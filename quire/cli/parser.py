@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but flags that are left over are an error of the subcommand that does not know them."""
-        for word in args or ():
+        for word in args or () if self._subparsers is None else ():
             if word in COMMON_SHORT_FLAGS and len(word) > 2 and word not in self._option_string_actions:
                 self._refuse(word)  # else argparse takes -ngl for -n with the value "gl"
             if word == "--":

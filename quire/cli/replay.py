@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
-from quire.errors import ConfigError, InvalidParameter
+from quire.errors import ConfigError, InvalidParameter, counted
 from quire.loader.names import has_short_form
 from quire.log import set_default_level
 
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
             for completion in output.outputs:
                 print(completion.text)
         verdict = "identical" if difference is None else f"DIFFERENT at {difference}"
-        print(f"prompt {number}: {verdict} ({len(output.outputs)} completions, {num_tokens} tokens)")
+        print(
+            f"prompt {number}: {verdict} ({counted(len(output.outputs), 'completion')}, {counted(num_tokens, 'token')})"
+        )
         status |= difference is not None
     return int(status)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.cli.signals import SIGINT_STATUS, interruptible
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, counted
 from quire.inputs import PromptType
 from quire.sampling_params import SamplingParams
 
@@ -43,7 +43,7 @@ class Answer:
         rest = self.total_s - self.first_token_s
         rate = f", {(self.num_output_tokens - 1) / rest:.0f} tok/s" if self.num_output_tokens > 1 and rest > 0 else ""
         return (
-            f"{self.num_prompt_tokens} prompt tokens, {self.num_output_tokens} output tokens "
+            f"{counted(self.num_prompt_tokens, 'prompt token')}, {counted(self.num_output_tokens, 'output token')} "
             f"({self.finish_reason}); first token after {self.first_token_s * 1000:.0f} ms{rate}"
         )
 
@@ -125,5 +125,5 @@ def _take(output: RequestOutput, answer: Answer, started_at: float, write: Write
     answer.num_output_tokens += len(completion.token_ids)
     answer.finish_reason = completion.finish_reason
     write(completion.text)
-    if output.finished and completion.finish_reason == "error":
+    if output.finished and output.warnings:
         print(f"\nquire: {' '.join(output.warnings)}", file=sys.stderr)

@@ -13,27 +13,53 @@ from typing import Any
 
 from torch import Tensor
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, counted
 from quire.loader.safetensors_file import FileProblem, MappedFile, TensorInfo, read_header
 
 MAX_PROBLEMS = 20
+"""Causes that a message lists."""
+MAX_NAMES = 3
+"""Further tensors that a message names for one cause."""
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NUMBER = re.compile(r"\d+")
+_TENSOR = re.compile(r"(?<![\w.])\w+(?:\.\w+)*\.(?:weight|bias|\w*[A-Za-z]_[AB])(?![\w.])")
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def raise_problems(directory: Path, problems: list[str]) -> None:
     """Nothing if there are none.
 
-    Raises: CheckpointError with one line per problem, MAX_PROBLEMS at most.
+    Raises: CheckpointError with one line per cause, MAX_PROBLEMS at most.
     """
     if not problems:
         return
-    shown = problems[:MAX_PROBLEMS]
-    if len(problems) > len(shown):
-        shown.append(f"... and {len(problems) - len(shown)} more")
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    raise CheckpointError(f"The checkpoint in {directory} has {count}:\n" + "\n".join(f"  - {line}" for line in shown))
+    causes = by_cause(problems)
+    shown = causes[:MAX_PROBLEMS]
+    if len(causes) > len(shown):
+        shown.append(f"... and {len(causes) - len(shown)} more causes")
+    raise CheckpointError(
+        f"The checkpoint in {directory} has {counted(len(problems), 'problem')}:\n"
+        + "\n".join(f"  - {line}" for line in shown)
+    )
+
+
+def by_cause(problems: list[str]) -> list[str]:
+    """One line for all problems that differ only in names of tensors and in numbers."""
+    causes: dict[str, list[str]] = {}
+    for problem in problems:
+        causes.setdefault(_NUMBER.sub("#", _TENSOR.sub("*", problem)), []).append(problem)
+    return [_line(alike) for alike in causes.values()]
+
+
+def _line(alike: list[str]) -> str:
+    """The first problem, and the tensors of the others."""
+    first, *rest = alike
+    if not rest:
+        return first
+    names = [name[0] for problem in rest[:MAX_NAMES] if (name := _TENSOR.findall(problem))]
+    such = f": {', '.join(names)}{', ...' if len(rest) > len(names) else ''}" if names else ""
+    return f"{first} (and {len(rest)} more like it{such})"
 
 
 class Checkpoint:
@@ -101,7 +127,7 @@ def _find_files(directory: Path, problems: list[str]) -> dict[str, Path]:
         if not listed[name].is_file():
             absent[file_name] = absent.get(file_name, 0) + 1
     for file_name, count in absent.items():
-        problems.append(f"{INDEX} lists {file_name} ({count} tensors), which is not there; download it")
+        problems.append(f"{INDEX} lists {file_name} ({counted(count, 'tensor')}), which is not there; download it")
     return {name: file for name, file in listed.items() if file.name not in absent}
 
 

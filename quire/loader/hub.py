@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,11 +73,11 @@ def checked_repository(name: str) -> str:
     if repository == name and has_short_form(name):
         family = name.lower().partition(":")[0]
         sizes = [known for known in short_names() if known.startswith(f"{family}:")]
-        raise ModelNotFound(f"no short name {name!r}{nearest(name, sizes)} Known: {', '.join(sizes)}.")
+        raise ModelNotFound(f"no short name {name!r}{nearest(name, sizes) or '.'} Known: {', '.join(sizes)}.")
     if not is_repository(repository):
         raise ModelNotFound(
             f"no directory {name!r} (looked in {Path.cwd()}), and it is no repository name of the form 'org/name' and "
-            f"no short name{nearest(name.lower(), list(short_names()))} "
+            f"no short name{nearest(name.lower(), list(short_names())) or '.'} "
             "Correct the path, or leave the model out to run the embedded one."
         )
     return repository
@@ -232,10 +231,10 @@ def _failure(error: Exception, repository: str, revision: str | None) -> ModelNo
             f"no directory {repository!r}, and {name}{at} is not on the hub, or is private{hint}. "
             "Check the name; for a private one set HF_TOKEN."
         )
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+    if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
         return ModelNotFound(
             f"{name}{at} is not complete on this machine, and HF_HUB_OFFLINE=1 forbids to fetch it. Run `quire pull "
-            f"{repository}` with a network, or give a directory."
+            f"{repository}` with a network, or give a local directory."
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelNotFound(

@@ -182,6 +182,7 @@ class CoreSupervisor:
         self._gone: CoreGone | None = None
         self._budget = RestartBudget(self._policy)
         self._closing = False
+        self._was_ready = False
         self._core: _CoreProcess | None = None
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
@@ -288,7 +289,7 @@ class CoreSupervisor:
                 self._config = message.config
                 self._publish(message)
             case CoreReady():
-                core.is_ready = True
+                core.is_ready = self._was_ready = True
                 for sink in self._sinks:
                     sink(CoreUp(core.attach()))
             case CoreFailed():
@@ -338,7 +339,8 @@ class CoreSupervisor:
 
     def _publish(self, event: CoreEvent) -> None:
         if isinstance(event, CoreGone):
-            log.error("the engine is gone: %s", event.error)
+            if self._was_ready:  # else whoever started it is told
+                log.error("the engine is gone: %s", event.error)
             self._gone = event
         for sink in self._sinks:
             sink(event)
