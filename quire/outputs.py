@@ -47,8 +47,8 @@ class CompletionOutput:
 
     def __repr__(self) -> str:
         return (
-            f"CompletionOutput(index={self.index}, text={_shortened(self.text)!r}, {counted(len(self.token_ids), 'token')}, "
-            f"finish_reason={self.finish_reason!r})"
+            f"CompletionOutput(index={self.index}, text={_shortened(self.text)!r}, "
+            f"{counted(len(self.token_ids), 'token')}, finish_reason={self.finish_reason!r})"
         )
 
 
@@ -78,7 +78,8 @@ class RequestOutput:
         prompt = None if self.prompt is None else _shortened(self.prompt)
         return (
             f"RequestOutput(request_id={self.request_id!r}, prompt={prompt!r}, "
-            f"{counted(len(self.prompt_token_ids), 'prompt token')}, outputs={self.outputs!r}, finished={self.finished})"
+            f"{counted(len(self.prompt_token_ids), 'prompt token')}, outputs={self.outputs!r}, "
+            f"finished={self.finished})"
         )
 
     def _repr_html_(self) -> str:

@@ -134,7 +134,8 @@ class _Batch:
                 await self._run_workers(app, min(num_workers, self._num_todo), on_reply)
             if self._num_missing:
                 raise EngineDeadError(
-                    f"the engine ended, without a reply to {counted(self._num_missing, 'line')}; --resume goes on from here"
+                    f"the engine ended without a reply to {counted(self._num_missing, 'line')}; --resume goes on from "
+                    "here"
                 )
 
     async def _run_workers(self, app: Application, num_workers: int, on_reply: OnReply) -> None:

@@ -214,7 +214,7 @@ def add_knob_flags(parser: argparse.ArgumentParser, cls: Any, title: str, skip: 
         )
 
 
-SECONDS = ("_timeout", "_interval", "_window", "_delay", "_backoff")
+SECONDS = ("_timeout", "_interval", "_window", "_delay", "_pause")
 """Ends of names of knobs that are seconds."""
 BYTES = ("_bytes", "_body_size", "_header_size")
 
@@ -222,7 +222,7 @@ BYTES = ("_bytes", "_body_size", "_header_size")
 def _default_text(name: str, default: object) -> str:
     """The default as a person would write it, with its unit."""
     if default in (None, {}, ()):
-        return " (seconds)" if name.endswith(SECONDS) else " (bytes, or 4G)" if name.endswith(BYTES) else ""
+        return " (default: none; seconds)" if name.endswith(SECONDS) else ""
     if isinstance(default, bool):
         return f" (default: {'on' if default else 'off'})"
     if isinstance(default, tuple):

@@ -286,7 +286,7 @@ def index_that_names_a_tensor_nobody_has(directory: Path) -> None:
     edit_index(directory, lambda weight_map: weight_map.update({"nobody.weight": shard}))
 
 
-@shard_damage(INDEX, "other.safetensors", "1 tensors")
+@shard_damage(INDEX, "other.safetensors", "1 tensor)")
 def index_that_names_an_unknown_file(directory: Path) -> None:
     edit_index(directory, lambda weight_map: weight_map.update({QUERY: "other.safetensors"}))
 
