@@ -81,7 +81,7 @@ def test_help_shows_defaults_as_people_write_them(command: str) -> None:
         assert not re.search(r"^[\[({'\"]|^(True|False|None)$", default), default
     for name, unit in (("timeout", "second"), ("window", "second"), ("interval", "second")):
         for action in parsers()[command]._actions:
-            if any(flag.endswith(f"-{name}") for flag in action.option_strings) and action.help != SUPPRESS:
+            if any(flag.endswith(f"-{name}") for flag in action.option_strings) and action.help != argparse.SUPPRESS:
                 assert unit in str(action.help).lower(), action.option_strings
 
 
