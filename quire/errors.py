@@ -207,6 +207,11 @@ def _listed(begin: str, items: Iterable[object], end: str) -> Iterator[str]:
     yield end
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 request, 2 requests."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _tree(root: type[QuireError]) -> dict[str, type[QuireError]]:
     classes = {root.__name__: root}
     for child in root.__subclasses__():

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any
+from typing import Any, NoReturn, Unpack
 
 from quire.config.args import EngineArgs
+from quire.config.foreign import METHODS, refuse_foreign
+from quire.config.knobs import signature_of
+from quire.config.options import EngineOptions
 from quire.engine.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.receipt import Receipt, Transcript, receipt_of
-from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, shown
+from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, counted, shown
 from quire.inputs import ChatMessage, PromptType, TokensPrompt
 from quire.log import get_logger
 from quire.observability.progress import generate_progress
@@ -21,22 +26,29 @@ from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, load_chat_template
 from quire.tokenizer.chat import chat_prompt as render_chat
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.lazy import nearest
 
 log = get_logger(__name__)
 
 ParamsLike = SamplingParams | Mapping[str, Any]
+MessageLike = ChatMessage | Mapping[str, Any]
+"""A plain dict is what type checkers make of a message that is written out."""
+
+
+class NotBuilt(UnsupportedFeature, AttributeError):
+    """A method of vLLM's `LLM` that quire does not have; `hasattr` says no."""
 
 
 class LLM:
     """A model, ready to generate.
 
-    `model` is a directory or a hub id; without one the embedded model is used. Every option of `EngineArgs` is a
-    keyword; unknown ones are errors.
+    `model` is a directory, a hub id or a short name; without one the embedded model is used. Every option of
+    `EngineArgs` is a keyword; unknown ones are errors.
 
     Raises: ConfigError and its kin, naming the option or file, what is wrong and the remedy.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
         self.engine = LLMEngine.from_engine_args(EngineArgs.from_options({"model": model, **options}))
         self._ids = itertools.count()
         self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
@@ -54,21 +66,27 @@ class LLM:
         prompts: PromptType | Sequence[PromptType],
         sampling_params: ParamsLike | Sequence[ParamsLike] | None = None,
         use_tqdm: bool = True,
+        *,
+        lora_request: None = None,
+        priority: None = None,
+        tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs come in the order of the prompts.
 
         One set of sampling parameters serves all prompts, or give one for each; None takes the model's defaults. A
         request that fails while it runs ends with finish reason `error` and says why in `warnings`; the others go on.
-        Nothing runs unless every prompt and every parameter is valid.
+        Nothing runs unless every prompt and every parameter is valid. `lora_request`, `priority` and
+        `tokenization_kwargs` are vLLM's, and only None is taken.
 
         Raises: RequestError naming prompt, field and remedy.
         """
+        refuse_foreign({"lora_request": lora_request, "priority": priority, "tokenization_kwargs": tokenization_kwargs})
         items = _as_prompts(prompts)
         return self._run(items, _for_each(sampling_params, len(items)), use_tqdm)
 
     def chat(
         self,
-        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        messages: Sequence[MessageLike] | Sequence[Sequence[MessageLike]],
         sampling_params: ParamsLike | Sequence[ParamsLike] | None = None,
         use_tqdm: bool = True,
         *,
@@ -77,11 +95,24 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: None = None,
+        chat_template_content_format: str = "auto",
+        mm_processor_kwargs: None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them.
 
-        Raises: RequestError, also when the model has no chat template.
+        `tools` go to the chat template; calls in the answer are not parsed. The last three are vLLM's, and only their
+        defaults are taken.
+
+        Raises: RequestError, also when the model has no chat template, or one that does not read `tools`.
         """
+        refuse_foreign(
+            {
+                "lora_request": lora_request,
+                "chat_template_content_format": chat_template_content_format,
+                "mm_processor_kwargs": mm_processor_kwargs,
+            }
+        )
         if not isinstance(messages, (list, tuple)) or not messages:
             raise InvalidParameter("messages must be a non-empty list of messages", parameter="messages")
         conversations = messages if isinstance(messages[0], (list, tuple)) else [messages]
@@ -102,7 +133,7 @@ class LLM:
 
     def chat_prompt(
         self,
-        messages: Sequence[ChatMessage],
+        messages: Sequence[MessageLike],
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -128,6 +159,12 @@ class LLM:
             tools=tools,
             **kwargs,
         )
+        if tools and "tools" not in template.names:
+            raise UnsupportedFeature(
+                "tools: the chat template of this model does not read them, so the model would never see them. Use a "
+                "model made for tools, or give a chat_template that does.",
+                parameter="tools",
+            )
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def receipt(
@@ -163,6 +200,15 @@ class LLM:
     def close(self) -> None:
         """Release model and cache; harmless when called again."""
         self.engine.close()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in METHODS:
+            raise NotBuilt(f"LLM.{name} is not built: {METHODS[name]}", parameter=name)
+        raise AttributeError(f"'LLM' object has no attribute {name!r}{nearest(name, _public_names())}")
+
+    def __repr__(self) -> str:
+        model = self.engine.config.model_config
+        return f"LLM(model={model.model!r}, dtype={model.dtype!r}, max_model_len={model.max_model_len})"
 
     def __enter__(self) -> LLM:
         return self
@@ -202,7 +248,9 @@ class LLM:
         for index, request_id in enumerate(request_ids):
             if any(completion.finish_reason == "error" for completion in done[request_id].outputs):
                 log.error("prompt %d failed: %s", index, " ".join(done[request_id].warnings))
-        return [done[request_id] for request_id in request_ids]
+        outputs = [done[request_id] for request_id in request_ids]
+        _log_warnings(outputs)
+        return outputs
 
     def _drain(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -215,6 +263,36 @@ class LLM:
                     num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                     progress(len(done), num_prompt_tokens, num_output_tokens)
         return done
+
+
+def _log_warnings(outputs: Sequence[RequestOutput]) -> None:
+    """One line for the warnings of all outputs; those of failed ones were logged as errors."""
+    good = [output for output in outputs if all(each.finish_reason != "error" for each in output.outputs)]
+    texts = list(dict.fromkeys(text for output in good for text in output.warnings))
+    if texts:
+        more = f" (and {counted(len(texts) - 1, 'more warning')}; see RequestOutput.warnings)" if texts[1:] else ""
+        log.warning("%s%s", texts[0], more)
+
+
+def _public_names() -> list[str]:
+    return [name for name in vars(LLM) if not name.startswith("_")]
+
+
+def _llm_signature() -> inspect.Signature:
+    """The options of `EngineArgs` as keywords, in the help of editors and notebooks."""
+    options = signature_of(EngineArgs).parameters.values()
+    return inspect.Signature(
+        [each.replace(kind=each.POSITIONAL_OR_KEYWORD) if each.name == "model" else each for each in options]
+    )
+
+
+def _options_text() -> str:
+    lines = [f"    {option.name}: {option.metadata['help']}" for option in dataclasses.fields(EngineArgs)]
+    return "\n".join(["    Options:", *(f"    {line}" for line in lines)])
+
+
+LLM.__signature__ = _llm_signature()  # type: ignore[attr-defined]
+LLM.__doc__ = f"{(LLM.__doc__ or '').rstrip()}\n\n{_options_text()}\n    "
 
 
 def _as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
+from quire.errors import counted
 from quire.messages.output import Failure, PositionLogprobs
 from quire.messages.stats import RequestEffort, RequestStats
 
@@ -97,8 +98,8 @@ class CompletionOutput:
 
     def __repr__(self) -> str:
         return (
-            f"CompletionOutput(index={self.index}, text={_shortened(self.text)!r}, {len(self.token_ids)} tokens, "
-            f"finish_reason={self.finish_reason!r})"
+            f"CompletionOutput(index={self.index}, text={_shortened(self.text)!r}, "
+            f"{counted(len(self.token_ids), 'token')}, finish_reason={self.finish_reason!r})"
         )
 
 
@@ -129,17 +130,20 @@ class RequestOutput:
     def __repr__(self) -> str:
         prompt = None if self.prompt is None else _shortened(self.prompt)
         return (
-            f"RequestOutput(request_id={self.request_id!r}, prompt={prompt!r}, {len(self.prompt_token_ids)} prompt "
-            f"tokens, outputs={self.outputs!r}, finished={self.finished})"
+            f"RequestOutput(request_id={self.request_id!r}, prompt={prompt!r}, "
+            f"{counted(len(self.prompt_token_ids), 'prompt token')}, outputs={self.outputs!r}, "
+            f"finished={self.finished})"
         )
 
     def _repr_html_(self) -> str:
         """Prompt and completions as a table, for notebooks."""
         prompt = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else self.prompt
-        rows = [("prompt", prompt, f"{len(self.prompt_token_ids)} tokens")]
+        rows = [("prompt", prompt, counted(len(self.prompt_token_ids), "token"))]
         for completion in self.outputs:
             ended = completion.finish_reason or "running"
-            rows.append((str(completion.index), completion.text, f"{len(completion.token_ids)} tokens, {ended}"))
+            rows.append(
+                (str(completion.index), completion.text, f"{counted(len(completion.token_ids), 'token')}, {ended}")
+            )
         rows += [("warning", warning, "") for warning in self.warnings]
         return "<table>" + "".join(map(_html_row, rows)) + "</table>"
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from inspect import Signature, signature
 from numbers import Integral, Real
 from typing import Any
 
@@ -33,7 +34,7 @@ class RequestOutputKind(IntEnum):
     """Nothing until the request is finished, then everything."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SamplingParams:
     """How the tokens of one request are chosen.
 
@@ -114,6 +115,12 @@ class SamplingParams:
         _check_together(self)
         _normalise(self)
 
+    def __repr__(self) -> str:
+        """Only what differs from the defaults."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = [f"{f.name}={values[f.name]!r}" for f in fields(self) if values[f.name] != f.default]
+        return f"SamplingParams({', '.join(changed)})"
+
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
         """Build from keywords, leaving out those that are None.
@@ -147,6 +154,9 @@ class SamplingParams:
         return not self.skip_reading_prefix_cache and self.prompt_logprobs is None
 
 
+SamplingParams.__signature__ = Signature(  # type: ignore[attr-defined]
+    [p for name, p in signature(SamplingParams.__init__).parameters.items() if name != "self"]
+)
 FIELD_NAMES = tuple(f.name for f in fields(SamplingParams) if f.init)
 
 

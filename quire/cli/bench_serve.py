@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.output import check_writable, write_json
 from quire.config.knobs import json_object, whole_number
-from quire.errors import ConfigError, shown
+from quire.errors import ConfigError, counted, shown
 
 if TYPE_CHECKING:
     from quire.cli.http_client import HttpClient
@@ -292,7 +292,7 @@ def _line(args: argparse.Namespace, number: int, line: str) -> Prompt:
 
 def _print(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> None:
     print(
-        f"{result['completed']} requests in {result['duration']:.2f} s, {result['failed']} failed; "
+        f"{counted(result['completed'], 'request')} in {result['duration']:.2f} s, {result['failed']} failed; "
         f"{result['max_concurrent_requests']} at once at most"
     )
     rates = {

@@ -6,31 +6,27 @@ import argparse
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.sampling_flags import add_sampling_flags, add_server_flags, sampling_params
-from quire.cli.terminal import Answer, read_line, stream
+from quire.cli.terminal import Answer, Write, stream
 from quire.config.args import EngineArgs, add_flags, from_namespace
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError
 from quire.inputs import ChatMessage
 from quire.log import set_default_level
 
 if TYPE_CHECKING:
+    from quire.cli.conversation import Answerer
     from quire.llm import LLM
 
-Answerer = Callable[[list[ChatMessage]], Answer]
-"""Streams the answer to a conversation.
-
-Raises: RequestError.
-"""
 DEFAULT_MAX_TOKENS = 512
-HELP = "/new starts over, /stats shows numbers, /exit or Ctrl-D ends"
+HINT = "/help lists the commands, Ctrl-D leaves"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand."""
-    parser.add_argument("--system-prompt", metavar="TEXT", help="instructions that come before the conversation")
+    add_display_flags(parser)
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask one question and leave")
     parser.add_argument("--stats", action="store_true", help="say how many tokens and how fast after each answer")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the start-up log")
@@ -38,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
+
+
+def add_display_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that `run` takes, too, for the chat that it opens."""
+    parser.add_argument("--system-prompt", metavar="TEXT", help="instructions that come before a conversation")
+    parser.add_argument("--plain", action="store_true", help="print answers of a chat as they are, not as Markdown")
+    parser.add_argument("--no-history", action="store_true", help="do not keep the questions for the next chat")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,23 +54,37 @@ def run(args: argparse.Namespace) -> int:
         return _converse(args, *_served(args))
     if args.api_key is not None:
         raise ConfigError("--api-key has no effect without --url")
+    return run_in_process(args)
+
+
+def run_in_process(args: argparse.Namespace) -> int:
+    """The chat with a model that this process loads.
+
+    Raises: QuireError when the engine cannot start, or the model has no chat template.
+    """
     from quire.llm import LLM
 
     with LLM.from_engine_args(from_namespace(args)) as llm:
+        llm.chat_prompt([{"role": "user", "content": "Hello"}])  # a model without a template is refused now
         return _converse(args, llm.engine.config.model_config.model, _in_process(args, llm))
 
 
 def _converse(args: argparse.Namespace, model: str, answer: Answerer) -> int:
-    conversation = Conversation(answer, args)
-    if args.quick is not None:
+    from quire.cli.conversation import COMMANDS, Conversation
+    from quire.cli.reader import create_reader
+
+    conversation = Conversation(
+        answer, model=model, system_prompt=args.system_prompt, show_stats=args.stats, plain=args.plain
+    )
+    if vars(args).get("quick") is not None:
         return conversation.ask(args.quick)
-    interactive = sys.stdin.isatty()
-    if interactive:
-        print(f"{model}: {HELP}", file=sys.stderr)
-    while (line := read_line(interactive)) is not None:
-        if line.strip() in ("/exit", "/quit"):
+    if sys.stdin.isatty():
+        print(f"model: {model}; {HINT}", file=sys.stderr)
+    words = [name.partition(" ")[0] for name in COMMANDS]
+    read = create_reader(words, keep_history=not args.no_history)
+    while (line := read()) is not None:
+        if not conversation.obey(line):
             break
-        conversation.obey(line.strip())
     return 0
 
 
@@ -75,8 +92,9 @@ def _in_process(args: argparse.Namespace, llm: LLM) -> Answerer:
     params = sampling_params(args, llm.get_default_sampling_params(), DEFAULT_MAX_TOKENS)
     ordinals = itertools.count()
 
-    def answer(messages: list[ChatMessage]) -> Answer:
-        return stream(llm.engine, f"chat-{next(ordinals)}", llm.chat_prompt(messages), params)
+    def answer(messages: list[ChatMessage], settings: Mapping[str, Any], write: Write) -> Answer:
+        request_id = f"chat-{next(ordinals)}"
+        return stream(llm.engine, request_id, llm.chat_prompt(messages), params.clone(**settings), write=write)
 
     return answer
 
@@ -96,44 +114,3 @@ def _served(args: argparse.Namespace) -> tuple[str, Answerer]:
         args.max_tokens = DEFAULT_MAX_TOKENS
     served = Served(args, vars(args).get("model"))
     return served.model, served.chat
-
-
-class Conversation:
-    """The messages so far."""
-
-    def __init__(self, answer: Answerer, args: argparse.Namespace) -> None:
-        self.answer = answer
-        self.args = args
-        self.show_stats = args.stats
-        self.start_over()
-
-    def start_over(self) -> None:
-        """Forget everything but the system prompt."""
-        system = self.args.system_prompt
-        self.messages: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
-
-    def obey(self, line: str) -> None:
-        """A command or a question."""
-        if line == "/new":
-            self.start_over()
-        elif line == "/stats":
-            self.show_stats = not self.show_stats
-        elif line.startswith("/"):
-            print(HELP, file=sys.stderr)
-        elif line:
-            self.ask(line)
-
-    def ask(self, question: str) -> int:
-        """Stream the answer and remember both; its exit status, 1 when the request was refused or failed."""
-        self.messages.append({"role": "user", "content": question})
-        try:
-            answer = self.answer(self.messages)
-        except RequestError as error:
-            self.messages.pop()
-            print(f"quire: {error} (/new starts over)", file=sys.stderr)
-            return 1
-        print()
-        self.messages.append({"role": "assistant", "content": answer.text})
-        if self.show_stats:
-            print(answer.line(), file=sys.stderr)
-        return answer.status

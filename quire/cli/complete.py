@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quick", metavar="TEXT", help="complete one text and leave")
     parser.add_argument("--stats", action="store_true", help="say how many tokens and how fast after each answer")
     add_server_flags(parser, url="http://127.0.0.1:8000")
-    parser.add_argument("--model", "--model-name", metavar="NAME", help="what to ask for; the first when left out")
+    parser.add_argument(
+        "-m", "--model", "--model-name", metavar="NAME", help="what to ask for; the first when left out"
+    )
     add_sampling_flags(parser)
     parser.set_defaults(run=run)
 

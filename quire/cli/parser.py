@@ -11,30 +11,71 @@ from quire import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP, with the API of OpenAI",
-    "run": "complete a prompt with a model, here and now",
+    "run": "complete a prompt with a model, or open a chat with it",
     "chat": "talk to a model in the terminal",
+    "pull": "download a model from the Hugging Face hub",
+    "list": "list the models on this machine",
+    "show": "show what a model is and the memory it needs here, without loading it",
+    "rm": "delete downloaded models",
     "complete": "complete prompts with a model that is served",
     "run-batch": "answer a file of requests in OpenAI's batch format",
     "replay": "give the answer of a receipt again, and say whether it is the same",
     "bench": "measure latency, throughput, start-up or a server",
     "completion": "print a script that completes commands and flags in a shell",
     "env": "what this machine offers and what quire makes of it",
+    "help": "show the help of a command",
 }
+COMMON_SHORT_FLAGS = {
+    "-p": "write the prompt without a flag",
+    "-f": "use standard input: quire run < FILE",
+    "-t": "use --num-threads",
+    "-s": "use --sampling-seed",
+    "-ngl": "leave it out: quire computes on the CPU",
+    "-b": "use --max-num-batched-tokens",
+    "-np": "use --max-num-seqs",
+    "-n": "use --max-tokens of `quire run`; a server takes max_tokens from each request",
+    "-c": "use --max-model-len where a model is loaded",
+    "-m": "use --model",
+}
+"""Short flags of llama.cpp that a command does not have, and what to do instead."""
 
 
 class Parser(argparse.ArgumentParser):
     """Takes flags only as they are spelled, and says which known one an unknown one resembles."""
+
+    words: str | None = None
+    """Attribute that collects words wherever they stand among the flags."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "allow_abbrev": False})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but flags that are left over are an error of the subcommand that does not know them."""
+        for word in args or () if self._subparsers is None else ():
+            if word in COMMON_SHORT_FLAGS and len(word) > 2 and word not in self._option_string_actions:
+                self._refuse(word)  # else argparse takes -ngl for -n with the value "gl"
+            if word == "--":
+                break
         namespace, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None:
             self._refuse(unknown.partition("=")[0])
+        if self.words is not None:
+            vars(namespace)[self.words] = [*(vars(namespace)[self.words] or ()), *rest]
+            rest = []
         return namespace, rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As in argparse, with the nearest known value."""
+        from quire.utils.lazy import nearest
+
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        what = "command" if isinstance(action, argparse._SubParsersAction) else "choice"
+        raise argparse.ArgumentError(
+            action, f"invalid {what}: {str(value)[:80]!r}{nearest(str(value), known)} (choose from {', '.join(known)})"
+        )
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As in argparse, but an output that cannot be written is an error."""
@@ -44,7 +85,8 @@ class Parser(argparse.ArgumentParser):
         from quire.utils.lazy import nearest
 
         known = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
-        self.error(f"{flag} is no flag{nearest(flag, known)}")
+        hint = COMMON_SHORT_FLAGS.get(flag)
+        self.error(f"{flag} is no flag{f'; {hint}' if hint else nearest(flag, known)}")
 
     def error(self, message: str) -> NoReturn:
         """One paragraph; the flags are for --help."""

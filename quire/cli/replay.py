@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
-from quire.errors import ConfigError, InvalidParameter
+from quire.errors import ConfigError, InvalidParameter, counted
+from quire.loader.names import has_short_form
 from quire.log import set_default_level
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
             for completion in output.outputs:
                 print(completion.text)
         verdict = "identical" if difference is None else f"DIFFERENT at {difference}"
-        print(f"prompt {number}: {verdict} ({len(output.outputs)} completions, {num_tokens} tokens)")
+        print(
+            f"prompt {number}: {verdict} ({counted(len(output.outputs), 'completion')}, {counted(num_tokens, 'token')})"
+        )
         status |= difference is not None
     return int(status)
 
@@ -83,7 +86,8 @@ def _completed(args: argparse.Namespace, identity: Identity) -> argparse.Namespa
     Raises: InvalidParameter when the model must be given.
     """
     given = vars(args)
-    if identity.model != EMBEDDED and "/" not in identity.model and "model" not in given:
+    is_local = identity.model != EMBEDDED and "/" not in identity.model and not has_short_form(identity.model)
+    if is_local and "model" not in given:
         raise InvalidParameter(
             f"the receipt names the model {identity.model!r}, a directory where it was served; say where it is here: "
             "--model DIRECTORY",

@@ -22,7 +22,7 @@ from quire.cli.batch_files import Earlier, Line, ReplyFile, count_lines, open_in
 from quire.cli.output import check_writable, reason_of
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import add_knob_flags, knobs_from_namespace
-from quire.errors import ConfigError, EngineDeadError, shown
+from quire.errors import ConfigError, EngineDeadError, counted, shown
 
 if TYPE_CHECKING:
     from quire.config.args import EngineArgs
@@ -143,7 +143,8 @@ class _Batch:
                 await self._run_workers(app, min(num_workers, self._num_todo), on_reply)
             if self._num_missing:
                 raise EngineDeadError(
-                    f"the engine ended, {self._num_missing} lines are not answered; --resume goes on from here"
+                    f"the engine ended without a reply to {counted(self._num_missing, 'line')}; --resume goes on from "
+                    "here"
                 )
 
     async def _run_workers(self, app: Application, num_workers: int, on_reply: OnReply) -> None:

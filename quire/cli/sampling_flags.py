@@ -24,7 +24,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     for name, help_text in NUMBERS.items():
         group.add_argument("--" + name.replace("_", "-"), type=float, metavar="X", help=help_text)
     group.add_argument("--top-k", type=int, metavar="K", help="keep the K most likely tokens")
-    group.add_argument("--max-tokens", type=whole_number, metavar="N", help="stop after N tokens")
+    group.add_argument("-n", "--max-tokens", type=whole_number, metavar="N", help="stop after N tokens")
     group.add_argument("--sampling-seed", type=int, metavar="SEED", help="make the sample reproducible")
     group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text (repeatable)")
 

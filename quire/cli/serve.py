@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.server.settings import add_server_flags
 
     parser.add_argument(
-        "model_tag", nargs="?", metavar="MODEL", help="directory or hub id; quire-tiny, the embedded one, if absent"
+        "model_tag",
+        nargs="?",
+        metavar="MODEL",
+        help="directory, hub id (org/name) or short name (qwen3:0.6b); quire-tiny, the embedded one, if absent",
     )
     parser.add_argument("--config", metavar="FILE", help="YAML with flags as keys; those given here win")
     add_server_flags(parser)

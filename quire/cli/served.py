@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from quire.cli.http_client import EventReader, HttpClient, authorization, first_model, message_of
 from quire.cli.sampling_flags import sampling_fields
 from quire.cli.signals import interruptible
-from quire.cli.terminal import Answer
+from quire.cli.terminal import Answer, Write, write_plain
 from quire.errors import ConfigError, InvalidParameter
 
 
@@ -42,21 +43,26 @@ class Served:
         """
         return self._stream("/v1/completions", {"prompt": prompt}, echo)
 
-    def chat(self, messages: list[Any]) -> Answer:
-        """Answer a conversation; as `complete`."""
-        return self._stream("/v1/chat/completions", {"messages": messages})
+    def chat(self, messages: list[Any], settings: Mapping[str, Any], write: Write) -> Answer:
+        """Answer a conversation; as `complete`. `settings` are fields of the request."""
+        return self._stream("/v1/chat/completions", {"messages": messages}, settings=settings, write=write)
 
-    def _stream(self, path: str, body: dict[str, Any], echo: str = "") -> Answer:
+    def _stream(
+        self,
+        path: str,
+        body: dict[str, Any],
+        echo: str = "",
+        settings: Mapping[str, Any] | None = None,
+        write: Write = write_plain,
+    ) -> Answer:
         answer = Answer()
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        sys.stdout.write(echo)
-        sys.stdout.flush()
+        fields = {"model": self.model, **body, **self._fields, **(settings or {}), **options}
+        write(echo)
         started_at = time.perf_counter()
         try:
             with interruptible():
-                asyncio.run(
-                    self._send(path, {"model": self.model, **body, **self._fields, **options}, answer, started_at)
-                )
+                asyncio.run(self._send(path, fields, answer, started_at, write))
         except KeyboardInterrupt:
             answer.finish_reason = "abort"
         except ConnectionError as error:
@@ -64,11 +70,11 @@ class Served:
         answer.total_s = time.perf_counter() - started_at
         return answer
 
-    async def _send(self, path: str, body: dict[str, Any], answer: Answer, started_at: float) -> None:
+    async def _send(self, path: str, body: dict[str, Any], answer: Answer, started_at: float, write: Write) -> None:
         def on_data(data: bytes) -> None:
             if data != b"[DONE]":
                 answer.first_token_s = answer.first_token_s or time.perf_counter() - started_at
-                _take(msgspec.json.decode(data), answer)
+                _take(msgspec.json.decode(data), answer, write)
 
         async with self._client() as client:
             reply = await client.post(path, body, EventReader(on_data))
@@ -78,7 +84,7 @@ class Served:
             raise ConnectionError("the server ended the stream before the answer")
 
 
-def _take(chunk: dict[str, Any], answer: Answer) -> None:
+def _take(chunk: dict[str, Any], answer: Answer, write: Write) -> None:
     """Print what is new in one event of a stream."""
     if "error" in chunk:
         answer.finish_reason = "error"
@@ -92,5 +98,4 @@ def _take(chunk: dict[str, Any], answer: Answer) -> None:
         text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
         answer.text += text
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        write(text)

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.cli.signals import SIGINT_STATUS, interruptible
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, counted
 from quire.inputs import PromptType
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.outputs import RequestOutput
+
+
+Write = Callable[[str], None]
+"""Shows a piece of an answer."""
 
 
 @dataclass(slots=True)
@@ -39,7 +43,7 @@ class Answer:
         rest = self.total_s - self.first_token_s
         rate = f", {(self.num_output_tokens - 1) / rest:.0f} tok/s" if self.num_output_tokens > 1 and rest > 0 else ""
         return (
-            f"{self.num_prompt_tokens} prompt tokens, {self.num_output_tokens} output tokens "
+            f"{counted(self.num_prompt_tokens, 'prompt token')}, {counted(self.num_output_tokens, 'output token')} "
             f"({self.finish_reason}); first token after {self.first_token_s * 1000:.0f} ms{rate}"
         )
 
@@ -73,21 +77,38 @@ def read_line(interactive: bool) -> str | None:
         return None
 
 
-def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: SamplingParams, echo: str = "") -> Answer:
-    """Run one request and print its text as it comes, after `echo`; Ctrl-C ends the answer, not the program.
+def write_plain(text: str) -> None:
+    """Print a piece of an answer at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def stream(
+    engine: LLMEngine,
+    request_id: str,
+    prompt: PromptType,
+    params: SamplingParams,
+    *,
+    echo: str = "",
+    title: str = "",
+    write: Write = write_plain,
+) -> Answer:
+    """Run one request and `write` its text as it comes, after `echo`; Ctrl-C ends the answer, not the program.
+    `title` goes to standard error once the request is accepted.
 
     Raises: RequestError.
     """
     answer = Answer()
     started_at = time.perf_counter()
     engine.add_request(request_id, prompt, params)
-    sys.stdout.write(echo)
-    sys.stdout.flush()
+    if title:
+        print(title, file=sys.stderr, flush=True)
+    write(echo)
     try:
         with interruptible():
             while engine.has_unfinished_requests():
                 for output in engine.step():
-                    _take(output, answer, started_at)
+                    _take(output, answer, started_at, write)
     except KeyboardInterrupt:
         engine.abort_request(request_id)
         answer.finish_reason = "abort"
@@ -95,7 +116,7 @@ def stream(engine: LLMEngine, request_id: str, prompt: PromptType, params: Sampl
     return answer
 
 
-def _take(output: RequestOutput, answer: Answer, started_at: float) -> None:
+def _take(output: RequestOutput, answer: Answer, started_at: float, write: Write) -> None:
     """Print what is new in one output."""
     completion = output.outputs[0]
     answer.first_token_s = answer.first_token_s or time.perf_counter() - started_at
@@ -103,7 +124,6 @@ def _take(output: RequestOutput, answer: Answer, started_at: float) -> None:
     answer.num_prompt_tokens = len(output.prompt_token_ids)
     answer.num_output_tokens += len(completion.token_ids)
     answer.finish_reason = completion.finish_reason
-    sys.stdout.write(completion.text)
-    sys.stdout.flush()
-    if output.finished and completion.finish_reason == "error":
+    write(completion.text)
+    if output.finished and output.warnings:
         print(f"\nquire: {' '.join(output.warnings)}", file=sys.stderr)

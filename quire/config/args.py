@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.config import foreign
-from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
+from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs, short_repr, signature_of
 from quire.errors import ConfigError, shown
 from quire.utils.lazy import nearest
 
@@ -21,7 +21,14 @@ EMBEDDED = "quire-tiny"
 """Name of the embedded model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_ROUNDED = (
+    "checkpoints that were quantised before are not read yet. Give the original model, and int8 or int4 to round its "
+    "weights while they are read."
+)
+_NO_FP8 = "this build computes on CPUs, which have no 8-bit floats. Use bfloat16; int8 where memory is short."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EngineArgs:
     """What can be said about an engine. Names follow vLLM's where the idea is the same.
 
@@ -29,7 +36,10 @@ class EngineArgs:
     """
 
     model: str | None = knob(
-        None, f"Directory or hub id (org/name) of the model; {EMBEDDED}, the embedded one, when left out."
+        None,
+        f"Directory, hub id (org/name) or short name (qwen3:0.6b) of the model; {EMBEDDED}, the embedded one, when "
+        "left out.",
+        short="-m",
     )
     tokenizer: str | None = knob(None, "Directory or hub id of the tokenizer; the model's own when left out.")
     revision: str | None = knob(None, "Branch, tag or commit of the hub repository.")
@@ -37,13 +47,44 @@ class EngineArgs:
         "auto",
         "Type of weights and activations; auto takes the checkpoint's.",
         choices=("auto", "float32", "float", "bfloat16", "float16", "half"),
+        spellings={"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32"},
+        refusals=dict.fromkeys(("fp8", "float8", "fp8_e4m3", "fp8_e5m2"), _NO_FP8),
     )
-    max_model_len: int | None = knob(None, "Longest context in tokens; as the model says when left out.", least=2)
+    max_model_len: int | None = knob(
+        None, "Longest context in tokens; as the model says when left out.", short="-c", least=2
+    )
     quantization: str | None = knob(
-        None, "Round the weights to integers while they are read; no calibration.", choices=("int8", "int4")
+        None,
+        "Round the weights to integers while they are read; no calibration.",
+        choices=("int8", "int4"),
+        refusals={
+            **dict.fromkeys(("awq", "gptq", "awq_marlin", "gptq_marlin", "compressed-tensors", "marlin"), _ROUNDED),
+            **dict.fromkeys(("bitsandbytes", "bnb", "torchao", "hqq", "aqlm", "quanto", "gguf"), _ROUNDED),
+            **dict.fromkeys(("fp8", "mxfp4", "nvfp4", "fbgemm_fp8", "modelopt"), _ROUNDED),
+            **dict.fromkeys(("q4_0", "q4_k_m", "q8_0"), _ROUNDED),
+        },
     )
     load_format: str = knob(
-        "auto", "How weights are read; dummy makes random ones.", choices=("auto", "safetensors", "dummy")
+        "auto",
+        "How weights are read; dummy makes random ones.",
+        choices=("auto", "safetensors", "dummy"),
+        refusals={
+            "gguf": "GGUF files are not read. Use the original model with *.safetensors; --quantization int4 makes it "
+            "as small.",
+            "pt": "pickled weights are never opened. Convert the model to safetensors.",
+            **dict.fromkeys(
+                (
+                    "npcache",
+                    "bitsandbytes",
+                    "sharded_state",
+                    "tensorizer",
+                    "runai_streamer",
+                    "mistral",
+                    "fastsafetensors",
+                ),
+                "weights are read from *.safetensors files; leave the option out.",
+            ),
+        },
     )
     hf_overrides: dict[str, Any] = knob({}, "Values that replace those of config.json.")
     seed: int | None = knob(
@@ -64,6 +105,8 @@ class EngineArgs:
         "auto",
         "Type of cached keys and values; auto takes the model's, int8 halves a 16-bit one and adds a scale per token.",
         choices=("auto", "float32", "bfloat16", "float16", "int8"),
+        spellings={"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"},
+        refusals=dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), _NO_FP8),
     )
     block_size: int | None = knob(None, "Tokens per KV block.", least=1)
     gpu_memory_utilization: float | None = knob(
@@ -103,6 +146,10 @@ class EngineArgs:
             if len(given) > 1:
                 raise ConfigError(f"options {' and '.join(given)} contradict each other; give one of them")
 
+    def __repr__(self) -> str:
+        """Only what differs from the defaults."""
+        return short_repr(self)
+
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineArgs:
         """Build from keywords; aliases are understood.
@@ -121,6 +168,8 @@ class EngineArgs:
             given[names[key]] = value
         return cls(**given)
 
+
+EngineArgs.__signature__ = signature_of(EngineArgs)  # type: ignore[attr-defined]
 
 CONTRADICTIONS = (
     ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"),

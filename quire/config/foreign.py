@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.errors import UnsupportedFeature, shown
+
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
@@ -146,6 +148,47 @@ SERVER: Mapping[str, Foreign] = {
 """Flags of `quire serve` alone."""
 
 
+CALL: Mapping[str, Foreign] = {
+    "lora_request": Foreign(_LORA, (None,)),
+    "mm_processor_kwargs": Foreign(_MEDIA, (None,)),
+    "chat_template_content_format": Foreign("a template is given what it asks for.", ("auto",)),
+    "priority": Foreign("requests are served in the order in which they came.", (None, 0)),
+    "tokenization_kwargs": Foreign("give token ids as the prompt to tokenise in another way.", (None,)),
+}
+"""Keywords of `LLM.generate` and `LLM.chat`."""
+
+METHODS: Mapping[str, str] = {
+    **dict.fromkeys(("classify", "embed", "encode", "reward", "score"), _POOLING),
+    "apply_model": _CODE,
+    "beam_search": "SamplingParams(n=...) samples several answers from one prefill.",
+    "collective_rpc": _DEVICES,
+    "get_metrics": "a server has them at /metrics and /v1/stats.",
+    "llm_engine": "the engine is the attribute `engine`.",
+    "set_tokenizer": "give LLM(tokenizer=...) a directory or a hub id.",
+    "sleep": "close() frees the memory; an engine starts again within seconds.",
+    "start_profile": "receipts and x-quire-why of a server tell where time went; py-spy profiles a process.",
+    "stop_profile": "nothing is profiled.",
+    "wake_up": "there is no sleep; an engine starts within seconds.",
+}
+"""Methods of vLLM's `LLM` that quire does not have, and what to do instead."""
+
+SHORT_MEANINGS = {
+    "-n": " Here -n is vLLM's --nnodes. The length of an answer is set by --max-tokens (-n) of `quire run`, or by each "
+    "request to a server."
+}
+"""What is added about short flags that mean something else in llama.cpp."""
+
+
+def refuse_foreign(options: Mapping[str, object]) -> None:
+    """Check keywords of `CALL`.
+
+    Raises: UnsupportedFeature for a value that would change something.
+    """
+    for name, value in options.items():
+        if not CALL[name].takes(value):
+            raise UnsupportedFeature(f"{name}={shown(value)} {CALL[name].refusal}", parameter=name)
+
+
 class _Noted(argparse.Action):
     """A flag that changes nothing, or is refused."""
 
@@ -162,7 +205,8 @@ class _Noted(argparse.Action):
         taken = option.takes(not name.startswith("--no-")) if option.is_switch else option.takes_words(values)
         if not taken:
             words = "" if option.is_switch else "".join(f" {word[:100]}" for word in values[:1])
-            parser.error(f"{name}{words} {option.refusal}")
+            meaning = SHORT_MEANINGS.get(name, "")
+            parser.error(f"{name}{words} {option.refusal}{meaning}")
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser, options: Mapping[str, Foreign]) -> None:
@@ -172,6 +216,6 @@ def add_foreign_flags(parser: argparse.ArgumentParser, options: Mapping[str, For
         flags = [f"--{flag}"]
         if option.is_switch:
             flags.append(f"--no-{flag}")
-        if option.short is not None:
+        if option.short is not None and option.short not in parser._option_string_actions:
             flags.append(option.short)
         parser.add_argument(*flags, action=_Noted, option=option)

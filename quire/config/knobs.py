@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import inspect
 import json
 import math
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -30,15 +31,39 @@ def knob(
     *,
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
+    short: str | None = None,
+    spellings: Mapping[str, str] | None = None,
+    refusals: Mapping[str, str] | None = None,
     least: int | None = None,
     most: int = 2**63 - 1,
     is_secret: bool = False,
 ) -> Any:
-    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers. No message shows a secret."""
-    metadata = {"help": help, "choices": choices, "aliases": aliases, "least": least, "most": most}
+    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers. `short` is a
+    flag of one letter; `spellings` are other words for a choice; `refusals` say of a known word what to use instead. No
+    message shows a secret.
+    """
+    metadata: dict[str, Any] = {"help": help, "choices": choices, "aliases": aliases, "short": short}
+    metadata.update(least=least, most=most, spellings=spellings or {}, refusals=refusals or {})
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata, repr=not is_secret)
+
+
+def short_repr(value: Any) -> str:
+    """A dataclass as the call that makes it: only fields that differ from their defaults, and no secrets."""
+    changed = []
+    for option in dataclasses.fields(value):
+        factory: Any = option.default_factory
+        default = option.default if factory is dataclasses.MISSING else factory()
+        if option.repr and getattr(value, option.name) != default:
+            changed.append(f"{option.name}={getattr(value, option.name)!r}")
+    return f"{type(value).__name__}({', '.join(changed)})"
+
+
+def signature_of(cls: Any) -> inspect.Signature:
+    """What a dataclass takes, for the help of editors and notebooks; its `__new__` would hide it."""
+    signature = inspect.signature(cls.__init__)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def read_knobs(knobs: Any) -> None:
@@ -66,6 +91,10 @@ def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
         raise ConfigError(f"option {option.name} must be {names}, got {_told(option, value)} ({type(value).__name__})")
     choices = option.metadata["choices"]
+    if isinstance(value, str):
+        value = option.metadata["spellings"].get(value.lower(), value)
+        if value.lower() in option.metadata["refusals"]:
+            raise ConfigError(f"option {option.name}={value!r} {_refusal(option, value)}")
     if choices and value is not None and value not in choices:
         raise ConfigError(
             f"option {option.name} must be one of {', '.join(choices)}, got {shown(value)}"
@@ -79,6 +108,11 @@ def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         raise ConfigError(f"option {option.name} must have strings as keys, got {shown(list(value))}")
     _check_range(option, value)
     return value
+
+
+def _refusal(option: dataclasses.Field[Any], value: str) -> str:
+    """The end of a sentence that begins with the option."""
+    return f"is not supported: {option.metadata['refusals'][value.lower()]}"
 
 
 def _told(option: dataclasses.Field[Any], value: object) -> str:
@@ -151,8 +185,10 @@ def add_knob_flags(parser: argparse.ArgumentParser, cls: Any, title: str, skip: 
         if option.name in skip:
             continue
         flags = ["--" + name.replace("_", "-") for name in (option.name, *option.metadata["aliases"])]
+        if option.metadata["short"] is not None:
+            flags.insert(0, option.metadata["short"])
         default = {} if option.default is dataclasses.MISSING else option.default
-        help_text = option.metadata["help"] + ("" if default in (None, {}, ()) else f" (default: {default})")
+        help_text = option.metadata["help"] + _default_text(option.name, default)
         kind = _parser_of(hints[option.name])
         if kind is bool:
             group.add_argument(
@@ -169,13 +205,51 @@ def add_knob_flags(parser: argparse.ArgumentParser, cls: Any, title: str, skip: 
         group.add_argument(
             *flags,
             dest=option.name,
-            type=kind,
+            type=_word_parser(option) if choices else kind,
             default=argparse.SUPPRESS,
             choices=choices,
             metavar=metavar,
             help=help_text,
             **repeated,
         )
+
+
+SECONDS = ("_timeout", "_interval", "_window", "_delay", "_pause")
+"""Ends of names of knobs that are seconds."""
+BYTES = ("_bytes", "_body_size", "_header_size")
+
+
+def _default_text(name: str, default: object) -> str:
+    """The default as a person would write it, with its unit."""
+    if default in (None, {}, ()):
+        return " (default: none; seconds)" if name.endswith(SECONDS) else ""
+    if isinstance(default, bool):
+        return f" (default: {'on' if default else 'off'})"
+    if isinstance(default, tuple):
+        return f" (default: {' '.join(map(str, default))})"
+    if isinstance(default, int) and name.endswith(BYTES):
+        return f" (default: {_bytes_text(default)})"
+    unit = " second" if default == 1 else " seconds"
+    return f" (default: {default}{unit if name.endswith(SECONDS) else ''})"
+
+
+def _bytes_text(number: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number and number % size == 0:
+            return f"{number // size}{unit}"
+    return f"{number} bytes"
+
+
+def _word_parser(option: dataclasses.Field[Any]) -> Callable[[str], str]:
+    """Reads one of the choices, also where it is spelled in another way."""
+
+    def word(text: str) -> str:
+        if text.lower() in option.metadata["refusals"]:
+            raise argparse.ArgumentTypeError(f"{text} {_refusal(option, text)}")
+        spelling: str = option.metadata["spellings"].get(text.lower(), text)
+        return spelling
+
+    return word
 
 
 def knobs_from_namespace(namespace: argparse.Namespace, cls: type[K]) -> K:

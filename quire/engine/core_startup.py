@@ -39,7 +39,7 @@ def locate(args: EngineArgs) -> tuple[Path, Path]:
     Raises: ConfigError.
     """
     path = _model_directory(args)
-    return path, path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision)
+    return path, path if args.tokenizer is None else resolve_model(args.tokenizer, args.revision, with_weights=False)
 
 
 def create_config(args: EngineArgs, located: tuple[Path, Path] | None = None) -> QuireConfig:

@@ -5,30 +5,57 @@ Names everything that is wrong with the files; `weight_files` says which they ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, counted
 from quire.loader.safetensors_file import FileProblem, MappedFile, TensorInfo, read_header
 from quire.loader.weight_files import INDEX, listed_files, single_files
 
 MAX_PROBLEMS = 20
+"""Causes that a message lists."""
+MAX_NAMES = 3
+"""Further tensors that a message names for one cause."""
+_NUMBER = re.compile(r"\d+")
+_TENSOR = re.compile(r"(?<![\w.])\w+(?:\.\w+)*\.(?:weight|bias|\w*[A-Za-z]_[AB])(?![\w.])")
 
 
 def raise_problems(directory: Path, problems: list[str]) -> None:
     """Nothing if there are none.
 
-    Raises: CheckpointError with one line per problem, MAX_PROBLEMS at most.
+    Raises: CheckpointError with one line per cause, MAX_PROBLEMS at most.
     """
     if not problems:
         return
-    lines = problems[:MAX_PROBLEMS]
-    if len(problems) > len(lines):
-        lines.append(f"... and {len(problems) - len(lines)} more")
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    raise CheckpointError(f"The checkpoint in {directory} has {count}:\n" + "\n".join(f"  - {line}" for line in lines))
+    causes = by_cause(problems)
+    shown = causes[:MAX_PROBLEMS]
+    if len(causes) > len(shown):
+        shown.append(f"... and {len(causes) - len(shown)} more causes")
+    raise CheckpointError(
+        f"The checkpoint in {directory} has {counted(len(problems), 'problem')}:\n"
+        + "\n".join(f"  - {line}" for line in shown)
+    )
+
+
+def by_cause(problems: list[str]) -> list[str]:
+    """One line for all problems that differ only in names of tensors and in numbers."""
+    causes: dict[str, list[str]] = {}
+    for problem in problems:
+        causes.setdefault(_NUMBER.sub("#", _TENSOR.sub("*", problem)), []).append(problem)
+    return [_line(alike) for alike in causes.values()]
+
+
+def _line(alike: list[str]) -> str:
+    """The first problem, and the tensors of the others."""
+    first, *rest = alike
+    if not rest:
+        return first
+    names = [name[0] for problem in rest[:MAX_NAMES] if (name := _TENSOR.findall(problem))]
+    such = f": {', '.join(names)}{', ...' if len(rest) > len(names) else ''}" if names else ""
+    return f"{first} (and {len(rest)} more like it{such})"
 
 
 class Checkpoint:

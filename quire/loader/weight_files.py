@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.json_file import parse_json, read_bounded
-from quire.errors import shown
+from quire.errors import counted, shown
 
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 32 << 20
@@ -43,7 +43,7 @@ def listed_files(directory: Path, problems: list[str]) -> dict[str, Path]:
         if not listed[name].is_file():
             absent[file_name] = absent.get(file_name, 0) + 1
     for file_name, count in absent.items():
-        problems.append(f"{INDEX} lists {file_name} ({count} tensors), which is not there; download it")
+        problems.append(f"{INDEX} lists {file_name} ({counted(count, 'tensor')}), which is not there; download it")
     return {name: file for name, file in listed.items() if file.name not in absent}
 
 

@@ -6,17 +6,23 @@ name is the architecture and whose value is "module:Class".
 
 from __future__ import annotations
 
+import difflib
 from importlib.metadata import entry_points
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from quire.errors import ConfigError
 from quire.log import get_logger
-from quire.models.interfaces import ModelClass
-from quire.utils.lazy import LazyTable, nearest
+from quire.utils.lazy import LazyTable
+
+if TYPE_CHECKING:
+    from quire.models.interfaces import ModelClass  # imports torch
 
 log = get_logger(__name__)
 
 ENTRY_POINT_GROUP = "quire.models"
+SUFFIX = "forcausallm"
+NEAR = 0.88
+"""Similarity of two stems that differ by a slip; Mamba is not Llama, and Gemma3 is not Gemma2."""
 
 
 class ModelRegistry:
@@ -58,18 +64,38 @@ class ModelRegistry:
     def resolve(cls, architecture: str, *, source: str) -> ModelClass:
         """The class for an architecture that `source` names.
 
-        Raises: ConfigError listing the known ones and the nearest.
+        Raises: ConfigError listing the known ones, and the one that a slip is near to.
         """
         if architecture in cls.classes:
             return cls.classes[architecture]
         if architecture in cls.paths:
-            return cast(ModelClass, cls.paths.load(architecture))
+            return cast("ModelClass", cls.paths.load(architecture))
         for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=architecture):
             log.info("model from a plug-in architecture=%s value=%s", architecture, entry_point.value)
-            return cast(ModelClass, entry_point.load())
+            return cast("ModelClass", entry_point.load())
+        raise cls._unknown(architecture, source)
+
+    @classmethod
+    def check(cls, architecture: str, *, source: str) -> None:
+        """Refuse an unknown architecture without importing anything.
+
+        Raises: ConfigError listing the known ones, and the one that a slip is near to.
+        """
+        if architecture not in cls.supported():
+            raise cls._unknown(architecture, source)
+
+    @classmethod
+    def _unknown(cls, architecture: str, source: str) -> ConfigError:
         known = cls.supported()
-        raise ConfigError(
-            f"{source}: the architecture {architecture!r} is not supported{nearest(architecture, known)} "
-            f"Supported: {', '.join(known)}. Others can be added with ModelRegistry.register_model or an entry point "
-            f"in the group {ENTRY_POINT_GROUP!r}."
+        stem = architecture.lower().removesuffix(SUFFIX)
+        hint = next((name for name in known if _is_near(name.lower().removesuffix(SUFFIX), stem)), None)
+        return ConfigError(
+            f"{source}: the architecture {architecture!r} is not supported"
+            f"{f'; did you mean {hint!r}?' if hint else '.'} Supported: {', '.join(known)}. "
+            "Others can be added with ModelRegistry.register_model or an entry point in the group "
+            f"{ENTRY_POINT_GROUP!r}."
         )
+
+
+def _is_near(known: str, stem: str) -> bool:
+    return difflib.SequenceMatcher(None, known, stem).ratio() >= NEAR

@@ -29,6 +29,25 @@ from quire.server.processes.peers import Peers
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
 
+_POOLING = "quire generates text; embeddings, scores and classes need another server."
+_LORA = "there are no adapters; merge them into the checkpoint."
+_MEDIA = "models take and write text only."
+NOT_BUILT = {
+    **dict.fromkeys(
+        ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/v1/pooling"), _POOLING
+    ),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/v1/classify", "/api/embed", "/api/embeddings"), _POOLING),
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/fine_tuning"), _LORA),
+    **dict.fromkeys(("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), _MEDIA),
+    "/v1/moderations": "the model can be asked with /v1/chat/completions.",
+    "/v1/batches": "`quire run-batch` answers a file of requests.",
+    "/v1/files": "`quire run-batch` reads and writes files.",
+    "/v1/assistants": "/v1/responses and /v1/chat/completions hold conversations.",
+    "/v1/threads": "/v1/responses and /v1/chat/completions hold conversations.",
+    "/sleep": "stop the server instead; it is ready again within seconds.",
+    "/wake_up": "there is no sleep; a server starts within seconds.",
+}
+"""Routes of OpenAI, vLLM and Ollama that quire does not have, and what to do instead."""
 ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, admin.routes)
 
 
@@ -89,7 +108,15 @@ async def _answer(request: Request, error: Exception) -> Response:
     """Any exception as an error reply."""
     path = route_of(request.scope)
     if isinstance(error, HTTPException) and not isinstance(error, ApiError) and error.status_code == 404:
-        near = difflib.get_close_matches(path, list(request.app.openapi()["paths"]), n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        error = ApiError(404, "not_found", f"Unknown route {request.method[:16]} {path[:128]!r}.{hint}")
+        error = _unknown_route(request, path)
     return error_response(as_api_error(error), request.scope)
+
+
+def _unknown_route(request: Request, path: str) -> ApiError:
+    """What a route that does not exist is answered with: one of OpenAI's or vLLM's is not built, another is unknown."""
+    for prefix, why in NOT_BUILT.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return ApiError(404, "not_found", f"{prefix} is not built: {why}")
+    near = difflib.get_close_matches(path, list(request.app.openapi()["paths"]), n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return ApiError(404, "not_found", f"Unknown route {request.method[:16]} {path[:128]!r}.{hint}")

@@ -48,7 +48,9 @@ class LazyTable(Mapping[str, str]):
         Raises: ConfigError for an unknown name, MissingDependency when its package is not installed.
         """
         if name not in self.entries:
-            raise ConfigError(f"unknown {self.kind} {name!r}{nearest(name, self)} Known: {', '.join(sorted(self))}")
+            raise ConfigError(
+                f"unknown {self.kind} {name!r}{nearest(name, self) or '.'} Known: {', '.join(sorted(self))}"
+            )
         module, _, attribute = self.entries[name].partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)

@@ -24,10 +24,10 @@ Run = Callable[..., tuple[int, str, str]]
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     # the command itself
     "no command": ([], ["COMMAND", "--help"]),
-    "unknown command": (["rnu"], ["invalid choice: 'rnu'", "run", "chat", "bench", "env"]),
-    "flags before the command": (["--model", "x", "run"], ["invalid choice: 'x'"]),
+    "unknown command": (["sevre"], ["invalid command: 'sevre'; did you mean 'serve'?", "run, chat"]),
+    "flags before the command": (["--model", "x", "run"], ["invalid command: 'x'"]),
     "bench without a kind": (["bench"], ["KIND"]),
-    "bench of an unknown kind": (["bench", "speed"], ["invalid choice: 'speed'", "latency", "throughput"]),
+    "bench of an unknown kind": (["bench", "speed"], ["invalid command: 'speed'", "latency", "throughput"]),
     # unknown flags
     "misspelt flag": (["run", "--temprature", "1", "hi"], ["--temprature is no flag", "did you mean '--temperature'?"]),
     "misspelt flag with =": (["run", "--max-modle-len=5", "hi"], ["--max-modle-len is no flag", "'--max-model-len'"]),
@@ -49,7 +49,22 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "flag not built, misspelt": (["serve", "--tool-call-paser", "hermes"], ["--tool-call-paser is no flag"]),
     "flag never built": (["env", "--trust-remote-code"], ["--trust-remote-code is not supported yet"]),
-    "two prompts": (["run", "one", "two"], ["unrecognized arguments: two"]),
+    "help of no command": (["help", "rnu"], ["invalid choice: 'rnu'; did you mean 'run'?"]),
+    "two words, of which the first is no model": (["run", "one", "two"], ["no directory 'one'"]),
+    "three words": (["run", "one", "two", "three"], ["got 3 words", "quotation marks"]),
+    "three words among flags": (["run", "one", "--stats", "two", "three"], ["got 3 words"]),
+    "two models": (["run", "one", "two", "-m", "three"], ["the model is given twice: 'one' and --model 'three'"]),
+    "a path that is none": (["run", "./nothing"], ["no directory './nothing'"]),
+    "a size that is none": (
+        ["run", "qwen3:7b", "hi"],
+        ["no short name 'qwen3:7b'; did you mean 'qwen3:", "qwen3:0.6b"],
+    ),
+    "-n where nothing is generated": (
+        ["serve", "-n", "3"],
+        ["-n 3 is not supported yet: only 1 is", "vLLM's --nnodes", "--max-tokens"],
+    ),
+    "-c where no model is loaded": (["complete", "-c", "512"], ["-c is no flag; use --max-model-len"]),
+    "a short flag of llama.cpp": (["run", "-ngl", "99"], ["-ngl is no flag; leave it out"]),
     # values
     "no value": (["run", "hi", "--temperature"], ["--temperature", "expected one argument"]),
     "temperature text": (["run", "hi", "--temperature", "hot"], ["--temperature", "'hot'"]),

@@ -32,6 +32,8 @@ NAMES = {
     "__version__",
 }
 FLAGS = {
+    "-c",
+    "-m",
     "--block-size",
     "--chat-template",
     "--device-memory-utilization",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.errors import CheckpointError
-from quire.loader.checkpoint import INDEX, MAX_PROBLEMS
+from quire.loader.checkpoint import INDEX, MAX_PROBLEMS, raise_problems
 from quire.loader.load import load_model
 from quire.ops import table
 from tests.loader.safetensors_bytes import join, read, split, write
@@ -286,7 +286,7 @@ def index_that_names_a_tensor_nobody_has(directory: Path) -> None:
     edit_index(directory, lambda weight_map: weight_map.update({"nobody.weight": shard}))
 
 
-@shard_damage(INDEX, "other.safetensors", "1 tensors")
+@shard_damage(INDEX, "other.safetensors", "1 tensor)")
 def index_that_names_an_unknown_file(directory: Path) -> None:
     edit_index(directory, lambda weight_map: weight_map.update({QUERY: "other.safetensors"}))
 
@@ -326,13 +326,26 @@ def test_damaged_shards_are_refused(checkpoint: Callable[..., Path], tmp_path: P
     assert_refused(directory, expected)
 
 
-def test_all_problems_are_listed_up_to_a_limit(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_problems_of_one_cause_are_told_once(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     directory = Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
     edit_tensors(directory, lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers" in name])
     with pytest.raises(CheckpointError, match="27 problems") as caught:
         load(directory)
+    vectors, matrices = sorted(caught.value.message.splitlines()[1:])
+    for line in (vectors, matrices):
+        assert "is missing" in line
+        assert " more like it: model.layers." in line
+    (directory / "model.safetensors").write_bytes((checkpoint("llama") / "model.safetensors").read_bytes()[:-5000])
+    with pytest.raises(CheckpointError, match="is truncated at") as caught:
+        load(directory)
+    assert caught.value.message.count("\n") == 1
+
+
+def test_causes_are_listed_up_to_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="100 problems") as caught:
+        raise_problems(tmp_path, [f"{'x' * number} is odd" for number in range(1, 101)])
     assert caught.value.message.count("\n") == MAX_PROBLEMS + 1
-    assert "and 7 more" in caught.value.message
+    assert f"and {100 - MAX_PROBLEMS} more causes" in caught.value.message
 
 
 def test_single_file_wins_over_an_index(checkpoint: Callable[..., Path], tmp_path: Path) -> None:

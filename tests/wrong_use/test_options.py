@@ -26,7 +26,11 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "twice": ({"num_blocks": 5, "num_gpu_blocks_override": 5}, ["num_gpu_blocks_override", "given twice"]),
     # known elsewhere
     "tensor_parallel_size": ({"tensor_parallel_size": 2}, ["tensor_parallel_size=2", "not supported yet", "only 1"]),
-    "quantization": ({"quantization": "awq"}, ["quantization", "one of int8, int4", "'awq'"]),
+    "quantization": ({"quantization": "int7"}, ["quantization", "one of int8, int4", "'int7'"]),
+    "quantised before": ({"quantization": "awq"}, ["quantization='awq' is not supported", "int8 or int4"]),
+    "format of llama.cpp": ({"load_format": "gguf"}, ["load_format='gguf' is not supported", "safetensors"]),
+    "floats of a GPU": ({"dtype": "fp8"}, ["dtype='fp8' is not supported", "Use bfloat16"]),
+    "cache of a GPU": ({"kv_cache_dtype": "FP8"}, ["kv_cache_dtype='FP8' is not supported", "int8"]),
     "quantization without kernels": ({"quantization": "int8", "ops": "reference"}, ["native kernels", "compiler"]),
     "a config of quantization": ({"quantization_config": {"a": 1}}, ["quantization_config=", "not supported yet"]),
     "an array": ({"tensor_parallel_size": np.array([1, 2])}, ["tensor_parallel_size=array", "not supported yet"]),

@@ -403,7 +403,8 @@ class CoreSupervisor:
 
     def _publish(self, event: CoreEvent) -> None:
         if isinstance(event, CoreGone):
-            log.error("the engine is gone: %s", event.error)
+            if self._has_worked:  # else whoever started it is told
+                log.error("the engine is gone: %s", event.error)
             self._gone = event
         for sink in self._sinks:
             sink(event)

@@ -1,0 +1,203 @@
+"""A conversation in the terminal: its messages, its settings, and the commands that change them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.cli.markdown import create_display
+from quire.cli.output import reason_of, write_json
+from quire.cli.terminal import Answer, Write
+from quire.errors import RequestError, counted
+from quire.inputs import ChatMessage
+from quire.sampling_params import SamplingParams
+from quire.utils.lazy import nearest
+
+Answerer = Callable[[list[ChatMessage], Mapping[str, Any], Write], Answer]
+"""Streams the answer to a conversation, with some sampling parameters set.
+
+Raises: RequestError.
+"""
+COMMANDS = {
+    "/help": "show this list",
+    "/system [TEXT]": "set the system prompt, or remove it; the conversation goes on",
+    "/set NAME VALUE": "set a sampling parameter, such as temperature 0.5; VALUE default takes the setting back",
+    "/show": "show model, system prompt and settings",
+    "/save FILE": "write the conversation to a JSON file",
+    "/load FILE": "go on with a conversation that was saved",
+    "/regenerate": "answer the last question again",
+    "/clear": "forget the conversation, keep system prompt and settings",
+    "/stats": "show numbers after each answer, or stop it",
+    "/quit": "leave, as does Ctrl-D",
+}
+KEYS = "Enter sends, Alt-Enter starts a new line, Ctrl-C clears the line or stops an answer, Ctrl-D leaves."
+ALIASES = {"/new": "/clear", "/exit": "/quit", "/bye": "/quit", "/?": "/help", "/retry": "/regenerate"}
+
+
+class Conversation:
+    """The messages so far, and how they are answered."""
+
+    def __init__(
+        self, answer: Answerer, *, model: str, system_prompt: str | None, show_stats: bool, plain: bool
+    ) -> None:
+        self._answer = answer
+        self._model = model
+        self._plain = plain
+        self.system_prompt = system_prompt
+        self.show_stats = show_stats
+        self.settings: dict[str, Any] = {}
+        self.turns: list[ChatMessage] = []
+        """Questions and answers, without the system prompt."""
+
+    def obey(self, line: str) -> bool:
+        """A command or a question; False when it ends the conversation."""
+        line = line.strip()
+        if not line.startswith("/") or "\n" in line:
+            if line:
+                self.ask(line)
+            return True
+        name, _, rest = line.partition(" ")
+        name = ALIASES.get(name, name)
+        if name == "/quit":
+            return False
+        act = getattr(self, f"_do_{name[1:]}", None) if f"{name} ".startswith(tuple(_words())) else None
+        if act is None:
+            _say(f"{name} is no command{nearest(name, [word.strip() for word in _words()])} (/help lists them)")
+        else:
+            act(rest.strip())
+        return True
+
+    def ask(self, question: str) -> int:
+        """Stream the answer and remember both; its exit status, 1 when the request was refused or failed."""
+        return self._ask([*self.turns, {"role": "user", "content": question}])
+
+    def _ask(self, turns: list[ChatMessage]) -> int:
+        system: list[ChatMessage] = (
+            [{"role": "system", "content": self.system_prompt}] if self.system_prompt is not None else []
+        )
+        try:
+            answer = self._shown([*system, *turns])
+        except RequestError as error:
+            _say(f"quire: {error} (/clear starts over)")
+            return 1
+        self.turns = [*turns, {"role": "assistant", "content": answer.text}]
+        if self.show_stats:
+            _say(answer.line())
+        return answer.status
+
+    def _shown(self, messages: list[ChatMessage]) -> Answer:
+        """The answer, once it was shown; a display is opened with the first piece, so that a refusal shows nothing."""
+        display = create_display(plain=self._plain)
+        is_open = False
+
+        def write(text: str) -> None:
+            nonlocal is_open
+            if text and not is_open:
+                display.__enter__()
+                is_open = True
+            if is_open:
+                display.write(text)
+
+        try:
+            answer = self._answer(messages, self.settings, write)
+        finally:
+            if is_open:
+                display.__exit__(None, None, None)
+        if not is_open:
+            print(flush=True)
+        return answer
+
+    def _do_help(self, _: str) -> None:
+        for name, text in COMMANDS.items():
+            _say(f"  {name:<18} {text}")
+        _say(KEYS)
+
+    def _do_system(self, text: str) -> None:
+        self.system_prompt = text or None
+        _say("the system prompt is set" if text else "there is no system prompt now")
+
+    def _do_set(self, words: str) -> None:
+        name, _, text = words.removeprefix("parameter ").strip().partition(" ")
+        if not name or not text:
+            _say("say what to set: /set temperature 0.5")
+            return
+        if text.strip() == "default":
+            self.settings.pop(name, None)
+            _say(f"{name} is the default")
+            return
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text.strip()
+        try:
+            SamplingParams.from_optional(**{name: value})
+        except RequestError as error:
+            _say(f"quire: {error}")
+            return
+        self.settings[name] = value
+        _say(f"{name} = {json.dumps(value)}")
+
+    def _do_show(self, _: str) -> None:
+        _say(f"model: {self._model}")
+        _say(f"system prompt: {self.system_prompt or 'none'}")
+        _say(f"settings: {', '.join(f'{name} = {value}' for name, value in self.settings.items()) or 'the defaults'}")
+        _say(f"messages: {len(self.turns)}")
+
+    def _do_save(self, name: str) -> None:
+        saved = {
+            "model": self._model,
+            "system": self.system_prompt,
+            "settings": self.settings,
+            "messages": self.turns,
+        }
+        try:
+            write_json(Path(name or ".").expanduser(), saved)
+            _say(f"{counted(len(self.turns), 'message')} written to {name}")
+        except OSError as error:
+            _say(f"{name or 'no file given'}: {reason_of(error)}")
+
+    def _do_load(self, name: str) -> None:
+        try:
+            saved = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+            turns: list[ChatMessage] = [
+                {"role": str(turn["role"]), "content": str(turn["content"])} for turn in saved["messages"]
+            ]
+            system, settings = saved.get("system"), dict(saved.get("settings") or {})
+            SamplingParams.from_optional(**settings)
+        except OSError as error:
+            _say(f"{name or 'no file given'}: {reason_of(error)}")
+        except (ValueError, LookupError, TypeError, AttributeError, RequestError):
+            _say(f"{name} holds no conversation that /save wrote; nothing was changed")
+        else:
+            self.turns, self.system_prompt, self.settings = turns, system, settings
+            _say(f"{counted(len(turns), 'message')} read from {name}")
+
+    def _do_regenerate(self, _: str) -> None:
+        if not self.turns:
+            _say("there is no question to answer again")
+            return
+        self._ask(self.turns[:-1])
+
+    def _do_clear(self, _: str) -> None:
+        self.turns = []
+        _say("the conversation is empty")
+
+    def _do_stats(self, _: str) -> None:
+        self.show_stats = not self.show_stats
+        _say(f"numbers are {'shown' if self.show_stats else 'not shown'} after each answer")
+
+
+def _message(turn: Mapping[str, Any]) -> ChatMessage:
+    return {"role": str(turn["role"]), "content": str(turn["content"])}
+
+
+def _words() -> list[str]:
+    """Every command as a word, with the space that ends it."""
+    return [f"{name.partition(' ')[0]} " for name in COMMANDS]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

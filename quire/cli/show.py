@@ -1,0 +1,109 @@
+"""`quire show NAME`: what a model is, and the memory it needs on this machine, without loading it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.config.arch import ModelArch
+from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
+from quire.config.json_file import read_json_object
+from quire.config.memory_plan import gib
+from quire.errors import CheckpointError, ConfigError
+from quire.loader.names import repository_of, short_name_of
+
+if TYPE_CHECKING:
+    from quire.config.engine import QuireConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this subcommand."""
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help=f"directory, org/name or short name; {EMBEDDED} if absent"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flags(parser, skip=("model",))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; a model that is not on this machine has only its config.json fetched.
+
+    Raises: ConfigError.
+    """
+    if args.name is not None:
+        args.model = args.name
+    report = report_of(from_namespace(args))
+    if args.json:
+        print(json.dumps(report, indent=2))
+        return 0
+    for name, value in report.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, entry in value.items():
+                print(f"  {key:<20} {entry}")
+        else:
+            print(f"{name:<22} {value}")
+    return 0
+
+
+def report_of(args: EngineArgs) -> dict[str, Any]:
+    """Name -> value, for people and as JSON.
+
+    Raises: ConfigError.
+    """
+    from quire.engine.core_startup import create_config
+    from quire.loader.hub import is_complete
+
+    path = _directory(args)
+    raw = read_json_object(path / "config.json", "Download the file again.", CheckpointError)
+    if raw is None:
+        raise CheckpointError(f"{path} has no config.json, so it is no model directory")
+    arch = ModelArch.from_config({**raw, **args.hf_overrides}, source=str(path / "config.json"))
+    memory: Mapping[str, int] = {}
+    try:
+        config = create_config(args, (path, path))
+        here, memory = _here(config), config.memory_plan
+    except ConfigError as error:
+        here = f"does not run with these options: {error.message}"
+    repository = repository_of(args.model or EMBEDDED)
+    return {
+        "model": repository,
+        "short name": short_name_of(repository) or "-",
+        "directory": str(path),
+        "downloaded": "yes" if is_complete(path) else f"no; quire pull {args.model}",
+        "architecture": arch.architecture,
+        "parameters": _count(arch.num_parameters()),
+        "context": f"{arch.max_position_embeddings} tokens",
+        "checkpoint dtype": arch.dtype,
+        "vocabulary": f"{arch.vocab_size} tokens",
+        "layers": f"{arch.num_layers} of width {arch.hidden_size}, {arch.num_heads} ({arch.num_kv_heads} KV) heads",
+        "here": here,
+        "memory plan": {name: gib(size) for name, size in memory.items()},
+    }
+
+
+def _directory(args: EngineArgs) -> Path:
+    """Where config.json of the model is; fetches it, and nothing else, of a model that is not on this machine."""
+    from quire.engine.core_startup import locate
+    from quire.loader.hub import cached, check_config, checked_repository, fetch_config
+
+    if args.model in (None, EMBEDDED) or Path(str(args.model)).expanduser().exists():
+        return locate(args)[0]
+    repository = checked_repository(str(args.model))
+    directory = cached(repository, args.revision) or fetch_config(repository, args.revision)
+    check_config(directory / "config.json")
+    return directory
+
+
+def _here(config: QuireConfig) -> str:
+    model, cache = config.model_config, config.cache_config
+    return f"runs as {model.dtype}, context {model.max_model_len} tokens, KV cache {cache.num_tokens} tokens"
+
+
+def _count(number: int) -> str:
+    value, unit = (number / 1e9, "billion") if number >= 1e9 else (number / 1e6, "million")
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,73 @@
+"""The keywords of `LLM(...)` for type checkers and editors: the fields of `EngineArgs`, and their other names.
+
+A test compares them with `EngineArgs`, which is where a field is added.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options of an engine, without its model."""
+
+    tokenizer: str | None
+    """Directory or hub id of the tokenizer; the model's own when left out."""
+    revision: str | None
+    """Branch, tag or commit of the hub repository."""
+    dtype: str
+    """Type of weights and activations; auto takes the checkpoint's."""
+    max_model_len: int | None
+    """Longest context in tokens; as the model says when left out."""
+    quantization: str | None
+    """Round the weights to integers while they are read; no calibration."""
+    load_format: str
+    """How weights are read; dummy makes random ones."""
+    hf_overrides: dict[str, Any]
+    """Values that replace those of config.json."""
+    seed: int
+    """Base of the seeds drawn for requests without one."""
+    generation_config: str
+    """Default sampling: auto reads generation_config.json, vllm or none ignores it, or a directory."""
+    override_generation_config: dict[str, Any]
+    """Values that replace those of generation_config.json."""
+    max_logprobs: int
+    """Most logprobs a request may ask for; -1 sets no limit."""
+    skip_tokenizer_init: bool
+    """Take and give token ids only."""
+    chat_template: str | None
+    """File with the chat template, or the template itself."""
+    enable_prefix_caching: bool
+    """Reuse the KV cache of equal prefixes."""
+    kv_cache_dtype: str
+    """Type of cached keys and values; auto takes the model's, int8 halves a 16-bit one and adds a scale per token."""
+    block_size: int | None
+    """Tokens per KV block."""
+    gpu_memory_utilization: float | None
+    """Share of the device's memory the engine may use."""
+    memory_fraction: float | None
+    """Another name of gpu_memory_utilization."""
+    device_memory_utilization: float | None
+    """Another name of gpu_memory_utilization."""
+    kv_cache_memory_bytes: int | None
+    """Bytes of KV cache, instead of a share of the memory."""
+    num_gpu_blocks_override: int | None
+    """Number of KV blocks, instead of share or bytes."""
+    num_blocks: int | None
+    """Another name of num_gpu_blocks_override."""
+    max_num_seqs: int | None
+    """Most sequences in one step."""
+    max_num_batched_tokens: int | None
+    """Most tokens in one step."""
+    long_prefill_token_threshold: int
+    """Most tokens of one prompt in one step; 0 sets no limit."""
+    ops: str
+    """Implementation of the ops."""
+    num_threads: int | None
+    """Threads that compute; one per core when left out."""
+    use_tqdm_on_load: bool
+    """Show a progress bar while weights are read."""
+    disable_log_stats: bool
+    """Keep no statistics about steps, and log no status line."""
+    log_stats_interval: int
+    """Seconds between the status lines of a server or an AsyncLLMEngine that has work; 0: none."""

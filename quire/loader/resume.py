@@ -1,0 +1,104 @@
+"""Weights fetched so that an interrupted download goes on where it stopped, even in another process.
+
+huggingface_hub starts a file anew each time. So the blobs of weights are put into its cache here, checked by their
+hash, and it finds them there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire.errors import ModelNotFound
+
+PART = ".quire-part"
+PIECE = 1 << 22
+SHA256_LENGTH = 64
+"""The ETag of a large file is its SHA-256, that of a small one a hash of git."""
+
+
+def fetch_weights(repository: str, revision: str | None, patterns: tuple[str, ...], ignored: tuple[str, ...]) -> None:
+    """Put all weights of a repository into the cache.
+
+    Raises: what huggingface_hub raises; ModelNotFound when another process is at it or a file came damaged.
+    """
+    library = importlib.import_module("huggingface_hub")
+    info = library.HfApi().model_info(repository, revision=revision)
+    names = [file.rfilename for file in info.siblings or ()]
+    blobs = _blobs(repository)
+    blobs.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if any(fnmatch(name, each) for each in patterns) and not any(fnmatch(name, each) for each in ignored):
+            _fetch(library.hf_hub_url(repository, name, revision=info.sha), name, blobs)
+
+
+def _blobs(repository: str) -> Path:
+    download = importlib.import_module("huggingface_hub.file_download")
+    constants = importlib.import_module("huggingface_hub.constants")
+    folder = str(download.repo_folder_name(repo_id=repository, repo_type="model"))
+    return Path(constants.HF_HUB_CACHE).expanduser() / folder / "blobs"
+
+
+def _fetch(url: str, name: str, blobs: Path) -> None:
+    """Fetch one file; nothing where it is in the cache already."""
+    download = importlib.import_module("huggingface_hub.file_download")
+    metadata = download.get_hf_file_metadata(url)
+    blob = blobs / metadata.etag
+    if blob.exists():
+        return
+    part = blob.with_name(f"{metadata.etag}{PART}")
+    with part.open("ab") as file:
+        _lock(file.fileno(), name)
+        size = file.seek(0, os.SEEK_END)
+        if size > metadata.size:
+            size = file.truncate(0)
+        if size < metadata.size:
+            download.http_get(
+                metadata.location,
+                file,
+                resume_size=size,
+                headers=_headers(url, metadata.location),
+                expected_size=metadata.size,
+                displayed_filename=name,
+            )
+        file.flush()
+        os.fsync(file.fileno())
+        if not _is_whole(part, metadata):
+            part.unlink()
+            raise ModelNotFound(
+                f"{name} came damaged (its hash is not the one the hub says); it was deleted. Try again."
+            )
+        part.replace(blob)
+
+
+def _headers(url: str, location: str) -> dict[str, Any]:
+    """What the hub wants to see; another host does not get the token."""
+    headers: dict[str, Any] = importlib.import_module("huggingface_hub.utils").build_hf_headers()
+    if urlsplit(url).netloc != urlsplit(location).netloc:
+        headers.pop("authorization", None)
+    return headers
+
+
+def _lock(descriptor: int, name: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ModelNotFound(f"another process is downloading {name}; wait for it, then try again") from None
+
+
+def _is_whole(file: Path, metadata: Any) -> bool:
+    if file.stat().st_size != metadata.size:
+        return False
+    if len(metadata.etag) != SHA256_LENGTH:
+        return True
+    digest = hashlib.sha256()
+    with file.open("rb") as data:
+        while piece := data.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest() == str(metadata.etag)
