@@ -19,7 +19,7 @@ from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.server import console
-from quire.server.api import admin, anthropic, chat, completions, responses
+from quire.server.api import admin, anthropic, chat, completions, ollama, responses
 from quire.server.api.errors import error_shape
 from quire.server.api.protocol.openai import Error
 from quire.server.http.errors import ApiError, ErrorShapes, as_api_error, error_response, route_of
@@ -28,7 +28,7 @@ from quire.server.processes.peers import Peers
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
 
-ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, admin.routes)
+ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, ollama.routes, admin.routes)
 
 
 def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, peers: Peers | None = None) -> FastAPI:
