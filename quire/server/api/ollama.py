@@ -18,6 +18,7 @@ from quire.errors import InvalidParameter, shown
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RANGES, SamplingParams
 from quire.server.api import ollama_models
+from quire.server.api.admin import check_ready
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_numbers
@@ -79,6 +80,7 @@ def routes(service: Service) -> APIRouter:
 
 async def _respond(reply: _ChatReply | _GenerateReply, request: Request) -> Response:
     if reply.asks_nothing:
+        check_ready(reply.service)
         return json_reply(reply.loaded())
     if reply.streams:
         return LineStream(reply.stream(), reply.service.settings)
@@ -265,7 +267,8 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     if message.get("images"):
         place = f"messages[{index}].images"
         raise invalid(place, f"{place} is not supported: {REFUSED['modalities'].why}.", "unsupported_content")
-    return {"content": "", **{name: value for name, value in message.items() if name != "images"}}
+    names = {"tool_name": "name"}
+    return {"content": "", **{names.get(name, name): value for name, value in message.items() if name != "images"}}
 
 
 def _max_tokens(options: Options) -> int | None:

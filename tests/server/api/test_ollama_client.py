@@ -125,6 +125,15 @@ def test_a_message_without_content_is_an_empty_one(server: Running, client: olla
     assert chat(client, messages=said).prompt_eval_count == tokens  # the client leaves the empty content out
 
 
+def test_messages_of_tools_are_text_of_the_conversation(server: Running, client: ollama.Client) -> None:
+    call = {"name": "f", "arguments": {"a": 1}}
+    asked = {"role": "assistant", "tool_calls": [{"function": call}]}
+    wanted = [*QUESTION, {**asked, "content": ""}, {"role": "tool", "name": "f", "content": "5"}]
+    sent = [*QUESTION, asked, {"role": "tool", "tool_name": "f", "content": "5"}]
+    tokens = server.post("/tokenize", messages=wanted).json()["count"]
+    assert chat(client, messages=sent).prompt_eval_count == tokens
+
+
 def test_logprobs_are_those_of_chat_completions(server: Running, client: ollama.Client) -> None:
     body = {"messages": QUESTION, "max_tokens": 8, "temperature": 0, "logprobs": True, "top_logprobs": 2}
     wanted = server.post("/v1/chat/completions", **body).json()["choices"][0]["logprobs"]["content"]
@@ -363,6 +372,21 @@ def test_clients_raise_what_a_stream_says(server: Running, client: ollama.Client
         with pytest.raises(ollama.ResponseError, match="The request failed while it ran"):
             list(pieces)
     server.wait_idle()
+
+
+def test_a_session_as_ollamas_command_line_has_it(server: Running) -> None:
+    """What `ollama run` sends, empty fields included."""
+    with httpx.Client(base_url=server.url, timeout=TIMEOUT) as http:
+        assert http.head("/").status_code == 200
+        show = {"model": MODEL, "system": "", "template": "", "verbose": False, "options": None, "name": MODEL}
+        assert http.post("/api/show", json=show).json()["details"]["family"]
+        empty = {"suffix": "", "system": "", "template": "", "options": None, "format": "", "images": None}
+        load = http.post("/api/generate", json={"model": MODEL, "prompt": "", **empty})
+        assert load.json()["done_reason"] == "load"
+        ask = {"model": MODEL, "prompt": "What is a KV cache?", **empty, "options": GREEDY, "raw": False}
+        parts = [json.loads(text) for text in http.post("/api/generate", json=ask).text.splitlines()]
+        assert "".join(part["response"] for part in parts) == ANSWER
+        assert not any("warnings" in part for part in parts)
 
 
 def test_a_session_as_open_webui_has_it(server: Running) -> None:
