@@ -42,6 +42,7 @@ from quire.server.http.replies import reply_of
 from quire.server.http.streaming import STREAMED_LINES, LineStream, json_reply, line, unless_gone
 from quire.server.service import Context, Service, context_of
 
+_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 _ONE_SAMPLER = "it is not built; use temperature, top_k, top_p and min_p"
 _REFUSED = {
     **REFUSED,
@@ -128,7 +129,7 @@ class _Reply(ABC):
 
     def _whole(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> dict[str, Any]:
         (completion,) = output.outputs
-        warnings = [*self._warnings, *conversation.warnings, *output.warnings]
+        warnings = [*self._warnings, *conversation.warnings, *map(_renamed, output.warnings)]
         reply = self._piece(completion.text, completion, warnings)
         return {**reply, "done": True, **self._end(conversation.generation, output), **extras}
 
@@ -143,7 +144,7 @@ class _Reply(ABC):
                 (completion,) = output.outputs
                 if not begun:
                     begun = True
-                    warnings += output.warnings
+                    warnings += map(_renamed, output.warnings)
                 if completion.text or completion.logprobs:
                     yield line({**self._piece(completion.text, completion, warnings), "done": False})
                     warnings = []
@@ -185,8 +186,7 @@ class _Reply(ABC):
                 self.service, fields, max_tokens=_max_tokens(options), stream=stream, logprobs=self._num_logprobs
             )
         except InvalidParameter as error:
-            message = error.message.replace("repetition_penalty", "repeat_penalty")
-            raise invalid(f"options.{error.parameter}", message) from None
+            raise invalid(f"options.{error.parameter}", _renamed(error.message)) from None
 
     async def _converse(
         self, messages: list[dict[str, Any]], *, stream: bool, template: str | None = None, continues: bool = False
@@ -269,6 +269,12 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
         raise invalid(place, f"{place} is not supported: {REFUSED['modalities'].why}.", "unsupported_content")
     names = {"tool_name": "name"}
     return {"content": "", **{names.get(name, name): value for name, value in message.items() if name != "images"}}
+
+
+def _renamed(message: str) -> str:
+    """What the engine says about a field, which stands first, under the name that Ollama has for it."""
+    name, space, rest = message.partition(" ")
+    return _NAMES.get(name, name) + space + rest
 
 
 def _max_tokens(options: Options) -> int | None:

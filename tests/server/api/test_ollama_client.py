@@ -308,6 +308,16 @@ def test_what_has_no_effect_is_said_once(server: Running, more: dict[str, Any], 
     assert server.post("/api/generate", prompt="", keep_alive=0).json()["done_reason"] == "load"
 
 
+def test_length_is_capped_under_ollamas_name_when_the_operator_says_so(serve: Any) -> None:
+    with serve(max_tokens_policy="cap") as capping:
+        for stream in (False, True):
+            ask = {"prompt": "import os", "raw": True, "options": {**LONG, "num_predict": 5000}, "stream": stream}
+            parts = [json.loads(text) for text in capping.post("/api/generate", **ask).text.splitlines()]
+            (warning,) = next(part["warnings"] for part in parts if "warnings" in part)
+            assert warning.startswith("num_predict 5000 lowered to ")
+            assert parts[-1]["eval_count"] + parts[-1]["prompt_eval_count"] == 1024
+
+
 def test_unknown_options_are_refused_where_the_operator_is_strict(serve: Any) -> None:
     with serve(strict_params=True) as strict:
         reply = strict.post("/api/chat", messages=QUESTION, options={**GREEDY, "num_gpu": 1})
