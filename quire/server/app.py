@@ -19,7 +19,7 @@ from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.server import console
-from quire.server.api import admin, anthropic, chat, completions, responses
+from quire.server.api import admin, anthropic, chat, completions, ollama, responses
 from quire.server.api.errors import error_shape
 from quire.server.api.protocol.openai import Error
 from quire.server.console import docs
@@ -36,7 +36,7 @@ NOT_BUILT = {
     **dict.fromkeys(
         ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/v1/pooling"), _POOLING
     ),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/v1/classify", "/api/embed", "/api/embeddings"), _POOLING),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/v1/classify"), _POOLING),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/fine_tuning"), _LORA),
     **dict.fromkeys(("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), _MEDIA),
     "/v1/moderations": "the model can be asked with /v1/chat/completions.",
@@ -47,8 +47,8 @@ NOT_BUILT = {
     "/sleep": "stop the server instead; it is ready again within seconds.",
     "/wake_up": "there is no sleep; a server starts within seconds.",
 }
-"""Routes of OpenAI, vLLM and Ollama that quire does not have, and what to do instead."""
-ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, admin.routes)
+"""Routes of OpenAI and vLLM that quire does not have, and what to do instead."""
+ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, ollama.routes, admin.routes)
 
 
 def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, peers: Peers | None = None) -> FastAPI:

@@ -51,13 +51,16 @@ def test_token_ids_are_served_without_a_tokenizer(bare: Callable[..., Running]) 
         server.post("/v1/completions", prompt="text"),
         server.post("/v1/chat/completions", messages=QUESTION),
         server.post("/v1/messages", messages=QUESTION, max_tokens=1),
+        server.post("/api/chat", messages=QUESTION),
+        server.post("/api/generate", prompt="text"),
         server.post("/tokenize", prompt="text"),
         server.post("/detokenize", tokens=[5]),
         server.post("/v1/completions", prompt=[5], stop=["x"]),
     ]
-    assert [reply.status_code for reply in refused] == [400] * 6
+    assert [reply.status_code for reply in refused] == [400] * 8
     assert all("tokeni" in reply.text for reply in refused)
     assert server.client.get("/v1/capabilities").json()["chat"] is False
+    assert server.post("/api/show", model="quire-tiny").json()["template"] == "{{ .Prompt }}"
 
 
 def test_a_model_without_a_chat_template_completes(bare: Callable[..., Running], tmp_path: Path) -> None:
@@ -73,3 +76,18 @@ def test_a_model_without_a_chat_template_completes(bare: Callable[..., Running],
     assert card["id"] == tmp_path.name
     assert str(tmp_path) not in server.client.get("/metrics").text
     assert server.post("/v1/completions", model=str(tmp_path), prompt="a", max_tokens=1).status_code == 200
+    ask = {"prompt": "a", "options": {"num_predict": 4, "temperature": 0}, "stream": False}
+    plain, raw = (server.post("/api/generate", **ask, raw=raw).json() for raw in (False, True))
+    assert plain["response"] == raw["response"]
+    assert plain["prompt_eval_count"] == raw["prompt_eval_count"]
+    with_system = server.post("/api/generate", **ask, system="b")
+    assert with_system.json()["error"].startswith("This model has no chat template.")
+
+
+def test_thinking_is_turned_off_where_the_template_reads_it(bare: Callable[..., Running]) -> None:
+    plainly = "{% if enable_thinking is defined and not enable_thinking %} plainly{% endif %}"
+    server = bare(chat_template="{{ messages[0].content }}" + plainly)
+    ask = {"messages": QUESTION, "options": {"num_predict": 1}, "stream": False}
+    replies = [server.post("/api/chat", **ask, **more).json() for more in ({}, {"think": False})]
+    counts = [server.post("/tokenize", prompt=text).json()["count"] for text in ("hi", "hi plainly")]
+    assert [reply["prompt_eval_count"] for reply in replies] == counts

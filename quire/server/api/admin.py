@@ -51,6 +51,19 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
+def check_ready(service: Service) -> None:
+    """Refuse while no request would be served.
+
+    Raises: ApiError 503 that says in which stage of its start the core is.
+    """
+    engine = service.engine
+    state = engine.state
+    if state is not EngineState.READY:
+        is_coming = state in (EngineState.STARTING, EngineState.RESTARTING)
+        stage = f" (stage: {engine.stage})" if is_coming and engine.stage else ""
+        raise ApiError(503, "engine_unavailable", f"The engine is {state.value}{stage}.", headers={"Retry-After": "1"})
+
+
 def _add_state(router: APIRouter, service: Service) -> None:
     @router.get("/health", response_class=Response)
     async def health() -> Response:
@@ -63,13 +76,8 @@ def _add_state(router: APIRouter, service: Service) -> None:
     @router.get("/ready", response_class=Response)
     async def ready() -> Response:
         """200 while a request would be served now; otherwise the body says in which stage of its start the core is."""
-        engine = service.engine
-        state = engine.state
-        if state is EngineState.READY:
-            return Response()
-        is_coming = state in (EngineState.STARTING, EngineState.RESTARTING)
-        stage = f" (stage: {engine.stage})" if is_coming and engine.stage else ""
-        raise ApiError(503, "engine_unavailable", f"The engine is {state.value}{stage}.", headers={"Retry-After": "1"})
+        check_ready(service)
+        return Response()
 
     router.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
 

@@ -7,6 +7,7 @@ from typing import Any
 from quire.server.http.errors import ApiError, ErrorShape, shown_message
 
 ANTHROPIC_PREFIX = "/v1/messages"
+OLLAMA_PREFIX = "/api"
 
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
@@ -32,11 +33,17 @@ def _anthropic(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": shown_message(error)}}
 
 
+def _ollama(error: ApiError) -> dict[str, Any]:
+    return {"error": shown_message(error)}
+
+
 OPENAI_ERRORS = ErrorShape(_openai)
 ANTHROPIC_ERRORS = ErrorShape(_anthropic, event_name="error")
+OLLAMA_ERRORS = ErrorShape(_ollama)
 
 
 def error_shape(route: str) -> ErrorShape:
     """How errors of a route are said, whether the route exists or not. The path is below the root path."""
-    is_anthropic = route == ANTHROPIC_PREFIX or route.startswith(f"{ANTHROPIC_PREFIX}/")
-    return ANTHROPIC_ERRORS if is_anthropic else OPENAI_ERRORS
+    shapes = {ANTHROPIC_PREFIX: ANTHROPIC_ERRORS, OLLAMA_PREFIX: OLLAMA_ERRORS}
+    found = (shape for prefix, shape in shapes.items() if route == prefix or route.startswith(f"{prefix}/"))
+    return next(found, OPENAI_ERRORS)

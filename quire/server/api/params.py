@@ -135,7 +135,7 @@ def check_fields(
     for name in body.model_fields_set:
         value = getattr(body, name)
         if isinstance(value, Body):
-            warnings += check_fields(value, service, place=f"{place}{name}.")
+            warnings += check_fields(value, service, refused=refused, place=f"{place}{name}.")
     return warnings
 
 

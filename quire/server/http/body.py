@@ -141,7 +141,7 @@ def _check_headers(request: Request, limit: int) -> None:
         raise ApiError(
             415,
             "unsupported_media_type",
-            "Content-Type must be application/json.",
+            "Content-Type must be application/json; with curl: -H 'Content-Type: application/json'.",
             headers=_CLOSE,
         )
     coding = request.headers.get("content-encoding", "identity").lower()

@@ -24,6 +24,10 @@ encode = msgspec.json.Encoder().encode
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 """For the OpenAPI document: the reply may be a stream."""
+STREAMED_LINES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}
+}
+"""The same for a stream of JSON lines."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 
@@ -37,6 +41,18 @@ def event(data: Any, name: str | None = None) -> bytes:
     """One server-sent event."""
     head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
     return head + encode(data) + b"\n\n"
+
+
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+"""Characters that JSON need not escape, and at which Python's `splitlines` and so some clients end a line."""
+
+
+def line(data: Any) -> bytes:
+    """One line of a stream of JSON objects."""
+    text = encode(data)
+    for character, escaped in _LINE_ENDS:
+        text = text.replace(character, escaped)
+    return text + b"\n"
 
 
 class Chunks:
@@ -63,6 +79,8 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
+    keep_alive = COMMENT
+    """Sent while the stream stands still."""
 
     def __init__(
         self,
@@ -77,7 +95,7 @@ class EventStream(Response):
         self._events = events
         self._end = end
         self._error = error
-        self._keep_alive = settings.sse_keep_alive_interval or None
+        self._patience = settings.sse_keep_alive_interval or None
         self._time_limit = settings.request_timeout or None
         self._started = False
         self._sending = False
@@ -94,14 +112,14 @@ class EventStream(Response):
         failure: Exception | None = None
         try:
             while not producer.done() and not gone.done():
-                patience = _least(self._keep_alive, self._time_limit and started_at + self._time_limit - loop.time())
+                patience = _least(self._patience, self._time_limit and started_at + self._time_limit - loop.time())
                 await asyncio.wait({producer, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if self._time_limit and loop.time() - started_at >= self._time_limit and not producer.done():
                     failure = _timed_out(self._time_limit)
                     break
                 idle = 0.0 if self._sending or producer.done() else loop.time() - self._sent_at
-                if self._keep_alive and idle >= self._keep_alive:
-                    await self._send(send, COMMENT)
+                if self._patience and idle >= self._patience:
+                    await self._send(send, self.keep_alive)
             if producer.done() and not producer.cancelled():
                 failure = _exception(producer)
         finally:
@@ -133,6 +151,21 @@ class EventStream(Response):
 
     async def _finish(self, send: Send) -> None:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class LineStream(EventStream):
+    """A stream of JSON objects, each on a line of its own."""
+
+    media_type = "application/x-ndjson"
+    keep_alive = b" "
+    """JSON allows it before an object, so clients that read line by line need not know of it."""
+
+    def __init__(self, lines: AsyncGenerator[bytes, None], settings: ServerSettings) -> None:
+        super().__init__(lines, settings, end=b"", error=_error_line)
+
+
+def _error_line(error: ApiError, shape: ErrorShape) -> bytes:
+    return line(shape.body(error))
 
 
 async def unless_gone(request: Request, settings: ServerSettings, work: Coroutine[Any, Any, T]) -> T:

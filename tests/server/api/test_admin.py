@@ -33,6 +33,7 @@ def test_health_follows_the_engine(server: Running, monkeypatch: pytest.MonkeyPa
         replies = [server.client.get(path) for path in ("/health", "/ready")]
         assert tuple(reply.status_code for reply in replies) == codes
         assert server.client.post("/ping").status_code == codes[0]
+        assert server.post("/api/generate", prompt="").status_code == codes[1], "Ollama's way to load a model"
 
 
 def test_version_and_load(server: Running) -> None:

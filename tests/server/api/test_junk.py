@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from quire.server.api.params import LABELS, REFUSED
 from quire.server.api.protocol.anthropic import CountTokensRequest, MessagesRequest
+from quire.server.api.protocol.ollama import ChatRequest, GenerateRequest, Options, ShowRequest
 from quire.server.api.protocol.openai import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -31,6 +32,9 @@ ROUTES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/v1/responses": (ResponsesRequest, {"input": "hi", "max_output_tokens": 2}),
     "/v1/messages": (MessagesRequest, {"messages": CONVERSATION, "max_tokens": 2}),
     "/v1/messages/count_tokens": (CountTokensRequest, {"messages": CONVERSATION}),
+    "/api/chat": (ChatRequest, {"messages": CONVERSATION, "options": {"num_predict": 2}}),
+    "/api/generate": (GenerateRequest, {"prompt": "hi", "options": {"num_predict": 2}}),
+    "/api/show": (ShowRequest, {}),
     "/tokenize": (TokenizeRequest, {"prompt": "hi"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
 }
@@ -110,6 +114,17 @@ def test_every_field_may_hold_anything(server: Running, path: str, caplog: pytes
                 reply = server.client.post(path, json={**body, field: value})
                 assert reply.status_code < 500, (field, value, reply.text)
     assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_every_option_may_hold_anything(server: Running, path: str) -> None:
+    _, body = ROUTES[path]
+    for option in [*Options.model_fields, "mirostat", "typical_p", "num_gpu", *REFUSED]:
+        for value in (*WRONG, None, 0, -1, 2**63, -(2**63) - 1, True, ""):
+            reply = server.client.post(path, json={**body, "options": {"num_predict": 2, option: value}})
+            assert reply.status_code < 500, (option, value, reply.text)
+            assert reply.status_code == 200 or set(reply.json()) == {"error"}
+    server.wait_idle()
 
 
 @pytest.mark.parametrize(

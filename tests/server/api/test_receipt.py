@@ -64,6 +64,8 @@ def test_streams_carry_the_receipt_of_all_prompts_in_the_last_chunk(
         ("/v1/chat/completions", CHAT),
         ("/v1/responses", {"input": "hi", "max_output_tokens": 4}),
         ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 4}),
+        ("/api/chat", {"messages": CHAT["messages"], "options": {"num_predict": 4}}),
+        ("/api/generate", {"prompt": "import os", "raw": True, "options": {"num_predict": 4}}),
     ],
 )
 def test_every_api_gives_a_receipt_when_asked_and_only_then(

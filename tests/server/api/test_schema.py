@@ -19,6 +19,9 @@ from schemathesis.specs.openapi.checks import (
 from tests.server.conftest import Running
 
 OPERATIONS = [
+    ("get", "/api/ps"),
+    ("get", "/api/tags"),
+    ("get", "/api/version"),
     ("get", "/health"),
     ("get", "/load"),
     ("get", "/metrics"),
@@ -28,6 +31,9 @@ OPERATIONS = [
     ("get", "/v1/models/{model}"),
     ("get", "/v1/stats"),
     ("get", "/version"),
+    ("post", "/api/chat"),
+    ("post", "/api/generate"),
+    ("post", "/api/show"),
     ("post", "/detokenize"),
     ("post", "/tokenize"),
     ("post", "/v1/chat/completions"),
@@ -47,10 +53,21 @@ CHECKS: Any = (
 SMALL = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 2}
 
 
+def costs_much(count: Any) -> bool:
+    """Whether a number of tokens is valid, and may be far more than two."""
+    return count is None or (type(count) is int and (count < 0 or 2 < count < 200))
+
+
 def made_cheap(body: Any) -> Any:
     """A body as it is, but for counts that are valid and would take long."""
     if not isinstance(body, dict):
         return body
+    options = body.get("options")
+    if isinstance(options, dict):
+        body = {
+            **body,
+            "options": {**options, **({"num_predict": 2} if costs_much(options.get("num_predict")) else {})},
+        }
     small = {name: most for name, most in SMALL.items() if type(body.get(name)) is int and body[name] > most}
     return {
         "max_tokens": 2,

@@ -14,7 +14,7 @@ from tests.server.conftest import MODEL, Running
 
 pytestmark = pytest.mark.usefixtures("healthy_neighbours")
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, OLLAMA = "/v1/chat/completions", "/v1/completions", "/api/generate"
 ASK = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 WRITE = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
 
@@ -221,6 +221,9 @@ def test_body_that_is_not_one_json_object(server: Running, content: bytes, code:
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == code
     assert reply.json()["error"]["message"].startswith(start), reply.text
+    other = server.client.post(OLLAMA, content=content, headers={"content-type": "application/json"})
+    assert other.status_code == 400
+    assert other.json()["error"].startswith(start), other.text
 
 
 @pytest.mark.parametrize(
@@ -235,6 +238,9 @@ def test_body_that_is_not_one_json_object(server: Running, content: bytes, code:
 def test_only_plain_json_is_read(server: Running, headers: dict[str, str]) -> None:
     reply = server.client.post(TEXT, content=b'{"prompt": "a"}', headers=headers)
     check(reply, 415, "unsupported_media_type", None, "Content-")
+    other = server.client.post(OLLAMA, content=b'{"prompt": "a"}', headers=headers)
+    assert other.status_code == 415
+    assert other.json()["error"].startswith("Content-")
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,24 @@ IN_FRONT = {"": ("",), ROOT: ("", ROOT)}
 """Root path -> what a path may begin with when it arrives: a proxy strips the root path or does not."""
 
 
-def is_anthropic(data: Any) -> bool:
-    """Whether an error has Anthropic's shape; it has OpenAI's otherwise."""
+SHAPES = [("/v1/messages", "anthropic"), ("/v1/chat/completions", "openai"), ("/api/generate", "ollama")]
+ENDLESS = {"temperature": 0, "repeat_penalty": 1}
+LONG = {shape: CONVERSATION for _, shape in SHAPES} | {"ollama": {"prompt": "import", "raw": True, "options": ENDLESS}}
+"""A request that would take long."""
+WRONG = {"temperature": 9, "options": {"temperature": 9}}
+EVENT_STARTS = {"anthropic": "event: error\n", "openai": "data: {", "ollama": "{"}
+
+
+def shape_of(data: Any) -> str:
+    """Whose shape an error has."""
+    if isinstance(data["error"], str):
+        assert set(data) == {"error"}
+        return "ollama"
     if data.get("type") == "error":
         assert set(data["error"]) == {"type", "message"}
-        return True
+        return "anthropic"
     assert set(data["error"]) == {"message", "type", "param", "code"}
-    return False
+    return "openai"
 
 
 @pytest.fixture(scope="module", params=IN_FRONT)
@@ -37,40 +48,40 @@ def guarded(serve: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Runnin
         yield running, IN_FRONT[request.param]
 
 
-def event_of_failure(server: Running, url: str) -> str:
+def event_of_failure(server: Running, url: str, shape: str) -> str:
     """The error in a stream whose engine fails after the first tokens."""
     with stand_in(server) as held:
         held.may_go.set()
-        with server.client.stream("POST", url, json={**CONVERSATION, "stream": True}, headers=HEADERS) as stream:
+        with server.client.stream("POST", url, json={**LONG[shape], "stream": True}, headers=HEADERS) as stream:
             assert stream.status_code == 200
             pieces = stream.iter_text()
             text = next(pieces)
             held.error = RuntimeError("out of order")
             text += "".join(pieces)
     server.wait_idle()
-    (event,) = [block for block in text.split("\n\n") if '"error"' in block]
+    (event,) = [block for block in text.split("\n" if shape == "ollama" else "\n\n") if '"error"' in block]
     return event
 
 
-@pytest.mark.parametrize(("path", "shape"), [("/v1/messages", True), ("/v1/chat/completions", False)])
+@pytest.mark.parametrize(("path", "shape"), SHAPES)
 def test_errors_in_streams_and_replies_have_one_shape(
-    guarded: tuple[Running, tuple[str, ...]], path: str, shape: bool
+    guarded: tuple[Running, tuple[str, ...]], path: str, shape: str
 ) -> None:
     server, beginnings = guarded
     for before in beginnings:
         url = before + path
         post = server.client.post
-        wrong = post(url, json={**CONVERSATION, "temperature": 9}, headers=HEADERS)
-        stranger = post(url, json=CONVERSATION)
-        large = post(url, json={**CONVERSATION, "user": "x" * 3000}, headers=HEADERS)
+        wrong = post(url, json={**LONG[shape], **WRONG}, headers=HEADERS)
+        stranger = post(url, json=LONG[shape])
+        large = post(url, json={**LONG[shape], "user": "x" * 3000}, headers=HEADERS)
         unknown = post(f"{url}/nope", json={}, headers=HEADERS)
         method = server.client.delete(url, headers=HEADERS)
         replies = [wrong, stranger, large, unknown, method]
         assert [reply.status_code for reply in replies] == [400, 401, 413, 404, 405]
-        assert [is_anthropic(reply.json()) for reply in replies] == [shape] * 5
-        event = event_of_failure(server, url)
-        assert is_anthropic(json.loads(event.partition("data: ")[2])) is shape
-        assert event.startswith("event: error\n") is shape
+        assert [shape_of(reply.json()) for reply in replies] == [shape] * 5
+        event = event_of_failure(server, url, shape)
+        assert shape_of(json.loads(event[event.index("{") :])) == shape
+        assert event.startswith(EVENT_STARTS[shape])
 
 
 def test_bytes_that_are_no_request_are_refused_in_the_shape_of_their_path(
@@ -78,7 +89,7 @@ def test_bytes_that_are_no_request_are_refused_in_the_shape_of_their_path(
 ) -> None:
     server, beginnings = guarded
     for before in beginnings:
-        for path, shape in (("/v1/messages", True), ("/v1/messages?a=b", True), ("/v1/completions", False)):
+        for path, shape in (*SHAPES, ("/v1/messages?a=b", "anthropic"), ("/api", "ollama"), ("/apis", "openai")):
             head = f"POST {before}{path} HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n"
             with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), TIMEOUT) as sock:
                 sock.sendall(head.encode())
@@ -86,7 +97,7 @@ def test_bytes_that_are_no_request_are_refused_in_the_shape_of_their_path(
                 while data := sock.recv(4096):
                     reply += data
             assert reply.startswith(b"HTTP/1.1 400 ")
-            assert is_anthropic(json.loads(reply.partition(b"\r\n\r\n")[2])) is shape
+            assert shape_of(json.loads(reply.partition(b"\r\n\r\n")[2])) == shape
 
 
 def test_a_limit_is_said_in_the_shape_of_the_route(serve: Any) -> None:
@@ -94,10 +105,10 @@ def test_a_limit_is_said_in_the_shape_of_the_route(serve: Any) -> None:
         waiting = pool.submit(small.post, "/v1/completions", prompt="a", max_tokens=1)
         wait_for(lambda: small.engine.num_unfinished == 1)
         for before in ("", ROOT):
-            for path, shape in (("/v1/messages", True), ("/v1/completions", False)):
+            for path, shape in SHAPES:
                 reply = small.client.post(before + path, json=CONVERSATION)
                 assert reply.status_code == 429
-                assert is_anthropic(reply.json()) is shape
+                assert shape_of(reply.json()) == shape
         assert not waiting.done()
 
 

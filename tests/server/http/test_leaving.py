@@ -23,6 +23,8 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {**LONG, **CONVERSATION, "prompt": None},
     "/v1/responses": {"input": "hi", "max_output_tokens": 1000, "ignore_eos": True},
     "/v1/messages": {**CONVERSATION, "max_tokens": 1000, "ignore_eos": True},
+    "/api/chat": CONVERSATION,
+    "/api/generate": {"prompt": "import", "raw": True, "options": {"temperature": 0, "repeat_penalty": 1}},
 }
 
 

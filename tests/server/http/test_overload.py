@@ -81,6 +81,7 @@ def test_many_kinds_of_requests_leave_no_task_and_no_descriptor(
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}),
             ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": True}),
             ("/v1/responses", {"input": "a", "max_output_tokens": 3, "stream": True}),
+            ("/api/generate", {"prompt": "a", "options": {"num_predict": 3}}),
             ("/tokenize", {"prompt": "a b c"}),
             ("/v1/completions", {"prompt": "a", "temperature": 9}),
             ("/nope", {}),
