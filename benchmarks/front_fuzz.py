@@ -241,7 +241,10 @@ async def send_all(url: str, count: int, num_senders: int, seed: int) -> Counter
 class Seen:
     """What streams and health checks measured, in milliseconds."""
 
+    first: list[float] = field(default_factory=list)
+    """Times to the first piece."""
     gaps: list[float] = field(default_factory=list)
+    """Between two pieces of a stream."""
     health: list[float] = field(default_factory=list)
     num_streams: int = 0
     front_mib: float = 0.0
@@ -277,7 +280,7 @@ class Healthy:
             def take(piece: bytes, pieces: list[bytes] = pieces) -> None:
                 nonlocal last
                 now = time.perf_counter()
-                seen.gaps.append(1e3 * (now - last))
+                (seen.gaps if pieces else seen.first).append(1e3 * (now - last))
                 last = now
                 pieces.append(piece)
 
@@ -375,6 +378,10 @@ def percentile(values: list[float], percent: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))]
 
 
+def _first(seen: Seen) -> str:
+    return f"{percentile(seen.first, 50):.0f} / {percentile(seen.first, 99):.0f}"
+
+
 def rules(alone: Seen, disturbed: Seen, answers: Counter[str]) -> list[Rule]:
     """What healthy clients are promised, and whether it held."""
     worst, limit = max(alone.gaps), max(alone.gaps) + MAX_EXTRA_GAP_MS
@@ -384,6 +391,7 @@ def rules(alone: Seen, disturbed: Seen, answers: Counter[str]) -> list[Rule]:
     return [
         Rule("longest gap of a stream, ms", f"{worst:.0f}", f"{max(disturbed.gaps):.0f}", f"{limit:.0f}",
              max(disturbed.gaps) <= limit, True),
+        Rule("time to first piece, p50 / p99, ms", _first(alone), _first(disturbed), "", True, True),
         Rule("/health p99.9, ms", f"{percentile(alone.health, 99.9):.1f}", f"{p999:.1f}", f"{MAX_HEALTH_P999_MS:g}",
              p999 <= MAX_HEALTH_P999_MS, True),
         Rule("front, MiB", f"{alone.front_mib:.0f}", f"{disturbed.front_mib:.0f}", f"{MAX_FRONT_MIB:g}",

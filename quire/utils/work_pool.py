@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
@@ -29,6 +30,11 @@ is_heavy: ContextVar[bool] = ContextVar("work_is_heavy", default=False)
 """Whether the work of this request may take long. Such work never takes the last thread, so that others get along."""
 
 
+TURN_S, PAUSE_S = 0.003, 0.003
+"""A job that takes long rests now and then: the event loop and the engine's threads want the same cores, and a step of
+the engine waits for the slowest of its threads."""
+
+
 class WorkAbandoned(BaseException):
     """Ends a job whose result nobody waits for. No Exception: nothing between may take it for a failure."""
 
@@ -36,7 +42,7 @@ class WorkAbandoned(BaseException):
 class _Job:
     """A call, and the future of the coroutine that waits for it."""
 
-    __slots__ = ("call", "context", "future", "is_abandoned", "is_waiting", "queue")
+    __slots__ = ("call", "context", "future", "is_abandoned", "is_waiting", "pauses_at", "queue")
 
     def __init__(self, call: Callable[[], Any], context: Context) -> None:
         self.call = call
@@ -44,16 +50,21 @@ class _Job:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.is_abandoned = False
         self.is_waiting = True
+        self.pauses_at = 0.0
         self.queue = (owner.get(), is_heavy.get())
 
     def run(self) -> Any:
         """The result of the call; `check_cancelled` ends it once it is abandoned."""
+        self.pauses_at = time.monotonic() + TURN_S
         with cancelled_by(self._check):
             return self.call()
 
     def _check(self) -> None:
         if self.is_abandoned:
             raise WorkAbandoned
+        if time.monotonic() > self.pauses_at:
+            time.sleep(PAUSE_S)
+            self.pauses_at = time.monotonic() + TURN_S
 
 
 class WorkPool:

@@ -97,9 +97,11 @@ def test_sample_equals_the_contract_written_out(impl: str, data: st.DataObject) 
             st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=2), min_size=len(rows), max_size=len(rows)
         )
     )
-    drawn = run(impl, "sample", torch.tensor(rows), *parameters(given_settings), torch.tensor(numbers).double())
+    drawn = run(
+        impl, "sample", torch.tensor(rows), *parameters(given_settings), torch.tensor(numbers, dtype=torch.float64)
+    )
     expected = [
-        [naive_sample(row, *setting, uniform) for uniform in torch.tensor(uniforms).double().tolist()]
+        [naive_sample(row, *setting, uniform) for uniform in uniforms]
         for row, setting, uniforms in zip(rows, given_settings, numbers, strict=True)
     ]
     assert drawn.tolist() == expected
@@ -176,7 +178,9 @@ def test_sample_leaves_its_inputs_alone(impl: str) -> None:
 def test_the_largest_uniform_still_draws_a_token_that_was_kept(impl: str) -> None:
     logits = torch.zeros(1, 20_000)  # the sum of weights exceeds 2**53, where float64 rounds
     last = math.nextafter(1, 0)
-    drawn = run(impl, "sample", logits, *parameters([(1.0, 19_999, 1.0, 0.0)]), torch.tensor([[0.0, last]]).double())
+    drawn = run(
+        impl, "sample", logits, *parameters([(1.0, 19_999, 1.0, 0.0)]), torch.tensor([[0.0, last]], dtype=torch.float64)
+    )
     assert drawn.tolist() == [[0, 19_998]]
 
 
