@@ -269,6 +269,7 @@ class Healthy:
             tasks.create_task(self._weigh(seen, until))
             for seed in range(NUM_STREAMS):
                 tasks.create_task(self._stream(seen, until, seed))
+        await self._client.close()
         return seen
 
     async def _stream(self, seen: Seen, until: Callable[[], bool], seed: int) -> None:
@@ -342,13 +343,15 @@ def served(directory: Path) -> Iterator[tuple[str, dict[str, int]]]:
         process.wait()
 
 
-def measure(count: int, num_senders: int, seed: int) -> tuple[Seen, Seen, Counter[str]]:
+def measure(
+    count: int, num_senders: int, seed: int, undisturbed_s: float = UNDISTURBED_S
+) -> tuple[Seen, Seen, Counter[str]]:
     """(undisturbed, disturbed, how the bodies were answered)."""
     with tempfile.TemporaryDirectory() as name, served(Path(name)) as (url, pids):
 
         async def run() -> tuple[Seen, Seen, Counter[str]]:
             healthy = Healthy(url, pids)
-            deadline = time.monotonic() + UNDISTURBED_S
+            deadline = time.monotonic() + undisturbed_s
             alone = await healthy.watch(lambda: time.monotonic() > deadline)
             command = [sys.executable, "-m", "benchmarks.front_fuzz", "--send-to", url]
             command += ["--bodies", str(count), "--senders", str(num_senders), "--seed", str(seed)]
