@@ -90,7 +90,7 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
         ["env", "--num-blocks", "5", "--kv-cache-memory-bytes", "1G"],
         ["kv_cache_memory_bytes and num_gpu_blocks_override contradict"],
     ),
-    "threads": (["env", "--num-threads", "100k"], ["num_threads must be at most 1024"]),
+    "threads": (["env", "--num-threads", "100k"], ["num_threads must be at most 512"]),
     # models and prompts
     "no model there": (["run", "hi", "--model", "./nothing"], ["no directory './nothing'"]),
     "no model given": (["run", "hi", "--model", ""], ["option model is an empty string"]),

@@ -35,11 +35,12 @@ WRITERS = {
 
 
 def quire(*argv: str, stdout: int) -> tuple[int, str]:
-    """(status, what it says on standard error, without the log)."""
+    """(status, what it says on standard error, without the log and the model's name)."""
     env = {**os.environ, "QUIRE_LOG_LEVEL": "ERROR"}
     command = [sys.executable, "-m", "quire.cli.main", *argv]
     done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env, timeout=120, check=False)
-    return done.returncode, done.stderr
+    said = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("model: ")]
+    return done.returncode, "".join(said)
 
 
 def to_full(*argv: str) -> tuple[int, str]:
