@@ -25,7 +25,7 @@ class EngineOptions(TypedDict, total=False):
     """How weights are read; dummy makes random ones."""
     hf_overrides: dict[str, Any]
     """Values that replace those of config.json."""
-    seed: int
+    seed: int | None
     """Base of the seeds drawn for requests without one."""
     generation_config: str
     """Default sampling: auto reads generation_config.json, vllm or none ignores it, or a directory."""

@@ -60,7 +60,7 @@ def test_behind_the_path_of_a_proxy_the_same_routes_are_open(serve: Any) -> None
     with serve(api_key=(KEY,), root_path="/proxy") as guarded:
         for path in ("/health", *console.PATHS):
             assert guarded.client.get(path).status_code == 200, path
-        for path in ("/v1/stats", "/v1/models", "/proxy/health"):
+        for path in ("/v1/stats", "/v1/models", "/proxy/v1/models"):
             assert guarded.client.get(path).status_code == 401, path
         assert guarded.client.get("/v1/models", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
         assert guarded.client.post("/v1/messages", json={}).json()["type"] == "error", "Anthropic's form"

@@ -115,7 +115,11 @@ class _Reply(ABC):
         """A text where clients look for it."""
 
     def loaded(self) -> dict[str, Any]:
-        """The reply to a request that asks nothing: the model is always loaded."""
+        """The reply to a request that asks nothing: the model is always loaded.
+
+        Raises: ApiError for options that no request may have.
+        """
+        self._params(stream=False)
         reply = {**self._piece(""), "done": True, "done_reason": "load"}
         return {**reply, "warnings": self._warnings} if self._warnings else reply
 
