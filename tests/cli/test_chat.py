@@ -97,6 +97,10 @@ def ask(terminal: Terminal, line: str) -> str:
 
 def saved(terminal: Terminal, home: Path, name: str = "talk.json") -> dict[str, object]:
     ask(terminal, f"/save {name}")
+    deadline = time.monotonic() + TIMEOUT
+    while not (home / name).exists():  # what was on the screen was the prompt of the question, drawn again
+        assert time.monotonic() < deadline
+        ask(terminal, f"/save {name}")
     content: dict[str, object] = json.loads((home / name).read_text())
     return content
 

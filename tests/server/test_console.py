@@ -972,7 +972,7 @@ def test_the_engine_is_shown_while_it_works(server: Running, page: Any) -> None:
     server.wait_idle()
     total = server.client.get("/v1/stats").json()["stats"]
     page.locator("#pages-cached").get_by_text(f"{total['num_cached_blocks']:,}", exact=True).wait_for()
-    assert page.locator("#pages").get_attribute("aria-label").startswith("KV cache, 512 blocks: 0 shared, 0 used")
+    page.locator("#pages[aria-label^='KV cache, 512 blocks: 0 shared, 0 used']").wait_for()
     page.locator("figure").first.get_by_text("tok/s").wait_for()
     assert page.locator("#hits").text_content().endswith("%")
 
