@@ -58,7 +58,7 @@ _SPACES = b" \t\n\r"
 def read_json(data: bytes, max_values: int) -> tuple[Any, int]:
     """The value of a JSON text, and how many values it has at most, a container counted as several.
 
-    Takes long for a text of more than `SMALL` bytes, with `check` all along.
+    Takes long for a text of more than `SMALL` bytes, asking `check_cancelled` all along.
 
     Raises: ApiError naming what is wrong, and the byte.
     """
