@@ -112,6 +112,13 @@ class Launched:
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
+    async def kill_at_work(self, number: int = signal.SIGKILL) -> None:
+        """Send the signal while requests run, which must be too long to end at once."""
+        while not self.engine.num_unfinished:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        self.kill(number)
+
     async def until(self, state: EngineState) -> None:
         """Return when the engine is in this state."""
         while self.engine.state is not state:
@@ -181,9 +188,8 @@ def test_a_stopped_core_is_noticed_and_replaced() -> None:
         async with launched() as core:
             expected = await transcripts(core.engine, requests(40))
             work = asyncio.create_task(transcripts(core.engine, requests(40)))
-            await asyncio.sleep(0.05)
             stopped = core.pid
-            core.kill(signal.SIGSTOP)
+            await core.kill_at_work(signal.SIGSTOP)
             await core.until(EngineState.RESTARTING)
             assert await work == expected
             assert core.pid != stopped
@@ -401,9 +407,8 @@ def test_a_core_that_would_compute_otherwise_does_not_take_over(monkeypatch: pyt
     async def main() -> None:
         async with launched() as core:
             work = asyncio.create_task(transcript(core.engine, ("import os", LONG)))
-            await asyncio.sleep(0.05)
             monkeypatch.setenv("QUIRE_CPU_ISA", "avx2")
-            core.kill()
+            await core.kill_at_work()
             with pytest.raises(EngineDeadError, match=r"installation has changed .* not avx2.*restart the server"):
                 await work
             assert core.engine.state is EngineState.DEAD

@@ -68,10 +68,9 @@ def test_a_restart_that_hangs_is_ended_and_no_token_changes(script: Path) -> Non
         async with failing(script, "good", "hang weights", "good") as core:
             await core.engine.wait_ready()
             assert (await probe(core.engine))[:2] == (200, 200)
-            expected = await transcripts(core.engine, requests(40))
-            work = asyncio.create_task(transcripts(core.engine, requests(40)))
-            await asyncio.sleep(0.05)
-            core.kill()
+            expected = await transcripts(core.engine, requests(300))
+            work = asyncio.create_task(transcripts(core.engine, requests(300)))
+            await core.kill_at_work()
             await core.until(EngineState.RESTARTING)
             await until_stage(core.engine, "weights")
             health, ready, text = await probe(core.engine)
@@ -109,10 +108,9 @@ def test_a_restart_that_hangs_in_any_stage_changes_no_token(script: Path) -> Non
     async def main() -> None:
         async with failing(script, "good", *HANGS) as core:
             await core.engine.wait_ready()
-            expected = await transcripts(core.engine, requests(40))
-            work = asyncio.create_task(transcripts(core.engine, requests(40)))
-            await asyncio.sleep(0.05)
-            core.kill()
+            expected = await transcripts(core.engine, requests(300))
+            work = asyncio.create_task(transcripts(core.engine, requests(300)))
+            await core.kill_at_work()
             assert await work == expected
             assert core.engine.num_restarts == 1 + len(HANGS)
             assert script.read_text() == ""
@@ -171,10 +169,9 @@ def test_a_restart_that_fails_once_is_tried_again(script: Path) -> None:
     async def main() -> None:
         async with failing(script, "good", "raise weights", "good") as core:
             await core.engine.wait_ready()
-            expected = await transcripts(core.engine, requests(30)[:4])
-            work = asyncio.create_task(transcripts(core.engine, requests(30)[:4]))
-            await asyncio.sleep(0.05)
-            core.kill()
+            expected = await transcripts(core.engine, requests(300)[:4])
+            work = asyncio.create_task(transcripts(core.engine, requests(300)[:4]))
+            await core.kill_at_work()
             assert await work == expected
             assert core.engine.num_restarts == 2
 
@@ -188,10 +185,9 @@ def test_a_core_is_replaced_whatever_the_length_of_its_configuration(script: Pat
         args = EngineArgs(max_model_len=512, kv_cache_memory_bytes=64 << 20, hf_overrides=overrides)
         async with failing(script, args=args, startup_timeout=60) as core:
             await core.engine.wait_ready()
-            expected = await transcripts(core.engine, requests(30)[:4])
-            work = asyncio.create_task(transcripts(core.engine, requests(30)[:4]))
-            await asyncio.sleep(0.05)
-            core.kill()
+            expected = await transcripts(core.engine, requests(300)[:4])
+            work = asyncio.create_task(transcripts(core.engine, requests(300)[:4]))
+            await core.kill_at_work()
             await core.until(EngineState.RESTARTING)
             assert await work == expected
             assert core.engine.num_restarts == 1
