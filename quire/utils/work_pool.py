@@ -30,9 +30,10 @@ is_heavy: ContextVar[bool] = ContextVar("work_is_heavy", default=False)
 """Whether the work of this request may take long. Such work never takes the last thread, so that others get along."""
 
 
-TURN_S, PAUSE_S = 0.003, 0.003
-"""A job that takes long rests now and then: the event loop and the engine's threads want the same cores, and a step of
-the engine waits for the slowest of its threads."""
+TURN_S = 0.002
+"""A job that takes long rests after each such turn: the event loop and the engine's threads want the same cores, and a
+step of the engine waits for the slowest of its threads."""
+MAX_PAUSE_S = 0.05
 
 
 class WorkAbandoned(BaseException):
@@ -42,7 +43,7 @@ class WorkAbandoned(BaseException):
 class _Job:
     """A call, and the future of the coroutine that waits for it."""
 
-    __slots__ = ("call", "context", "future", "is_abandoned", "is_waiting", "pauses_at", "queue")
+    __slots__ = ("busy_before_s", "call", "context", "future", "is_abandoned", "is_waiting", "queue", "turn_began_at")
 
     def __init__(self, call: Callable[[], Any], context: Context) -> None:
         self.call = call
@@ -50,21 +51,30 @@ class _Job:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.is_abandoned = False
         self.is_waiting = True
-        self.pauses_at = 0.0
+        self.turn_began_at = 0.0
+        self.busy_before_s = 0.0
         self.queue = (owner.get(), is_heavy.get())
 
     def run(self) -> Any:
         """The result of the call; `check_cancelled` ends it once it is abandoned."""
-        self.pauses_at = time.monotonic() + TURN_S
+        self._begin_turn()
         with cancelled_by(self._check):
             return self.call()
 
     def _check(self) -> None:
         if self.is_abandoned:
             raise WorkAbandoned
-        if time.monotonic() > self.pauses_at:
-            time.sleep(PAUSE_S)
-            self.pauses_at = time.monotonic() + TURN_S
+        if time.monotonic() - self.turn_began_at > TURN_S:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Sleep as long as the turn took; longer where it took long because others wanted the core or the lock."""
+        took_s, busy_s = time.monotonic() - self.turn_began_at, time.thread_time() - self.busy_before_s
+        time.sleep(min(took_s * took_s / max(busy_s, 0.001), MAX_PAUSE_S))
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self.turn_began_at, self.busy_before_s = time.monotonic(), time.thread_time()
 
 
 class WorkPool:

@@ -59,7 +59,7 @@ class BodyReader:
         service.body_budget.charge(request.scope, BYTES_PER_VALUE * num_values)
         return body
 
-    def _model_of(self, data: bytes) -> tuple[BaseModel, int]:
+    def _model_of(self, data: bytearray) -> tuple[BaseModel, int]:
         value, num_values = read_json(data, self.service.settings.max_body_values)
         check_cancelled()
         try:
@@ -114,8 +114,8 @@ def _answer(
 _CLOSE = {"Connection": "close"}
 
 
-async def _received(request: Request, settings: ServerSettings, budget: BodyBudget) -> bytes:
-    """All bytes of a body, charged as they come."""
+async def _received(request: Request, settings: ServerSettings, budget: BodyBudget) -> bytearray:
+    """All bytes of a body, charged as they come. No `bytes`: 16 MiB more would be copied on the loop."""
     limit, patience = settings.max_body_size, settings.body_timeout
     received = bytearray()
     stream = request.stream()
@@ -128,7 +128,7 @@ async def _received(request: Request, settings: ServerSettings, budget: BodyBudg
                 408, "request_timeout", f"No byte of the request body came for {patience} s.", headers=_CLOSE
             ) from None
         if chunk is None:
-            return bytes(received)
+            return received
         if len(received) + len(chunk) > limit:
             raise _too_large(len(received) + len(chunk), limit)
         budget.charge(request.scope, len(chunk))

@@ -55,7 +55,7 @@ _PAIRS = re.compile(
 _SPACES = b" \t\n\r"
 
 
-def read_json(data: bytes, max_values: int) -> tuple[Any, int]:
+def read_json(data: bytes | bytearray, max_values: int) -> tuple[Any, int]:
     """The value of a JSON text, and how many values it has at most, a container counted as several.
 
     Takes long for a text of more than `SMALL` bytes, asking `check_cancelled` all along.
@@ -68,7 +68,7 @@ def read_json(data: bytes, max_values: int) -> tuple[Any, int]:
     return reader.read(), reader.count
 
 
-def _read_small(data: bytes) -> Any:
+def _read_small(data: bytes | bytearray) -> Any:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -100,7 +100,7 @@ def _loads(text: str) -> Any:
 class _Reader:
     """Reads one large text, from its beginning to its end. Places are offsets in bytes."""
 
-    def __init__(self, data: bytes, max_values: int) -> None:
+    def __init__(self, data: bytes | bytearray, max_values: int) -> None:
         self._data = data
         self._max_values = max_values
         self.count = 0
@@ -332,7 +332,7 @@ def _check_depth(value: Any, room: int) -> None:
             _check_depth(item, room - 1)
 
 
-def _check_surrogates(value: Any, data: bytes) -> None:
+def _check_surrogates(value: Any, data: bytes | bytearray) -> None:
     """Refuse halves of surrogate pairs, in keys too."""
     try:
         json.dumps(value, ensure_ascii=False).encode()

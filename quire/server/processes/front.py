@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
 import sys
 import time
@@ -20,6 +19,7 @@ from quire.log import adopt, get_logger
 from quire.server.http.connection import LimitedConnection, connection_factory
 from quire.server.processes.peers import Peers
 from quire.server.settings import ServerSettings
+from quire.utils import garbage
 
 log = get_logger(__name__)
 
@@ -94,9 +94,11 @@ class Front:
         self._server = HttpServer(uvicorn_config(make_app(), self.settings))
         if self._exiting:
             self._server.exit()
+        collector = asyncio.create_task(garbage.collect_at_rest(lambda: self.engine.num_unfinished > 0))
         try:
             await self._server.serve([self.sock])
         finally:
+            collector.cancel()
             watcher.cancel()
             if self._drainer is not None:
                 self._drainer.cancel()
@@ -165,7 +167,7 @@ class Front:
             self._failure = error
             self._exit()
         else:
-            gc.freeze()  # what is here now stays: no collection needs to look at it again
+            garbage.settle()
             on_ready()
 
 
