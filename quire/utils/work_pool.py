@@ -27,7 +27,7 @@ T = TypeVar("T")
 owner: ContextVar[int] = ContextVar("work_owner", default=-1)
 """On whose behalf work is asked for: the index of an API key, or -1."""
 is_heavy: ContextVar[bool] = ContextVar("work_is_heavy", default=False)
-"""Whether the work of this request may take long. Such work has a third of the threads, so that others get along."""
+"""Whether the work of this request may take long. Such work never takes the last threads, so that others get along."""
 
 
 TURN_S = 0.002
@@ -35,6 +35,8 @@ TURN_S = 0.002
 event loop and the engine's threads want the same cores, and a step of the engine waits for the slowest of its threads.
 New jobs do not wait for long ones."""
 MAX_PAUSE_S = 0.05
+MAX_HEAVY = 2
+"""Heavy jobs begun and not ended: what they have made so far takes memory."""
 
 _turn = threading.Lock()
 """Held by the long job that computes. One for the process, as is the interpreter's lock."""
@@ -99,7 +101,7 @@ class WorkPool:
         """Jobs that no thread has begun."""
         self.num_running = 0
         self._num_threads = num_threads
-        self._max_heavy = max(num_threads // 3, 1)
+        self._max_heavy = min(MAX_HEAVY, num_threads)
         self._max_per_owner = num_threads - num_threads // 4
         self._max_waiting = max_waiting
         self._max_waiting_per_owner = max_waiting_per_owner

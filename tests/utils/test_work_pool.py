@@ -168,11 +168,13 @@ def test_keys_take_turns(gate: Gate) -> None:
 
 def test_heavy_work_leaves_a_thread_to_others(gate: Gate) -> None:
     async def main() -> None:
-        pool = WorkPool(num_threads=2)
+        pool = WorkPool(num_threads=3)
         heavy = [started_as(-1, pool.run(gate), heavy=True) for _ in range(5)]
         await begun(gate)
         assert await pool.run(lambda: "light") == "light"
-        assert (pool.num_running, pool.num_waiting) == (1, 4)
+        while pool.num_running < 2:
+            await asyncio.sleep(0)
+        assert (pool.num_running, pool.num_waiting) == (2, 3)
         gate.may_go.set()
         await asyncio.gather(*heavy)
         pool.close()
@@ -218,6 +220,8 @@ def test_an_owner_leaves_threads_to_others(gate: Gate) -> None:
         greedy = [started_as(1, pool.run(gate)) for _ in range(8)]
         await begun(gate)
         assert await started_as(2, pool.run(lambda: "other")) == "other"
+        while pool.num_running < 3:
+            await asyncio.sleep(0)
         assert (pool.num_running, pool.num_waiting) == (3, 5)
         gate.may_go.set()
         await asyncio.gather(*greedy)
