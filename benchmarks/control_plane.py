@@ -55,7 +55,7 @@ def run(num_seqs: int, num_steps: int, prompt_len: int) -> list[float]:
 
 def null_result(plan: SchedulerOutputs, tokens: itertools.count[int]) -> ModelRunnerOutput:
     """One made-up token for each sequence that samples."""
-    return ModelRunnerOutput(token_ids=[[next(tokens) % 150_000] if samples else [] for samples in plan.samples])
+    return ModelRunnerOutput(token_ids=[[next(tokens) % 150_000] if count else [] for count in plan.num_draws])
 
 
 def main() -> None:

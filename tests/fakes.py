@@ -38,26 +38,31 @@ class MemoryExecutor:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.requests: dict[str, EngineCoreRequest] = {}
         self.sequences: dict[int, NewSequenceData] = {}
+        self.token_ids: dict[int, list[int]] = {}
         self.fail_on: Callable[[str], bool] = lambda request_id: False
         self.num_steps = 0
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         self.num_steps += 1
         self._apply(plan)
-        if any(self.fail_on(self.sequences[i].request.request_id) for i in plan.seq_ids):
+        if any(self.fail_on(self.sequences[i].request_id) for i in plan.seq_ids):
             raise RuntimeError("poison")
         result = ModelRunnerOutput()
-        for seq_id, computed, count, samples in zip(
-            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.samples, strict=True
+        for seq_id, computed, count, num_draws in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.num_draws, strict=True
         ):
-            seq = self.sequences[seq_id]
+            seq, token_ids = self.sequences[seq_id], self.token_ids[seq_id]
             for position in range(computed, computed + count):
-                self.slots[self._slot(seq, position)] = seq.token_ids[position]
+                self.slots[self._slot(seq, position)] = token_ids[position]
             found = [self.slots[self._slot(seq, position)] for position in range(computed + count)]
-            assert found == seq.token_ids[: computed + count], f"{seq.request.request_id}/{seq.branch} lost its past"
-            assert samples == (computed + count == len(seq.token_ids))
-            result.token_ids.append(self._draw(seq) if samples else [])
+            assert found == token_ids[: computed + count], f"{seq.request_id}/{seq.branch} lost its past"
+            assert (num_draws > 0) == (computed + count == len(token_ids))
+            drawn = [next_token(token_ids, seq.branch + i) for i in range(num_draws)]
+            result.token_ids.append(drawn if num_draws == 1 else [])
+            if num_draws > 1:
+                result.forks[seq_id] = drawn
         return result
 
     def close(self) -> None:
@@ -66,19 +71,21 @@ class MemoryExecutor:
     def _apply(self, plan: SchedulerOutputs) -> None:
         for seq_id in plan.removed_seq_ids:
             self.sequences.pop(seq_id, None)
+            self.token_ids.pop(seq_id, None)
+        for request_id in plan.removed_request_ids:
+            self.requests.pop(request_id, None)
+        for request in plan.new_requests:
+            self.requests[request.request_id] = request
         for new in plan.new_sequences:
             self.sequences[new.seq_id] = new
+            self.token_ids[new.seq_id] = [*self.requests[new.request_id].prompt_token_ids, *new.output_token_ids]
+        for seq_id, (position, token_ids) in plan.new_token_ids.items():
+            self.token_ids[seq_id][position:] = token_ids
         for seq_id, (first, block_ids) in plan.new_block_ids.items():
             self.sequences[seq_id].block_ids[first : first + len(block_ids)] = block_ids
         for source, destination in plan.blocks_to_copy:
             size = self.block_size
             self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
-
-    def _draw(self, seq: NewSequenceData) -> list[int]:
-        drawn = [next_token(seq.token_ids, seq.branch + i) for i in range(seq.num_branches)]
-        seq.token_ids.append(drawn[0])
-        seq.num_branches = 1
-        return drawn
 
     def _slot(self, seq: NewSequenceData, position: int) -> int:
         return seq.block_ids[position // self.block_size] * self.block_size + position % self.block_size
@@ -103,6 +110,7 @@ class FakeCore:
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], EngineCoreOutput] = {}
         self.last_plan = SchedulerOutputs()
+        self.known_requests: set[str] = set()
 
     def submit(self, request_id: str, prompt: list[int], *, max_tokens: int = 4, **fields: Any) -> None:
         params = SamplingParams(max_tokens=max_tokens, **{"temperature": 1.0, **fields.pop("params", {})})
@@ -122,6 +130,10 @@ class FakeCore:
 
     def step(self) -> list[EngineCoreOutput]:
         self.last_plan = plan = self.scheduler.schedule()
+        self.known_requests.difference_update(plan.removed_request_ids)
+        new = {request.request_id for request in plan.new_requests}
+        assert not self.known_requests & new, "a request crosses once"
+        self.known_requests |= new
         outputs = self.scheduler.update(plan, execute_guarded(self.executor, plan))
         for output in outputs:
             key = (output.request_id, output.branch)
@@ -138,5 +150,7 @@ class FakeCore:
                 break
             self.step()
         assert not self.scheduler.has_work(), "requests did not finish"
+        self.executor.execute(self.scheduler.schedule())
+        assert not self.executor.requests, "the worker keeps requests that have ended"
         pool = self.blocks.pool
         assert pool.num_free == pool.num_blocks, "blocks leaked"

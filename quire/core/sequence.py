@@ -39,6 +39,7 @@ class Sequence:
         "num_hashed_blocks",
         "num_shared_blocks",
         "num_to_fork",
+        "num_tokens_sent",
         "seq_id",
         "served_at",
         "status",
@@ -66,6 +67,8 @@ class Sequence:
         """Branches to draw when the prompt is complete."""
         self.num_blocks_sent = -1
         """Blocks of the table that the worker knows; -1 while it does not know the sequence."""
+        self.num_tokens_sent = 0
+        """Tokens that it knows."""
         self.served_at = 0
         """The last step with several active tenants that computed some of it."""
 

@@ -61,8 +61,8 @@ class InputBuilder:
         positions: list[int] = []
         slots: list[int] = []
         starts, seq_lens, sampled = [0], [], []
-        for index, (seq_id, first, count, samples) in enumerate(
-            zip(plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.samples, strict=True)
+        for index, (seq_id, first, count, num_draws) in enumerate(
+            zip(plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.num_draws, strict=True)
         ):
             end = first + count
             if count == 1:
@@ -75,7 +75,7 @@ class InputBuilder:
                 slots += self._slots_of(index, first, end)
             starts.append(len(positions))
             seq_lens.append(end)
-            if samples:
+            if num_draws:
                 sampled.append(len(positions) - 1)
         shape = StepShape(len(positions), len(seq_lens), len(sampled))
         self._token_ids[: shape.num_tokens] = token_ids

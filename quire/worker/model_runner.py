@@ -64,16 +64,19 @@ class ModelRunner:
         return result
 
     def _sample(self, plan: SchedulerOutputs, logits: Tensor) -> ModelRunnerOutput:
-        seq_ids = [seq_id for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples]
+        counts = [count for count in plan.num_draws if count]
+        seq_ids = [seq_id for seq_id, count in zip(plan.seq_ids, plan.num_draws, strict=True) if count]
         batch = self._batch_of(seq_ids)
-        drawn = self.sampler.sample(logits, batch, [self.batch.to_fork.get(seq_id, 1) for seq_id in seq_ids])
-        for seq_id, row, token_ids in zip(seq_ids, batch.rows, drawn.token_ids, strict=True):
-            if token_ids:
-                self.batch.to_fork.pop(seq_id, None)
-                row.append(token_ids[0])
+        drawn = self.sampler.sample(logits, batch, counts)
         tokens = iter(drawn.token_ids)
+        by_seq = [next(tokens) if count else [] for count in plan.num_draws]
+        forks = {}
+        if len(logits) < sum(counts):  # hardly ever
+            forks = {seq_id: found for seq_id, found in zip(plan.seq_ids, by_seq, strict=True) if len(found) > 1}
+            by_seq = [[] if len(found) > 1 else found for found in by_seq]
         return ModelRunnerOutput(
-            token_ids=[next(tokens) if samples else [] for samples in plan.samples],
+            token_ids=by_seq,
+            forks=forks,
             logprobs={seq_ids[k]: found for k in batch.logprobs_rows if (found := drawn.logprobs[k])},
             errors={seq_ids[k]: error for k, error in drawn.errors.items()},
         )

@@ -47,7 +47,7 @@ def test_the_first_blocks_are_touched_at_once(touched: list[tuple[int, int]], ca
 
 
 def test_blocks_are_touched_as_others_before_them_are_used(touched: list[tuple[int, int]], cache: CacheEngine) -> None:
-    cache.apply(SchedulerOutputs(new_sequences=[plans.new_sequence(0, [1] * 80, list(range(20)))]))
+    cache.apply(SchedulerOutputs(**plans.introducing(plans.new_sequence(0, [1] * 80, list(range(20))))))
     assert touched_blocks(cache, touched) == list(range(20 + NUM_AHEAD))
     cache.apply(SchedulerOutputs(new_block_ids={0: (20, [20, 21])}))
     assert touched_blocks(cache, touched) == list(range(20 + NUM_AHEAD)), "a few are not worth a thread"

@@ -16,14 +16,6 @@ from quire.worker.input_builder import InputBuilder
 from tests.worker import plans
 
 
-def learn(batch: InputBatch, seq_ids: list[int], drawn: list[list[int]]) -> None:
-    """What the model runner does with the tokens of a step."""
-    for seq_id, token_ids in zip(seq_ids, drawn, strict=True):
-        if token_ids:
-            batch.to_fork.pop(seq_id, None)
-            batch.rows[seq_id].append(token_ids[0])
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     requests=plans.requests(),
@@ -71,7 +63,6 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
             assert computed == seq.num_computed_tokens
             assert batch.rows[seq.seq_id].token_ids == seq.token_ids
             assert batch.rows[seq.seq_id].branch == seq.branch
-            assert batch.to_fork.get(seq.seq_id, 1) == seq.num_to_fork
             for position in range(computed, computed + count):
                 token_ids.append(seq.token_ids[position])
                 positions.append(position)
@@ -83,23 +74,22 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
         assert context.positions.tolist() == positions
         assert context.slot_mapping.tolist() == slots
         assert len(set(slots)) == len(slots), "two tokens in one slot"
-        assert shape == (len(token_ids), len(sequences), sum(plan.samples))
+        assert shape == (len(token_ids), len(sequences), sum(count > 0 for count in plan.num_draws))
         assert attention.query_start.tolist() == starts
         lengths = [a + b for a, b in zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)]
         assert attention.seq_lens.tolist() == lengths
-        assert inputs.sampled_rows.tolist() == [row for row, samples in zip(last, plan.samples, strict=True) if samples]
+        assert inputs.sampled_rows.tolist() == [row for row, count in zip(last, plan.num_draws, strict=True) if count]
         for table, seq, length in zip(attention.block_tables, sequences, lengths, strict=True):
             needed = cdiv(length, block_size)
             assert table[:needed].tolist() == seq.block_ids[:needed]
 
         result = plans.null_result(plan, core, step)
-        learn(batch, plan.seq_ids, result.token_ids)
         core.update(plan, result)
         core.check()
     assert not core.has_work()
     batch.apply(core.schedule())
     assert not batch.rows, "finished sequences stay behind"
-    assert not batch.to_fork
+    assert not batch._controls, "and so do their requests"
     assert not batch.to_score
     assert not batch._row_of
     assert sorted(batch._free_rows) == list(range(plans.MAX_NUM_SEQS))
@@ -110,7 +100,7 @@ def test_a_row_is_used_again_after_its_sequence_is_removed() -> None:
     for seq_id in range(5):
         batch.apply(
             SchedulerOutputs(
-                new_sequences=[plans.new_sequence(seq_id, [1, 2], [seq_id, 9])], removed_seq_ids=[seq_id - 1]
+                **plans.introducing(plans.new_sequence(seq_id, [1, 2], [seq_id, 9])), removed_seq_ids=[seq_id - 1]
             )
         )
         assert list(batch.rows) == [seq_id]
@@ -130,7 +120,7 @@ def test_rows_of_the_table_follow_the_order_of_a_step_and_nobody_loses_his(data:
         added = [next_id] if len(live) < 6 else []
         live.update(added)
         fresh = [plans.new_sequence(seq_id, [1], [seq_id + 100, seq_id + 200]) for seq_id in added]
-        batch.apply(SchedulerOutputs(new_sequences=fresh, removed_seq_ids=removed))
+        batch.apply(SchedulerOutputs(**plans.introducing(*fresh), removed_seq_ids=removed))
         scheduled = data.draw(st.permutations(sorted(live)))[: data.draw(st.integers(0, len(live)))]
         for seq_ids in (scheduled, sorted(live)):
             batch.arrange(seq_ids)
@@ -143,6 +133,6 @@ def test_rows_of_the_table_follow_the_order_of_a_step_and_nobody_loses_his(data:
 def test_tokens_of_a_row_are_its_own(count: int) -> None:
     token_ids = list(range(count))
     batch = InputBatch(1, 1)
-    batch.apply(SchedulerOutputs(new_sequences=[plans.new_sequence(0, token_ids, [0])]))
+    batch.apply(SchedulerOutputs(**plans.introducing(plans.new_sequence(0, token_ids, [0]))))
     batch.rows[0].append(99)
     assert token_ids == list(range(count)), "what the core sent belongs to the core"
