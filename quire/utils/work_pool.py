@@ -49,7 +49,17 @@ class WorkAbandoned(BaseException):
 class _Job:
     """A call, and the future of the coroutine that waits for it."""
 
-    __slots__ = ("busy_before_s", "call", "context", "future", "is_abandoned", "is_long", "is_waiting", "queue", "turn_began_at")
+    __slots__ = (
+        "busy_before_s",
+        "call",
+        "context",
+        "future",
+        "is_abandoned",
+        "is_long",
+        "is_waiting",
+        "queue",
+        "turn_began_at",
+    )
 
     def __init__(self, call: Callable[[], Any], context: Context) -> None:
         self.call = call
