@@ -28,6 +28,7 @@ from quire.server.http.middleware import Authentication, Limits, RequestContext
 from quire.server.processes.peers import Peers
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
+from quire.utils import garbage
 
 _POOLING = "quire generates text; embeddings, scores and classes need another server."
 _LORA = "there are no adapters; merge them into the checkpoint."
@@ -48,6 +49,8 @@ NOT_BUILT = {
     "/wake_up": "there is no sleep; a server starts within seconds.",
 }
 """Routes of OpenAI and vLLM that quire does not have, and what to do instead."""
+MANY_BYTES = 1 << 20
+"""Of bodies in progress: a collection would look at all that was read from them."""
 ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, ollama.routes, admin.routes)
 
 
@@ -60,8 +63,10 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         _build_routes(app)
+        collector = asyncio.create_task(garbage.collect_now_and_then(lambda: service.body_budget.used > MANY_BYTES))
         # for the connections, which refuse before there is a request
         yield {"count_refused": service.count_refused, "error_shape": error_shape}
+        collector.cancel()
         await asyncio.to_thread(service.close)
 
     app = FastAPI(

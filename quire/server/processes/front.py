@@ -94,11 +94,9 @@ class Front:
         self._server = HttpServer(uvicorn_config(make_app(), self.settings))
         if self._exiting:
             self._server.exit()
-        collector = asyncio.create_task(garbage.collect_at_rest(lambda: self.engine.num_unfinished > 0))
         try:
             await self._server.serve([self.sock])
         finally:
-            collector.cancel()
             watcher.cancel()
             if self._drainer is not None:
                 self._drainer.cancel()
