@@ -24,7 +24,6 @@ from quire.messages.output import EngineCoreOutput, Failure, FinishReason, Posit
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Constraint, StepStats
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
-from quire.utils.math import cdiv
 
 CREDIT_STEPS = 2
 """Full steps by which one tenant's service may be behind another's and be caught up with."""
@@ -166,7 +165,7 @@ class Scheduler:
     def _make_room(self, budget: StepBudget, shares: Shares) -> None:
         """Preempt sequences beyond their tenants' shares for the next one in the queue whose tenant is below."""
         candidates = self.waiting.candidates(self._is_ready)
-        seq = next((seq for seq in candidates if shares.may_hold(seq, self._num_blocks(seq))), None)
+        seq = next((seq for seq in candidates if shares.may_hold(seq, self.blocks.most_blocks(seq))), None)
         if seq is None:
             return
         while self._num_slots + seq.num_to_fork > self.max_num_seqs:
@@ -223,14 +222,11 @@ class Scheduler:
         for seq in self.waiting.candidates(self._is_ready):
             if shares is None:
                 return seq, constraint
-            if not shares.may_hold(seq, self._num_blocks(seq)):
+            if not shares.may_hold(seq, self.blocks.most_blocks(seq)):
                 constraint = Constraint.MAX_NUM_SEQS
             elif shares.tokens_for(seq, 1):
                 return seq, constraint
         return None, constraint
-
-    def _num_blocks(self, seq: Sequence) -> int:
-        return cdiv(seq.num_tokens, self.blocks.block_size)
 
     def _is_ready(self, seq: Sequence) -> bool:
         """Whether no other branch is computing the same prompt now; else its blocks can be shared some steps later.
@@ -251,14 +247,14 @@ class Scheduler:
             if seq.status is not SequenceStatus.RUNNING:
                 return 0  # preempted a moment ago
             wanted = budget.shares.tokens_for(seq, wanted)
-        if wanted == 1 and seq.num_blocks_sent >= 0:
+        if wanted == 1 and seq.is_known:
             return 1
         return min(wanted, self.max_chunk_tokens, budget.num_tokens if wanted == 1 else budget.for_many())
 
     def _admit(self, seq: Sequence, shares: Shares | None) -> None:
         group = seq.group
         if shares is not None:
-            shares.started(seq, self._num_blocks(seq))
+            shares.started(seq, self.blocks.most_blocks(seq))
         seq.status = SequenceStatus.RUNNING
         self.running.append(seq)
         self._num_slots += seq.num_to_fork
@@ -277,16 +273,14 @@ class Scheduler:
             group.effort.num_prefill_steps += 1
             group.effort.num_computed_tokens += num_tokens
             group.effort_is_news = True
-        copy = self.blocks.append(seq, num_tokens)
-        if copy is not None:
-            plan.blocks_to_copy.append(copy)
-        if seq.num_blocks_sent < 0:
+        copies = self.blocks.append(seq, num_tokens)
+        if copies:
+            plan.blocks_to_copy += copies
+        if not seq.is_known:
             plan.new_sequences.append(self._describe(seq))
-        else:
-            first = seq.num_blocks_sent - (copy is not None)
-            if len(seq.block_ids) > first:
-                plan.new_block_ids[seq.seq_id] = (first, seq.block_ids[first:])
-        seq.num_blocks_sent = len(seq.block_ids)
+            seq.is_known = True
+        elif copies is not None:
+            plan.new_block_ids[seq.seq_id] = seq.unsent_blocks()
         plan.seq_ids.append(seq.seq_id)
         plan.num_computed_tokens.append(seq.num_computed_tokens)
         plan.num_scheduled_tokens.append(num_tokens)
@@ -305,7 +299,7 @@ class Scheduler:
             token_ids=list(seq.token_ids),
             num_prompt_tokens=seq.group.num_prompt_tokens,
             request=seq.group.request,
-            block_ids=list(seq.block_ids),
+            block_ids=seq.unsent_blocks(),
             num_branches=seq.num_to_fork,
         )
 
@@ -321,10 +315,10 @@ class Scheduler:
         else:
             self.running.remove(seq)
         self._num_slots -= seq.num_to_fork
-        if seq.num_blocks_sent >= 0:
+        if seq.is_known:
             self._removed.append(seq.seq_id)
             self._preempted.append(seq.seq_id)
-            seq.num_blocks_sent = -1
+            seq.is_known = False
         self.blocks.free(seq)
         seq.status = SequenceStatus.WAITING
         seq.group.stats.num_preemptions += 1
@@ -344,7 +338,7 @@ class Scheduler:
                 outputs += self._fail(seq, result.errors[seq_id])
                 continue
             seq.num_computed_tokens += num_tokens
-            self.blocks.remember_full_blocks(seq)
+            self.blocks.retire(seq)
             prompt_logprobs = self._unreported(seq, num_tokens, result) if result.prompt_logprobs else None
             if drawn:
                 logprobs = result.logprobs.get(seq_id) if result.logprobs else None
@@ -423,7 +417,7 @@ class Scheduler:
             self._num_slots -= seq.num_to_fork
         else:
             self.waiting.remove(seq)
-        if seq.num_blocks_sent >= 0:
+        if seq.is_known:
             self._removed.append(seq.seq_id)
         self.blocks.free(seq)
         seq.status = SequenceStatus.FINISHED
@@ -456,12 +450,12 @@ class Scheduler:
         holders: dict[int, int] = {}
         live = [seq for group in self.groups.values() for seq in group.sequences.values()]
         for seq in live:
-            for block_id in seq.block_ids:
+            for block_id in (block_id for table in seq.tables for block_id in table.held):
                 holders[block_id] = holders.get(block_id, 0) + 1
         self.blocks.pool.check(holders)
         assert sorted(id(s) for s in live) == sorted(id(s) for s in [*self.running, *self.waiting])
         assert self._num_slots == sum(seq.num_to_fork for seq in self.running) <= self.max_num_seqs
-        assert all(not seq.block_ids and not seq.num_computed_tokens for seq in self.waiting)
+        assert all(not seq.tables and not seq.num_computed_tokens for seq in self.waiting)
         assert all(seq.num_computed_tokens < seq.num_tokens for seq in self.running)
         assert sum(tenant.num_groups for tenant in self.waiting.tenants.values()) == len(self.groups)
         assert all(seq.num_own_blocks >= 0 for seq in live)

@@ -63,12 +63,12 @@ def test_branches_share_what_is_made_of_a_request() -> None:
             token_ids=[1, 5],
             num_prompt_tokens=1,
             request=request,
-            block_ids=[],
+            block_ids=[(0, [])],
             num_branches=1,
         )
         batch.apply(SchedulerOutputs(new_sequences=[new]))
     assert len({id(row.controls) for row in batch.rows.values()}) == 1
     batch.apply(SchedulerOutputs(removed_seq_ids=[0, 1, 2]))
     again = largest_request()
-    batch.apply(SchedulerOutputs(new_sequences=[NewSequenceData(3, 0, [1], 1, again, [], 1)]))
+    batch.apply(SchedulerOutputs(new_sequences=[NewSequenceData(3, 0, [1], 1, again, [(0, [])], 1)]))
     assert batch.rows[3].controls.request is again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from quire.core.scheduler import Scheduler
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.sampling_params import SamplingParams
+from tests.fakes import specs_of
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 40
 
@@ -37,7 +39,7 @@ def requests() -> st.SearchStrategy[list[EngineCoreRequest]]:
 def new_sequence(
     seq_id: int, token_ids: list[int], block_ids: list[int], *, num_branches: int = 1, **params: Any
 ) -> NewSequenceData:
-    """A sequence that asks for up to nine tokens, greedily unless the parameters say otherwise."""
+    """A sequence in one KV group that asks for up to nine tokens, greedily unless the parameters say otherwise."""
     return NewSequenceData(
         seq_id=seq_id,
         branch=0,
@@ -50,14 +52,15 @@ def new_sequence(
             seed=0,
             max_tokens=9,
         ),
-        block_ids=block_ids,
+        block_ids=[(0, block_ids)],
         num_branches=num_branches,
     )
 
 
-def scheduler(block_size: int, num_blocks: int, chunk: int) -> Scheduler:
+def scheduler(block_size: int, num_blocks: int, chunk: int, windows: Sequence[int | None] = (None,)) -> Scheduler:
+    """A scheduler over a KV group for each window."""
     return Scheduler(
-        BlockManager(num_blocks, block_size, enable_prefix_caching=True),
+        BlockManager(num_blocks, specs_of(block_size, windows), max_chunk_tokens=chunk, enable_prefix_caching=True),
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=24,
         max_model_len=MAX_MODEL_LEN,
