@@ -25,17 +25,16 @@ class PlanWriter:
         self.plan = SchedulerOutputs()
         return self.plan
 
-    def add(self, seq: Sequence, num_tokens: int, copy: tuple[int, int] | None) -> None:
-        """Schedule the next tokens of a sequence, for which it has blocks; `copy` frees its last one for writing."""
+    def add(self, seq: Sequence, num_tokens: int, copies: list[tuple[int, int]] | None) -> None:
+        """Schedule the next tokens of a sequence. `copies` make blocks its own; None: its tables have not changed."""
         plan = self.plan
         is_complete = seq.num_computed_tokens + num_tokens == len(seq.token_ids)
-        if copy is not None:
-            plan.blocks_to_copy.append(copy)
-        if seq.num_blocks_sent < 0:
+        if copies:
+            plan.blocks_to_copy += copies
+        if not seq.is_known:
             self._introduce(seq)
         else:
-            self._tell_changes(seq, is_copied=copy is not None)
-        seq.num_blocks_sent = len(seq.block_ids)
+            self._tell_changes(seq, has_blocks=copies is not None)
         seq.num_tokens_sent = len(seq.token_ids)
         plan.seq_ids.append(seq.seq_id)
         plan.num_computed_tokens.append(seq.num_computed_tokens)
@@ -44,6 +43,7 @@ class PlanWriter:
         plan.num_batched_tokens += num_tokens
 
     def _introduce(self, seq: Sequence) -> None:
+        seq.is_known = True
         group = seq.group
         if group.request_id not in self._known_requests:
             self._known_requests.add(group.request_id)
@@ -54,14 +54,13 @@ class PlanWriter:
                 request_id=group.request_id,
                 branch=seq.branch,
                 output_token_ids=seq.token_ids[group.num_prompt_tokens :],
-                block_ids=list(seq.block_ids),
+                block_ids=seq.unsent_blocks(),
             )
         )
 
-    def _tell_changes(self, seq: Sequence, *, is_copied: bool) -> None:
-        first = seq.num_blocks_sent - is_copied
-        if len(seq.block_ids) > first:
-            self.plan.new_block_ids[seq.seq_id] = (first, seq.block_ids[first:])
+    def _tell_changes(self, seq: Sequence, *, has_blocks: bool) -> None:
+        if has_blocks:
+            self.plan.new_block_ids[seq.seq_id] = seq.unsent_blocks()
         if len(seq.token_ids) > seq.num_tokens_sent:
             self.plan.new_token_ids[seq.seq_id] = (seq.num_tokens_sent, seq.token_ids[seq.num_tokens_sent :])
 
@@ -85,15 +84,15 @@ class PlanWriter:
 
     def preempt(self, seq: Sequence) -> None:
         """Let the worker forget a sequence that will come back."""
-        if seq.num_blocks_sent >= 0:
+        if seq.is_known:
             self._preempted.append(seq.seq_id)
         self.forget(seq)
 
     def forget(self, seq: Sequence) -> None:
         """Let the worker forget a sequence, if it knows it."""
-        if seq.num_blocks_sent >= 0:
+        if seq.is_known:
             self._removed_seqs.append(seq.seq_id)
-            seq.num_blocks_sent = -1
+            seq.is_known = False
 
     def forget_request(self, group: SequenceGroup) -> None:
         """Let the worker forget a request that has ended, if it knows it."""

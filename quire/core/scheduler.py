@@ -25,7 +25,6 @@ from quire.messages.output import EngineCoreOutput, Failure, FinishReason, Posit
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Constraint, StepStats
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from quire.utils.math import cdiv
 
 CREDIT_STEPS = 2
 """Full steps by which one tenant's service may be behind another's and be caught up with."""
@@ -165,7 +164,7 @@ class Scheduler:
     def _make_room(self, budget: StepBudget, shares: Shares) -> None:
         """Preempt sequences beyond their tenants' shares for the next one in the queue whose tenant is below."""
         candidates = self.waiting.candidates(self._is_ready)
-        seq = next((seq for seq in candidates if shares.may_hold(seq, self._num_blocks(seq))), None)
+        seq = next((seq for seq in candidates if shares.may_hold(seq, self.blocks.most_blocks(seq))), None)
         if seq is None:
             return
         while self._num_slots + seq.num_to_fork > self.max_num_seqs:
@@ -222,14 +221,11 @@ class Scheduler:
         for seq in self.waiting.candidates(self._is_ready):
             if shares is None:
                 return seq, constraint
-            if not shares.may_hold(seq, self._num_blocks(seq)):
+            if not shares.may_hold(seq, self.blocks.most_blocks(seq)):
                 constraint = Constraint.MAX_NUM_SEQS
             elif shares.tokens_for(seq, 1):
                 return seq, constraint
         return None, constraint
-
-    def _num_blocks(self, seq: Sequence) -> int:
-        return cdiv(seq.num_tokens, self.blocks.block_size)
 
     def _is_ready(self, seq: Sequence) -> bool:
         """Whether no other branch is computing the same prompt now; else its blocks can be shared some steps later.
@@ -250,14 +246,14 @@ class Scheduler:
             if seq.status is not SequenceStatus.RUNNING:
                 return 0  # preempted a moment ago
             wanted = budget.shares.tokens_for(seq, wanted)
-        if wanted == 1 and seq.num_blocks_sent >= 0:
+        if wanted == 1 and seq.is_known:
             return 1
         return min(wanted, self.max_chunk_tokens, budget.num_tokens if wanted == 1 else budget.for_many())
 
     def _admit(self, seq: Sequence, shares: Shares | None) -> None:
         group = seq.group
         if shares is not None:
-            shares.started(seq, self._num_blocks(seq))
+            shares.started(seq, self.blocks.most_blocks(seq))
         seq.status = SequenceStatus.RUNNING
         self.running.append(seq)
         self._num_slots += seq.num_to_fork
@@ -316,7 +312,7 @@ class Scheduler:
                 outputs += self._fail(seq, result.errors[seq_id])
                 continue
             seq.num_computed_tokens += num_tokens
-            self.blocks.remember_full_blocks(seq)
+            self.blocks.retire(seq)
             prompt_logprobs = self._unreported(seq, num_tokens, result) if result.prompt_logprobs else None
             runs = [drawn] if drawn else [[token_id] for token_id in result.forks.get(seq_id, ())]
             if runs:
@@ -436,12 +432,12 @@ class Scheduler:
         holders: dict[int, int] = {}
         live = [seq for group in self.groups.values() for seq in group.sequences.values()]
         for seq in live:
-            for block_id in seq.block_ids:
+            for block_id in (block_id for table in seq.tables for block_id in table.held):
                 holders[block_id] = holders.get(block_id, 0) + 1
         self.blocks.pool.check(holders)
         assert sorted(id(s) for s in live) == sorted(id(s) for s in [*self.running, *self.waiting])
         assert self._num_slots == sum(seq.num_to_fork for seq in self.running) <= self.max_num_seqs
-        assert all(not seq.block_ids and not seq.num_computed_tokens for seq in self.waiting)
+        assert all(not seq.tables and not seq.num_computed_tokens for seq in self.waiting)
         assert all(seq.num_computed_tokens < seq.num_tokens for seq in self.running)
         assert sum(tenant.num_groups for tenant in self.waiting.tenants.values()) == len(self.groups)
         assert all(seq.num_own_blocks >= 0 for seq in live)

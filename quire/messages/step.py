@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from quire.messages.output import Failure, PositionLogprobs
 from quire.messages.request import EngineCoreRequest
 
+BlockChange = tuple[int, list[int]]
+"""(index, blocks): what a block table holds from that index on."""
+
 
 @dataclass(slots=True)
 class NewSequenceData:
@@ -21,7 +24,8 @@ class NewSequenceData:
     branch: int
     output_token_ids: list[int]
     """What follows the prompt."""
-    block_ids: list[int]
+    block_ids: list[BlockChange]
+    """Its table in each KV group. Entries before the index are not read."""
 
 
 @dataclass(slots=True)
@@ -49,10 +53,10 @@ class SchedulerOutputs:
     n where the request forks into n branches, else 1."""
     new_token_ids: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     """seq_id -> (position, tokens): what it has from that position on."""
-    new_block_ids: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
-    """seq_id -> (index, blocks): what its table holds from that index on. New sequences carry their whole table."""
+    new_block_ids: dict[int, list[BlockChange]] = field(default_factory=dict)
+    """seq_id -> what has changed in its table of each KV group. New sequences carry their whole tables."""
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
-    """(source, destination) pairs, applied in order before the model runs."""
+    """(source, destination) pairs, applied in order before the model runs, whatever group they belong to."""
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     """(host block, device block) pairs; empty while preemption recomputes."""
     blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`InputBatch`: what the worker remembers between steps: requests, and each sequence's tokens and block table.
+"""`InputBatch`: what the worker remembers between steps: requests, and each sequence's tokens and block tables.
 
 Every change is an assignment, never an increment, so that applying the same instruction twice is harmless.
 """
@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.messages.step import NewSequenceData, SchedulerOutputs
+from quire.messages.step import BlockChange, NewSequenceData, SchedulerOutputs
 from quire.sampling.batch import SamplingRow
 from quire.sampling.controls import Controls
 
 
 class InputBatch:
-    """Live sequences: `rows[seq_id]` for tokens, `block_table` for blocks."""
+    """Live sequences: `rows[seq_id]` for tokens, `block_tables` for blocks."""
 
-    def __init__(self, max_num_seqs: int, max_num_blocks: int) -> None:
+    def __init__(self, max_num_seqs: int, max_num_blocks: int, num_groups: int = 1) -> None:
         self.rows: dict[int, SamplingRow] = {}
         self._controls: dict[str, Controls] = {}
         """Of each request, by its id: its branches share them."""
         self.to_score: dict[int, int] = {}
         """Candidates to report for each token of the prompt, for sequences that asked."""
-        self.block_table = np.zeros((max_num_seqs, max_num_blocks), dtype=np.int32)
-        """What attention reads; which row is whose, `arrange` decides."""
+        self.block_tables = np.zeros((num_groups, max_num_seqs, max_num_blocks), dtype=np.int32)
+        """What attention reads, by KV group; which row is whose, `arrange` decides. Entries that no query reads, behind
+        a window or past the end, are those of some other time: always blocks that there are."""
         self._row_of: dict[int, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -38,8 +39,8 @@ class InputBatch:
             self._controls[request.request_id] = Controls(request)
         for new in plan.new_sequences:
             self._add(new)
-        for seq_id, (first, block_ids) in plan.new_block_ids.items():
-            self.block_table[self._row_of[seq_id], first : first + len(block_ids)] = block_ids
+        for seq_id, changes in plan.new_block_ids.items():
+            self._write(seq_id, changes)
         for seq_id, (position, token_ids) in plan.new_token_ids.items():
             self.rows[seq_id].assign(position, token_ids)
 
@@ -57,16 +58,21 @@ class InputBatch:
         )
         if request.sampling_params.prompt_logprobs is not None:
             self.to_score[new.seq_id] = request.sampling_params.prompt_logprobs
-        self.block_table[self._row_of[new.seq_id], : len(new.block_ids)] = new.block_ids
+        self._write(new.seq_id, new.block_ids)
+
+    def _write(self, seq_id: int, changes: list[BlockChange]) -> None:
+        row = self._row_of[seq_id]
+        for table, (first, block_ids) in zip(self.block_tables, changes, strict=True):
+            table[row, first : first + len(block_ids)] = block_ids
 
     def arrange(self, seq_ids: list[int]) -> None:
-        """Let row i of the block table be that of the i-th of these sequences, as it is already until others come."""
+        """Let row i of the block tables be that of the i-th of these sequences, as it is already until others come."""
         rows, top = [self._row_of[seq_id] for seq_id in seq_ids], list(range(len(seq_ids)))
         if rows == top:
             return
         sources = [*rows, *set(top).difference(rows)]
         targets = [*top, *set(rows).difference(top)]
-        self.block_table[targets] = self.block_table[sources]
+        self.block_tables[:, targets] = self.block_tables[:, sources]
         moved = dict(zip(sources, targets, strict=True))
         self._row_of = {seq_id: moved.get(row, row) for seq_id, row in self._row_of.items()}
         self._free_rows = [moved.get(row, row) for row in self._free_rows]

@@ -30,7 +30,6 @@ class ModelRunner:
         cache: CacheEngine,
         *,
         vocab_size: int,
-        block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
@@ -38,11 +37,10 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self.vocab_size = vocab_size
-        max_num_blocks = cdiv(max_model_len, block_size)
-        self.batch = InputBatch(max_num_seqs, max_num_blocks)
-        self.inputs = InputBuilder(
-            cache.caches, self.batch, block_size=block_size, max_num_tokens=max_num_batched_tokens
-        )
+        layout = cache.layout
+        max_num_blocks = cdiv(max_model_len, layout.page.block_size)
+        self.batch = InputBatch(max_num_seqs, max_num_blocks, len(layout.groups))
+        self.inputs = InputBuilder(cache.caches, self.batch, layout=layout, max_num_tokens=max_num_batched_tokens)
         self.graphs = GraphRunner(model, self.inputs)
         self.sampler = Sampler(vocab_size)
         self._sampled: tuple[list[int], SamplingBatch] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from quire.core.scheduler import Scheduler
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.sampling_params import SamplingParams
+from tests.fakes import specs_of
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 40
 
@@ -42,7 +44,7 @@ class New(NamedTuple):
 
 
 def new_sequence(seq_id: int, token_ids: list[int], block_ids: list[int], **params: Any) -> New:
-    """A sequence that asks for up to nine tokens, greedily unless the parameters say otherwise."""
+    """A sequence in one KV group that asks for up to nine tokens, greedily unless the parameters say otherwise."""
     request = EngineCoreRequest(
         request_id=str(seq_id),
         prompt_token_ids=token_ids,
@@ -50,7 +52,7 @@ def new_sequence(seq_id: int, token_ids: list[int], block_ids: list[int], **para
         seed=0,
         max_tokens=9,
     )
-    return New(request, NewSequenceData(seq_id, request.request_id, 0, [], block_ids))
+    return New(request, NewSequenceData(seq_id, request.request_id, 0, [], [(0, block_ids)]))
 
 
 def introducing(*new: New) -> dict[str, Any]:
@@ -58,9 +60,10 @@ def introducing(*new: New) -> dict[str, Any]:
     return {"new_requests": [each.request for each in new], "new_sequences": [each.sequence for each in new]}
 
 
-def scheduler(block_size: int, num_blocks: int, chunk: int) -> Scheduler:
+def scheduler(block_size: int, num_blocks: int, chunk: int, windows: Sequence[int | None] = (None,)) -> Scheduler:
+    """A scheduler over a KV group for each window."""
     return Scheduler(
-        BlockManager(num_blocks, block_size, enable_prefix_caching=True),
+        BlockManager(num_blocks, specs_of(block_size, windows), max_chunk_tokens=chunk, enable_prefix_caching=True),
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=24,
         max_model_len=MAX_MODEL_LEN,

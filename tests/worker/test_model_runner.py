@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
-from quire.messages.kv import KVCacheSpec
+from quire.messages.kv import kv_layout
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.ops import table
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.model_runner import ModelRunner
+from tests.fakes import specs_of
 from tests.worker import plans
 from tests.worker.plans import introducing
 
@@ -30,7 +31,7 @@ class Successor:
         self.slots: list[list[int]] = []
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        self.slots.append(ctx.slot_mapping.tolist())
+        self.slots.append(ctx.groups[0].slot_mapping.tolist())
         return torch.stack((token_ids, ctx.positions), dim=1).float()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -44,12 +45,10 @@ class Successor:
 @pytest.fixture
 def runner() -> ModelRunner:
     table.use("reference")
-    spec = KVCacheSpec(num_kv_heads=1, head_size=8, dtype="float32", block_size=BLOCK_SIZE)
     return ModelRunner(
         Successor(),
-        CacheEngine([spec, spec], 60, num_ahead=4),
+        CacheEngine(kv_layout(specs_of(BLOCK_SIZE) * 2), 60, num_ahead=4),
         vocab_size=VOCAB_SIZE,
-        block_size=BLOCK_SIZE,
         max_num_seqs=4,
         max_num_batched_tokens=200,
         max_model_len=200,
@@ -147,25 +146,14 @@ def test_prompts_are_scored_beside_sequences_that_did_not_ask(runner: ModelRunne
 def test_a_preempted_sequence_comes_back_with_other_blocks_and_all_its_tokens(runner: ModelRunner) -> None:
     step(runner, [(0, 0, 3, 1)], **introducing(new(0, [1, 2, 3])))
     runner.execute(SchedulerOutputs(removed_seq_ids=[0], preempted_seq_ids=[0]))
-    back = NewSequenceData(0, "0", 0, [4], [5])
+    back = NewSequenceData(0, "0", 0, [4], [(0, [5])])
     assert step(runner, [(0, 0, 4, 1)], new_sequences=[back]).token_ids == [[5]]
     assert runner.model.slots[-1] == [20, 21, 22, 23]  # type: ignore[attr-defined]
 
 
 def test_blocks_change_where_the_instruction_says(runner: ModelRunner) -> None:
     step(runner, [(0, 0, 4, 1)], **introducing(new(0, [1, 2, 3, 4])))
-    step(runner, [(0, 4, 1, 1)], new_block_ids={0: (1, [8])}, new_token_ids={0: (4, [5])})
-    copied: dict[str, Any] = {"new_block_ids": {0: (1, [9])}, "blocks_to_copy": [(8, 9)]}
+    step(runner, [(0, 4, 1, 1)], new_block_ids={0: [(1, [8])]}, new_token_ids={0: (4, [5])})
+    copied: dict[str, Any] = {"new_block_ids": {0: [(1, [9])]}, "blocks_to_copy": [(8, 9)]}
     step(runner, [(0, 5, 1, 1)], new_token_ids={0: (5, [6])}, **copied)
     assert runner.model.slots[1:] == [[32], [37]]  # type: ignore[attr-defined]
-
-
-def test_a_cache_is_allocated_for_each_layer() -> None:
-    table.use("reference")
-    specs = [
-        KVCacheSpec(num_kv_heads=heads, head_size=8, dtype=dtype, block_size=BLOCK_SIZE)
-        for heads, dtype in ((1, "float32"), (2, "bfloat16"))
-    ]
-    caches = CacheEngine(specs, 5, num_ahead=2).caches
-    assert [cache.dtype for cache in caches] == [torch.float32, torch.bfloat16]
-    assert [cache.numel() * cache.element_size() for cache in caches] == [5 * spec.bytes_per_block for spec in specs]
