@@ -12,7 +12,15 @@ from enum import StrEnum
 from typing import Any, NoReturn, TypeGuard
 
 from quire.errors import ConfigError, shown
-from quire.messages.kv import DTYPE_BYTES, SLOT_MULTIPLES, KVCacheSpec
+from quire.messages.kv import (
+    DTYPE_BYTES,
+    SLOT_MULTIPLES,
+    FullAttentionSpec,
+    KVCacheSpec,
+    KVLayout,
+    PageSpec,
+    kv_layout,
+)
 from quire.utils.lazy import nearest
 
 MAX_LAYERS = 10_000
@@ -157,18 +165,19 @@ class ModelArch:
         )
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
-        """What each attention layer needs of the KV cache, in the order of the layers, where `ops` serve."""
-        return [
-            KVCacheSpec(
-                num_kv_heads=self.num_kv_heads,
-                head_size=self.head_size,
-                dtype=dtype,
-                block_size=block_size,
-                sliding_window=window,
-                slot_multiple=SLOT_MULTIPLES[ops],
-            )
-            for window in self.layer_windows
-        ]
+        """What each attention layer keeps in the KV cache, in the order of the layers, where `ops` serve."""
+        page = PageSpec(
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            dtype=dtype,
+            block_size=block_size,
+            slot_multiple=SLOT_MULTIPLES[ops],
+        )
+        return [FullAttentionSpec(page=page) for _ in self.layer_windows]
+
+    def kv_layout(self, block_size: int, dtype: str, *, ops: str) -> KVLayout:
+        """How the layers share the pages of the KV cache."""
+        return kv_layout(self.kv_cache_specs(block_size, dtype, ops=ops))
 
     def num_parameters(self) -> int:
         """Parameters of the model, tied ones counted once; exact for the families quire ships."""

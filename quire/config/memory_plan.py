@@ -68,11 +68,6 @@ def controls_bytes(vocab_size: int) -> int:
     return CONTROLS_BYTES + vocab_size + (vocab_size + 7) // 8
 
 
-def bytes_per_block(arch: ModelArch, block_size: int, dtype: str, *, ops: str) -> int:
-    """Bytes of one block over all layers."""
-    return sum(spec.bytes_per_block for spec in arch.kv_cache_specs(block_size, dtype, ops=ops))
-
-
 def plan_kv_bytes(
     capabilities: Capabilities, *, fraction: float, weights: int, workspace: int, most_useful: int
 ) -> int:

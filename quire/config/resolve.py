@@ -25,7 +25,6 @@ from quire.config.json_file import read_json_object
 from quire.config.memory_plan import (
     PROCESS_BYTES,
     MemoryPlan,
-    bytes_per_block,
     check_longest_fits,
     check_memory,
     gib,
@@ -211,7 +210,8 @@ def _resolve_memory(
     workspace = workspace_bytes(
         arch, dtype, max_num_seqs=scheduler.max_num_seqs, max_num_batched_tokens=scheduler.max_num_batched_tokens
     )
-    block_bytes = bytes_per_block(arch, block_size, kv_cache_dtype, ops=ops)
+    layout = arch.kv_layout(block_size, kv_cache_dtype, ops=ops)
+    block_bytes = layout.block_bytes
     if args.num_gpu_blocks_override is not None:
         num_blocks, reason = args.num_gpu_blocks_override, "given"
     elif args.kv_cache_memory_bytes is not None:
@@ -238,6 +238,7 @@ def _resolve_memory(
         num_blocks=num_blocks,
         enable_prefix_caching=args.enable_prefix_caching,
         dtype=kv_cache_dtype,
+        num_groups=len(layout.groups),
     )
     return cache, max_model_len, plan
 

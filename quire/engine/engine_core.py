@@ -39,7 +39,8 @@ class EngineCore:
         self.scheduler = Scheduler(
             BlockManager(
                 cache.num_blocks,
-                cache.block_size,
+                [group.spec for group in config.kv_layout.groups],
+                max_chunk_tokens=limits.max_chunk_tokens,
                 enable_prefix_caching=cache.enable_prefix_caching,
                 engine_digest=self.identity.digest,
             ),

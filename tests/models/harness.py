@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.attention.context import ForwardContext
+from quire.attention.context import ForwardContext, GroupContext
 from quire.config.arch import ModelArch
 from quire.loader.load import load_model
 from quire.models.interfaces import Model
@@ -31,7 +31,7 @@ class Row:
 
 
 class Harness:
-    """A model, its caches, and rows that take turns."""
+    """A model, its caches, and rows that take turns. All layers are in one KV group; windows are masks over it."""
 
     def __init__(
         self,
@@ -45,15 +45,16 @@ class Harness:
         self.arch = arch_of(directory)
         self.model: Model = load_model(directory, self.arch, dtype=dtype, max_model_len=max_model_len)
         self.block_size = block_size
+        page = self.arch.kv_layout(block_size, str(dtype).removeprefix("torch."), ops=table.in_use()).page
         self.caches = [
             functional.allocate_kv_cache(
                 num_blocks=num_blocks,
                 block_size=block_size,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
+                num_kv_heads=page.num_kv_heads,
+                head_size=page.head_size,
                 dtype=dtype,
             )
-            for spec in self.arch.kv_cache_specs(block_size, str(dtype).removeprefix("torch."), ops=table.in_use())
+            for _ in range(self.arch.num_layers)
         ]
         for cache in self.caches:
             cache.fill_(float("nan"))  # what nobody wrote must not be read
@@ -93,8 +94,8 @@ class Harness:
         )
         context = ForwardContext(
             positions=torch.tensor(positions),
-            slot_mapping=torch.tensor(slots),
-            attention=metadata,
+            groups=[GroupContext(slot_mapping=torch.tensor(slots), attention=metadata)],
+            group_of_layer=dict.fromkeys(range(self.arch.num_layers), 0),
             kv_caches=self.caches,
         )
         return torch.tensor(tokens), context

@@ -20,17 +20,18 @@ class PoisonedExecutor:
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
-        self.prompts: dict[int, tuple[int, int]] = {}
+        self.prompts: dict[str, list[int]] = {}
+        self.request_of: dict[int, str] = {}
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
-        for new in plan.new_sequences:
-            self.prompts[new.seq_id] = (new.token_ids[0], new.num_prompt_tokens)
+        self.prompts |= {request.request_id: request.prompt_token_ids for request in plan.new_requests}
+        self.request_of |= {new.seq_id: new.request_id for new in plan.new_sequences}
         for seq_id, computed, count in zip(
             plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
         ):
-            first, num_prompt_tokens = self.prompts[seq_id]
-            if computed + count > num_prompt_tokens + 2:
-                _act(first)
+            prompt = self.prompts[self.request_of[seq_id]]
+            if computed + count > len(prompt) + 2:
+                _act(prompt[0])
         return self.inner.execute(plan)
 
     def close(self) -> None:
