@@ -121,7 +121,7 @@ def test_everything_selects_the_same_pods() -> None:
 def test_the_image_is_built_from_all_that_a_wheel_needs() -> None:
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
     kept = {line[1:] for line in ignored if line.startswith("!")}
-    assert {".git", "quire", "csrc", "CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml"} == kept
+    assert {"quire", "csrc", "CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml"} == kept
     assert all((ROOT / name).exists() for name in kept)
     torch = re.search(r"^ARG TORCH=(.*)$", DOCKERFILE, re.MULTILINE)
     assert torch is not None
