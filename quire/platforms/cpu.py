@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -29,9 +28,10 @@ def usable_cores(root: Path = ROOT) -> int:
 
 
 def _allowed_cores() -> int:
-    if sys.platform == "linux":
+    try:
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import tempfile
 
 from quire.utils.math import keeps_share
@@ -123,7 +122,8 @@ def new_memory(num_fronts: int, num_keys: int) -> int:
 
 def _new_file() -> int:
     """The descriptor of a file that no folder shows."""
-    if sys.platform == "linux":
+    try:
         return os.memfd_create("quire-counts")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    except AttributeError:  # not Linux
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())

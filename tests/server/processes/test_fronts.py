@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -151,7 +150,6 @@ def test_counts_are_shared_and_forgotten_by_front() -> None:
 
 
 def test_a_system_without_nameless_memory_has_a_file_that_no_folder_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.delattr(os, "memfd_create")
     memory = new_memory(2, 1)
     one, two = (SharedCounts(2, 1, front=front, descriptor=memory) for front in (0, 1))
