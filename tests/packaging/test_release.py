@@ -72,12 +72,23 @@ def test_only_the_job_that_publishes_may_do_more_than_read() -> None:
         assert may == ({"publish": {"id-token": "write"}} if name == "release" else {})
 
 
+def steps() -> list[dict[str, Any]]:
+    """Every step of every workflow."""
+    return [step for name in ("ci", "release") for job in workflow(name)["jobs"].values() for step in job["steps"]]
+
+
 @needs_workflows
 def test_versions_need_tags_wherever_something_is_built() -> None:
-    steps = [step for name in ("ci", "release") for job in workflow(name)["jobs"].values() for step in job["steps"]]
-    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    checkouts = [step for step in steps() if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts
     assert all(step["with"]["fetch-depth"] == 0 for step in checkouts)
+
+
+@needs_workflows
+def test_actions_of_others_are_pinned_to_a_commit() -> None:
+    used = [step["uses"] for step in steps() if "uses" in step]
+    assert used
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used)
 
 
 @needs_workflows
