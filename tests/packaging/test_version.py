@@ -70,6 +70,22 @@ def test_a_tag_is_the_version_and_commits_after_it_are_before_the_next(clone: Pa
 
 
 @GIT_FILES
+def test_tags_for_other_things_do_not_count(clone: Path) -> None:
+    for tag in ("backup-2026", "release-7", "draft-1.2", "v0.4.0"):
+        git(clone, "tag", tag)
+        git(clone, "commit", "--quiet", "--allow-empty", "--message", f"after {tag}")
+    git(clone, "tag", "nightly-3.1")
+    assert version_of(clone).startswith("0.4.1.dev1+g")
+    assert version_of(archive(clone)).startswith("0.4.1.dev1+g")
+
+
+@GIT_FILES
+def test_a_release_candidate_is_one(clone: Path) -> None:
+    git(clone, "tag", "v0.4.0rc1")
+    assert version_of(clone) == version_of(archive(clone)) == "0.4.0rc1"
+
+
+@GIT_FILES
 def test_a_clone_without_tags_counts_commits(clone: Path) -> None:
     assert version_of(clone).startswith("0.1.dev1+g")
 
