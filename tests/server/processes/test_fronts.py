@@ -149,6 +149,16 @@ def test_counts_are_shared_and_forgotten_by_front() -> None:
     assert (one.in_progress(0), one.in_progress(2), two.in_progress()) == (1, 0, 1)
 
 
+def test_a_system_without_nameless_memory_has_a_file_that_no_folder_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    memory = new_memory(2, 1)
+    one, two = (SharedCounts(2, 1, front=front, descriptor=memory) for front in (0, 1))
+    assert os.fstat(memory).st_nlink == 0
+    os.close(memory)
+    one.enter(0)
+    assert two.in_progress() == 1
+
+
 def test_sequences_are_counted_like_requests_and_forgotten_by_front() -> None:
     memory = new_memory(2, 2)
     one, two = (SharedCounts(2, 2, front=front, descriptor=memory) for front in (0, 1))
