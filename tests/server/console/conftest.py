@@ -1,0 +1,177 @@
+"""A browser, a page that fails on whatever goes wrong in it, and what readers do with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.server import console
+from tests.server.conftest import MODEL, TIMEOUT, Running
+
+FILES = Path(str(resources.files(console)))
+SCRIPTS = sorted(FILES.glob("*.js"))
+KEY = "a-key"
+HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
+MARKDOWN = """# One
+
+Some **bold**, `code`, https://example.org/x, *it*.
+A line after a break. [ref]
+
+- a
+- b
+
+  more of b
+  1. c
+  2. d
+
+3) other
+
+| x | y |
+|---|--:|
+| 1 | 2 |
+
+```python
+def f():
+    return "<b>"
+```
+
+> quoted
+lazy
+
+Set
+---
+
+    indented
+
+[ref]: https://example.org/ref
+Last \\* one"""
+
+
+IN_NODE = {"charts", "portable", "request", "tokens", "tree"}
+"""Modules that can be loaded without a page."""
+
+
+def in_node(source: str) -> Any:
+    """What a module prints as JSON, run beside the console's files."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    prelude = "".join(f"import * as {file.stem} from '{file.as_uri()}';" for file in SCRIPTS if file.stem in IN_NODE)
+    done = subprocess.run(
+        [node, "--input-type=module"], input=prelude + source, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """Chromium: the one that is installed on this machine, or the one that playwright has installed.
+
+    It ends with the last test of this folder: its event loop would be in the way of other tests.
+    """
+    api = pytest.importorskip("playwright.sync_api", reason='no browser: pip install "quire[browser]"')
+    found = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+    with api.sync_playwright() as playwright:
+        try:
+            chromium = playwright.chromium.launch(
+                executable_path=os.environ.get("QUIRE_TEST_CHROMIUM", found), args=["--no-sandbox"]
+            )
+        except api.Error as error:
+            pytest.skip(f"no browser: playwright install chromium ({str(error).splitlines()[0]})")
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page in which every exception, every refused policy and every request to elsewhere is a failure."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    opened = context.new_page()
+    opened.set_default_timeout(TIMEOUT * 1000)
+    wrong: list[str] = []
+    elsewhere: list[str] = []
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("console", lambda line: wrong.append(line.text) if re.search("Trusted|Policy", line.text) else None)
+    opened.on("request", lambda request: None if "//127.0.0.1:" in request.url else elsewhere.append(request.url))
+    yield opened
+    context.close()
+    assert (wrong, elsewhere) == ([], [])
+
+
+def say(page: Any, text: str, number: int = 1) -> None:
+    """Send a message and wait until that many requests have ended."""
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+    page.locator(".summary, article .error").nth(number - 1).wait_for()
+
+
+def set_to(page: Any, **settings: Any) -> None:
+    """Fill in the settings."""
+    page.locator("#console").wait_for()
+    page.click("#controls-tab")
+    for name, value in settings.items():
+        if name == "mode":
+            page.check(f"[value={value}]", force=True)
+        elif isinstance(value, bool):
+            page.set_checked(f"[name={name}]", value)
+        else:
+            page.fill(f"[name={name}]", str(value))
+    page.click("#live-tab")
+
+
+def kept(page: Any) -> list[dict[str, Any]]:
+    """The conversations that the browser keeps."""
+    return page.evaluate("import('/console/store.js').then((store) => store.all('conversations'))")  # type: ignore[no-any-return]
+
+
+def press(page: Any, name: str, article: int = -1) -> None:
+    """Press a button of a message."""
+    page.locator("article").nth(article).get_by_role("button", name=name, exact=True).click()
+
+
+def shown(page: Any) -> list[str]:
+    """The text of every message on the screen, from the conversation that is kept."""
+    (conversation,) = kept(page)
+    by_id = {message["id"]: message for message in conversation["messages"]}
+    path, at = [], by_id.get(conversation["leaf"])
+    while at:
+        path.append(at["text"])
+        at = by_id.get(at["parent"])
+    return path[::-1]
+
+
+def stream_of(*deltas: dict[str, Any]) -> str:
+    """A streamed reply of these deltas."""
+    head = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
+    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks.append({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def answer_with(page: Any, *deltas: dict[str, Any]) -> None:
+    """Let every chat be answered with these deltas instead of the server's."""
+    body = stream_of(*deltas)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+def everything_shown(page: Any, server: Running) -> None:
+    """A page with every kind of message."""
+    page.goto(server.url)
+    set_up = {"reasoning": "Hm.", "content": MARKDOWN, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    answer_with(page, set_up)
+    page.locator("#console").wait_for()
+    say(page, "Show me all")
+    page.locator(".tool").wait_for()
+    press(page, "Regenerate")
+    page.locator(".where").wait_for()
+    page.locator("#send:visible").wait_for()
