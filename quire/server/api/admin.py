@@ -145,6 +145,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
             "max_model_len": config.model_config.max_model_len,
             "max_logprobs": config.model_config.max_logprobs,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "prefix_caching": config.cache_config.enable_prefix_caching,
             "chat": service.engine.tokenizer is not None and bool(service.engine.tokenizer.chat_templates),
             "tools": False,

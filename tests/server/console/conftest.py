@@ -56,7 +56,7 @@ Set
 Last \\* one"""
 
 
-IN_NODE = {"charts", "portable", "request", "tokens", "tree"}
+IN_NODE = {"batch", "charts", "code", "files", "kvmap", "portable", "request", "timeline", "tokens", "tree"}
 """Modules that can be loaded without a page."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from tests.server.conftest import MODEL, Running, stand_in, wait_for
@@ -75,7 +76,7 @@ def test_what_is_said_is_never_markup(server: Running, page: Any) -> None:
     page.route("**/v1/chat/completions", answer)
     set_to(page, logprobs=True)
     say(page, "again", 2)
-    page.locator(".error:not(#refusal)").last.wait_for()
+    page.locator("article .error").last.wait_for()
     assert page.locator(".output").last.text_content() == HOSTILE
     page.locator(".token").last.hover()
     assert HOSTILE + "2" in page.locator("#candidates").text_content().replace("␣", " ")
@@ -185,6 +186,7 @@ def test_markdown_that_grows_ends_as_the_whole_does(server: Running, page: Any) 
     whole, grown, kept_nodes = page.evaluate(
         """async (source) => {
           const { MarkdownStream, renderMarkdown } = await import("/console/markdown.js");
+          await (await import("/console/code.js")).loadLanguage("python");
           const whole = document.createElement("div");
           whole.append(renderMarkdown(source));
           const grown = [1, 2, 7, 40, 1000].map((size) => {
@@ -233,3 +235,61 @@ def test_code_can_be_copied(server: Running, page: Any) -> None:
     page.focus("#prompt")
     page.keyboard.press("Control+V")
     assert page.input_value("#prompt") == "let a = 1;\n"
+
+
+def test_each_answer_tells_where_its_time_went(server: Running, page: Any) -> None:
+    page.goto(server.url)
+    for number, mode in enumerate(("chat", "completion"), 1):
+        set_to(page, mode=mode, max_tokens=4)
+        say(page, "import os", number)
+        page.locator("details.summary > summary").last.click()
+        terms = page.locator("details.summary").last.locator("dt").all_text_contents()
+        assert terms[:5] == ["Received", "Queued", "Prompt", "Output", "Delivered"]
+    page.reload()
+    page.locator("details.summary").nth(1).wait_for()
+
+
+def test_text_files_go_along_with_a_message(server: Running, page: Any, tmp_path: Path) -> None:
+    sent: list[Any] = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    (tmp_path / "a.py").write_text("print(1)\n", encoding="utf-8")
+    (tmp_path / "bad.bin").write_bytes(b"\xff\x00")
+    page.goto(server.url)
+    set_to(page, max_tokens=4)
+    page.set_input_files("#attach-file", [tmp_path / "a.py", tmp_path / "bad.bin"])
+    page.get_by_text("bad.bin is not a text file in UTF-8").wait_for()
+    dropped = page.evaluate_handle(
+        """() => {
+          const data = new DataTransfer();
+          for (const name of ["b.md", "c.txt"]) data.items.add(new File(["# " + name], name));
+          return data;
+        }"""
+    )
+    page.dispatch_event("#playground", "drop", {"dataTransfer": dropped})
+    page.get_by_role("button", name="Remove b.md").click()
+    assert page.locator("#files .chip").count() == 2
+    page.fill("#prompt", "")
+    page.press("#prompt", "Enter")
+    page.locator(".summary").wait_for()
+    content = "a.py:\n```py\nprint(1)\n```\n\nc.txt:\n```txt\n# c.txt\n```"
+    assert sent[0]["messages"] == [{"role": "user", "content": content}]
+    assert page.locator("#files .chip").count() == 0
+    page.reload()
+    page.locator(".user .chip").nth(1).wait_for()
+    assert page.locator("#title").text_content() == "a.py"
+    press(page, "Edit", 0)
+    page.fill(".edit textarea", "Explain")
+    page.press(".edit textarea", "Enter")
+    page.locator("article.user .where").get_by_text("2/2").wait_for()
+    page.locator("#send:visible").wait_for()
+    assert sent[1]["messages"] == [{"role": "user", "content": f"Explain\n\n{content}"}]
+
+
+def test_files_come_back_with_a_question_that_got_no_answer(server: Running, page: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x", encoding="utf-8")
+    page.goto(server.url)
+    set_to(page, temperature=9)
+    page.set_input_files("#attach-file", tmp_path / "a.txt")
+    page.locator("#files .chip").wait_for()
+    say(page, "hi")
+    assert page.locator("#files .chip").count() == 1

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
+
 from tests.server.conftest import TIMEOUT, Running, stand_in, wait_for
+from tests.server.console.conftest import HOSTILE, set_to
 
 
 def test_the_engine_is_shown_while_it_works(server: Running, page: Any) -> None:
@@ -31,7 +38,8 @@ def test_each_figure_explains_itself_to_pointer_and_keyboard(server: Running, pa
     page.locator("#state[data-state=ready]").wait_for()
     terms = page.locator("#live .term")
     helps = terms.evaluate_all("all => all.map((term) => term.dataset.help)")
-    assert len(helps) == len(set(helps)) == page.locator("#live dt, #live figcaption, .limit").count() + 1  # KV cache
+    explained = page.locator("#live dt, #live figcaption, #live .limit, #live h2:has(button)")
+    assert len(helps) == len(set(helps)) == explained.count()
     assert all(help.endswith(".") for help in helps)
     terms.first.hover()
     assert page.locator("#help").text_content() == helps[0]
@@ -43,3 +51,150 @@ def test_each_figure_explains_itself_to_pointer_and_keyboard(server: Running, pa
     assert terms.first.get_attribute("aria-describedby") == "help"
     page.locator("figure canvas").first.hover()
     page.locator("figure").first.get_by_text("s ago:").wait_for()
+
+
+@contextmanager
+def kept_busy(server: Running, **body: Any) -> Iterator[None]:
+    """One completion after the other, until the block ends."""
+    given = {"prompt": "import os", "max_tokens": 900, "ignore_eos": True, **body}
+    stop = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
+            while not stop.is_set():
+                assert client.post(f"{server.url}/v1/completions", json=given).status_code == 200
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            yield
+        finally:
+            stop.set()
+    asking.result()
+
+
+def test_each_sequence_has_a_row_and_the_row_opens_to_its_timeline(server: Running, page: Any) -> None:
+    page.goto(server.url)
+    with kept_busy(server, n=2):
+        row = page.locator("#batch .sequence").first
+        row.wait_for()
+        assert re.fullmatch(r"[0-9a-f]{5}\.[12]", row.locator(".name").text_content())
+        row.focus()
+        page.keyboard.press("Enter")
+        terms = page.locator(".details:visible dt")
+        terms.first.wait_for()
+        said = terms.all_text_contents()
+        assert said[0] == "Queued"
+        assert {"Prompt", "Prompt tokens", "Output tokens", "KV blocks", "Request"} <= set(said)
+        page.locator("#ended-part:visible .rows [data-state=ended]").first.wait_for()
+    server.wait_idle()
+    page.locator("#batch-empty:visible").wait_for()
+
+
+def test_the_answer_on_the_page_is_marked(server: Running, page: Any) -> None:
+    page.goto(server.url)
+    set_to(page, mode="completion", max_tokens=900)
+    page.fill("#prompt", "import os")
+    with stand_in(server) as held:
+        held.may_go.set()
+        for _ in range(20):  # it may end between two reports
+            page.press("#prompt", "Enter")
+            page.locator("#send:visible").wait_for()
+            if page.locator(".sequence .own").count():
+                break
+    assert page.locator(".sequence .own").first.get_attribute("title") == "The answer on this page"
+
+
+def request_of(name: str, *states: str, **fields: Any) -> dict[str, Any]:
+    """A request as /v1/stats tells of it, one sequence for each state."""
+    sequence = {"computed_tokens": 40, "output_tokens": 8, "blocks": 6, "own_blocks": 4}
+    times = {"arrived_s": 3.0, "queue_s": 1.0, "prefill_s": 0.5, "decode_s": 1.5}
+    counts = {
+        "preemptions": 0,
+        "replays": 0,
+        "prefill_steps": 2,
+        "computed_tokens": 32,
+        "queued_steps": {"kv cache": 3},
+    }
+    return {
+        "id": name,
+        "n": len(states),
+        "prompt_tokens": 32,
+        "cached_tokens": 16,
+        "max_tokens": 16,
+        **times,
+        **counts,
+        "queued_steps": {"kv cache": 3},
+        "sequences": [{"branch": index, "state": state, **sequence} for index, state in enumerate(states)],
+        **fields,
+    }
+
+
+def report_with(server: Running, page: Any, *requests: dict[str, Any], **fields: Any) -> None:
+    """Let the page read these requests instead of the server's."""
+    status = server.client.get("/v1/stats").json()
+    counts = {"num_total_blocks": 100, "num_free_blocks": 60, "num_cached_blocks": 20, "num_shared_blocks": 6}
+    status["stats"] |= {**counts, "num_running": 5, "num_waiting": 9}
+    status["activity"] = {"age_s": 0, "num_running": 2, "num_waiting": 2, "num_keys": 1, "requests": requests, **fields}
+    page.route("**/v1/stats*", lambda route: route.fulfill(json=status))
+
+
+def test_rows_and_map_say_what_a_report_says(server: Running, page: Any) -> None:
+    report_with(
+        server,
+        page,
+        request_of("aaaaaaaa-0", "output", "prompt"),
+        request_of("bbbbbbbb-0", "preempted", preemptions=2, cached_tokens=0),
+        request_of(HOSTILE, "queued", prefill_s=None, decode_s=None, cached_tokens=None),
+        num_running=4,
+        num_waiting=3,
+        num_keys=2,
+    )
+    page.goto(server.url)
+    page.locator("#queue .sequence").nth(1).wait_for()
+    assert page.locator("#batch .name").all_text_contents() == ["aaaaa.1", "aaaaa.2"]
+    assert page.locator("#batch .state-name").all_text_contents() == ["writing", "reading"]
+    assert page.locator("#queue .state-name").all_text_contents() == ["preempted", "queued"]
+    assert page.locator("#batch .count").all_text_contents()[:2] == ["32 / 32 prompt", "8 / 16 output"]
+    widths = "all => all.map((bar) => bar.style.width)"
+    assert page.locator("#batch .track i").evaluate_all(widths)[:4] == ["50%", "50%", "0%", "50%"]
+    assert page.locator("#batch-more").text_content() == "2 more running, 1 more waiting"
+    share = "Your key has 4 of 5 running and 3 of 9 waiting. 2 keys share the engine evenly."
+    assert page.locator("#share").text_content().startswith(share)
+    tiles = page.locator("#pages .tile").evaluate_all("all => all.map((tile) => tile.dataset.help)")
+    assert [int(help.split()[0]) for help in tiles] == [6, 4, 4, 4, 4, 18], "shared, sequences, others"
+    page.locator(".tile[data-request='aaaaaaaa-0']").first.click()
+    timeline = page.locator("#batch .timeline").first
+    assert timeline.locator("dt").all_text_contents()[:3] == ["Queued", "Prompt", "Output"]
+    assert "3 steps: too few free KV blocks" in timeline.text_content()
+    assert "8 of at most 16, 4.7 a second" in timeline.text_content()
+    page.locator("#queue .sequence").first.click()
+    assert "2 times: its blocks were needed" in page.locator("#queue .timeline").first.text_content()
+    page.unroute("**/v1/stats*")
+    page.locator("#ended .sequence").nth(3).wait_for()
+    assert page.locator(".rows img, .rows script").count() == 0
+    assert page.locator("#ended .details:visible").count() == 2, "what was open stays open"
+
+
+def test_sequences_are_asked_for_while_they_are_shown(server: Running, page: Any) -> None:
+    page.goto(server.url)
+    page.locator("#state[data-state=ready]").wait_for()
+    with page.expect_request(lambda request: request.url.endswith("/v1/stats?activity=true")):
+        pass
+    with page.expect_request(lambda request: request.url.endswith("/v1/stats")):
+        page.click("#controls-tab")
+    with page.expect_request(lambda request: request.url.endswith("/v1/stats?activity=true")):
+        page.click("#live-tab")
+
+
+def test_the_panel_can_have_the_whole_window(server: Running, page: Any) -> None:
+    page.goto(server.url)
+    page.locator("#state[data-state=ready]").wait_for()
+    for is_wide in (True, False):
+        page.click("#widen")
+        assert page.locator("#widen").get_attribute("aria-pressed") == str(is_wide).lower()
+        assert page.locator("#playground").is_visible() != is_wide
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.click("#widen")
+    page.set_viewport_size({"width": 800, "height": 800})
+    assert page.locator("#playground").is_visible(), "a narrow window has drawers"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.messages.stats import Constraint
+from quire.server.activity import RequestActivity
 from tests.server.conftest import Running
 from tests.server.console.conftest import FILES, in_node
 
@@ -50,24 +51,48 @@ def test_both_forms_of_logprobs_are_read(server: Running) -> None:
         assert all(token["candidates"][0]["logprob"] == token["logprob"] for token in read)
 
 
-def test_the_page_map_is_full_and_hides_nothing() -> None:
-    cases = [[1, 0, 0, 9999], [0, 0, 0, 0], [3, 3, 3, 1], [9999, 1, 1, 1], [0, 0, 0, 5]]
-    shares = in_node(f"console.log(JSON.stringify({json.dumps(cases)}.map((counts) => charts.sharesOf(counts, 320))));")
-    for counts, squares in zip(cases, shares, strict=True):
-        assert len(squares) == 320
-        if any(counts):
-            assert set(squares) == {part for part, count in enumerate(counts) if count}
+@pytest.mark.parametrize(("width", "height"), [(296, 132), (500, 220), (10, 1)])
+def test_the_page_map_is_full_and_true_to_scale(width: int, height: int) -> None:
+    cases = [[1], [3, 3, 3, 1], [9999, 1, 1, 1], [5, 0, 7], [1] * 100, [2**number for number in range(16)], []]
+    maps = in_node(
+        f"const cases = {json.dumps(cases)};"
+        f"console.log(JSON.stringify(cases.map((weights) => kvmap.areasOf(weights, {width}, {height}))));"
+    )
+    for weights, areas in zip(cases, maps, strict=True):
+        for weight, area in zip(weights, areas, strict=True):
+            assert (area is None) == (weight == 0)
+            if area is not None:
+                assert area["width"] * area["height"] == pytest.approx(weight / sum(weights) * width * height)
+                assert -1e-9 <= area["x"] <= area["x"] + area["width"] <= width + 1e-6
+                assert -1e-9 <= area["y"] <= area["y"] + area["height"] <= height + 1e-6
+        boxes = [area for area in areas if area is not None]
+        for index, one in enumerate(boxes):
+            for other in boxes[:index]:
+                across = min(one["x"] + one["width"], other["x"] + other["width"]) - max(one["x"], other["x"])
+                down = min(one["y"] + one["height"], other["y"] + other["height"]) - max(one["y"], other["y"])
+                assert min(across, down) < 1e-6, "areas overlap"
 
 
-@pytest.mark.parametrize("total", [10, 512, 8192, 300_000])
-def test_the_page_map_zooms_to_what_is_held(total: int) -> None:
-    held = [count for count in (0, 1, 63, 65, 500, 4097, total) if count <= total]
-    zooms = in_node(f"console.log(JSON.stringify({json.dumps(held)}.map((count) => charts.zoomOf(count, {total}))));")
-    for count, zoom in zip(held, zooms, strict=True):
-        assert count <= zoom["blocks"] <= total
-        assert zoom["blocks"] <= max(64, 2 * count), "at least half of it is full, or it is small"
-        assert zoom["size"] * zoom["perSquare"] >= zoom["blocks"] > (zoom["size"] - 1) * zoom["perSquare"]
-        assert zoom["size"] <= 320
+def test_equal_parts_of_the_map_are_nearly_squares() -> None:
+    areas = in_node("console.log(JSON.stringify(kvmap.areasOf(Array(40).fill(1), 300, 130)));")
+    assert max(max(one["width"] / one["height"], one["height"] / one["width"]) for one in areas) < 2
+
+
+def test_every_block_in_use_is_in_one_part_of_the_map() -> None:
+    cases: list[tuple[dict[str, int], list[int]]] = [
+        ({"shared": 0, "used": 0}, []),
+        ({"shared": 2, "used": 9}, [4, 5]),
+        ({"shared": 2, "used": 9}, [4]),
+        ({"shared": 0, "used": 900}, [1] * 100),
+        ({"shared": 0, "used": 3}, [4, 4]),
+    ]
+    for counts, own in cases:
+        sequences = [{"id": f"r{number}", "name": f"s{number}", "own": blocks} for number, blocks in enumerate(own)]
+        parts = in_node(f"console.log(JSON.stringify(kvmap.partsOf({json.dumps(counts)}, {json.dumps(sequences)})));")
+        used = sum(part["blocks"] for part in parts if part["kind"] == "used")
+        assert used == max(counts["used"], sum(own) if len(own) < 100 else 0)
+        assert len({part["key"] for part in parts}) == len(parts) <= 103
+        assert all(part["blocks"] > 0 for part in parts)
 
 
 def test_axes_end_at_round_numbers_that_hold_every_value() -> None:
@@ -75,16 +100,79 @@ def test_axes_end_at_round_numbers_that_hold_every_value() -> None:
     assert tops == pytest.approx([1, 0.05, 1, 2, 50, 50, 100, 1000])
 
 
-def test_every_limit_of_the_engine_has_words() -> None:
-    text = (FILES / "live.js").read_text(encoding="utf-8")
-    table = text[text.index("const LIMITS") : text.index("};", text.index("const LIMITS"))]
+@pytest.mark.parametrize(("file", "table"), [("live.js", "const LIMITS"), ("timeline.js", "const LIMIT_NAMES")])
+def test_every_limit_of_the_engine_has_words(file: str, table: str) -> None:
+    text = (FILES / file).read_text(encoding="utf-8")
+    table = text[text.index(table) : text.index("};", text.index(table))]
     for constraint in Constraint:
         assert re.search(rf'^  "?{constraint.value}"?: "', table, re.MULTILINE), constraint
 
 
-def test_a_gap_in_the_values_is_a_gap_in_the_line() -> None:
-    runs = in_node("console.log(JSON.stringify(charts.runsOf([null, 1, 2, null, null, 0, null])));")
-    assert runs == [[1, 2], [5, 5]]
+def test_the_answer_to_why_and_the_live_view_have_the_same_stages(server: Running) -> None:
+    headers = {"x-quire-why": "1"}
+    body = {"prompt": "import os", "max_tokens": 3, "ignore_eos": True}
+    (why,) = server.client.post("/v1/completions", json=body, headers=headers).json()["why"]
+    stages = in_node(f"console.log(JSON.stringify(timeline.stagesOf({json.dumps(why)})));")
+    assert [name for name, *_ in stages] == ["Received", "Queued", "Prompt", "Output", "Delivered"]
+    assert sum(seconds for _, seconds, *_ in stages) == pytest.approx(why["total_s"], abs=1e-4)
+    row = set(RequestActivity.__annotations__) & set(why) - {"prompt_tokens", "cached_tokens", "computed_tokens"}
+    assert row == {"queue_s", "prefill_s", "decode_s", "preemptions", "replays", "prefill_steps", "queued_steps"}
+
+
+def test_times_are_said_as_people_read_them() -> None:
+    said = in_node("console.log(JSON.stringify([0, 0.0042, 0.05, 0.3, 9.96, 59.6, 61, 3600].map(timeline.duration)));")
+    assert said == ["0.0 ms", "4.2 ms", "50 ms", "0.30 s", "10.0 s", "1 min 0 s", "1 min 1 s", "60 min 0 s"]
+
+
+def test_other_names_of_languages_are_those_that_the_grammars_know() -> None:
+    folder = (FILES / "vendor" / "highlight").as_uri()
+    unknown = in_node(
+        f"""
+        const {{default: highlighter}} = await import("{folder}/core.min.js");
+        for (const name of new Set(Object.values(code.ALIASES))) {{
+          highlighter.registerLanguage(name, (await import(`{folder}/${{name}}.min.js`)).default);
+        }}
+        const is = ([alias, name]) => highlighter.getLanguage(alias) === highlighter.getLanguage(name);
+        console.log(JSON.stringify(Object.entries(code.ALIASES).filter((one) => !is(one))));
+        """
+    )
+    assert unknown == [["shell", "bash"]], "models mean commands by it, highlight.js a session"
+
+
+def test_a_file_becomes_a_block_that_it_cannot_end() -> None:
+    files = [{"name": "a.py", "text": "print()\n"}, {"name": "notes", "text": "```\n````"}]
+    text = in_node(f"console.log(JSON.stringify(files.withFiles('Look', {json.dumps(files)})));")
+    assert text == "Look\n\na.py:\n```py\nprint()\n```\n\nnotes:\n`````\n```\n````\n`````"
+    assert in_node("console.log(JSON.stringify(files.withFiles('', [{name: 'a.md', text: 'x'}])));") == (
+        "a.md:\n```md\nx\n```"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("'text \u00e9'", None),
+        ("''", None),
+        ("new Uint8Array([255, 254])", "not a text file in UTF-8"),
+        ("'a\0b'", "not a text file"),
+        ("'x'.repeat((256 << 10) + 1)", "has 257 KiB; at most 256"),
+    ],
+)
+def test_only_text_of_some_size_is_attached(content: str, said: str | None) -> None:
+    result = in_node(
+        f"console.log(JSON.stringify(await files.readFiles([new File([{content}], 'a.txt')], 0)));",
+    )
+    assert len(result["read"]) == (said is None)
+    assert [said in sentence for sentence in result["refused"]] == ([] if said is None else [True])
+
+
+def test_a_message_takes_eight_files() -> None:
+    result = in_node(
+        "const many = Array.from({length: 7}, (_, index) => new File(['x'], `${index}.txt`));"
+        "console.log(JSON.stringify(await files.readFiles(many, 3)));"
+    )
+    assert len(result["read"]) == 5
+    assert result["refused"] == ["A message takes 8 files; 2 were left out."]
 
 
 A_TREE = """
@@ -151,6 +239,7 @@ def test_a_file_of_conversations_comes_back_as_it_was() -> None:
         + """
         again.toolCalls = [{name: "f", arguments: "`` {}"}];
         again.pieces = [{text: "C", tokens: [{text: "C", logprob: -1, candidates: [{text: "D", logprob: -2}]}]}];
+        again.files = [{name: "a.txt", text: "x"}];
         again.unknown = "dropped";
         c.settings = {system: "Be brief.", logprobs: true, max_tokens: "5"};
         const [read] = portable.fromJson(portable.toJson([c]));
@@ -162,7 +251,8 @@ def test_a_file_of_conversations_comes_back_as_it_was() -> None:
     )
     assert before == after
     assert markdown.startswith(
-        "# one\n\n## System prompt\n\nBe brief.\n\n## You\n\none\nmore\n\n## Answer\n\nC\n\nTool call: `f`"
+        "# one\n\n## System prompt\n\nBe brief.\n\n## You\n\none\nmore\n\n## Answer\n\n"
+        "C\n\na.txt:\n```txt\nx\n```\n\nTool call: `f`"
     )
 
 
