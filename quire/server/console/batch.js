@@ -138,6 +138,7 @@ class Row {
   end() {
     this.element.dataset.state = "ended";
     this.#state.textContent = STATES.ended;
+    this.#output.end(); // a report came before the end, so there may have been more
   }
 
   /** Open or close the timeline. */
@@ -170,6 +171,11 @@ class Bar {
     const track = el("span", { className: "track", "aria-hidden": "true" }, this.#cached, this.#done);
     this.element = el("span", { className: `progress of-${kind}` }, track, this.#text);
     this.kind = kind;
+  }
+
+  /** What is shown is the least that was done. */
+  end() {
+    this.#text.textContent = `at least ${this.#text.textContent}`;
   }
 
   draw(done, whole, cached = 0) {

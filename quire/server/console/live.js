@@ -132,7 +132,8 @@ export class LiveView {
     byId("waiting").textContent = whole(stats.num_waiting);
     byId("busy").textContent = isLater ? percent(Math.min(1, (stats.step_time_s - before.stats.step_time_s) / seconds)) : "–";
     const limit = isLater && mostOften(stats.constraint_steps, before.stats.constraint_steps);
-    byId("constraint").textContent = limit ? inWords(limit, { ...this.#limits, waiting: whole(stats.num_waiting) }) : "Nothing: the engine is idle.";
+    const words = limit ? inWords(limit, { ...this.#limits, waiting: whole(stats.num_waiting) }) : "Nothing: the engine is idle.";
+    byId("constraint").textContent = isLater ? words : "–";
     byId("constraint").dataset.limit = limit || "idle";
     byId("preemptions").textContent = whole(stats.num_preemptions);
     byId("generated").textContent = whole(stats.num_generation_tokens);
