@@ -88,7 +88,7 @@ export class LiveView {
   /** Ask now, for example because the view has been opened. */
   refresh() {
     this.draw();
-    if (this.#timer !== null && !this.#asking) this.#ask();
+    if (this.#timer !== null && !this.#asking) this.#ask(true); // a drawer may still be on its way
   }
 
   #round() {
@@ -97,10 +97,10 @@ export class LiveView {
     else if (!this.#asking) this.#ask();
   }
 
-  async #ask() {
+  async #ask(isWatched = isShown()) {
     this.#asking = true;
     try {
-      const status = await get(isShown() ? "v1/stats?activity=true" : "v1/stats");
+      const status = await get(isWatched ? "v1/stats?activity=true" : "v1/stats");
       if (this.#timer === null) return;
       this.onState(status.state);
       this.#take(status, performance.now() / 1000);
@@ -158,7 +158,8 @@ export class LiveView {
   }
 }
 
-const isShown = () => byId("live").clientWidth > 0;
+/** False for the other tab, and in a closed drawer. */
+const isShown = () => byId("live").checkVisibility({ checkVisibilityCSS: true });
 
 function inWords(limit, numbers) {
   return (LIMITS[limit] ?? limit).replace(/\{(\w+)\}/g, (_, name) => numbers[name]);

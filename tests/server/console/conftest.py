@@ -150,28 +150,73 @@ def shown(page: Any) -> list[str]:
     return path[::-1]
 
 
-def stream_of(*deltas: dict[str, Any]) -> str:
-    """A streamed reply of these deltas."""
+WHY = {"front_s": 0.01, "queue_s": 0.5, "prefill_s": 0.2, "decode_s": 2, "delivery_s": 0.01, "prompt_tokens": 9}
+
+
+def stream_of(*deltas: dict[str, Any], **last: Any) -> str:
+    """A streamed reply of these deltas; the last chunk has more fields."""
     head = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
     chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    chunks.append({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    chunks.append({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], **last})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
-def answer_with(page: Any, *deltas: dict[str, Any]) -> None:
-    """Let every chat be answered with these deltas instead of the server's."""
-    body = stream_of(*deltas)
+def answer_with(page: Any, *deltas: dict[str, Any], **last: Any) -> None:
+    """Let every chat be answered with these deltas instead of the server's; the last chunk has more fields."""
+    body = stream_of(*deltas, **last)
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
 
 
+def request_of(name: str, *states: str, **fields: Any) -> dict[str, Any]:
+    """A request as /v1/stats tells of it, one sequence for each state."""
+    sequence = {"computed_tokens": 40, "output_tokens": 8, "blocks": 6, "own_blocks": 4}
+    times = {"arrived_s": 3.0, "queue_s": 1.0, "prefill_s": 0.5, "decode_s": 1.5}
+    counts = {
+        "preemptions": 0,
+        "replays": 0,
+        "prefill_steps": 2,
+        "computed_tokens": 32,
+        "queued_steps": {"kv cache": 3},
+    }
+    return {
+        "id": name,
+        "n": len(states),
+        "prompt_tokens": 32,
+        "cached_tokens": 16,
+        "max_tokens": 16,
+        **times,
+        **counts,
+        "queued_steps": {"kv cache": 3},
+        "sequences": [{"branch": index, "state": state, **sequence} for index, state in enumerate(states)],
+        **fields,
+    }
+
+
+def report_with(server: Running, page: Any, *requests: dict[str, Any], **fields: Any) -> None:
+    """Let the page read these requests instead of the server's."""
+    server.post("/v1/completions", prompt="a", max_tokens=1)  # an engine that has done nothing has no statistics
+    status = server.client.get("/v1/stats").json()
+    counts = {"num_total_blocks": 100, "num_free_blocks": 60, "num_cached_blocks": 20, "num_shared_blocks": 6}
+    status["stats"] |= {**counts, "num_running": 5, "num_waiting": 9}
+    status["activity"] = {"age_s": 0, "num_running": 2, "num_waiting": 2, "num_keys": 1, "requests": requests, **fields}
+    page.route("**/v1/stats*", lambda route: route.fulfill(json=status))
+
+
 def everything_shown(page: Any, server: Running) -> None:
-    """A page with every kind of message."""
+    """A page with every kind of message, of row, and of file."""
+    states = ("output", "prompt", "preempted", "queued")
+    requests = [request_of(name * 8, state) for name, state in zip("abcd", states, strict=True)]
+    report_with(server, page, *requests, num_keys=2)
     page.goto(server.url)
     set_up = {"reasoning": "Hm.", "content": MARKDOWN, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
-    answer_with(page, set_up)
+    answer_with(page, set_up, why=[WHY])
     page.locator("#console").wait_for()
     say(page, "Show me all")
     page.locator(".tool").wait_for()
     press(page, "Regenerate")
     page.locator(".where").wait_for()
     page.locator("#send:visible").wait_for()
+    page.locator("details.summary > summary").click()
+    page.set_input_files("#attach-file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"a"})
+    if page.locator("#live").is_visible():
+        page.locator("#batch .sequence").first.click()

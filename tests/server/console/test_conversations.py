@@ -191,3 +191,33 @@ def test_presets_are_kept_and_used(server: Running, page: Any) -> None:
     page.click("#ask-accept")
     page.locator("#preset-delete:disabled").wait_for()
     assert page.locator("#preset option").count() == 1
+
+
+def test_what_is_sent_before_the_conversations_are_read_stays_on_the_screen(server: Running, page: Any) -> None:
+    page.goto(server.url)
+    set_to(page, max_tokens=4)
+    say(page, "earlier")
+    page.add_init_script(
+        """
+        const open = IDBFactory.prototype.open;
+        IDBFactory.prototype.open = function (...given) {
+          const real = open.apply(this, given);
+          const slow = {get result() { return real.result; }, get error() { return real.error; }};
+          real.onupgradeneeded = () => slow.onupgradeneeded();
+          real.onsuccess = () => { globalThis.openNow = () => slow.onsuccess(); };
+          return slow;
+        };
+        """
+    )
+    page.reload()
+    page.locator("#console").wait_for()
+    page.fill("#prompt", "at once")
+    page.press("#prompt", "Enter")
+    page.locator("article.user").get_by_text("at once").wait_for()
+    wait_for(lambda: page.evaluate("Boolean(globalThis.openNow)"))
+    page.evaluate("openNow()")
+    page.locator(".summary").wait_for()
+    page.locator("#conversation-list button").nth(1).wait_for()
+    assert page.locator("#conversation-list button").all_text_contents() == ["at once", "earlier"]
+    assert page.locator("article.user .output").all_text_contents() == ["at once"]
+    wait_for(lambda: sorted(one["title"] for one in kept(page)) == ["at once", "earlier"])

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.server.conftest import TIMEOUT, Running, stand_in, wait_for
-from tests.server.console.conftest import HOSTILE, set_to
+from tests.server.console.conftest import HOSTILE, report_with, request_of, set_to
 
 
 def test_the_engine_is_shown_while_it_works(server: Running, page: Any) -> None:
@@ -105,40 +105,6 @@ def test_the_answer_on_the_page_is_marked(server: Running, page: Any) -> None:
     assert page.locator(".sequence .own").first.get_attribute("title") == "The answer on this page"
 
 
-def request_of(name: str, *states: str, **fields: Any) -> dict[str, Any]:
-    """A request as /v1/stats tells of it, one sequence for each state."""
-    sequence = {"computed_tokens": 40, "output_tokens": 8, "blocks": 6, "own_blocks": 4}
-    times = {"arrived_s": 3.0, "queue_s": 1.0, "prefill_s": 0.5, "decode_s": 1.5}
-    counts = {
-        "preemptions": 0,
-        "replays": 0,
-        "prefill_steps": 2,
-        "computed_tokens": 32,
-        "queued_steps": {"kv cache": 3},
-    }
-    return {
-        "id": name,
-        "n": len(states),
-        "prompt_tokens": 32,
-        "cached_tokens": 16,
-        "max_tokens": 16,
-        **times,
-        **counts,
-        "queued_steps": {"kv cache": 3},
-        "sequences": [{"branch": index, "state": state, **sequence} for index, state in enumerate(states)],
-        **fields,
-    }
-
-
-def report_with(server: Running, page: Any, *requests: dict[str, Any], **fields: Any) -> None:
-    """Let the page read these requests instead of the server's."""
-    status = server.client.get("/v1/stats").json()
-    counts = {"num_total_blocks": 100, "num_free_blocks": 60, "num_cached_blocks": 20, "num_shared_blocks": 6}
-    status["stats"] |= {**counts, "num_running": 5, "num_waiting": 9}
-    status["activity"] = {"age_s": 0, "num_running": 2, "num_waiting": 2, "num_keys": 1, "requests": requests, **fields}
-    page.route("**/v1/stats*", lambda route: route.fulfill(json=status))
-
-
 def test_rows_and_map_say_what_a_report_says(server: Running, page: Any) -> None:
     report_with(
         server,
@@ -185,6 +151,11 @@ def test_sequences_are_asked_for_while_they_are_shown(server: Running, page: Any
         page.click("#controls-tab")
     with page.expect_request(lambda request: request.url.endswith("/v1/stats?activity=true")):
         page.click("#live-tab")
+    page.set_viewport_size({"width": 800, "height": 800})
+    with page.expect_request(lambda request: request.url.endswith("/v1/stats")):
+        pass
+    with page.expect_request(lambda request: request.url.endswith("/v1/stats?activity=true")):
+        page.click("#open-side")
 
 
 def test_the_panel_can_have_the_whole_window(server: Running, page: Any) -> None:
