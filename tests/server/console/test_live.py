@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
-
-import httpx
 
 from tests.server.conftest import TIMEOUT, Running, stand_in, wait_for
 from tests.server.console.conftest import HOSTILE, report_with, request_of, set_to
@@ -53,56 +48,26 @@ def test_each_figure_explains_itself_to_pointer_and_keyboard(server: Running, pa
     page.locator("figure").first.get_by_text("s ago:").wait_for()
 
 
-@contextmanager
-def kept_busy(server: Running, **body: Any) -> Iterator[None]:
-    """One completion after the other, until the block ends."""
-    given = {"prompt": "import os", "max_tokens": 900, "ignore_eos": True, **body}
-    stop = threading.Event()
-
-    def ask() -> None:
-        with httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
-            while not stop.is_set():
-                assert client.post(f"{server.url}/v1/completions", json=given).status_code == 200
-
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(ask)
-        try:
-            yield
-        finally:
-            stop.set()
-    asking.result()
-
-
-def test_each_sequence_has_a_row_and_the_row_opens_to_its_timeline(server: Running, page: Any) -> None:
-    page.goto(server.url)
-    with kept_busy(server, n=2):
-        row = page.locator("#batch .sequence").first
-        row.wait_for()
-        assert re.fullmatch(r"[0-9a-f]{5}\.[12]", row.locator(".name").text_content())
-        row.focus()
-        page.keyboard.press("Enter")
-        terms = page.locator(".details:visible dt")
-        terms.first.wait_for()
-        said = terms.all_text_contents()
-        assert said[0] == "Queued"
-        assert {"Prompt", "Prompt tokens", "Output tokens", "KV blocks", "Request"} <= set(said)
-        page.locator("#ended-part:visible .rows [data-state=ended]").first.wait_for()
-    server.wait_idle()
-    page.locator("#batch-empty:visible").wait_for()
-
-
-def test_the_answer_on_the_page_is_marked(server: Running, page: Any) -> None:
+def test_the_answer_on_the_page_has_a_row_that_opens_to_its_timeline(server: Running, page: Any) -> None:
     page.goto(server.url)
     set_to(page, mode="completion", max_tokens=900)
     page.fill("#prompt", "import os")
-    with stand_in(server) as held:
-        held.may_go.set()
-        for _ in range(20):  # it may end between two reports
-            page.press("#prompt", "Enter")
-            page.locator("#send:visible").wait_for()
-            if page.locator(".sequence .own").count():
-                break
-    assert page.locator(".sequence .own").first.get_attribute("title") == "The answer on this page"
+    for _ in range(20):  # it may end between two reports
+        page.press("#prompt", "Enter")
+        page.locator("#send:visible").wait_for()
+        if page.locator(".sequence .own").count():
+            break
+    name = page.locator(".sequence .own").first
+    assert name.get_attribute("title") == "The answer on this page"
+    assert re.fullmatch(r"[0-9a-f]{5}", name.text_content())
+    page.locator(".sequence:has(.own)").first.focus()
+    page.keyboard.press("Enter")
+    said = page.locator(".details:visible dt").all_text_contents()
+    assert said[0] == "Queued"
+    assert {"Prompt", "Prompt tokens", "Output tokens", "KV blocks", "Request"} <= set(said)
+    page.locator("#ended [data-state=ended] .own").first.wait_for()
+    page.locator("#batch-empty:visible").wait_for()
+    assert page.locator("#ended .details:visible").count() == 1, "what was open stays open"
 
 
 def test_rows_and_map_say_what_a_report_says(server: Running, page: Any) -> None:
