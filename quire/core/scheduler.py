@@ -260,10 +260,7 @@ class Scheduler:
         if group.num_cached_tokens < 0:
             group.num_cached_tokens = seq.num_computed_tokens
             group.stats.scheduled_at = group.stats.scheduled_at or self.clock()
-            for name, before in group.steps_before.items():
-                num_steps = self.totals.constraint_steps[name] - before
-                if num_steps:
-                    group.effort.held_steps[name] = group.effort.held_steps.get(name, 0) + num_steps
+            group.effort.held_steps = group.held_steps(self.totals.constraint_steps)
 
     def _schedule(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> None:
         wanted = len(seq.token_ids) - seq.num_computed_tokens

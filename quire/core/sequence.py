@@ -150,6 +150,15 @@ class SequenceGroup:
         self.num_prompt_logprobs = progress.num_prompt_logprobs
         """Prompt positions already reported: a recomputed prompt does not report them again."""
 
+    def held_steps(self, constraint_steps: dict[Constraint, int]) -> dict[Constraint, int]:
+        """Steps that went by while it was queued, by what bound them; given the scheduler's count of steps."""
+        held = dict(self.effort.held_steps)
+        for name, before in self.steps_before.items():
+            num_steps = constraint_steps[name] - before
+            if num_steps:
+                held[name] = held.get(name, 0) + num_steps
+        return held
+
     def so_far(self) -> EngineCoreRequest:
         """The request with its progress, as another scheduler (or this one) can go on with it.
 

@@ -43,7 +43,7 @@ from quire.inputs import PromptType
 from quire.log import get_logger
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest
-from quire.messages.stats import StepStats, continued
+from quire.messages.stats import Activity, StepStats, continued
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
@@ -327,6 +327,13 @@ class AsyncLLMEngine:
         await self.wait_ready()
         if self._core is not None:  # a core that is yet to come has nothing to forget
             await asyncio.wrap_future(self._core.call("reset_prefix_cache"))
+
+    def activity(self, tenant: str) -> asyncio.Future[Activity] | None:
+        """What a tenant's requests do in the core, as it will be between two steps; None while there is no core.
+
+        Request ids are the core's: that of `generate`, then `#` and a number; from a core process with `FRONT:` before.
+        """
+        return None if self._core is None else asyncio.wrap_future(self._core.activity(tenant))
 
     def drain(self) -> None:
         """Take nothing new; what is here goes on to its end."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from quire.config.engine import QuireConfig
+from quire.core.activity import activity_of
 from quire.core.block_manager import BlockManager
 from quire.core.scheduler import Scheduler
 from quire.engine.identity import Identity, identity_of
@@ -13,7 +14,7 @@ from quire.engine.quarantine import execute_guarded
 from quire.executor.base import Executor
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
-from quire.messages.stats import StepStats
+from quire.messages.stats import Activity, StepStats
 from quire.messages.step import SchedulerOutputs
 from quire.observability.console import StatusLine
 
@@ -76,6 +77,10 @@ class EngineCore:
     def stats(self) -> StepStats | None:
         """How full the engine is between steps; None when statistics are off."""
         return self._totals() if self.log_stats else None
+
+    def activity(self, tenant: str) -> Activity:
+        """What a tenant's requests do now, for people who watch; bounded."""
+        return activity_of(self.scheduler, tenant)
 
     def report(self) -> None:
         """Log a status line if one is due; for loops that step while others watch."""

@@ -45,6 +45,51 @@ class RequestStats:
     num_preemptions: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveSequence:
+    """How far one branch of an unfinished request is."""
+
+    branch: int
+    is_running: bool
+    """False while it waits: for its first turn, or after a preemption."""
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_blocks: int
+    num_own_blocks: int
+    """Those of them that no other sequence uses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveRequest:
+    """An unfinished request: sizes, times and progress, no text and no tokens."""
+
+    request_id: str
+    num_branches: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens found in the prefix cache; -1 before they were looked up."""
+    max_tokens: int
+    """Of each branch."""
+    stats: RequestStats
+    effort: RequestEffort
+    sequences: list[ActiveSequence]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What one tenant has in a core. Sent when somebody asks."""
+
+    taken_at: float
+    """By the core's clock."""
+    num_running: int
+    """Its sequences, whether they are in `requests` or not."""
+    num_waiting: int
+    num_tenants: int
+    """Tenants with unfinished requests."""
+    requests: list[ActiveRequest]
+    """The running ones first; bounded."""
+
+
 @dataclass(slots=True)
 class StepStats:
     """What one engine step did and how full the engine is after it."""

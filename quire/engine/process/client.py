@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from quire.engine.engine_core import EngineCore
-from quire.engine.process.protocol import DATA, Trial, UtilityCall, UtilityResult
+from quire.engine.process.protocol import DATA, ActivityCall, ActivityResult, Trial, UtilityCall, UtilityResult
 from quire.errors import EngineDeadError, EngineError
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, MalformedFrame
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.stats import Activity
 from quire.utils.threads import start_essential
 
 log = get_logger(__name__)
@@ -40,6 +41,9 @@ class CoreClient(Protocol):
     def call(self, method: str) -> Future[None]:
         """Call a method of the core between two steps."""
 
+    def activity(self, tenant: str) -> Future[Activity]:
+        """What a tenant's requests do, as it is between two steps."""
+
     def close(self) -> None:
         """Stop the core; harmless when called again."""
 
@@ -50,6 +54,16 @@ class _Call:
     done: Future[None]
 
 
+@dataclass(frozen=True, slots=True)
+class _ActivityCall:
+    tenant: str
+    done: Future[Activity]
+
+
+Command = EngineCoreRequest | AbortRequest | _Call | _ActivityCall | None
+"""For the thread of a core; None ends it."""
+
+
 class ThreadedCoreClient:
     """A core that steps in a thread of this process. The thread alone touches the core, and calls back."""
 
@@ -57,7 +71,7 @@ class ThreadedCoreClient:
         self._core = core
         self._on_outputs = on_outputs
         self._on_death = on_death
-        self._commands: queue.SimpleQueue[EngineCoreRequest | AbortRequest | _Call | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = start_essential("quire-core", self._run)
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -71,11 +85,20 @@ class ThreadedCoreClient:
     def call(self, method: str) -> Future[None]:
         """Call a method of the core between two steps."""
         call = _Call(method, Future())
+        self._ask(call)
+        return call.done
+
+    def activity(self, tenant: str) -> Future[Activity]:
+        """What a tenant's requests do, as it is between two steps."""
+        call = _ActivityCall(tenant, Future())
+        self._ask(call)
+        return call.done
+
+    def _ask(self, call: _Call | _ActivityCall) -> None:
         if self._thread.is_alive():
             self._commands.put(call)
         else:
             call.done.set_exception(EngineDeadError("the engine was closed"))
-        return call.done
 
     def close(self) -> None:
         """Stop the thread and release the model."""
@@ -109,6 +132,8 @@ class ThreadedCoreClient:
                 case _Call("reset_prefix_cache"):
                     self._core.reset_prefix_cache()
                     command.done.set_result(None)
+                case _ActivityCall():
+                    command.done.set_result(self._core.activity(command.tenant))
                 case _Call():
                     command.done.set_exception(EngineError(f"the core has no method {command.method!r}"))
                 case _:
@@ -133,7 +158,7 @@ class ProcessCoreClient(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader = FrameReader(DATA)
         self._transport: asyncio.Transport | None = None
-        self._calls: dict[int, Future[None]] = {}
+        self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count()
 
     async def connect(self, connection: socket.socket) -> None:
@@ -152,6 +177,13 @@ class ProcessCoreClient(asyncio.Protocol):
     def call(self, method: str) -> Future[None]:
         """Call a method of the core between two steps."""
         call = UtilityCall(call_id=next(self._call_ids), method=method)
+        done = self._calls[call.call_id] = Future()
+        self._send(call)
+        return done
+
+    def activity(self, tenant: str) -> Future[Activity]:
+        """What a tenant's requests do, as it is between two steps."""
+        call = ActivityCall(call_id=next(self._call_ids), tenant=tenant)
         done = self._calls[call.call_id] = Future()
         self._send(call)
         return done
@@ -186,6 +218,8 @@ class ProcessCoreClient(asyncio.Protocol):
                         self._on_trial(message.request_id)
                     case UtilityResult():
                         self._answer(message)
+                    case ActivityResult():
+                        self._calls.pop(message.call_id).set_result(message.activity)
                 if time.monotonic() > until and self._transport is not None:
                     self._transport.pause_reading()
                     asyncio.get_running_loop().call_soon(self._take, messages)

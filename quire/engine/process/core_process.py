@@ -25,6 +25,8 @@ from quire.engine.identity import Identity
 from quire.engine.process.protocol import (
     CONTROL,
     DATA,
+    ActivityCall,
+    ActivityResult,
     CoreConfigured,
     CoreFailed,
     CoreReady,
@@ -229,6 +231,9 @@ class EngineCoreProc:
                     return
                 method()
                 self._send(front, UtilityResult(call_id=message.call_id))
+            case ActivityCall():
+                activity = self.core.activity(message.tenant)
+                self._send(front, ActivityResult(call_id=message.call_id, activity=activity))
             case _:
                 raise MalformedFrame(f"{type(message).__name__} is not for the core")
 

@@ -16,6 +16,7 @@ from quire.engine.identity import Identity
 from quire.messages.codec import Codec
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.stats import Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,22 @@ class UtilityResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityCall:
+    """Front -> core: say what a tenant's requests do, of all fronts together."""
+
+    call_id: int
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityResult:
+    """Core -> front."""
+
+    call_id: int
+    activity: Activity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """Core -> front: from now on only this request of yours runs, and nobody else's; None: no longer."""
 
@@ -102,4 +119,15 @@ class Trial:
 
 
 CONTROL = Codec((StartCore, RestartCore, Attach, CoreConfigured, CoreReady, Heartbeat, CoreFailed), (Attach,))
-DATA = Codec((EngineCoreRequest, AbortRequest, UtilityCall, EngineCoreOutputs, UtilityResult, Trial))
+DATA = Codec(
+    (
+        EngineCoreRequest,
+        AbortRequest,
+        UtilityCall,
+        EngineCoreOutputs,
+        UtilityResult,
+        Trial,
+        ActivityCall,
+        ActivityResult,
+    )
+)

@@ -28,7 +28,7 @@ from quire.server.http.body import strict_route
 from quire.server.http.errors import ApiError, invalid
 from quire.server.http.replies import reply_of
 from quire.server.http.streaming import json_reply, unless_gone
-from quire.server.service import Service
+from quire.server.service import Service, context_of
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -97,8 +97,9 @@ def _add_state(router: APIRouter, service: Service) -> None:
         }
 
     @router.get("/v1/stats", response_model=EngineStatus)
-    async def stats() -> Response:
-        """What the engine does now; the difference of two replies is what it did in between."""
+    async def stats(request: Request, activity: bool = False) -> Response:
+        """What the engine does now; the difference of two replies is what it did in between. With `activity=true` also
+        how far each request of this API key is; other keys' requests are only counted."""
         engine = service.engine
         server, _ = await service.reports()
         status: EngineStatus = {
@@ -111,6 +112,8 @@ def _add_state(router: APIRouter, service: Service) -> None:
             "age_s": time.monotonic() - engine.last_stats_at if engine.last_stats else None,
             "stats": server.stats,
         }
+        if activity:
+            status["activity"] = await service.activity.of(context_of(request.scope).engine_tenant)
         return json_reply(status)
 
     @router.get("/metrics", response_class=Response)
@@ -142,6 +145,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
             "max_model_len": config.model_config.max_model_len,
             "max_logprobs": config.model_config.max_logprobs,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "prefix_caching": config.cache_config.enable_prefix_caching,
             "chat": service.engine.tokenizer is not None and bool(service.engine.tokenizer.chat_templates),
             "tools": False,

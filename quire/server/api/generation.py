@@ -45,7 +45,7 @@ class Generation:
         self._prompts = prompts
         self._params = params
         self._operation = operation
-        self._tenant = str(context.key)
+        self._tenant = context.engine_tenant
         self.num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0

@@ -91,6 +91,26 @@ def test_what_runs_in_one_front_counts_in_the_other(tmp_path: Path) -> None:
         assert server.process.wait(60) == 0
 
 
+def test_requests_of_one_front_can_be_watched_through_the_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool, served(tmp_path, *TWO, "--max-num-seqs", "1") as server:
+        first, second = server.pids("front_process")
+        with only(server, first):
+            started = Event()
+            streams = [pool.submit(server.complete, "import os", 900, started) for _ in range(16)]
+            assert started.wait(60)
+            wait_for(lambda: server.client.get("/v1/stats").json()["num_requests"] >= 8)
+        with only(server, second):
+            told = server.client.get("/v1/stats", params={"activity": True}).json()["activity"]
+        ids = [request["id"] for request in told["requests"]]
+        assert told["num_running"] == 1
+        assert len(set(ids)) == len(ids) == 1 + told["num_waiting"] > 1
+        assert all(len(name) == len("0" * 32 + "-0") for name in ids), "nothing of the front or of the core in them"
+        os.kill(first, signal.SIGKILL)
+        assert all(stream.exception(60) is not None or stream.result()[3] == "length" for stream in streams)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+
+
 def test_the_parent_knows_what_a_front_says_before_anybody_else() -> None:
     parent, theirs = socket.socketpair()
     counted: Samples = {"a": {("a_total", ()): 1.0}}
