@@ -423,7 +423,7 @@ def _window(keys: _Config) -> int | None:
 
 def _windows_from_types(keys: _Config, listed: object, window: int | None, num_layers: int) -> tuple[int | None, ...]:
     if not isinstance(listed, list) or len(listed) != num_layers:
-        keys.refuse("layer_types", listed, f"must list one type for each of the {num_layers} layers")
+        keys.refuse("layer_types", listed, f"must list one type for each layer, {num_layers} in all")
     known: dict[object, int | None] = {"full_attention": None, "sliding_attention": window}
     for kind in listed:
         if not isinstance(kind, str) or kind not in known:
