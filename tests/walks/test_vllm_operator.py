@@ -124,27 +124,29 @@ def run_the_benchmark(server: Server) -> None:
 
 def crash_the_core(server: Server) -> None:
     """kill -9 of the engine in the middle of a stream: a pause, and the same tokens."""
-    expected = server.complete("import os", 400, seed=1)
-    started = Event()
+    expected = server.complete("import os", 900, seed=1)
+    started, pid = Event(), server.core_pid
     with ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(server.complete, "import os", 400, started, seed=1)
+        stream = pool.submit(server.complete, "import os", 900, started, seed=1)
         assert started.wait(60)
-        os.kill(server.core_pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert stream.result(60) == expected
+    wait_for(lambda: "restart 1 in " in server.log.read_text())
     wait_for(lambda: server.status("/ready") == 200)
-    assert "restart 1 in " in server.log.read_text()
 
 
 def end_it_while_it_answers(server: Server) -> None:
     """SIGTERM: the stream that runs ends as it would have, new ones are refused, the status is 0."""
-    started = Event()
+    pid = server.core_pid
     with ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(server.complete, "import os", 400, started, seed=1)
-        assert started.wait(60)
+        os.kill(pid, signal.SIGSTOP)  # so that the request surely runs when the signal comes
+        stream = pool.submit(server.complete, "import os", 400, seed=1)
+        wait_for(lambda: server.client.get("/v1/stats").json()["num_requests"] == 1)
         server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "draining 1 request and " in server.log.read_text())
+        os.kill(pid, signal.SIGCONT)
         assert stream.result(60)[3] == "length"
     assert server.process.wait(60) == 0
-    assert "draining 1 request and " in server.log.read_text()
     server.assert_gone()
 
 
