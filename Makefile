@@ -13,7 +13,7 @@ EDITABLE := --no-build-isolation --config-settings=wheel.cmake=false --editable
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed native
-	$(BIN)/quire run --chat --stats "$(PROMPT)"
+	$(BIN)/quire run --stats "$(PROMPT)"
 
 test: setup
 	./tools/system_packages.sh chromium chromium "the tests of the console, which are skipped without it"

@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from quire.config.args import EngineArgs
-from quire.config.foreign import METHODS, refuse_foreign
+from quire.config.foreign import METHODS, raise_no_attribute, refuse_foreign
 from quire.config.knobs import signature_of
 from quire.config.options import EngineOptions
 from quire.engine.input_processor import as_params
@@ -23,20 +23,15 @@ from quire.log import get_logger
 from quire.observability.progress import generate_progress
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
-from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, load_chat_template
+from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, has_chat_template, load_chat_template
 from quire.tokenizer.chat import chat_prompt as render_chat
 from quire.tokenizer.tokenizer import Tokenizer
-from quire.utils.lazy import nearest
 
 log = get_logger(__name__)
 
 ParamsLike = SamplingParams | Mapping[str, Any]
 MessageLike = ChatMessage | Mapping[str, Any]
 """A plain dict is what type checkers make of a message that is written out."""
-
-
-class NotBuilt(UnsupportedFeature, AttributeError):
-    """A method of vLLM's `LLM` that quire does not have; `hasattr` says no."""
 
 
 class LLM:
@@ -189,6 +184,11 @@ class LLM:
             raise UnsupportedFeature("this engine runs with skip_tokenizer_init=True", parameter="skip_tokenizer_init")
         return self.engine.tokenizer
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` has a template to use: the model's own, or the one of `LLM(chat_template=...)`."""
+        return has_chat_template(self.engine.tokenizer, self.engine.config.model_config.chat_template)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults, from generation_config.json."""
         return self.engine.default_params
@@ -201,10 +201,10 @@ class LLM:
         """Release model and cache; harmless when called again."""
         self.engine.close()
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in METHODS:
-            raise NotBuilt(f"LLM.{name} is not built: {METHODS[name]}", parameter=name)
-        raise AttributeError(f"'LLM' object has no attribute {name!r}{nearest(name, _public_names())}")
+    if not TYPE_CHECKING:  # type checkers refuse what is not there by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_no_attribute(self, name, METHODS)
 
     def __repr__(self) -> str:
         model = self.engine.config.model_config
@@ -274,10 +274,6 @@ def _log_warnings(outputs: Sequence[RequestOutput]) -> None:
         log.warning("%s%s", texts[0], more)
 
 
-def _public_names() -> list[str]:
-    return [name for name in vars(LLM) if not name.startswith("_")]
-
-
 def _llm_signature() -> inspect.Signature:
     """The options of `EngineArgs` as keywords, in the help of editors and notebooks."""
     options = signature_of(EngineArgs).parameters.values()
@@ -314,7 +310,7 @@ def _for_each(given: ParamsLike | Sequence[ParamsLike] | None, count: int) -> li
     if isinstance(given, (list, tuple)):
         if len(given) != count:
             raise InvalidParameter(
-                f"{len(given)} sampling_params for {count} prompts; give one for all or one for each",
+                f"{len(given)} sampling_params for {counted(count, 'prompt')}; give one for all or one for each",
                 parameter="sampling_params",
             )
         checked = []

@@ -11,7 +11,7 @@ from quire import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP, with the API of OpenAI",
-    "run": "complete a prompt with a model, or open a chat with it",
+    "run": "answer or continue a prompt with a model, or open a chat with it",
     "chat": "talk to a model in the terminal",
     "pull": "download a model from the Hugging Face hub",
     "list": "list the models on this machine",

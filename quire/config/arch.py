@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn, TypeGuard
 
-from quire.errors import ConfigError, shown
+from quire.errors import ConfigError, counted, shown
 from quire.messages.kv import (
     DTYPE_BYTES,
     SLOT_MULTIPLES,
@@ -432,7 +432,7 @@ def _window(keys: _Config) -> int | None:
 
 def _windows_from_types(keys: _Config, listed: object, window: int | None, num_layers: int) -> tuple[int | None, ...]:
     if not isinstance(listed, list) or len(listed) != num_layers:
-        keys.refuse("layer_types", listed, f"must list one type for each of the {num_layers} layers")
+        keys.refuse("layer_types", listed, f"must list one type per layer, for {counted(num_layers, 'layer')}")
     known: dict[object, int | None] = {"full_attention": None, "sliding_attention": window}
     for kind in listed:
         if not isinstance(kind, str) or kind not in known:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
-from quire.errors import ConfigError
+from quire.errors import ConfigError, counted
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv
 
@@ -108,15 +108,17 @@ def check_longest_fits(num_blocks: int, block_size: int, max_model_len: int, blo
     """
     if num_blocks == 0:
         raise ConfigError(
-            f"the KV cache has no room for a single block of {block_size} tokens, which takes {gib(block_bytes)}. "
-            "Lower block_size, or give the cache more (kv_cache_memory_bytes, gpu_memory_utilization)."
+            f"the KV cache has no room for a single block of {counted(block_size, 'token')}, which takes "
+            f"{gib(block_bytes)}. Lower block_size, or give the cache more (kv_cache_memory_bytes, "
+            "gpu_memory_utilization)."
         )
     needed = cdiv(max_model_len, block_size)
     if num_blocks < needed:
         raise ConfigError(
-            f"the KV cache holds {num_blocks * block_size} tokens ({num_blocks} blocks of {block_size}), less than one "
-            f"sequence of max_model_len={max_model_len}. Lower max_model_len to {num_blocks * block_size}, or give the "
-            f"cache {gib(needed * block_bytes)} (kv_cache_memory_bytes={needed * block_bytes})."
+            f"the KV cache holds {counted(num_blocks * block_size, 'token')} ({counted(num_blocks, 'block')} of "
+            f"{block_size}), less than one sequence of max_model_len={max_model_len}. Lower max_model_len to "
+            f"{num_blocks * block_size}, or give the cache {gib(needed * block_bytes)} "
+            f"(kv_cache_memory_bytes={needed * block_bytes})."
         )
 
 

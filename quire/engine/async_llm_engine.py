@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.foreign import ASYNC_ENGINE_METHODS, raise_no_attribute, refuse_foreign
 from quire.engine.admission import Admission, AdmissionLimits
 from quire.engine.front_startup import FrontParts, load_front
 from quire.engine.identity import Identity
@@ -269,14 +270,29 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         *,
         tenant: str = "",
+        lora_request: None = None,
+        tokenization_kwargs: None = None,
+        trace_headers: None = None,
+        priority: int = 0,
+        data_parallel_rank: None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, the last one with `finished`. Leaving the loop aborts the request.
 
-        Tenants, the API keys of a server, share the engine evenly.
+        Tenants, the API keys of a server, share the engine evenly. The keywords after `tenant` are vLLM's, and only
+        their defaults are taken.
 
         Raises: RequestError, EngineOverloaded or EngineUnavailable before the first output; EngineDeadError when the
         engine stops; RequestQuarantined when it stops again and again because of this request.
         """
+        refuse_foreign(
+            {
+                "lora_request": lora_request,
+                "tokenization_kwargs": tokenization_kwargs,
+                "trace_headers": trace_headers,
+                "priority": priority,
+                "data_parallel_rank": data_parallel_rank,
+            }
+        )
         request_id = uuid.uuid4().hex if request_id is None else request_id
         check_request_id(request_id, self._streams)
         self._check_open()
@@ -353,6 +369,11 @@ class AsyncLLMEngine:
             self._core.close()
         self._die(EngineDeadError("the engine was closed"))
         self._work.close()
+
+    if not TYPE_CHECKING:  # type checkers refuse what is not there by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_no_attribute(self, name, ASYNC_ENGINE_METHODS)
 
     def __enter__(self) -> AsyncLLMEngine:
         return self

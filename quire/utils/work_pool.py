@@ -161,11 +161,13 @@ class WorkPool:
         own = sum(len(queue) for (who, _), queue in self._queues.items() if who == key)
         if self.num_waiting >= self._max_waiting:
             raise EngineOverloaded(
-                f"{self.num_waiting} requests wait to be read and tokenised, the limit; try again", retry_after=1
+                f"the queue of requests to read and tokenise is full, at {self.num_waiting}; try again",
+                retry_after=1,
             )
         if self._max_waiting_per_owner and own >= self._max_waiting_per_owner:
             raise EngineOverloaded(
-                f"{own} requests of this API key wait to be read and tokenised, its limit; try again", retry_after=1
+                f"{own} of the requests to read and tokenise are of this API key, its limit; try again",
+                retry_after=1,
             )
 
     def _abandon(self, job: _Job) -> None:

@@ -40,7 +40,7 @@ from quire.engine.process.protocol import (
     StartCore,
 )
 from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
-from quire.errors import EngineDeadError, EngineError, QuireError, from_wire
+from quire.errors import EngineDeadError, EngineError, QuireError, counted, from_wire
 from quire.log import get_logger
 from quire.messages.codec import MalformedFrame
 from quire.messages.framed_socket import FramedSocket
@@ -392,7 +392,7 @@ class CoreSupervisor:
             return
         pause_s = self._budget.spend()
         if pause_s is None:
-            count = f"{len(self._budget)} restarts in {self._policy.engine_restart_window} s"
+            count = f"{counted(len(self._budget), 'restart')} in {self._policy.engine_restart_window} s"
             self._publish(CoreGone(EngineDeadError(f"{end.reason}, after {count} (--max-engine-restarts)")))
             return
         log.error("%s; restart %d in %.1f s", end.reason, len(self._budget), pause_s)
