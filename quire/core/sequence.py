@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from quire.messages.request import EngineCoreRequest, RequestProgress
-from quire.messages.stats import Constraint, RequestEffort, RequestStats
+from quire.messages.stats import RequestEffort, RequestStats
 
 if TYPE_CHECKING:
     from quire.core.queue import Tenant
@@ -115,7 +115,6 @@ class SequenceGroup:
         "request_id",
         "sequences",
         "stats",
-        "steps_before",
         "stop_reasons",
         "tenant",
     )
@@ -134,11 +133,11 @@ class SequenceGroup:
         self.sequences: dict[int, Sequence] = {}
         """Live branches by branch number."""
         progress = request.progress or RequestProgress()
-        self.stats = progress.stats or RequestStats(arrived_at=request.arrived_at)
+        self.stats = progress.stats or RequestStats(
+            received_at=request.received_at, arrived_at=request.arrived_at
+        )
         self.effort = progress.effort or RequestEffort()
         self.effort_is_news = False
-        self.steps_before: dict[Constraint, int] = {}
-        """The scheduler's count of steps, by what bound them, when it was queued."""
         self.num_cached_tokens = progress.num_cached_tokens
         """Prompt tokens found in the prefix cache when first scheduled; -1 before."""
         self.num_prompt_logprobs = progress.num_prompt_logprobs

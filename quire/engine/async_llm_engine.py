@@ -269,14 +269,17 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         *,
         tenant: str = "",
+        received_at: float = 0.0,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, the last one with `finished`. Leaving the loop aborts the request.
 
-        Tenants, the API keys of a server, share the engine evenly.
+        Tenants, the API keys of a server, share the engine evenly. `received_at` is a moment of `time.monotonic()` for a
+        request that came in before this call.
 
         Raises: RequestError, EngineOverloaded or EngineUnavailable before the first output; EngineDeadError when the
         engine stops; RequestQuarantined when it stops again and again because of this request.
         """
+        received_at = received_at or time.monotonic()
         request_id = uuid.uuid4().hex if request_id is None else request_id
         check_request_id(request_id, self._streams)
         self._check_open()
@@ -288,7 +291,7 @@ class AsyncLLMEngine:
         try:
             if not self._settled.is_set():
                 await self.wait_ready()
-            request = await self._process(stream.core_id, prompt, params, tenant)
+            request = await self._process(stream.core_id, prompt, params, tenant, received_at)
             self._check_alive()
             self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
             self._start(stream, request)
@@ -380,16 +383,16 @@ class AsyncLLMEngine:
         self._loop = loop
 
     async def _process(
-        self, core_id: str, prompt: PromptType, params: SamplingParams | None, tenant: str
+        self, core_id: str, prompt: PromptType, params: SamplingParams | None, tenant: str, received_at: float
     ) -> ProcessedRequest:
         """Check and complete a request: in a thread, unless the thread would cost more than the work."""
         process = self._parts.input_processor.process
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
         has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
-            return process(core_id, prompt, params, tenant)
+            return process(core_id, prompt, params, tenant, received_at)
         try:
-            return await self._work.run(process, core_id, prompt, params, tenant)
+            return await self._work.run(process, core_id, prompt, params, tenant, received_at)
         except EngineUnavailable:
             self._check_alive()
             raise
