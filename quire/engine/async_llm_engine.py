@@ -44,6 +44,7 @@ from quire.log import get_logger
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest
 from quire.messages.stats import StepStats, continued
+from quire.observability.chrome_trace import Trace, chrome_trace
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
@@ -54,6 +55,10 @@ log = get_logger(__name__)
 MAX_TOKENS_CHECKED_HERE = 1024
 """Tokenised prompts up to this length are checked in the event loop, since handing them to a thread takes as long. The
 server tokenises in a thread of its own and hands in token ids."""
+
+
+RECORDING_TIMEOUT_S = 5
+"""So long a core may take to say what its flight recorder holds."""
 
 
 class EngineState(StrEnum):
@@ -330,6 +335,33 @@ class AsyncLLMEngine:
         await self.wait_ready()
         if self._core is not None:  # a core that is yet to come has nothing to forget
             await asyncio.wrap_future(self._core.call("reset_prefix_cache"))
+
+    async def recording(self) -> bytes:
+        """The records of the core's last steps and requests, for `chrome_trace`.
+
+        Raises: EngineDeadError; EngineUnavailable while there is no core, and when a step keeps it from answering.
+        """
+        self._check_alive()
+        self._bind()
+        if self._core is None:
+            raise EngineUnavailable(
+                "there is no engine process now; the trace of one that ended is in a file, which the log names",
+                retry_after=1,
+            )
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._core.call("recording")), RECORDING_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineUnavailable(
+                f"the engine has not answered for {RECORDING_TIMEOUT_S} s: it answers between two steps", retry_after=1
+            ) from None
+
+    async def trace(self) -> Trace:
+        """The last steps and requests as a trace in Chrome's JSON format, which ui.perfetto.dev opens.
+
+        Raises: EngineDeadError, EngineUnavailable.
+        """
+        memory = await self.recording()
+        return await self._work.run(partial(chrome_trace, memory, now=time.monotonic()))
 
     def drain(self) -> None:
         """Take nothing new; what is here goes on to its end."""

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from quire import __version__
 from quire.observability.flight_recorder import (
     NUM_STEPS,
@@ -22,7 +24,9 @@ from quire.observability.flight_recorder import (
     StepRecord,
     read_recording,
 )
+from quire.utils.cancellation import check_cancelled
 
+_EVENTS_AT_ONCE = 400
 CORE, REQUESTS = 1, 2
 """Process ids in the trace."""
 STEPS_TRACK = 1
@@ -43,6 +47,7 @@ def chrome_trace(memory: bytes, *, now: float, num_steps: int = NUM_STEPS, reaso
     clock = _Clock(min(starts, default=now), now)
     events = [*_names(tracks), *_step_events(steps, clock)]
     for track in tracks:
+        check_cancelled()
         events += _request_events(track, clock)
     return {
         "traceEvents": events,
@@ -55,6 +60,20 @@ def chrome_trace(memory: bytes, *, now: float, num_steps: int = NUM_STEPS, reaso
             "num_requests": len(tracks),
         },
     }
+
+
+def encoded(trace: Trace) -> list[bytes]:
+    """The JSON text of a trace, in pieces none of which takes long."""
+    encode = msgspec.json.Encoder().encode
+    events: list[Event] = trace["traceEvents"]
+    pieces = [b'{"traceEvents":[']
+    for begin in range(0, len(events), _EVENTS_AT_ONCE):
+        check_cancelled()
+        pieces.append(encode(events[begin : begin + _EVENTS_AT_ONCE])[1:-1])
+        pieces.append(b",")
+    rest = encode({name: value for name, value in trace.items() if name != "traceEvents"})
+    pieces[-1] = b"],"
+    return [*pieces, rest[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +146,7 @@ def _tid(track: _Track) -> int:
 
 def _step_events(steps: list[StepRecord], clock: _Clock) -> Iterator[Event]:
     for step in steps:
+        check_cancelled()
         yield clock.slice(f"step {step.number}", step.started_at, step.ended_at, CORE, STEPS_TRACK, _step_args(step))
         moments = (step.started_at, step.planned_at, step.executed_at, step.ended_at)
         for name, (began_at, ended_at) in zip(("schedule", "execute", "update"), pairwise(moments), strict=True):

@@ -89,6 +89,8 @@ class Service:
         )
         """What reads, renders and tokenises requests, and builds large replies."""
         self.body_budget = BodyBudget(settings.max_total_body_size)
+        self.num_traces = 0
+        """Replies of /v1/trace that are being made or sent."""
         self.tracer = None if settings.otlp_traces_endpoint is None else _load_tracer(settings.otlp_traces_endpoint)
 
     def close(self) -> None:
