@@ -190,6 +190,7 @@ class Timelines:
         effort = group.effort
         if not effort.phase_at:
             effort.phase_at = group.request.arrived_at
+        live.remember_waits()
         self._arrived.append(live)
         self._record(live)
         self._open(live)
@@ -199,7 +200,7 @@ class Timelines:
         live = self._live[seq.group.request_id]
         live.num_running += 1
         if live.num_running == 1:
-            self._end_wait(live)
+            self._end_wait(live, self._step_at)
             for other in seq.group.sequences.values():
                 if other is not seq:
                     self._branch_waits[other.seq_id] = self._step_at, live.computing_s(self._step_at)
@@ -247,7 +248,10 @@ class Timelines:
         live = self._live[group.request_id]
         live.outcome = outcome
         if outcome is Outcome.SET_ASIDE:
-            self._enter(live, Phase.TRIAL, self._clock())
+            now = self._clock()
+            if group.effort.phase in (Phase.QUEUED, Phase.PREEMPTED):
+                self._end_wait(live, now)
+            self._enter(live, Phase.TRIAL, now)
 
     def finished(self, seq: Sequence, *, was_running: bool) -> None:
         """A sequence has ended; the request has, too, if it was the last one."""
@@ -301,7 +305,7 @@ class Timelines:
         effort.keep(Span(Phase.STALLED, began_at, now, waited_for={wait: now - began_at}))
         self.recorder.put_span(self.recorder.add_span(), live.number, Phase.STALLED, began_at, now, wait=wait)
 
-    def _end_wait(self, live: _Live) -> None:
+    def _end_wait(self, live: _Live, now: float) -> None:
         """Say for what the request has waited: what its tenant's queue did in the meantime."""
         waits, effort = live.group.tenant.waits, live.group.effort
         for name, count in waits.steps.items():
@@ -309,7 +313,7 @@ class Timelines:
             if num_steps:
                 effort.held_steps[name] = effort.held_steps.get(name, 0) + num_steps
         seconds = {name: total - live.waits_before.get(name, 0.0) for name, total in waits.seconds.items()}
-        waited_s = self._step_at - effort.phase_at - sum(live.waited.values())
+        waited_s = now - effort.phase_at - sum(live.waited.values())
         self._waited(live, _scaled(seconds, waited_s))
 
     def _waited(self, live: _Live, seconds: dict[Wait, float]) -> None:
@@ -343,7 +347,8 @@ class Timelines:
             return
         began_at, ended = effort.phase_at, effort.enter(phase, now)
         if ended not in COMPUTING:  # whose steps are spans already
-            effort.keep(Span(ended, began_at, now, waited_for=live.waited))
+            if now > began_at:
+                effort.keep(Span(ended, began_at, now, waited_for=live.waited))
             self.recorder.put_span(live.slot, live.number, ended, began_at, now, wait=_longest(live.waited))
             live.waited = {}
         self._end_chunk(live, now)
