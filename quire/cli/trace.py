@@ -20,7 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_flags(parser, url="http://127.0.0.1:8000")
     parser.add_argument("--steps", type=whole_number, metavar="N", help="only the last N steps")
     parser.add_argument(
-        "-o", "--output", default=FILE, metavar="FILE", help=f"where to write it (default: {FILE}); - is standard output"
+        "-o",
+        "--output",
+        default=FILE,
+        metavar="FILE",
+        help=f"where to write it (default: {FILE}); - is standard output",
     )
     parser.set_defaults(run=run)
 

@@ -133,9 +133,7 @@ class SequenceGroup:
         self.sequences: dict[int, Sequence] = {}
         """Live branches by branch number."""
         progress = request.progress or RequestProgress()
-        self.stats = progress.stats or RequestStats(
-            received_at=request.received_at, arrived_at=request.arrived_at
-        )
+        self.stats = progress.stats or RequestStats(received_at=request.received_at, arrived_at=request.arrived_at)
         self.effort = progress.effort or RequestEffort()
         self.effort_is_news = False
         self.num_cached_tokens = progress.num_cached_tokens

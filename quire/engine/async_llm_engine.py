@@ -278,8 +278,8 @@ class AsyncLLMEngine:
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, the last one with `finished`. Leaving the loop aborts the request.
 
-        Tenants, the API keys of a server, share the engine evenly. `received_at` is a moment of `time.monotonic()` for a
-        request that came in before this call.
+        Tenants, the API keys of a server, share the engine evenly. `received_at` is when the request came in, by
+        `time.monotonic()`, if that was before this call.
 
         Raises: RequestError, EngineOverloaded or EngineUnavailable before the first output; EngineDeadError when the
         engine stops; RequestQuarantined when it stops again and again because of this request.

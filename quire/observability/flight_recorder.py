@@ -288,21 +288,17 @@ def _window(count: int, capacity: int) -> range:
 
 def _step(memory: bytes, index: int) -> StepRecord | None:
     values = _STEP.unpack_from(memory, _STEPS_AT + index % NUM_STEPS * _STEP.size)
-    number, started_at, planned_at, executed_at, ended_at, *counts, num_failed, code = values
-    if not _in_order(started_at, planned_at, executed_at, ended_at) or code >= len(CONSTRAINTS):
+    if not _in_order(*values[1:5]) or values[-1] >= len(CONSTRAINTS):
         return None
-    return StepRecord(
-        number, started_at, planned_at, executed_at, ended_at, *counts, num_failed, CONSTRAINTS[code]
-    )
+    return StepRecord(*values[:-1], bound_by=CONSTRAINTS[values[-1]])
 
 
 def _request(memory: bytes, index: int) -> RequestRecord | None:
     values = _REQUEST.unpack_from(memory, _REQUESTS_AT + index % NUM_REQUESTS * _REQUEST.size)
-    request_id, received_at, arrived_at, left_at, *counts, outcome = values
-    if not _in_order(received_at, arrived_at, left_at) or outcome >= len(Outcome):
+    if not _in_order(*values[1:4]) or values[-1] >= len(Outcome):
         return None
-    name = request_id.rstrip(b"\0").decode(errors="replace")
-    return RequestRecord(name, received_at, arrived_at, left_at, *counts, Outcome(outcome))
+    name = values[0].rstrip(b"\0").decode(errors="replace")
+    return RequestRecord(name, *values[1:-1], outcome=Outcome(values[-1]))
 
 
 def _span(memory: bytes, index: int) -> SpanRecord | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def assert_complete(core: Watched, request_id: str, num_lost_tokens: int = 0) ->
     whole = [span for span in effort.spans if span.branch < 0]
     assert all(span.started_at <= span.ended_at for span in effort.spans)
     if not effort.num_more_spans:
-        assert all(before.ended_at <= after.started_at for before, after in zip(whole, whole[1:], strict=False)), whole
+        assert all(before.ended_at <= after.started_at for before, after in pairwise(whole)), whole
         assert sum(span.num_tokens for span in whole) == effort.num_computed_tokens - num_lost_tokens
         assert sum(sum(span.waited_for.values()) for span in whole) == pytest.approx(waited_s)
         for phase in (*WAITING, Phase.DECODE):

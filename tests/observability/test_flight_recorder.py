@@ -123,7 +123,7 @@ def test_a_request_that_failed_is_marked() -> None:
     core.submit("good", [3, 4])
     core.run()
     events = checked(trace_of(core))
-    assert [each["args"]["failed"] for each in slices(events, "step")][0] == 1
+    assert next(each["args"]["failed"] for each in slices(events, "step")) == 1
     (mark,) = [each for each in events if each["ph"] == "i"]
     assert (mark["name"], mark["tid"]) == ("quarantined", tracks(events)["bad"])
 

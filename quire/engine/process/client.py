@@ -111,7 +111,6 @@ class ThreadedCoreClient:
                 case _:
                     self._core.add(command)
 
-
     def _answer(self, call: _Call) -> None:
         if not call.done.set_running_or_notify_cancel():
             return
