@@ -290,7 +290,8 @@ def _step(memory: bytes, index: int) -> StepRecord | None:
     values = _STEP.unpack_from(memory, _STEPS_AT + index % NUM_STEPS * _STEP.size)
     if not _in_order(*values[1:5]) or values[-1] >= len(CONSTRAINTS):
         return None
-    return StepRecord(*values[:-1], bound_by=CONSTRAINTS[values[-1]])
+    fields = [*values[:-1], CONSTRAINTS[values[-1]]]
+    return StepRecord(*fields)
 
 
 def _request(memory: bytes, index: int) -> RequestRecord | None:
@@ -298,7 +299,8 @@ def _request(memory: bytes, index: int) -> RequestRecord | None:
     if not _in_order(*values[1:4]) or values[-1] >= len(Outcome):
         return None
     name = values[0].rstrip(b"\0").decode(errors="replace")
-    return RequestRecord(name, *values[1:-1], outcome=Outcome(values[-1]))
+    fields = [name, *values[1:-1], Outcome(values[-1])]
+    return RequestRecord(*fields)
 
 
 def _span(memory: bytes, index: int) -> SpanRecord | None:
