@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from quire.cli.http_client import HttpClient, Reply, authorization
 from quire.cli.sampling_flags import add_server_flags
 from quire.config.knobs import whole_number
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.cli.http_client import HttpClient, Reply
 
 FILE = "quire-trace.json"
 
@@ -34,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: ConfigError when the server cannot be asked or refuses.
     """
+    import asyncio
+
+    from quire.cli.http_client import HttpClient, authorization
+
     path = "/v1/trace" if args.steps is None else f"/v1/trace?steps={args.steps}"
     url = str(args.url).rstrip("/").removesuffix("/v1")
     reply = asyncio.run(_fetched(HttpClient(url, headers=authorization(args.api_key)), path))

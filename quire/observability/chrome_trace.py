@@ -197,7 +197,8 @@ def _request_events(track: _Track, clock: _Clock) -> Iterator[Event]:
 
 def _branch_events(span: SpanRecord, tid: int, clock: _Clock) -> Iterator[Event]:
     """The wait of one branch, which other parts of the request may overlap: a pair of async events."""
-    head = {"cat": "branch", "name": f"branch {span.branch} waits", "pid": REQUESTS, "tid": tid, "id": tid}
+    head: Event = {"cat": "branch", "name": f"branch {span.branch} waits", "pid": REQUESTS, "tid": tid}
+    head["id2"] = {"local": f"{span.request}.{span.branch}"}
     yield {"ph": "b", "ts": clock.at(span.started_at), "args": _span_args(span), **head}
     yield {"ph": "e", "ts": clock.at(span.ended_at or clock.now), "args": {}, **head}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 Event = dict[str, Any]
 FIELDS = {"X": {"ts", "dur", "name"}, "C": {"ts", "name", "args"}, "M": {"name", "args"}, "i": {"ts", "name", "s"}}
-FIELDS |= {"b": {"ts", "name", "cat", "id"}, "e": {"ts", "name", "cat", "id"}}
+FIELDS |= {"b": {"ts", "name", "cat", "id2"}, "e": {"ts", "name", "cat", "id2"}}
 
 
 def checked(trace: Any) -> list[Event]:
@@ -31,8 +31,8 @@ def checked(trace: Any) -> list[Event]:
             assert all(type(value) is int for value in event["args"].values())
     for slices in tracks.values():
         assert_nested(slices)
-    begun = [(event["id"], event["name"]) for event in events if event["ph"] == "b"]
-    assert sorted(begun) == sorted((event["id"], event["name"]) for event in events if event["ph"] == "e")
+    begun = [(event["id2"]["local"], event["name"]) for event in events if event["ph"] == "b"]
+    assert sorted(begun) == sorted((event["id2"]["local"], event["name"]) for event in events if event["ph"] == "e")
     return events
 
 
