@@ -122,7 +122,14 @@ class RequestEffort:
     def ended(self, now: float) -> RequestEffort:
         """The effort of a request that has ended; the core may go on counting."""
         ended_at = max(now, self.phase_at)
-        copy = replace(self, phase_s=self.seconds(ended_at), phase_at=ended_at, spans=list(self.spans))
+        copy = replace(
+            self,
+            held_steps=dict(self.held_steps),
+            held_s=dict(self.held_s),
+            phase_s=self.seconds(ended_at),
+            phase_at=ended_at,
+            spans=list(self.spans),
+        )
         if ended_at > self.phase_at and self.phase not in COMPUTING:  # whose steps are spans already
             copy.keep(Span(self.phase, self.phase_at, ended_at))
         return copy

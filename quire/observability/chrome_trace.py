@@ -29,7 +29,8 @@ from quire.utils.cancellation import check_cancelled
 _EVENTS_AT_ONCE = 400
 CORE, REQUESTS = 1, 2
 """Process ids in the trace."""
-STEPS_TRACK = 1
+STEPS_TRACK = 3
+"""Thread ids are none of the process ids, which would mark a main thread; those of requests follow this one."""
 Event = dict[str, Any]
 Trace = dict[str, Any]
 
@@ -141,7 +142,7 @@ def _names(tracks: Iterable[_Track]) -> Iterator[Event]:
 
 
 def _tid(track: _Track) -> int:
-    return track.number + 1
+    return STEPS_TRACK + 1 + track.number
 
 
 def _step_events(steps: list[StepRecord], clock: _Clock) -> Iterator[Event]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import tempfile
 import time
 from dataclasses import dataclass
 from enum import IntEnum
@@ -330,7 +331,11 @@ def _in_order(*moments: float) -> bool:
 
 def create_memory() -> int:
     """The descriptor of memory for a recorder, which other processes can map; it ends with the last that has it."""
-    descriptor = os.memfd_create("quire-flight-recorder")
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("quire-flight-recorder")
+    else:
+        with tempfile.TemporaryFile() as file:  # has no name either
+            descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, SIZE)
     return descriptor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 
@@ -171,9 +172,13 @@ def test_long_ids_and_large_numbers_are_cut() -> None:
     assert record.outcome is Outcome.RUNNING
 
 
-def test_another_mapping_of_the_memory_sees_what_is_written() -> None:
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_another_mapping_of_the_memory_sees_what_is_written(has_memfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_memfd:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
     descriptor = create_memory()
     ours, theirs = map_memory(descriptor), map_memory(descriptor)
+    os.close(descriptor)
     assert read_recording(ours[:]).steps == []
     core = FakeCore()
     core.scheduler.timelines.recorder = FlightRecorder(theirs)

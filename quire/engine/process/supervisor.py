@@ -304,7 +304,7 @@ class CoreSupervisor:
             core, self._core = self._core, None
             core.end()
             if end is not None:
-                self._traces.write(core.memory[:], end.reason)
+                self._traces.crashed(core.memory[:], end.reason)
 
     def _watch(self, core: _CoreProcess) -> _End | None:
         """Follow a core to its end; None when told to close."""
@@ -367,7 +367,7 @@ class CoreSupervisor:
             case CoreFailed():
                 core.failure = message
             case TraceWanted():
-                self._traces.write_seldom(core.memory[:], message.reason)
+                self._traces.quarantined(core.memory[:], message.reason)
 
     def _welcome(self, core: _CoreProcess | None) -> None:
         """Tell new subscribers how things stand."""

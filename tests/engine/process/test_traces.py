@@ -149,14 +149,14 @@ def test_files_are_bounded_and_requests_cannot_cause_many(tmp_path: Path) -> Non
     now = [1000.0]
     files = TraceFiles(str(tmp_path / "new"), clock=lambda: now[0])
     for _ in range(MAX_FILES + 3):
-        files.write(memory, "a crash")
+        files.crashed(memory, "a crash")
     files.close()
     assert len(list((tmp_path / "new").iterdir())) == MAX_FILES
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     files = TraceFiles(str(tmp_path / "seldom"), clock=lambda: now[0])
     for moment in (0.0, 1.0, PAUSE_S - 1, PAUSE_S, PAUSE_S + 1):
         now[0] = 1000 + moment
-        files.write_seldom(memory, "a quarantine")
+        files.quarantined(memory, "a quarantine")
     files.close()
     assert len(list((tmp_path / "seldom").iterdir())) == 2
 
@@ -169,7 +169,7 @@ def test_a_directory_that_cannot_be_written_is_logged_and_costs_nothing_else(
     core.submit("a", [1], max_tokens=1)
     core.run()
     files = TraceFiles(str(tmp_path / "file" / "below"))
-    files.write(core.scheduler.timelines.recorder.snapshot(), "a crash")
+    files.crashed(core.scheduler.timelines.recorder.snapshot(), "a crash")
     files.close()
     assert "--trace-dir" in caplog.text
 
@@ -241,13 +241,15 @@ def test_the_time_of_requests_that_went_on_in_another_core_is_attributed() -> No
     run(main())
 
 
-def test_a_request_that_is_set_aside_says_so() -> None:
+def test_the_time_of_a_request_beside_one_that_crashes_cores_is_attributed() -> None:
     async def main() -> None:
         async with launched(module=POISONED) as core:
             good = asyncio.create_task(explained(core.engine, *crowd()[3]))
             with pytest.raises(RequestQuarantined):
                 await transcript(core.engine, ([poisoned_core.CRASH, 5], LONG))
-            assert_attributed(await good)
+            facts = await good
+            assert_attributed(facts)
+            assert facts["replays"] == 2
 
     run(main())
 
