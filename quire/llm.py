@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from quire.config.args import EngineArgs
@@ -20,6 +23,7 @@ from quire.engine.receipt import Receipt, Transcript, receipt_of
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, counted, shown
 from quire.inputs import ChatMessage, PromptType, TokensPrompt
 from quire.log import get_logger
+from quire.observability.chrome_trace import Trace, chrome_trace, encoded
 from quire.observability.progress import generate_progress
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -174,6 +178,16 @@ class LLM:
             transcripts.append(Transcript(params))
             transcripts[-1].add(output)
         return receipt_of(self.engine.identity, transcripts)
+
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
+        """The last steps and their requests in Chrome's trace format; with `path`, also written there.
+
+        ui.perfetto.dev opens the file. It holds ids, counts and times, no text.
+        """
+        trace = chrome_trace(self.engine.parts.core.recording(), now=time.monotonic())
+        if path is not None:
+            Path(path).write_bytes(b"".join(encoded(trace)))
+        return trace
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.

@@ -19,6 +19,7 @@ COMMANDS = {
     "rm": "delete downloaded models",
     "complete": "complete prompts with a model that is served",
     "run-batch": "answer a file of requests in OpenAI's batch format",
+    "trace": "save a trace of the last steps of a server, for ui.perfetto.dev",
     "replay": "give the answer of a receipt again, and say whether it is the same",
     "bench": "measure latency, throughput, start-up or a server",
     "completion": "print a script that completes commands and flags in a shell",

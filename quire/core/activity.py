@@ -9,7 +9,8 @@ from itertools import islice
 from quire.core.block_pool import BlockPool
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from quire.messages.stats import ActiveRequest, ActiveSequence, Activity, Constraint
+from quire.core.timeline import Timelines
+from quire.messages.stats import ActiveRequest, ActiveSequence, Activity
 
 MAX_SEQUENCES = 100
 """Of one report; the others are counted."""
@@ -24,21 +25,17 @@ def activity_of(scheduler: Scheduler, tenant: str) -> Activity:
     by_request: dict[str, list[Sequence]] = {}
     for seq in shown:
         by_request.setdefault(seq.group.request_id, []).append(seq)
-    pool, steps = scheduler.blocks.pool, scheduler.totals.constraint_steps
+    pool, timelines = scheduler.blocks.pool, scheduler.timelines
     return Activity(
         taken_at=scheduler.clock(),
         num_running=len(running),
         num_waiting=len(waiting),
         num_tenants=sum(one.num_groups > 0 for one in scheduler.waiting.tenants.values()),
-        requests=[_request(sequences[0].group, sequences, pool, steps) for sequences in by_request.values()],
+        requests=[_request(sequences[0].group, sequences, pool, timelines) for sequences in by_request.values()],
     )
 
 
-def _request(
-    group: SequenceGroup, sequences: list[Sequence], pool: BlockPool, steps: dict[Constraint, int]
-) -> ActiveRequest:
-    is_queued = group.num_cached_tokens < 0
-    held = group.held_steps(steps) if is_queued else dict(group.effort.held_steps)
+def _request(group: SequenceGroup, sequences: list[Sequence], pool: BlockPool, timelines: Timelines) -> ActiveRequest:
     return ActiveRequest(
         request_id=group.request_id,
         num_branches=group.request.sampling_params.n,
@@ -46,7 +43,7 @@ def _request(
         num_cached_tokens=group.num_cached_tokens,
         max_tokens=group.request.max_tokens,
         stats=replace(group.stats),
-        effort=replace(group.effort, held_steps=held),
+        effort=replace(group.effort, held_steps=timelines.held_steps(group)),
         sequences=[_sequence(seq, pool) for seq in sequences],
     )
 
@@ -57,11 +54,11 @@ def _sequence(seq: Sequence, pool: BlockPool) -> ActiveSequence:
         is_running=seq.status is SequenceStatus.RUNNING,
         num_computed_tokens=seq.num_computed_tokens,
         num_output_tokens=seq.num_output_tokens,
-        num_blocks=len(seq.block_ids),
-        num_own_blocks=len(seq.block_ids) - _num_shared(seq, pool),
+        num_blocks=sum(len(table.held) for table in seq.tables),
+        num_own_blocks=sum(len(table.held) - _num_shared(table.held, pool) for table in seq.tables),
     )
 
 
-def _num_shared(seq: Sequence, pool: BlockPool) -> int:
+def _num_shared(block_ids: list[int], pool: BlockPool) -> int:
     """Leading blocks that others use, too. What is shared is a prefix, so that a search by halves finds its end."""
-    return bisect(seq.block_ids, -1, key=lambda block_id: -min(pool.blocks[block_id].ref_count, 2) + 1)
+    return bisect(block_ids, -1, key=lambda block_id: -min(pool.blocks[block_id].ref_count, 2) + 1)

@@ -21,10 +21,12 @@ from quire.core.queue import RequestQueue
 from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from quire.core.statistics import Totals
 from quire.core.stop import finish_of
+from quire.core.timeline import Timelines
 from quire.messages.output import EngineCoreOutput, Failure, FinishReason, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Constraint, StepStats
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.observability.flight_recorder import Outcome
 
 CREDIT_STEPS = 2
 """Full steps by which one tenant's service may be behind another's and be caught up with."""
@@ -70,6 +72,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.writer = PlanWriter()
         self.totals = Totals()
+        self.timelines = Timelines(clock)
         self.stepped_at = 0.0
         """When the last step was learnt from."""
         self._step_started_at = 0.0
@@ -87,7 +90,6 @@ class Scheduler:
         """Queue a request, new or with progress. Its id must be new (the engine sees to it)."""
         assert request.request_id not in self.groups, request.request_id
         group = SequenceGroup(request, self.waiting.enter(request.tenant))
-        group.steps_before = dict(self.totals.constraint_steps)
         branches = request.progress.branches if request.progress else {}
         for branch, output in (branches or {0: []}).items():
             seq = Sequence(self._new_seq_id(), group, branch, [*request.prompt_token_ids, *output])
@@ -95,10 +97,12 @@ class Scheduler:
             group.sequences[branch] = seq
             self.waiting.append(seq)
         self.groups[request.request_id] = group
+        self.timelines.added(group)
 
     def withdraw(self, request_id: str) -> EngineCoreRequest:
         """Take an unfinished request out, in the form in which it can be added again."""
         group = self.groups[request_id]
+        self.timelines.leaves(group, Outcome.SET_ASIDE)
         request = group.so_far()
         for seq in list(group.sequences.values()):
             self._finish(seq)
@@ -110,6 +114,8 @@ class Scheduler:
         if group is None:
             return False
         branches = list(group.sequences) if abort.branch is None else [abort.branch]
+        if abort.branch is None:
+            self.timelines.leaves(group, Outcome.ABORTED)
         found = [group.sequences[b] for b in branches if b in group.sequences]
         for seq in found:
             self._finish(seq)
@@ -123,6 +129,7 @@ class Scheduler:
         """Decide one step."""
         self.writer.begin()
         self._step_started_at = self.clock()
+        self.timelines.step_started(self.totals.num_steps + 1, self._step_started_at, self.waiting)
         if self._scheduled:
             self._start_over()
         budget = self._budget()
@@ -137,6 +144,7 @@ class Scheduler:
         plan = self.writer.end()
         if budget.shares is None and self.running:
             self.waiting.charge(self.running[0].group.tenant, plan.num_batched_tokens)
+        self.timelines.step_planned(plan, constraint, self.waiting, len(self.running), self.blocks.pool)
         return plan
 
     def _start_over(self) -> None:
@@ -225,6 +233,7 @@ class Scheduler:
                 constraint = Constraint.MAX_NUM_SEQS
             elif shares.tokens_for(seq, 1):
                 return seq, constraint
+            self.timelines.refused(seq.group.tenant)
         return None, constraint
 
     def _is_ready(self, seq: Sequence) -> bool:
@@ -259,8 +268,8 @@ class Scheduler:
         self._num_slots += seq.num_to_fork
         if group.num_cached_tokens < 0:
             group.num_cached_tokens = seq.num_computed_tokens
-            group.stats.scheduled_at = group.stats.scheduled_at or self.clock()
-            group.effort.held_steps = group.held_steps(self.totals.constraint_steps)
+            group.stats.scheduled_at = group.stats.scheduled_at or self._step_started_at
+        self.timelines.admitted(seq)
 
     def _schedule(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> None:
         wanted = len(seq.token_ids) - seq.num_computed_tokens
@@ -269,6 +278,7 @@ class Scheduler:
             group.effort.num_prefill_steps += 1
             group.effort.num_computed_tokens += num_tokens
             group.effort_is_news = True
+            self.timelines.chunk(seq, num_tokens, is_last=num_tokens == wanted, is_shared=budget.shares is not None)
         self.writer.add(seq, num_tokens, self.blocks.append(seq, num_tokens))
         self._scheduled[seq.seq_id] = seq
         if budget.shares is not None:
@@ -293,6 +303,7 @@ class Scheduler:
         self.blocks.free(seq)
         seq.status = SequenceStatus.WAITING
         seq.group.stats.num_preemptions += 1
+        self.timelines.preempted(seq)
         self.waiting.append_first(seq)
         self.totals.num_preemptions += 1
 
@@ -300,6 +311,7 @@ class Scheduler:
         """Take in the result of a step: append tokens, index full blocks, fork, stop, free. Gives what is new."""
         outputs: list[EngineCoreOutput] = []
         now = self.stepped_at = self.clock()
+        self.timelines.step_executed(now, result)
         self.writer.arrived(plan)
         for seq_id, num_tokens, drawn in zip(plan.seq_ids, plan.num_scheduled_tokens, result.token_ids, strict=True):
             seq = self._scheduled.pop(seq_id)
@@ -318,6 +330,7 @@ class Scheduler:
             elif prompt_logprobs:
                 outputs.append(self._output(seq, [], prompt_logprobs))
         self.totals.add_step(plan, result, now - self._step_started_at)
+        self.timelines.step_ended()
         return outputs
 
     def _unreported(self, seq: Sequence, num_tokens: int, result: ModelRunnerOutput) -> list[PositionLogprobs] | None:
@@ -378,6 +391,7 @@ class Scheduler:
             parent.group.sequences[branch] = child
             self.running.insert(self.running.index(parent) + branch, child)
             branches.append(child)
+        self.timelines.forked(parent.group, num_branches - 1)
         return branches
 
     def _fail(self, seq: Sequence, error: Failure) -> list[EngineCoreOutput]:
@@ -386,12 +400,14 @@ class Scheduler:
             output = self._output(seq, [])
             output.branch, output.finish_reason, output.error = branch, FinishReason.ERROR, error
             outputs.append(output)
+        self.timelines.leaves(seq.group, Outcome.FAILED)
         self._finish(seq)
         return outputs
 
     def _finish(self, seq: Sequence) -> None:
         """Release everything a sequence holds; the group goes with its last branch."""
-        if seq.status is SequenceStatus.RUNNING:
+        was_running = seq.status is SequenceStatus.RUNNING
+        if was_running:
             self.running.remove(seq)
             self._num_slots -= seq.num_to_fork
         else:
@@ -401,6 +417,7 @@ class Scheduler:
         seq.status = SequenceStatus.FINISHED
         group = seq.group
         del group.sequences[seq.branch]
+        self.timelines.finished(seq, was_running=was_running)
         if not group.sequences:
             del self.groups[group.request_id]
             self.writer.forget_request(group)

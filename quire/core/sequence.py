@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire.core.block_table import BlockTable
 from quire.messages.request import EngineCoreRequest, RequestProgress
-from quire.messages.stats import Constraint, RequestEffort, RequestStats
+from quire.messages.stats import RequestEffort, RequestStats
 from quire.messages.step import BlockChange
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ class SequenceGroup:
         "request_id",
         "sequences",
         "stats",
-        "steps_before",
         "stop_reasons",
         "tenant",
     )
@@ -140,24 +139,13 @@ class SequenceGroup:
         self.sequences: dict[int, Sequence] = {}
         """Live branches by branch number."""
         progress = request.progress or RequestProgress()
-        self.stats = progress.stats or RequestStats(arrived_at=request.arrived_at)
+        self.stats = progress.stats or RequestStats(received_at=request.received_at, arrived_at=request.arrived_at)
         self.effort = progress.effort or RequestEffort()
         self.effort_is_news = False
-        self.steps_before: dict[Constraint, int] = {}
-        """The scheduler's count of steps, by what bound them, when it was queued."""
         self.num_cached_tokens = progress.num_cached_tokens
         """Prompt tokens found in the prefix cache when first scheduled; -1 before."""
         self.num_prompt_logprobs = progress.num_prompt_logprobs
         """Prompt positions already reported: a recomputed prompt does not report them again."""
-
-    def held_steps(self, constraint_steps: dict[Constraint, int]) -> dict[Constraint, int]:
-        """Steps that went by while it was queued, by what bound them; given the scheduler's count of steps."""
-        held = dict(self.effort.held_steps)
-        for name, before in self.steps_before.items():
-            num_steps = constraint_steps[name] - before
-            if num_steps:
-                held[name] = held.get(name, 0) + num_steps
-        return held
 
     def so_far(self) -> EngineCoreRequest:
         """The request with its progress, as another scheduler (or this one) can go on with it.

@@ -45,6 +45,7 @@ from quire.log import get_logger
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest
 from quire.messages.stats import Activity, StepStats, continued
+from quire.observability.chrome_trace import Trace, chrome_trace
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
@@ -55,6 +56,10 @@ log = get_logger(__name__)
 MAX_TOKENS_CHECKED_HERE = 1024
 """Tokenised prompts up to this length are checked in the event loop, since handing them to a thread takes as long. The
 server tokenises in a thread of its own and hands in token ids."""
+
+
+RECORDING_TIMEOUT_S = 5
+"""So long a core may take to say what its flight recorder holds."""
 
 
 class EngineState(StrEnum):
@@ -270,6 +275,7 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         *,
         tenant: str = "",
+        received_at: float = 0.0,
         lora_request: None = None,
         tokenization_kwargs: None = None,
         trace_headers: None = None,
@@ -278,8 +284,9 @@ class AsyncLLMEngine:
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, the last one with `finished`. Leaving the loop aborts the request.
 
-        Tenants, the API keys of a server, share the engine evenly. The keywords after `tenant` are vLLM's, and only
-        their defaults are taken.
+        Tenants, the API keys of a server, share the engine evenly. `received_at` is when the request came in, by
+        `time.monotonic()`, if that was before this call. The keywords after it are vLLM's, and only their defaults are
+        taken.
 
         Raises: RequestError, EngineOverloaded or EngineUnavailable before the first output; EngineDeadError when the
         engine stops; RequestQuarantined when it stops again and again because of this request.
@@ -293,6 +300,7 @@ class AsyncLLMEngine:
                 "data_parallel_rank": data_parallel_rank,
             }
         )
+        received_at = received_at or time.monotonic()
         request_id = uuid.uuid4().hex if request_id is None else request_id
         check_request_id(request_id, self._streams)
         self._check_open()
@@ -304,7 +312,7 @@ class AsyncLLMEngine:
         try:
             if not self._settled.is_set():
                 await self.wait_ready()
-            request = await self._process(stream.core_id, prompt, params, tenant)
+            request = await self._process(stream.core_id, prompt, params, tenant, received_at)
             self._check_alive()
             self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
             self._start(stream, request)
@@ -350,6 +358,33 @@ class AsyncLLMEngine:
         Request ids are the core's: that of `generate`, then `#` and a number; from a core process with `FRONT:` before.
         """
         return None if self._core is None else asyncio.wrap_future(self._core.activity(tenant))
+
+    async def recording(self) -> bytes:
+        """The records of the core's last steps and requests, for `chrome_trace`.
+
+        Raises: EngineDeadError; EngineUnavailable while there is no core, and when a step keeps it from answering.
+        """
+        self._check_alive()
+        self._bind()
+        if self._core is None:
+            raise EngineUnavailable(
+                "there is no engine process now; the trace of one that ended is in a file, which the log names",
+                retry_after=1,
+            )
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._core.call("recording")), RECORDING_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineUnavailable(
+                f"the engine has not answered for {RECORDING_TIMEOUT_S} s: it answers between two steps", retry_after=1
+            ) from None
+
+    async def trace(self) -> Trace:
+        """The last steps and requests as a trace in Chrome's JSON format, which ui.perfetto.dev opens.
+
+        Raises: EngineDeadError, EngineUnavailable.
+        """
+        memory = await self.recording()
+        return await self._work.run(partial(chrome_trace, memory, now=time.monotonic()))
 
     def drain(self) -> None:
         """Take nothing new; what is here goes on to its end."""
@@ -408,16 +443,16 @@ class AsyncLLMEngine:
         self._loop = loop
 
     async def _process(
-        self, core_id: str, prompt: PromptType, params: SamplingParams | None, tenant: str
+        self, core_id: str, prompt: PromptType, params: SamplingParams | None, tenant: str, received_at: float
     ) -> ProcessedRequest:
         """Check and complete a request: in a thread, unless the thread would cost more than the work."""
         process = self._parts.input_processor.process
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
         has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
-            return process(core_id, prompt, params, tenant)
+            return process(core_id, prompt, params, tenant, received_at)
         try:
-            return await self._work.run(process, core_id, prompt, params, tenant)
+            return await self._work.run(process, core_id, prompt, params, tenant, received_at)
         except EngineUnavailable:
             self._check_alive()
             raise

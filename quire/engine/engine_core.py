@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Activity, StepStats
 from quire.messages.step import SchedulerOutputs
 from quire.observability.console import StatusLine
+from quire.observability.flight_recorder import FlightRecorder
 
 
 class EngineCore:
@@ -36,6 +38,8 @@ class EngineCore:
         """What it computes."""
         self.log_stats = config.observability_config.log_stats
         interval_s = config.observability_config.log_stats_interval_s
+        self.on_quarantine: Callable[[], None] = lambda: None
+        """Called when a request has failed by a fault that may be the engine's."""
         self._status = StatusLine(interval_s, clock) if self.log_stats and interval_s else None
         self.scheduler = Scheduler(
             BlockManager(
@@ -71,6 +75,8 @@ class EngineCore:
         plan = self.scheduler.schedule()  # 1. decide
         result = execute_guarded(self.executor, plan)  # 2. compute
         outputs = self.scheduler.update(plan, result)  # 3. learn
+        if any(not failure.is_request_fault for failure in result.errors.values()):
+            self.on_quarantine()
         stats = self.scheduler.stats(plan) if self.log_stats else None
         return EngineCoreOutputs(outputs=outputs, stepped_at=self.scheduler.stepped_at, stats=stats)
 
@@ -89,6 +95,14 @@ class EngineCore:
 
     def _totals(self) -> StepStats:
         return self.scheduler.stats(SchedulerOutputs())
+
+    def record_in(self, memory: mmap.mmap) -> None:
+        """Keep the flight recorder's records in memory that others can read; before the first request."""
+        self.scheduler.timelines.recorder = FlightRecorder(memory)
+
+    def recording(self) -> bytes:
+        """The records of the last steps and requests, for `chrome_trace`."""
+        return self.scheduler.timelines.recorder.snapshot()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""

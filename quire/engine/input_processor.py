@@ -58,12 +58,18 @@ class InputProcessor:
         return SamplingParams(**self.config.model_config.generation_defaults)
 
     def process(
-        self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, tenant: str = ""
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        tenant: str = "",
+        received_at: float = 0.0,
     ) -> ProcessedRequest:
-        """Check and complete one request of a tenant.
+        """Check and complete one request of a tenant; it came in at `received_at`, or now.
 
         Raises: RequestErrors naming the field, the numbers and the remedy.
         """
+        received_at = received_at or self.clock()
         params = self.default_params if params is None else params
         text, token_ids, salt = self._parse(prompt)
         if token_ids is None:
@@ -82,6 +88,7 @@ class InputProcessor:
             allowed_tokens=allowed,
             cache_salt=salt,
             tenant=tenant,
+            received_at=received_at,
             arrived_at=self.clock(),
         )
         return ProcessedRequest(core, text, (*params.warnings, *warnings))

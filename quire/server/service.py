@@ -97,6 +97,8 @@ class Service:
         self.body_budget = BodyBudget(settings.max_total_body_size)
         self.activity = ActivityReports(engine)
         """What the requests of each API key do, for the console."""
+        self.num_traces = 0
+        """Replies of /v1/trace that are being made or sent."""
         self.tracer = None if settings.otlp_traces_endpoint is None else _load_tracer(settings.otlp_traces_endpoint)
 
     def close(self) -> None:

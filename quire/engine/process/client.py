@@ -38,8 +38,8 @@ class CoreClient(Protocol):
     def abort(self, abort: AbortRequest) -> None:
         """Stop a request or a branch before the next step."""
 
-    def call(self, method: str) -> Future[None]:
-        """Call a method of the core between two steps."""
+    def call(self, method: str) -> Future[bytes]:
+        """Call a method of the core between two steps; what it returns."""
 
     def activity(self, tenant: str) -> Future[Activity]:
         """What a tenant's requests do, as it is between two steps."""
@@ -51,7 +51,7 @@ class CoreClient(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Call:
     method: str
-    done: Future[None]
+    done: Future[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class ThreadedCoreClient:
         """Stop a request or a branch before the next step."""
         self._commands.put(abort)
 
-    def call(self, method: str) -> Future[None]:
-        """Call a method of the core between two steps."""
+    def call(self, method: str) -> Future[bytes]:
+        """Call a method of the core between two steps; what it returns."""
         call = _Call(method, Future())
         self._ask(call)
         return call.done
@@ -129,15 +129,24 @@ class ThreadedCoreClient:
                     return False
                 case AbortRequest():
                     self._core.abort(command)
-                case _Call("reset_prefix_cache"):
-                    self._core.reset_prefix_cache()
-                    command.done.set_result(None)
                 case _ActivityCall():
                     command.done.set_result(self._core.activity(command.tenant))
                 case _Call():
-                    command.done.set_exception(EngineError(f"the core has no method {command.method!r}"))
+                    self._answer(command)
                 case _:
                     self._core.add(command)
+
+    def _answer(self, call: _Call) -> None:
+        if not call.done.set_running_or_notify_cancel():
+            return
+        match call.method:
+            case "reset_prefix_cache":
+                self._core.reset_prefix_cache()
+                call.done.set_result(b"")
+            case "recording":
+                call.done.set_result(self._core.recording())
+            case _:
+                call.done.set_exception(EngineError(f"the core has no method {call.method!r}"))
 
 
 TURN_S = 0.005
@@ -174,8 +183,8 @@ class ProcessCoreClient(asyncio.Protocol):
         """Stop a request or a branch before the next step."""
         self._send(abort)
 
-    def call(self, method: str) -> Future[None]:
-        """Call a method of the core between two steps."""
+    def call(self, method: str) -> Future[bytes]:
+        """Call a method of the core between two steps; what it returns."""
         call = UtilityCall(call_id=next(self._call_ids), method=method)
         done = self._calls[call.call_id] = Future()
         self._send(call)
@@ -194,7 +203,9 @@ class ProcessCoreClient(asyncio.Protocol):
             self._transport.abort()
             self._transport = None
         while self._calls:
-            self._calls.popitem()[1].set_exception(EngineDeadError("the engine process ended before it could answer"))
+            _, done = self._calls.popitem()
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineDeadError("the engine process ended before it could answer"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The loop has taken the socket."""
@@ -239,10 +250,12 @@ class ProcessCoreClient(asyncio.Protocol):
 
     def _answer(self, result: UtilityResult) -> None:
         done = self._calls.pop(result.call_id, None)
-        if done is not None and result.error is not None:
+        if done is None or not done.set_running_or_notify_cancel():
+            return  # whoever called has left
+        if result.error is not None:
             done.set_exception(EngineError(result.error))
-        elif done is not None:
-            done.set_result(None)
+        else:
+            done.set_result(result.data)
 
     def _send(self, message: object) -> None:
         if self._transport is not None:

@@ -80,6 +80,13 @@ class CoreFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWanted:
+    """Core -> supervisor: write down what the flight recorder holds."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UtilityCall:
     """Front -> core: call one of the core's methods between two steps."""
 
@@ -93,6 +100,8 @@ class UtilityResult:
 
     call_id: int
     error: str | None = None
+    data: bytes = b""
+    """What the method returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +127,9 @@ class Trial:
     request_id: str | None
 
 
-CONTROL = Codec((StartCore, RestartCore, Attach, CoreConfigured, CoreReady, Heartbeat, CoreFailed), (Attach,))
+CONTROL = Codec(
+    (StartCore, RestartCore, Attach, CoreConfigured, CoreReady, Heartbeat, CoreFailed, TraceWanted), (Attach,)
+)
 DATA = Codec(
     (
         EngineCoreRequest,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from quire import __version__
 from quire.engine.async_llm_engine import EngineState
 from quire.errors import shown
+from quire.observability.flight_recorder import NUM_STEPS
 from quire.observability.prometheus import CONTENT_TYPE
 from quire.server.api.params import check_fields
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.openai import (
+    ChromeTrace,
     DetokenizeRequest,
     EngineStatus,
     ModelCard,
@@ -24,6 +26,7 @@ from quire.server.api.protocol.openai import (
     TokenizeRequest,
     Tokens,
 )
+from quire.server.api.trace import TraceReply, check_query
 from quire.server.http.body import strict_route
 from quire.server.http.errors import ApiError, invalid
 from quire.server.http.replies import reply_of
@@ -115,6 +118,15 @@ def _add_state(router: APIRouter, service: Service) -> None:
         if activity:
             status["activity"] = await service.activity.of(context_of(request.scope).engine_tenant)
         return json_reply(status)
+
+    @router.get("/v1/trace", response_model=ChromeTrace)
+    async def trace(
+        request: Request,
+        steps: Annotated[int, Query(ge=1, le=NUM_STEPS, description="How many of the last steps to show.")] = NUM_STEPS,
+    ) -> Response:
+        """The last steps and requests in the format of Chrome's traces, which ui.perfetto.dev opens."""
+        check_query(request, ("steps",))
+        return TraceReply(request, service, steps)
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:

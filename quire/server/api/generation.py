@@ -236,7 +236,13 @@ class Generation:
                 )
 
     def _generate(self, index: int, engine_id: str) -> AsyncIterator[RequestOutput]:
-        return self._service.engine.generate(self._prompts[index], self._params, engine_id, tenant=self._tenant)
+        return self._service.engine.generate(
+            self._prompts[index],
+            self._params,
+            engine_id,
+            tenant=self._tenant,
+            received_at=self._context.started_at,
+        )
 
     def _span(self, engine_id: str) -> RequestSpan | None:
         service, context = self._service, self._context

@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version"}) | console.PATHS
 """What needs no key: it tells nothing about anybody's requests."""
-UNLIMITED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/v1/stats"}
+UNLIMITED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/v1/stats", "/v1/trace"}
 MAX_ID = 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 

@@ -11,8 +11,8 @@ from quire.engine.process import core_process
 from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 
-CRASH, HANG = 1001, 1003
-"""The first token of a prompt that ends the process by a fault of its own, or makes its step hang."""
+CRASH, HANG, RAISE = 1001, 1003, 1005
+"""The first token of a prompt that ends the process by a fault of its own, makes its step hang, or makes it raise."""
 
 
 class PoisonedExecutor:
@@ -43,6 +43,8 @@ def _act(token_id: int) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     elif token_id == HANG:
         time.sleep(1000)
+    elif token_id == RAISE:
+        raise RuntimeError("poison")
 
 
 class PoisonedProc(core_process.EngineCoreProc):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from quire.observability.samples import Samples, add_samples
 from quire.server.processes.link import LINK, Ask, FrontReport, ParentLink, Reports
 from quire.server.processes.peers import LinkedPeers
 from quire.server.processes.shared_counts import SharedCounts, new_memory
+from tests.observability.traces import checked, slices
 from tests.server.api.test_admin import series
 from tests.server.processes.test_processes import Server, served, wait_for
 
@@ -225,3 +227,27 @@ def test_samples_add_up_and_new_series_join() -> None:
     total: Samples = {"a": {("a_total", ()): 1.0}}
     add_samples(total, {"a": {("a_total", ()): 2.0, ("a_total", (("x", "y"),)): 5.0}, "b": {("b", ()): 3.0}})
     assert total == {"a": {("a_total", ()): 3.0, ("a_total", (("x", "y"),)): 5.0}, "b": {("b", ()): 3.0}}
+
+
+def test_every_front_gives_the_trace_of_all(tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    with served(tmp_path, *TWO, "--trace-dir", str(traces)) as server:
+        first, second = server.pids("front_process")
+        for front in (first, second):
+            with only(server, front):
+                server.complete("import os", 4)
+        for front in (first, second):
+            with only(server, front):
+                events = checked(server.client.get("/v1/trace").json())
+                assert len(slices(events, "request")) == 2
+                assert len(slices(events, "step")) == 8
+        (core,) = server.pids("core_process")
+        os.kill(core, signal.SIGKILL)
+        wait_for(lambda: traces.exists() and any(path.stat().st_size for path in traces.iterdir()))
+        wait_for(lambda: server.client.get("/ready").status_code == 200)
+        assert server.complete("import os", 4)[3] == "length"
+        assert not slices(checked(server.client.get("/v1/trace").json()), "step")[4:]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+    (path,) = traces.iterdir()
+    assert len(slices(checked(json.loads(path.read_text())), "request")) == 2

@@ -290,6 +290,14 @@ class EngineStatus(TypedDict):
     activity: NotRequired[KeyActivity | None]
 
 
+class ChromeTrace(TypedDict):
+    """A reply of /v1/trace, in the format of Chrome's traces."""
+
+    traceEvents: list[dict[str, Any]]
+    displayTimeUnit: str
+    otherData: dict[str, Any]
+
+
 class Tokens(TypedDict):
     """A reply of /tokenize."""
 
