@@ -196,7 +196,8 @@ class FakeCore:
                 break
             self.step()
         assert not self.scheduler.has_work(), "requests did not finish"
-        self.executor.execute(self.scheduler.schedule())
+        self.scheduler.writer.begin()
+        self.executor.execute(self.scheduler.writer.end())
         assert not self.executor.requests, "the worker keeps requests that have ended"
         pool = self.blocks.pool
         assert pool.num_free == pool.num_blocks, "blocks leaked"

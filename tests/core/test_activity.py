@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.activity import MAX_SEQUENCES, activity_of
 from quire.messages.codec import Codec, FrameReader
-from quire.messages.stats import Activity, Constraint
+from quire.messages.stats import Activity, Wait
 from tests.fakes import FakeCore
 
 
@@ -68,7 +68,7 @@ def test_a_preempted_sequence_waits_again_and_keeps_its_times() -> None:
     second = told(core).requests[-1]
     assert (second.request_id, second.stats.num_preemptions) == ("second", 1)
     assert not second.sequences[0].is_running
-    assert second.stats.scheduled_at > 0
+    assert second.stats.first_token_at > second.stats.scheduled_at
     assert (second.sequences[0].num_blocks, second.sequences[0].num_computed_tokens) == (0, 0)
     assert second.sequences[0].num_output_tokens > 0
 
