@@ -54,6 +54,8 @@ class MemoryExecutor:
         self.sequences: dict[int, NewSequenceData] = {}
         self.tables: dict[int, list[dict[int, int]]] = {}
         """By sequence and group: index -> block, those that the worker was told of."""
+        self.lost: list[str] = []
+        """What sequences did not find; a failing step is run again, so an exception alone may go unseen."""
         self.fail_on: Callable[[str], bool] = lambda request_id: False
         self.num_steps = 0
 
@@ -63,11 +65,14 @@ class MemoryExecutor:
         if any(self.fail_on(self.sequences[i].request.request_id) for i in plan.seq_ids):
             raise RuntimeError("poison")
         result = ModelRunnerOutput()
+        for seq_id, computed, count in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
+        ):
+            self._write(self.sequences[seq_id], computed, count)
         for seq_id, computed, count, samples in zip(
             plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.samples, strict=True
         ):
             seq = self.sequences[seq_id]
-            self._write(seq, computed, count)
             self._read(seq, computed, count)
             assert samples == (computed + count == len(seq.token_ids))
             result.token_ids.append(self._draw(seq) if samples else [])
@@ -86,9 +91,9 @@ class MemoryExecutor:
             first = 0 if window is None else max(0, computed - window + 1)
             for position in range(first, computed + count):
                 found = self.slots[self._slot(seq, group, position)]
-                assert found == (group, position, seq.token_ids[position]), (
-                    f"{seq.request.request_id}/{seq.branch} lost its past: {found} at {position} in group {group}"
-                )
+                if found != (group, position, seq.token_ids[position]):
+                    self.lost.append(f"{seq.request.request_id}/{seq.branch}: {found} at {position} in group {group}")
+                    raise AssertionError(self.lost[-1])
 
     def _apply(self, plan: SchedulerOutputs) -> None:
         for seq_id in plan.removed_seq_ids:
@@ -169,6 +174,7 @@ class FakeCore:
     def step(self) -> list[EngineCoreOutput]:
         self.last_plan = plan = self.scheduler.schedule()
         outputs = self.scheduler.update(plan, execute_guarded(self.executor, plan))
+        assert not self.executor.lost, self.executor.lost
         for output in outputs:
             key = (output.request_id, output.branch)
             assert key not in self.finished, f"{key} speaks after its end"
