@@ -100,13 +100,14 @@ def check_memory(plan: MemoryPlan, capabilities: Capabilities) -> None:
         )
 
 
-def check_longest_fits(layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
-    """A single sequence of the longest length must fit, in chunks of one block, or it could never finish.
+def check_longest_fits(layout: KVLayout, num_blocks: int, max_model_len: int, max_chunk_tokens: int) -> None:
+    """A single sequence of the longest length must fit, in chunks of a block at most, or it could never finish.
 
     Raises: ConfigError with the numbers and both remedies.
     """
     block_size, num_groups = layout.page.block_size, len(layout.groups)
-    longest = layout.longest(num_blocks, block_size, max_model_len)
+    chunk = min(block_size, max_chunk_tokens)
+    longest = layout.longest(num_blocks, chunk, max_model_len)
     if longest == 0:
         each = "" if num_groups == 1 else f" in each of {num_groups} groups of layers"
         raise ConfigError(
@@ -115,7 +116,7 @@ def check_longest_fits(layout: KVLayout, num_blocks: int, max_model_len: int) ->
             "Lower block_size, or give the cache more (kv_cache_memory_bytes, gpu_memory_utilization)."
         )
     if longest < max_model_len:
-        needed = layout.most_blocks(max_model_len, block_size) * layout.block_bytes
+        needed = layout.most_blocks(max_model_len, chunk) * layout.block_bytes
         raise ConfigError(
             f"the KV cache holds {longest} tokens of a sequence ({num_blocks} blocks of {block_size}), less than one "
             f"sequence of max_model_len={max_model_len}. Lower max_model_len to {longest}, or give the "

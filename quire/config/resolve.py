@@ -231,7 +231,7 @@ def _resolve_memory(
         choices.made["max_model_len"] = Choice(max_model_len, "all that the KV cache holds")
     plan = MemoryPlan(weights=weights, workspace=workspace, process=PROCESS_BYTES, kv_cache=num_blocks * block_bytes)
     check_memory(plan, capabilities)
-    check_longest_fits(layout, num_blocks, max_model_len)
+    check_longest_fits(layout, num_blocks, max_model_len, scheduler.max_chunk_tokens)
     cache = CacheConfig(
         block_size=block_size,
         num_blocks=num_blocks,
