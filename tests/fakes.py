@@ -56,6 +56,8 @@ class MemoryExecutor:
         self.token_ids: dict[int, list[int]] = {}
         self.tables: dict[int, list[dict[int, int]]] = {}
         """By sequence and group: index -> block, those that the worker was told of."""
+        self.lost: list[str] = []
+        """What sequences did not find; a failing step is run again, so an exception alone may go unseen."""
         self.fail_on: Callable[[str], bool] = lambda request_id: False
         self.num_steps = 0
 
@@ -65,11 +67,14 @@ class MemoryExecutor:
         if any(self.fail_on(self.sequences[i].request_id) for i in plan.seq_ids):
             raise RuntimeError("poison")
         result = ModelRunnerOutput()
+        for seq_id, computed, count in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
+        ):
+            self._write(self.sequences[seq_id], computed, count)
         for seq_id, computed, count, num_draws in zip(
             plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.num_draws, strict=True
         ):
             seq, token_ids = self.sequences[seq_id], self.token_ids[seq_id]
-            self._write(seq, computed, count)
             self._read(seq, computed, count)
             assert (num_draws > 0) == (computed + count == len(token_ids))
             drawn = [next_token(token_ids, seq.branch + i) for i in range(num_draws)]
@@ -91,9 +96,9 @@ class MemoryExecutor:
             first = 0 if window is None else max(0, computed - window + 1)
             for position in range(first, computed + count):
                 found = self.slots[self._slot(seq, group, position)]
-                assert found == (group, position, self.token_ids[seq.seq_id][position]), (
-                    f"{seq.request_id}/{seq.branch} lost its past: {found} at {position} in group {group}"
-                )
+                if found != (group, position, self.token_ids[seq.seq_id][position]):
+                    self.lost.append(f"{seq.request_id}/{seq.branch}: {found} at {position} in group {group}")
+                    raise AssertionError(self.lost[-1])
 
     def _apply(self, plan: SchedulerOutputs) -> None:
         for seq_id in plan.removed_seq_ids:
@@ -181,6 +186,7 @@ class FakeCore:
         assert not self.known_requests & new, "a request crosses once"
         self.known_requests |= new
         outputs = self.scheduler.update(plan, execute_guarded(self.executor, plan))
+        assert not self.executor.lost, self.executor.lost
         for output in outputs:
             key = (output.request_id, output.branch)
             assert key not in self.finished, f"{key} speaks after its end"

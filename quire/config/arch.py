@@ -19,6 +19,7 @@ from quire.messages.kv import (
     KVCacheSpec,
     KVLayout,
     PageSpec,
+    SlidingWindowSpec,
     kv_layout,
 )
 from quire.utils.lazy import nearest
@@ -173,7 +174,10 @@ class ModelArch:
             block_size=block_size,
             slot_multiple=SLOT_MULTIPLES[ops],
         )
-        return [FullAttentionSpec(page=page) for _ in self.layer_windows]
+        return [
+            FullAttentionSpec(page=page) if window is None else SlidingWindowSpec(page=page, window=window)
+            for window in self.layer_windows
+        ]
 
     def kv_layout(self, block_size: int, dtype: str, *, ops: str) -> KVLayout:
         """How the layers share the pages of the KV cache."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.errors import ConfigError, counted
-from quire.messages.kv import DTYPE_BYTES
-from quire.utils.math import cdiv
+from quire.messages.kv import DTYPE_BYTES, KVLayout
 
 PROCESS_BYTES = 300 << 20
 """The interpreter, torch and its libraries, as measured after import."""
@@ -101,24 +100,27 @@ def check_memory(plan: MemoryPlan, capabilities: Capabilities) -> None:
         )
 
 
-def check_longest_fits(num_blocks: int, block_size: int, max_model_len: int, block_bytes: int) -> None:
-    """A single sequence of the longest length must fit, or it could never finish.
+def check_longest_fits(layout: KVLayout, num_blocks: int, max_model_len: int, max_chunk_tokens: int) -> None:
+    """A single sequence of the longest length must fit, in chunks of a block at most, or it could never finish.
 
     Raises: ConfigError with the numbers and both remedies.
     """
-    if num_blocks == 0:
+    block_size, num_groups = layout.page.block_size, len(layout.groups)
+    chunk = min(block_size, max_chunk_tokens)
+    longest = layout.longest(num_blocks, chunk, max_model_len)
+    if longest == 0:
+        each = "" if num_groups == 1 else f" in each of {num_groups} groups of layers"
         raise ConfigError(
-            f"the KV cache has no room for a single block of {counted(block_size, 'token')}, which takes "
-            f"{gib(block_bytes)}. Lower block_size, or give the cache more (kv_cache_memory_bytes, "
-            "gpu_memory_utilization)."
+            f"the KV cache has no room for a single block of {counted(block_size, 'token')}{each}, which takes "
+            f"{gib(num_groups * layout.block_bytes)}. "
+            "Lower block_size, or give the cache more (kv_cache_memory_bytes, gpu_memory_utilization)."
         )
-    needed = cdiv(max_model_len, block_size)
-    if num_blocks < needed:
+    if longest < max_model_len:
+        needed = layout.most_blocks(max_model_len, chunk) * layout.block_bytes
         raise ConfigError(
-            f"the KV cache holds {counted(num_blocks * block_size, 'token')} ({counted(num_blocks, 'block')} of "
+            f"the KV cache holds {counted(longest, 'token')} of a sequence ({counted(num_blocks, 'block')} of "
             f"{block_size}), less than one sequence of max_model_len={max_model_len}. Lower max_model_len to "
-            f"{num_blocks * block_size}, or give the cache {gib(needed * block_bytes)} "
-            f"(kv_cache_memory_bytes={needed * block_bytes})."
+            f"{longest}, or give the cache {gib(needed)} (kv_cache_memory_bytes={needed})."
         )
 
 

@@ -126,6 +126,13 @@ class KVLayout:
         """Pages that a sequence of so many tokens holds at most, over all groups."""
         return sum(group.spec.most_blocks(num_tokens, max_chunk_tokens) for group in self.groups)
 
+    def largest_chunk(self, num_blocks: int, num_tokens: int, at_most: int) -> int:
+        """The most tokens a step may compute of a sequence, at most `at_most`, that finds room in so many pages.
+
+        0 if the sequence does not fit however it is computed.
+        """
+        return bisect_right(range(1, at_most + 1), num_blocks, key=lambda chunk: self.most_blocks(num_tokens, chunk))
+
     def longest(self, num_blocks: int, max_chunk_tokens: int, at_most: int) -> int:
         """The length in tokens, at most `at_most`, up to which a sequence finds room in so many pages."""
         size = self.page.block_size

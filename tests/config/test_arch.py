@@ -13,7 +13,7 @@ import pytest
 
 from quire.config.arch import ModelArch, RopeType
 from quire.errors import ConfigError
-from quire.messages.kv import PageSpec
+from quire.messages.kv import FullAttentionSpec, PageSpec, SlidingWindowSpec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -173,12 +173,10 @@ def test_end_of_sequence_ids(value: object, expected: tuple[int, ...]) -> None:
     assert arch_of(eos_token_id=value).eos_token_ids == expected
 
 
-def test_all_layers_have_pages_of_one_shape() -> None:
+def test_kv_cache_specs_follow_the_layers() -> None:
     specs = arch_of(GEMMA2, sliding_window=32, head_dim=8).kv_cache_specs(16, "bfloat16", ops="cpu")
-    assert len(specs) == 4
-    assert {spec.page for spec in specs} == {
-        PageSpec(num_kv_heads=2, head_size=8, dtype="bfloat16", block_size=16, slot_multiple=16)
-    }
+    page = PageSpec(num_kv_heads=2, head_size=8, dtype="bfloat16", block_size=16, slot_multiple=16)
+    assert specs == [SlidingWindowSpec(page=page, window=32), FullAttentionSpec(page=page)] * 2
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
