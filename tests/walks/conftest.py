@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.server.conftest import engine_parts, loop, serve, server
-from tests.server.test_console import browser, page
+from tests.server.console.conftest import browser, page
 
 __all__ = ["browser", "engine_parts", "loop", "page", "serve", "server"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.server.conftest import Running, stand_in, wait_for
-from tests.server.test_console import press, say, shown
+from tests.server.console.conftest import press, say, shown
 
 QUESTION = "What is a KV cache?"
 
