@@ -7,7 +7,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -18,25 +18,24 @@ from quire.utils.math import round_up
 
 HUGE_PAGE = 1 << 21
 TILE_ROWS = 32
-REGION = 32 << 20
-"""Bytes an arena grows by, at least."""
+REGION = 1 << 30
+"""Bytes an arena grows by, at least: of addresses. Memory is what its pieces reach, and in one region they fill gaps."""
 
 
 def zeros(num_bytes: int) -> Tensor:
     """uint8 zeros, committed when first touched; 64-byte aligned, 2 MiB when large, in huge pages if there are any.
 
     Huge pages raise the read bandwidth of a streamed weight by a fifth (a page walk per 4 KiB is what they save). They
-    must be asked for: `madvise` is the usual system setting.
+    must be asked for: `madvise` is the usual system setting. What does not fill one is in small pages, so that memory is
+    taken for no more than was asked.
     """
     padding = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0
     region = mmap.mmap(-1, max(1, num_bytes) + padding, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if padding:
-        try:
-            region.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel built without them
-            pass
     whole = torch.frombuffer(region, dtype=torch.uint8)
     start = -whole.data_ptr() % padding if padding else 0
+    if padding:
+        with suppress(OSError):  # a kernel built without them
+            region.madvise(mmap.MADV_HUGEPAGE, start, num_bytes // HUGE_PAGE * HUGE_PAGE)
     return whole[start : start + num_bytes]
 
 
