@@ -44,9 +44,14 @@ PURPOSES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand: those of `serve`, and what is wished."""
-    group = parser.add_argument_group("wish", "what shall fit; one sequence of the longest context when left out")
+    group = parser.add_argument_group("wish", "What shall fit. When left out: one sequence as long as memory allows.")
     group.add_argument("--sequences", type=whole_number, metavar="N", help="sequences that shall run at once")
-    group.add_argument("--sequence-len", type=whole_number, metavar="TOKENS", help="prompt and output of each of them")
+    group.add_argument(
+        "--sequence-len",
+        type=whole_number,
+        metavar="TOKENS",
+        help="prompt and output of each; as --max-model-len, or as the model says",
+    )
     group.add_argument("--memory", type=whole_number, metavar="BYTES", help="plan for a machine with so much, all free")
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_serve_flags(parser)
@@ -167,7 +172,7 @@ def _wish(namespace: argparse.Namespace, args: EngineArgs, machine: Machine) -> 
         if value is not None and value < least:
             raise ConfigError(f"{name} must be at least {least}, got {value}")
     if length is None:
-        length = args.max_model_len or _longest(machine, args)
+        length = args.max_model_len or (_longest(machine, args) if count is None else machine.longest)
     return Wish(num_sequences=count or 1, num_tokens=length)
 
 
@@ -176,7 +181,7 @@ def _longest(machine: Machine, args: EngineArgs) -> int:
     try:
         return max_context(machine, args)
     except ConfigError:
-        return machine.arch.max_position_embeddings
+        return machine.longest
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
@@ -237,9 +242,12 @@ def _lines(answer: Answer) -> list[str]:
     """What the table does not say, for people."""
     wish = f"{answer.wish.num_sequences} x {answer.wish.num_tokens:,} tokens"
     here = f"longest context here {answer.max_context:,} tokens; {answer.max_concurrency} such sequences at once"
+    if not answer.max_context:
+        here = "with these options nothing fits here"
     if answer.fits:
         return [f"{wish}: fits", here]
-    lines = [f"{wish}: does not fit, {gib(answer.missing)} are missing", here]
+    lack = f"{gib(answer.missing)} are missing" if answer.missing else "the KV cache is too small"
+    lines = [f"{wish}: does not fit, {lack}", here]
     if not answer.changes:
         lines.append(f"no option makes it fit: {gib(answer.missing)} more memory would")
     for index, change in enumerate(answer.changes):

@@ -6,7 +6,7 @@ Asks `resolve` about every change, so that what is proposed here is what a start
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from quire.errors import ConfigError
 UNLIMITED = 1 << 60
 LARGEST_SHARE = 0.95
 """Of the memory: more is not proposed, for the system needs some."""
+FREE_MEMORY = "nothing but memory that is free now"
 SMALL_STEP = 512
 """Tokens of a step below which prompts would be read much slower; fewer are not proposed."""
 
@@ -55,6 +56,11 @@ class Machine:
     arch: ModelArch
     capabilities: Capabilities
     path: Path
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the model was made for."""
+        return self.arch.max_position_embeddings
 
     def resolve(self, args: EngineArgs) -> QuireConfig:
         """What a start with these options would decide.
@@ -126,10 +132,35 @@ def max_context(machine: Machine, args: EngineArgs) -> int:
 
 def changes(machine: Machine, args: EngineArgs, wish: Wish) -> Iterator[Change]:
     """Changes with which the wish fits, the cheapest first. Each is enough by itself."""
-    for change in (*_of_size(machine, args, wish), *_of_step(args, wish), *_of_numbers(machine, args)):
-        if _would_fit(machine, replace(args, **change.options), wish):
-            yield change
+    candidates = (*_of_size(machine, args, wish), *_of_step(args, wish), *_of_numbers(machine, args))
+    enough: list[Change] = []
+    for change in candidates:
+        is_more = any(other.options.items() <= change.options.items() for other in enough)
+        if not is_more and _would_fit(machine, replace(args, **change.options), wish):
+            enough.append(change)
+    yield from enough or _together(machine, args, wish, candidates)
     yield from _of_wish(machine, args, wish)
+
+
+def _together(machine: Machine, args: EngineArgs, wish: Wish, candidates: Sequence[Change]) -> Iterator[Change]:
+    """The fewest of the cheapest changes that are enough together, where none is alone."""
+    options: dict[str, Any] = {}
+    taken: list[Change] = []
+    for change in (*_of_most(machine, args), *candidates):
+        options |= change.options
+        taken.append(change)
+        if _would_fit(machine, replace(args, **options), wish):
+            break
+    else:
+        return
+    for change in list(taken):  # what a later one made needless
+        rest = [other for other in taken if other is not change]
+        fewer: dict[str, Any] = {}
+        for other in rest:
+            fewer |= other.options
+        if _would_fit(machine, replace(args, **fewer), wish):
+            taken, options = rest, fewer
+    yield Change(options=options, cost="; ".join(dict.fromkeys(change.cost for change in taken)))
 
 
 def _would_fit(machine: Machine, args: EngineArgs, wish: Wish) -> bool:
@@ -142,7 +173,7 @@ def _would_fit(machine: Machine, args: EngineArgs, wish: Wish) -> bool:
 def _of_size(machine: Machine, args: EngineArgs, wish: Wish) -> Iterator[Change]:
     """More of the memory that is there."""
     needed, memory = machine.unlimited(args, wish), machine.capabilities
-    cost = "nothing but memory that is free now"
+    cost = FREE_MEMORY
     if args.num_gpu_blocks_override is not None:
         yield Change(options={"num_gpu_blocks_override": needed.cache_config.num_blocks}, cost=cost)
     elif args.kv_cache_memory_bytes is not None:
@@ -152,6 +183,16 @@ def _of_size(machine: Machine, args: EngineArgs, wish: Wish) -> Iterator[Change]
         share = math.ceil(100 * total / memory.total_memory) / 100
         if share <= LARGEST_SHARE:
             yield Change(options={"gpu_memory_utilization": share}, cost=cost)
+
+
+def _of_most(machine: Machine, args: EngineArgs) -> Iterator[Change]:
+    """All the memory that may be given, where the size of the cache is left to quire."""
+    if args.num_gpu_blocks_override is None and args.kv_cache_memory_bytes is None:
+        memory = machine.capabilities
+        free = math.floor(100 * memory.available_memory / memory.total_memory) / 100
+        share = min(LARGEST_SHARE, free)
+        if share > (args.gpu_memory_utilization or memory.default_memory_fraction):
+            yield Change(options={"gpu_memory_utilization": share}, cost=FREE_MEMORY)
 
 
 def _of_step(args: EngineArgs, wish: Wish) -> Iterator[Change]:
@@ -192,7 +233,7 @@ def _of_wish(machine: Machine, args: EngineArgs, wish: Wish) -> Iterator[Change]
     except ConfigError:
         return
     cache = config.cache_config
-    length = min(cache.num_blocks // wish.num_sequences * cache.block_size, machine.arch.max_position_embeddings)
+    length = min(cache.num_blocks // wish.num_sequences * cache.block_size, machine.longest)
     if 1 < length < wish.num_tokens and _would_fit(
         machine, replace(args, max_model_len=length), replace(wish, num_tokens=length)
     ):

@@ -13,7 +13,6 @@ from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
 from quire.errors import ConfigError
-from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
 PROCESS_BYTES = 300 << 20

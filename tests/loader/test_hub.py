@@ -179,6 +179,25 @@ def test_show_fetches_no_weights(machine: Machine, server: Hub) -> None:
     ] or (server.fetched("config.json") and not server.fetched("model.safetensors"))
 
 
+def test_a_plan_fetches_config_json_alone(machine: Machine, server: Hub) -> None:
+    status, out, err = machine.run("plan", NAME, "--json", "--memory", "8GiB")
+    assert status == 0, err
+    plan = json.loads(out)
+    assert (plan["model"], plan["fits"]) == (NAME, True)
+    assert server.fetched("config.json")
+    fetched = {path for method, path, _ in server.requests if method == "GET"}
+    assert not [path for path in fetched if path.endswith((".safetensors", "tokenizer.json"))]
+    here = json.loads(machine.run("plan", str(TINY), "--json", "--memory", "8GiB", HF_HUB_OFFLINE="1")[1])
+    assert {**plan, "model": None} == {**here, "model": None}
+
+
+def test_a_plan_for_a_model_that_quire_does_not_run_says_so(machine: Machine, server: Hub) -> None:
+    server.repositories[NAME]["config.json"] = json.dumps({"architectures": ["T5Model"], "model_type": "t5"}).encode()
+    status, out, err = machine.run("plan", NAME)
+    assert (status, out) == (2, "")
+    assert "T5Model" in err
+
+
 def test_an_interrupted_download_goes_on(machine: Machine, server: Hub) -> None:
     server.cut_after["model.safetensors"] = 12 << 20
     status, _, err = machine.run("pull", NAME)

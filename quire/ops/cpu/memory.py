@@ -19,15 +19,15 @@ from quire.utils.math import round_up
 HUGE_PAGE = 1 << 21
 TILE_ROWS = 32
 REGION = 1 << 30
-"""Bytes an arena grows by, at least: of addresses. Memory is what its pieces reach, and in one region they fill gaps."""
+"""Addresses that an arena takes at a time, at least. They cost memory only where its pieces are."""
 
 
 def zeros(num_bytes: int) -> Tensor:
     """uint8 zeros, committed when first touched; 64-byte aligned, 2 MiB when large, in huge pages if there are any.
 
     Huge pages raise the read bandwidth of a streamed weight by a fifth (a page walk per 4 KiB is what they save). They
-    must be asked for: `madvise` is the usual system setting. What does not fill one is in small pages, so that memory is
-    taken for no more than was asked.
+    must be asked for: `madvise` is the usual system setting. The rest, which does not fill one, is in small pages, so
+    that no more memory is taken than was asked for.
     """
     padding = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0
     region = mmap.mmap(-1, max(1, num_bytes) + padding, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
