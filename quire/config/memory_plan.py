@@ -15,7 +15,7 @@ from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shape
 from quire.errors import ConfigError
 from quire.utils.math import cdiv, round_up
 
-PROCESS_BYTES = 300 << 20
+PROCESS_BYTES = 240 << 20
 """The interpreter, torch and its libraries, as measured after import."""
 
 
@@ -169,12 +169,16 @@ def logprobs_bytes(arch: ModelArch, use: MemoryUse) -> int:
     """All rows of a full step report their candidates, and all of its prompts' tokens theirs."""
     candidates = min(use.max_logprobs, arch.vocab_size) + 1
     positions = use.max_num_seqs + use.max_num_batched_tokens
-    kept = max(use.max_num_seqs, PROMPT_LOGPROB_ROWS) * arch.vocab_size * 4
+    scored = PROMPT_LOGPROB_ROWS * arch.vocab_size * 4
+    scored *= 2 if scored <= HEAP_BYTES else 1
+    kept = max(use.max_num_seqs * arch.vocab_size * 4, scored)
     return kept + positions * (POSITION_BYTES + candidates * CANDIDATE_BYTES)
 
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt positions that are scored at a time."""
+HEAP_BYTES = 32 << 20
+"""Blocks up to this size may stay in the C library's heap when they are freed, and not be found for the next one."""
 CONTROLS_BYTES = 640 << 10
 """What the core holds for one request whose stop ids, biases and bad words are at their bounds (0.54 MiB measured)."""
 
