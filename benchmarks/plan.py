@@ -33,7 +33,15 @@ SHAPE = {
     "pad_token_id": None,
 }
 GPT2 = {"vocab_size": 50_257, "n_embd": 1024, "n_layer": 8, "n_head": 16, "n_positions": 8192}
-OPT = {**SHAPE, "ffn_dim": 4096, "max_position_embeddings": 8192}
+OPT = {
+    "vocab_size": 50_272,
+    "hidden_size": 1024,
+    "word_embed_proj_dim": 1024,
+    "ffn_dim": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 8192,
+}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     # name: family, configuration, dtype of the checkpoint
     "llama": ("llama", SHAPE, "bfloat16"),
@@ -170,7 +178,7 @@ def run_case(case: Case, directory: Path | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.plan", "--child", job]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{case.name} failed:\n{done.stderr}")
+        raise RuntimeError(f"{case.name} failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -169,16 +169,12 @@ def logprobs_bytes(arch: ModelArch, use: MemoryUse) -> int:
     """All rows of a full step report their candidates, and all of its prompts' tokens theirs."""
     candidates = min(use.max_logprobs, arch.vocab_size) + 1
     positions = use.max_num_seqs + use.max_num_batched_tokens
-    scored = PROMPT_LOGPROB_ROWS * arch.vocab_size * 4
-    scored *= 2 if scored <= HEAP_BYTES else 1
-    kept = max(use.max_num_seqs * arch.vocab_size * 4, scored)
+    kept = max(use.max_num_seqs, PROMPT_LOGPROB_ROWS) * arch.vocab_size * 4
     return kept + positions * (POSITION_BYTES + candidates * CANDIDATE_BYTES)
 
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt positions that are scored at a time."""
-HEAP_BYTES = 32 << 20
-"""Blocks up to this size may stay in the C library's heap when they are freed, and not be found for the next one."""
 CONTROLS_BYTES = 640 << 10
 """What the core holds for one request whose stop ids, biases and bad words are at their bounds (0.54 MiB measured)."""
 

@@ -39,6 +39,7 @@ def test_a_system_that_measures_nothing_says_nothing() -> None:
 def test_a_start_measures_its_weights_and_keeps_the_planned_blocks() -> None:
     with LLM(num_gpu_blocks_override=100, use_tqdm_on_load=False) as llm:
         executor, config = llm.engine.parts.core.executor, llm.engine.config
+        executor.worker.cache._thread.join()  # type: ignore[attr-defined]
         assert executor.determine_num_available_blocks() == 100 == config.cache_config.num_blocks
         measured, planned = llm.engine.parts.ledger.memory["weights"], config.memory_plan["weights"]
         assert abs(measured - planned) < 4 * MIB, "what Python and the allocator take meanwhile"
@@ -47,6 +48,7 @@ def test_a_start_measures_its_weights_and_keeps_the_planned_blocks() -> None:
 def test_a_wrong_plan_is_noticed_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     with LLM(num_gpu_blocks_override=100, use_tqdm_on_load=False) as llm:
         executor = llm.engine.parts.core.executor
+        executor.worker.cache._thread.join()  # type: ignore[attr-defined]
         wrong = {**llm.engine.config.memory_plan, "weights": 1 << 30}
         executor._config = replace(llm.engine.config, memory_plan=wrong)  # type: ignore[attr-defined]
         with caplog.at_level(logging.INFO):

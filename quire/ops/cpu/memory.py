@@ -21,6 +21,10 @@ TILE_ROWS = 32
 REGION = 1 << 30
 """Addresses that an arena takes at a time, at least. They cost memory only where its pieces are."""
 
+LARGE = 4 << 20
+"""Outputs of ops from this size on go back to the system when they end. In the heap a freed block of 16 MB is often not
+found again for the next one of the same size, and the process grows by several."""
+
 
 def zeros(num_bytes: int) -> Tensor:
     """uint8 zeros, committed when first touched; 64-byte aligned, 2 MiB when large, in huge pages if there are any.
@@ -104,8 +108,13 @@ _use = _Use()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory for an op's output: torch's, or the arena's while this thread records."""
-    return torch.empty(shape, dtype=dtype) if _use.arena is None else _use.arena.empty(shape, dtype)
+    """Memory for an op's output: the arena's while this thread records, the system's if large, else torch's."""
+    if _use.arena is not None:
+        return _use.arena.empty(shape, dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes >= LARGE:
+        return zeros(num_bytes).view(dtype).view(shape)
+    return torch.empty(shape, dtype=dtype)
 
 
 @contextmanager
