@@ -65,7 +65,8 @@ def _readable(part: Tensor) -> Iterator[Tensor]:
         return
     size = part.shape[1]
     room = zeros(min(ROWS_AT_A_TIME, part.shape[0]) * size * 4).view(torch.float32).view(-1, size)
-    for rows in part.split(ROWS_AT_A_TIME):
+    for start in range(0, part.shape[0], ROWS_AT_A_TIME):
+        rows = part[start : start + ROWS_AT_A_TIME]
         yield room[: rows.shape[0]].copy_(rows)
 
 
