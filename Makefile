@@ -13,7 +13,7 @@ EDITABLE := --no-build-isolation --config-settings=wheel.cmake=false --editable
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed native
-	$(BIN)/quire run --chat --stats "$(PROMPT)"
+	$(BIN)/quire run --stats "$(PROMPT)"
 
 test: setup
 	./tools/system_packages.sh chromium chromium "the tests of the console, which are skipped without it"
@@ -37,7 +37,7 @@ setup: $(VENV)/test-installed native-tests
 $(VENV)/installed: pyproject.toml Makefile
 	./tools/system_packages.sh c++ g++ "the native kernels, without which the slower reference ops serve"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) "$(TORCH)" cmake ninja "scikit-build-core>=0.10"
+	$(PIP) "$(TORCH)" cmake ninja "scikit-build-core>=1.1" "vcs-versioning>=2.3"
 	$(PIP) $(EDITABLE) .
 	touch $@
 

@@ -13,6 +13,7 @@ import time
 
 from quire.core.block_manager import BlockManager
 from quire.core.scheduler import Scheduler
+from quire.messages.kv import FullAttentionSpec, PageSpec
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.sampling_params import SamplingParams
@@ -21,9 +22,10 @@ from quire.sampling_params import SamplingParams
 def run(num_seqs: int, num_steps: int, prompt_len: int) -> list[float]:
     """Milliseconds of schedule + update for each step in which all sequences decode."""
     block_size = 32
+    page = PageSpec(num_kv_heads=1, head_size=64, dtype="bfloat16", block_size=block_size)
     blocks = num_seqs * -(-(prompt_len + num_steps + 2) // block_size)
     scheduler = Scheduler(
-        BlockManager(blocks, block_size, enable_prefix_caching=True),
+        BlockManager(blocks, [FullAttentionSpec(page=page)], max_chunk_tokens=2048, enable_prefix_caching=True),
         max_num_seqs=num_seqs,
         max_num_batched_tokens=max(2048, num_seqs),
         max_model_len=10**6,
@@ -55,7 +57,7 @@ def run(num_seqs: int, num_steps: int, prompt_len: int) -> list[float]:
 
 def null_result(plan: SchedulerOutputs, tokens: itertools.count[int]) -> ModelRunnerOutput:
     """One made-up token for each sequence that samples."""
-    return ModelRunnerOutput(token_ids=[[next(tokens) % 150_000] if samples else [] for samples in plan.samples])
+    return ModelRunnerOutput(token_ids=[[next(tokens) % 150_000] if count else [] for count in plan.num_draws])
 
 
 def main() -> None:

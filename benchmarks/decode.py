@@ -51,10 +51,8 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     args = parser.parse_args()
     llm = LLM(args.model, kv_cache_dtype=args.kv_cache_dtype, max_model_len=args.context + 2 * TOKENS)
-    arch = llm.engine.parts.config.model_config.arch
-    cache = llm.engine.parts.config.cache_config
-    specs = arch.kv_cache_specs(cache.block_size, cache.dtype, ops=llm.engine.parts.config.device_config.ops)
-    token_bytes = sum(spec.bytes_per_block for spec in specs) / cache.block_size
+    layout = llm.engine.parts.config.kv_layout
+    token_bytes = sum(layout.page.num_bytes * len(group.layers) for group in layout.groups) / layout.page.block_size
     prompts = {length: [7 * i % 1000 for i in range(length)] for length in (SHORT, args.context)}
     for prompt in prompts.values():
         ms_per_token(llm, prompt)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from quire.sampling_params import RequestOutputKind as RequestOutputKind
     from quire.sampling_params import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "AsyncLLMEngine": "quire.engine.async_llm_engine",
     "CompletionOutput": "quire.outputs",
@@ -39,6 +37,18 @@ _HOMES = {
 }
 
 __all__ = ["__version__", *_HOMES]
+
+
+def _version() -> str:
+    """The version that the build wrote down. A source tree that was never built or installed has none."""
+    try:
+        version: str = importlib.import_module("quire._version").version
+    except ModuleNotFoundError:
+        return "0.0"
+    return version
+
+
+__version__ = _version()
 
 
 def __getattr__(name: str) -> object:

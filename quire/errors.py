@@ -95,7 +95,7 @@ class PromptTooLong(RequestError):
         """The error for a prompt of `num_tokens` where the model takes `limit`, one of them kept for the answer."""
         return cls(
             f"This model's maximum context length is {limit} tokens, one of which is needed for the answer; the prompt "
-            f"has {num_tokens}. Shorten the prompt to {limit - 1} tokens or fewer, or start with a larger "
+            f"has {num_tokens}. Shorten the prompt to {counted(limit - 1, 'token')} or fewer, or start with a larger "
             "max_model_len if the model allows it.",
             num_tokens=num_tokens,
             limit=limit,
@@ -207,9 +207,9 @@ def _listed(begin: str, items: Iterable[object], end: str) -> Iterator[str]:
     yield end
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: 1 request, 2 requests."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
 
 
 def _tree(root: type[QuireError]) -> dict[str, type[QuireError]]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any, NoReturn, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from quire.config.args import EngineArgs
-from quire.config.foreign import METHODS, refuse_foreign
+from quire.config.foreign import METHODS, raise_no_attribute, refuse_foreign
 from quire.config.knobs import signature_of
 from quire.config.options import EngineOptions
 from quire.engine.input_processor import as_params
@@ -20,23 +23,19 @@ from quire.engine.receipt import Receipt, Transcript, receipt_of
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, counted, shown
 from quire.inputs import ChatMessage, PromptType, TokensPrompt
 from quire.log import get_logger
+from quire.observability.chrome_trace import Trace, chrome_trace, encoded
 from quire.observability.progress import generate_progress
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
-from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, load_chat_template
+from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, has_chat_template, load_chat_template
 from quire.tokenizer.chat import chat_prompt as render_chat
 from quire.tokenizer.tokenizer import Tokenizer
-from quire.utils.lazy import nearest
 
 log = get_logger(__name__)
 
 ParamsLike = SamplingParams | Mapping[str, Any]
 MessageLike = ChatMessage | Mapping[str, Any]
 """A plain dict is what type checkers make of a message that is written out."""
-
-
-class NotBuilt(UnsupportedFeature, AttributeError):
-    """A method of vLLM's `LLM` that quire does not have; `hasattr` says no."""
 
 
 class LLM:
@@ -180,6 +179,16 @@ class LLM:
             transcripts[-1].add(output)
         return receipt_of(self.engine.identity, transcripts)
 
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
+        """The last steps and their requests in Chrome's trace format; with `path`, also written there.
+
+        ui.perfetto.dev opens the file. It holds ids, counts and times, no text.
+        """
+        trace = chrome_trace(self.engine.parts.core.recording(), now=time.monotonic())
+        if path is not None:
+            Path(path).write_bytes(b"".join(encoded(trace)))
+        return trace
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
@@ -188,6 +197,11 @@ class LLM:
         if self.engine.tokenizer is None:
             raise UnsupportedFeature("this engine runs with skip_tokenizer_init=True", parameter="skip_tokenizer_init")
         return self.engine.tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` has a template to use: the model's own, or the one of `LLM(chat_template=...)`."""
+        return has_chat_template(self.engine.tokenizer, self.engine.config.model_config.chat_template)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults, from generation_config.json."""
@@ -201,10 +215,10 @@ class LLM:
         """Release model and cache; harmless when called again."""
         self.engine.close()
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in METHODS:
-            raise NotBuilt(f"LLM.{name} is not built: {METHODS[name]}", parameter=name)
-        raise AttributeError(f"'LLM' object has no attribute {name!r}{nearest(name, _public_names())}")
+    if not TYPE_CHECKING:  # type checkers refuse what is not there by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_no_attribute(self, name, METHODS)
 
     def __repr__(self) -> str:
         model = self.engine.config.model_config
@@ -274,10 +288,6 @@ def _log_warnings(outputs: Sequence[RequestOutput]) -> None:
         log.warning("%s%s", texts[0], more)
 
 
-def _public_names() -> list[str]:
-    return [name for name in vars(LLM) if not name.startswith("_")]
-
-
 def _llm_signature() -> inspect.Signature:
     """The options of `EngineArgs` as keywords, in the help of editors and notebooks."""
     options = signature_of(EngineArgs).parameters.values()
@@ -314,7 +324,7 @@ def _for_each(given: ParamsLike | Sequence[ParamsLike] | None, count: int) -> li
     if isinstance(given, (list, tuple)):
         if len(given) != count:
             raise InvalidParameter(
-                f"{len(given)} sampling_params for {count} prompts; give one for all or one for each",
+                f"{len(given)} sampling_params for {counted(count, 'prompt')}; give one for all or one for each",
                 parameter="sampling_params",
             )
         checked = []

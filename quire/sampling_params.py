@@ -14,7 +14,7 @@ from inspect import Signature, signature
 from numbers import Integral, Real
 from typing import Any
 
-from quire.errors import InvalidParameter, UnsupportedFeature, shown
+from quire.errors import InvalidParameter, UnsupportedFeature, counted, shown
 from quire.utils.lazy import nearest
 from quire.utils.unicode import check_unicode
 
@@ -69,7 +69,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on after the end-of-sequence token."""
     max_tokens: int | None = 16
-    """Upper limit of the output; None means as many as the context holds."""
+    """Upper limit of the output; None means as many as the context holds, and more than that is lowered to it."""
     min_tokens: int = 0
     """No end-of-sequence or stop token, and no stop string, before this many output tokens."""
     logprobs: int | None = None
@@ -206,7 +206,8 @@ def _check_length(name: str, value: object) -> None:
     if isinstance(value, str):
         _check_texts(name, (value,), bound)
     elif len(value) > bound.items:
-        raise InvalidParameter(f"{name} holds {len(value)} entries, the limit is {bound.items}", parameter=name)
+        held = counted(len(value), "entry", "entries")
+        raise InvalidParameter(f"{name} holds {held}, the limit is {bound.items}", parameter=name)
 
 
 def _check_texts(name: str, texts: Sequence[str], bound: Bound) -> None:

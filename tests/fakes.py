@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from quire.core.block_manager import BlockManager
 from quire.core.scheduler import Scheduler
 from quire.engine.quarantine import execute_guarded
+from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
 from quire.messages.output import EngineCoreOutput
 from quire.messages.request import AbortRequest, EngineCoreRequest
-from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
+from quire.messages.step import BlockChange, ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.sampling_params import SamplingParams
 
 VOCAB_SIZE = 50
@@ -32,77 +33,135 @@ def expected_tokens(prompt: list[int], branch: int, num_tokens: int) -> list[int
     return token_ids[len(prompt) :]
 
 
-class MemoryExecutor:
-    """Keeps a token in every slot of every block, and checks that each sequence finds its own past there."""
+def specs_of(block_size: int, windows: Sequence[int | None] = (None,)) -> list[KVCacheSpec]:
+    """A KV group for each window; None sees everything."""
+    page = PageSpec(num_kv_heads=1, head_size=8, dtype="float32", block_size=block_size)
+    return [
+        FullAttentionSpec(page=page) if window is None else SlidingWindowSpec(page=page, window=window)
+        for window in windows
+    ]
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+
+class MemoryExecutor:
+    """Keeps who wrote it in every slot of every page, and checks that each token finds all that it reads there."""
+
+    def __init__(self, num_blocks: int, block_size: int, windows: Sequence[int | None] = (None,)) -> None:
+        """A KV group for each window; None sees everything."""
         self.block_size = block_size
-        self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.windows = windows
+        self.slots: list[tuple[int, int, int] | None] = [None] * (num_blocks * block_size)
+        """(group, position, token)."""
+        self.requests: dict[str, EngineCoreRequest] = {}
         self.sequences: dict[int, NewSequenceData] = {}
+        self.token_ids: dict[int, list[int]] = {}
+        self.tables: dict[int, list[dict[int, int]]] = {}
+        """By sequence and group: index -> block, those that the worker was told of."""
+        self.lost: list[str] = []
+        """What sequences did not find; a failing step is run again, so an exception alone may go unseen."""
         self.fail_on: Callable[[str], bool] = lambda request_id: False
         self.num_steps = 0
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         self.num_steps += 1
         self._apply(plan)
-        if any(self.fail_on(self.sequences[i].request.request_id) for i in plan.seq_ids):
+        if any(self.fail_on(self.sequences[i].request_id) for i in plan.seq_ids):
             raise RuntimeError("poison")
         result = ModelRunnerOutput()
-        for seq_id, computed, count, samples in zip(
-            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.samples, strict=True
+        for seq_id, computed, count in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
         ):
-            seq = self.sequences[seq_id]
-            for position in range(computed, computed + count):
-                self.slots[self._slot(seq, position)] = seq.token_ids[position]
-            found = [self.slots[self._slot(seq, position)] for position in range(computed + count)]
-            assert found == seq.token_ids[: computed + count], f"{seq.request.request_id}/{seq.branch} lost its past"
-            assert samples == (computed + count == len(seq.token_ids))
-            result.token_ids.append(self._draw(seq) if samples else [])
+            self._write(self.sequences[seq_id], computed, count)
+        for seq_id, computed, count, num_draws in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.num_draws, strict=True
+        ):
+            seq, token_ids = self.sequences[seq_id], self.token_ids[seq_id]
+            self._read(seq, computed, count)
+            assert (num_draws > 0) == (computed + count == len(token_ids))
+            drawn = [next_token(token_ids, seq.branch + i) for i in range(num_draws)]
+            result.token_ids.append(drawn if num_draws == 1 else [])
+            if num_draws > 1:
+                result.forks[seq_id] = drawn
         return result
 
     def close(self) -> None:
         self.sequences.clear()
 
+    def _write(self, seq: NewSequenceData, computed: int, count: int) -> None:
+        for group, _ in enumerate(self.windows):
+            for position in range(computed, computed + count):
+                self.slots[self._slot(seq, group, position)] = group, position, self.token_ids[seq.seq_id][position]
+
+    def _read(self, seq: NewSequenceData, computed: int, count: int) -> None:
+        for group, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, computed - window + 1)
+            for position in range(first, computed + count):
+                found = self.slots[self._slot(seq, group, position)]
+                if found != (group, position, self.token_ids[seq.seq_id][position]):
+                    self.lost.append(f"{seq.request_id}/{seq.branch}: {found} at {position} in group {group}")
+                    raise AssertionError(self.lost[-1])
+
     def _apply(self, plan: SchedulerOutputs) -> None:
         for seq_id in plan.removed_seq_ids:
             self.sequences.pop(seq_id, None)
+            self.token_ids.pop(seq_id, None)
+        for request_id in plan.removed_request_ids:
+            self.requests.pop(request_id, None)
+        for request in plan.new_requests:
+            self.requests[request.request_id] = request
         for new in plan.new_sequences:
             self.sequences[new.seq_id] = new
-        for seq_id, (first, block_ids) in plan.new_block_ids.items():
-            self.sequences[seq_id].block_ids[first : first + len(block_ids)] = block_ids
+            self.token_ids[new.seq_id] = [*self.requests[new.request_id].prompt_token_ids, *new.output_token_ids]
+            self.tables[new.seq_id] = [{} for _ in self.windows]
+            self._learn(new.seq_id, new.block_ids)
+        for seq_id, (position, token_ids) in plan.new_token_ids.items():
+            self.token_ids[seq_id][position:] = token_ids
+        for seq_id, changes in plan.new_block_ids.items():
+            self._learn(seq_id, changes)
         for source, destination in plan.blocks_to_copy:
             size = self.block_size
             self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
 
-    def _draw(self, seq: NewSequenceData) -> list[int]:
-        drawn = [next_token(seq.token_ids, seq.branch + i) for i in range(seq.num_branches)]
-        seq.token_ids.append(drawn[0])
-        seq.num_branches = 1
-        return drawn
+    def _learn(self, seq_id: int, changes: list[BlockChange]) -> None:
+        for table, (first, block_ids) in zip(self.tables[seq_id], changes, strict=True):
+            table.update(enumerate(block_ids, first))
 
-    def _slot(self, seq: NewSequenceData, position: int) -> int:
-        return seq.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+    def _slot(self, seq: NewSequenceData, group: int, position: int) -> int:
+        block_id = self.tables[seq.seq_id][group][position // self.block_size]
+        return block_id * self.block_size + position % self.block_size
 
 
 class FakeCore:
     """A real scheduler and block manager over a `MemoryExecutor`; checks every invariant after each step."""
 
-    def __init__(self, *, num_blocks: int = 16, block_size: int = 4, **limits: Any) -> None:
-        self.blocks = BlockManager(
-            num_blocks, block_size, enable_prefix_caching=limits.pop("enable_prefix_caching", True)
-        )
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 16,
+        block_size: int = 4,
+        windows: Sequence[int | None] = (None,),
+        enable_prefix_caching: bool = True,
+        **limits: Any,
+    ) -> None:
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 32,
             "max_model_len": num_blocks * block_size,
             "max_chunk_tokens": 32,
         }
+        limits = {**defaults, **limits}
+        self.blocks = BlockManager(
+            num_blocks,
+            specs_of(block_size, windows),
+            max_chunk_tokens=limits["max_chunk_tokens"],
+            enable_prefix_caching=enable_prefix_caching,
+        )
         ticks = itertools.count()
-        self.scheduler = Scheduler(self.blocks, **{**defaults, **limits}, clock=lambda: float(next(ticks)))
-        self.executor = MemoryExecutor(num_blocks, block_size)
+        self.scheduler = Scheduler(self.blocks, **limits, clock=lambda: float(next(ticks)))
+        self.executor = MemoryExecutor(num_blocks, block_size, windows)
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], EngineCoreOutput] = {}
         self.last_plan = SchedulerOutputs()
+        self.known_requests: set[str] = set()
 
     def submit(self, request_id: str, prompt: list[int], *, max_tokens: int = 4, **fields: Any) -> None:
         params = SamplingParams(max_tokens=max_tokens, **{"temperature": 1.0, **fields.pop("params", {})})
@@ -122,7 +181,12 @@ class FakeCore:
 
     def step(self) -> list[EngineCoreOutput]:
         self.last_plan = plan = self.scheduler.schedule()
+        self.known_requests.difference_update(plan.removed_request_ids)
+        new = {request.request_id for request in plan.new_requests}
+        assert not self.known_requests & new, "a request crosses once"
+        self.known_requests |= new
         outputs = self.scheduler.update(plan, execute_guarded(self.executor, plan))
+        assert not self.executor.lost, self.executor.lost
         for output in outputs:
             key = (output.request_id, output.branch)
             assert key not in self.finished, f"{key} speaks after its end"
@@ -138,5 +202,8 @@ class FakeCore:
                 break
             self.step()
         assert not self.scheduler.has_work(), "requests did not finish"
+        self.scheduler.writer.begin()
+        self.executor.execute(self.scheduler.writer.end())
+        assert not self.executor.requests, "the worker keeps requests that have ended"
         pool = self.blocks.pool
         assert pool.num_free == pool.num_blocks, "blocks leaked"

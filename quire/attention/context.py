@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,16 @@ from quire.ops.functional import AttentionMetadata
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AttentionMetadata", "ForwardContext"]
+__all__ = ["AttentionMetadata", "ForwardContext", "GroupContext"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupContext:
+    """One step's view for the layers of one KV group, which share block tables."""
+
+    slot_mapping: Tensor
+    """[T] int64: block id * block size + slot, where each token's key and value go."""
+    attention: AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +29,8 @@ class ForwardContext:
 
     positions: Tensor
     """[T] int64: each token's position in its sequence."""
-    slot_mapping: Tensor
-    """[T] int64: block id * block size + slot, where each token's key and value go."""
-    attention: AttentionMetadata
-    kv_caches: list[Tensor]
-    """One per attention layer, as `ops.functional.allocate_kv_cache` made it."""
+    groups: Sequence[GroupContext]
+    group_of_layer: Mapping[int, int]
+    """Which of the groups each attention layer belongs to."""
+    kv_caches: Sequence[Tensor]
+    """One per attention layer, as `ops.functional.allocate_kv_cache` made it; layers of several groups share one."""

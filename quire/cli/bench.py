@@ -106,8 +106,7 @@ def _llm(args: argparse.Namespace) -> LLM:
     if args.input_len + args.output_len > limit:
         llm.close()
         raise ConfigError(
-            f"--input-len {args.input_len} and --output-len {args.output_len} exceed the context of {limit} tokens; "
-            "lower them"
+            f"--input-len {args.input_len} and --output-len {args.output_len} exceed the context, {limit}; lower them"
         )
     return llm
 

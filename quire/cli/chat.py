@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from quire.cli.conversation import Answerer
     from quire.llm import LLM
 
-DEFAULT_MAX_TOKENS = 512
 HINT = "/help lists the commands, Ctrl-D leaves"
 
 
@@ -89,7 +88,7 @@ def _converse(args: argparse.Namespace, model: str, answer: Answerer) -> int:
 
 
 def _in_process(args: argparse.Namespace, llm: LLM) -> Answerer:
-    params = sampling_params(args, llm.get_default_sampling_params(), DEFAULT_MAX_TOKENS)
+    params = sampling_params(args, llm.get_default_sampling_params(), None)
     ordinals = itertools.count()
 
     def answer(messages: list[ChatMessage], settings: Mapping[str, Any], write: Write) -> Answer:
@@ -110,7 +109,5 @@ def _served(args: argparse.Namespace) -> tuple[str, Answerer]:
         if option.name in vars(args) and option.name != "model":
             flag = option.name.replace("_", "-")
             raise ConfigError(f"--{flag} has no effect with --url; give it to `quire serve`")
-    if args.max_tokens is None:
-        args.max_tokens = DEFAULT_MAX_TOKENS
     served = Served(args, vars(args).get("model"))
     return served.model, served.chat

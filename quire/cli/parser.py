@@ -11,7 +11,7 @@ from quire import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP, with the API of OpenAI",
-    "run": "complete a prompt with a model, or open a chat with it",
+    "run": "answer or continue a prompt with a model, or open a chat with it",
     "chat": "talk to a model in the terminal",
     "pull": "download a model from the Hugging Face hub",
     "list": "list the models on this machine",
@@ -20,6 +20,7 @@ COMMANDS = {
     "rm": "delete downloaded models",
     "complete": "complete prompts with a model that is served",
     "run-batch": "answer a file of requests in OpenAI's batch format",
+    "trace": "save a trace of the last steps of a server, for ui.perfetto.dev",
     "replay": "give the answer of a receipt again, and say whether it is the same",
     "bench": "measure latency, throughput, start-up or a server",
     "completion": "print a script that completes commands and flags in a shell",

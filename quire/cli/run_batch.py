@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quire.server.settings import ServerSettings
 
 URLS = ("/v1/chat/completions", "/v1/completions")
-SETTINGS = ("served_model_name", "max_tokens_policy", "strict_params", "default_chat_template_kwargs", "max_body_size")
+SETTINGS = ("served_model_name", "strict_params", "default_chat_template_kwargs", "max_body_size")
 """What of the server's settings concerns requests that come from a file."""
 REQUESTS_PER_SEQUENCE = 2
 """Requests in progress per sequence that the engine runs at once: enough that it never waits for one."""
@@ -176,8 +176,9 @@ class _Batch:
             yield
         except OSError as error:
             raise OutputLost(
-                f"--output-file {self._output} cannot be written: {reason_of(error)}. {self._num_safe} replies are "
-                "safe in it. Make room, then --resume goes on from there."
+                f"--output-file {self._output} cannot be written: {reason_of(error)}. It holds "
+                f"{counted(self._num_safe, 'whole reply', 'whole replies')}. Make room, then --resume goes on from "
+                "there."
             ) from None
 
     async def _reply(self, app: Application, line: Line) -> tuple[dict[str, Any] | None, dict[str, int]]:

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn, TypeGuard
 
-from quire.errors import ConfigError, shown
-from quire.messages.kv import DTYPE_BYTES, SLOT_MULTIPLES, KVCacheSpec
+from quire.errors import ConfigError, counted, shown
+from quire.messages.kv import (
+    DTYPE_BYTES,
+    SLOT_MULTIPLES,
+    FullAttentionSpec,
+    KVCacheSpec,
+    KVLayout,
+    PageSpec,
+    SlidingWindowSpec,
+    kv_layout,
+)
 from quire.utils.lazy import nearest
 
 MAX_LAYERS = 10_000
@@ -157,18 +166,22 @@ class ModelArch:
         )
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
-        """What each attention layer needs of the KV cache, in the order of the layers, where `ops` serve."""
+        """What each attention layer keeps in the KV cache, in the order of the layers, where `ops` serve."""
+        page = PageSpec(
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            dtype=dtype,
+            block_size=block_size,
+            slot_multiple=SLOT_MULTIPLES[ops],
+        )
         return [
-            KVCacheSpec(
-                num_kv_heads=self.num_kv_heads,
-                head_size=self.head_size,
-                dtype=dtype,
-                block_size=block_size,
-                sliding_window=window,
-                slot_multiple=SLOT_MULTIPLES[ops],
-            )
+            FullAttentionSpec(page=page) if window is None else SlidingWindowSpec(page=page, window=window)
             for window in self.layer_windows
         ]
+
+    def kv_layout(self, block_size: int, dtype: str, *, ops: str) -> KVLayout:
+        """How the layers share the pages of the KV cache."""
+        return kv_layout(self.kv_cache_specs(block_size, dtype, ops=ops))
 
     def num_parameters(self) -> int:
         """Parameters of the model, tied ones counted once; exact for the families quire ships."""
@@ -424,7 +437,7 @@ def _window(keys: _Config) -> int | None:
 
 def _windows_from_types(keys: _Config, listed: object, window: int | None, num_layers: int) -> tuple[int | None, ...]:
     if not isinstance(listed, list) or len(listed) != num_layers:
-        keys.refuse("layer_types", listed, f"must list one type for each of the {num_layers} layers")
+        keys.refuse("layer_types", listed, f"must list one type per layer, for {counted(num_layers, 'layer')}")
     known: dict[object, int | None] = {"full_attention": None, "sliding_attention": window}
     for kind in listed:
         if not isinstance(kind, str) or kind not in known:

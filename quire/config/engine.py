@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arch import ModelArch
+from quire.messages.kv import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,13 @@ class CacheConfig:
     num_blocks: int
     enable_prefix_caching: bool
     dtype: str
+    num_groups: int
+    """KV groups of the model: a token takes a slot in a block of each."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens that fit."""
-        return self.block_size * self.num_blocks
+        return self.num_blocks // self.num_groups * self.block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,3 +199,9 @@ class QuireConfig:
     memory_plan: Mapping[str, int] = field(default_factory=dict)
     """Bytes by purpose."""
     choices: Mapping[str, Choice] = field(default_factory=dict)
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """How the layers share the pages of the KV cache."""
+        cache = self.cache_config
+        return self.model_config.arch.kv_layout(cache.block_size, cache.dtype, ops=self.device_config.ops)

@@ -14,7 +14,7 @@ from typing import Any
 from quire.config.arch import ModelArch
 from quire.config.args import EngineArgs
 from quire.config.engine import Capabilities, QuireConfig
-from quire.config.memory_plan import allowed_bytes, blocks_of_sequence
+from quire.config.memory_plan import allowed_bytes
 from quire.config.resolve import resolve
 from quire.errors import ConfigError
 
@@ -83,8 +83,8 @@ class Machine:
         """
         huge = replace(self.capabilities, total_memory=UNLIMITED, available_memory=UNLIMITED)
         first = replace(_without_size(args), num_gpu_blocks_override=1 << 30)
-        block_size = resolve(first, self.arch, huge, path=self.path, tokenizer_path=self.path).cache_config.block_size
-        num_blocks = wish.num_sequences * blocks_of_sequence(wish.num_tokens, block_size)
+        endless = resolve(first, self.arch, huge, path=self.path, tokenizer_path=self.path)
+        num_blocks = wish.num_sequences * _most_blocks(endless, wish.num_tokens)
         sized = replace(first, num_gpu_blocks_override=num_blocks)
         return resolve(sized, self.arch, huge, path=self.path, tokenizer_path=self.path)
 
@@ -106,7 +106,7 @@ def wished(args: EngineArgs, wish: Wish) -> EngineArgs:
 def fits(config: QuireConfig, wish: Wish) -> bool:
     """Whether the wish runs with this configuration, and no sequence is preempted for want of memory."""
     cache = config.cache_config
-    needed = wish.num_sequences * blocks_of_sequence(wish.num_tokens, cache.block_size)
+    needed = wish.num_sequences * _most_blocks(config, wish.num_tokens)
     return (
         needed <= cache.num_blocks
         and wish.num_tokens <= config.model_config.max_model_len
@@ -117,9 +117,12 @@ def fits(config: QuireConfig, wish: Wish) -> bool:
 def max_concurrency(config: QuireConfig, num_tokens: int) -> int:
     """Sequences of a length that run at once."""
     cache = config.cache_config
-    return min(
-        config.scheduler_config.max_num_seqs, cache.num_blocks // blocks_of_sequence(num_tokens, cache.block_size)
-    )
+    return min(config.scheduler_config.max_num_seqs, cache.num_blocks // _most_blocks(config, num_tokens))
+
+
+def _most_blocks(config: QuireConfig, num_tokens: int) -> int:
+    """KV blocks that a sequence of a length holds at most."""
+    return config.kv_layout.most_blocks(num_tokens, config.scheduler_config.max_chunk_tokens)
 
 
 def max_context(machine: Machine, args: EngineArgs) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from quire.errors import UnsupportedFeature, shown
+from quire.utils.lazy import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +155,90 @@ CALL: Mapping[str, Foreign] = {
     "chat_template_content_format": Foreign("a template is given what it asks for.", ("auto",)),
     "priority": Foreign("requests are served in the order in which they came.", (None, 0)),
     "tokenization_kwargs": Foreign("give token ids as the prompt to tokenise in another way.", (None,)),
+    "arrival_time": Foreign("a request arrives when it is added.", (None,)),
+    "trace_headers": Foreign("a server traces requests: --otlp-traces-endpoint.", (None,)),
+    "data_parallel_rank": Foreign("there is one engine; start several servers behind a balancer.", (None, 0)),
 }
-"""Keywords of `LLM.generate` and `LLM.chat`."""
+"""Keywords of `generate`, `chat` and `add_request`."""
 
-METHODS: Mapping[str, str] = {
+_CLOSE = "close() frees the memory; an engine starts again within seconds."
+_NO_SLEEP = "there is no sleep; an engine starts within seconds."
+_KEPT_WEIGHTS = "weights are those of the checkpoint, as long as the engine lives. Start another engine with others."
+_NO_PAUSE = "keep requests back in your program; drain() takes no new ones."
+_STATISTICS = "last_stats has the numbers of the last step; a server has them at /metrics and /v1/stats."
+_ALL_ENGINES = {
     **dict.fromkeys(("classify", "embed", "encode", "reward", "score"), _POOLING),
+    **dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"), _LORA),
+    **dict.fromkeys(("reset_encoder_cache", "reset_mm_cache"), _MEDIA),
     "apply_model": _CODE,
-    "beam_search": "SamplingParams(n=...) samples several answers from one prefill.",
     "collective_rpc": _DEVICES,
-    "get_metrics": "a server has them at /metrics and /v1/stats.",
-    "llm_engine": "the engine is the attribute `engine`.",
-    "set_tokenizer": "give LLM(tokenizer=...) a directory or a hub id.",
-    "sleep": "close() frees the memory; an engine starts again within seconds.",
+    "is_sleeping": _NO_SLEEP,
+    "release_kv_cache_memory": _CLOSE,
+    "sleep": _CLOSE,
     "start_profile": "receipts and x-quire-why of a server tell where time went; py-spy profiles a process.",
     "stop_profile": "nothing is profiled.",
-    "wake_up": "there is no sleep; an engine starts within seconds.",
+    "wake_up": _NO_SLEEP,
+}
+METHODS: Mapping[str, str] = {
+    **_ALL_ENGINES,
+    **dict.fromkeys(("enqueue", "enqueue_chat"), "LLMEngine.add_request queues a request, and step() runs it."),
+    "beam_search": "SamplingParams(n=...) samples several answers from one prefill.",
+    "get_metrics": "a server has them at /metrics and /v1/stats.",
+    "get_world_size": "quire runs on one device.",
+    "llm_engine": "the engine is the attribute `engine`.",
+    "set_tokenizer": "give LLM(tokenizer=...) a directory or a hub id.",
+    "wait_for_completion": "generate() returns when all is finished; LLMEngine.step() runs one step.",
 }
 """Methods of vLLM's `LLM` that quire does not have, and what to do instead."""
+
+ENGINE_METHODS: Mapping[str, str] = {
+    **_ALL_ENGINES,
+    **dict.fromkeys(("do_log_stats", "get_metrics"), _STATISTICS),
+    **dict.fromkeys(("get_supported_tasks", "supported_tasks"), _POOLING),
+    **dict.fromkeys(("get_vllm_config", "model_config", "vllm_config"), "the configuration is the attribute `config`."),
+    **dict.fromkeys(("get_weight_version", "set_weight_version"), _KEPT_WEIGHTS),
+    "from_vllm_config": "use from_engine_args(EngineArgs(...)).",
+    "get_tokenizer": "the tokenizer is the attribute `tokenizer`.",
+    "shutdown": "use close().",
+}
+"""Methods and attributes of vLLM's `LLMEngine` that quire does not have, and what to do instead."""
+
+ASYNC_ENGINE_METHODS: Mapping[str, str] = {
+    **ENGINE_METHODS,
+    **dict.fromkeys(("is_running", "is_stopped"), "use state, errored and why_dead."),
+    **dict.fromkeys(("is_paused", "pause_generation", "resume_generation"), _NO_PAUSE),
+    **dict.fromkeys(("checkpoint_prepare", "checkpoint_restore", "compute_weight_checksums"), _KEPT_WEIGHTS),
+    "add_request": "generate() adds a request and streams its outputs.",
+    "check_admission": "check_room() refuses what may not wait.",
+    "check_health": "use state, errored and why_dead; wait_ready() raises what kept the engine from starting.",
+    "dead_error": "use why_dead.",
+    "from_vllm_config": "use from_engine_args(EngineArgs(...)), or launch() for a core in a process of its own.",
+    "get_model_config": "the configuration is the attribute `config`.",
+    "get_num_queued_tokens": "num_queued and num_unfinished count requests.",
+    "handle_fault": "launch() replaces a core that ends.",
+    "is_tracing_enabled": "a server traces requests: --otlp-traces-endpoint.",
+    "log_stats": _STATISTICS,
+    "scale_elastic_ep": _DEVICES,
+    "wait_for_requests_to_drain": "drain() takes no new requests; num_unfinished counts those that are left.",
+}
+"""Methods and attributes of vLLM's `AsyncLLM` that quire does not have, and what to do instead."""
+
+
+class NotBuilt(UnsupportedFeature, AttributeError):
+    """A method or attribute of vLLM's that quire does not have; `hasattr` says no."""
+
+
+def raise_no_attribute(owner: object, name: str, not_built: Mapping[str, str]) -> NoReturn:
+    """Answer for an attribute that an object does not have.
+
+    Raises: NotBuilt for one of vLLM's; AttributeError with the nearest name for any other.
+    """
+    kind = type(owner)
+    if name in not_built:
+        raise NotBuilt(f"{kind.__name__}.{name} is not built: {not_built[name]}", parameter=name)
+    known = [each for each in dir(kind) if not each.startswith("_")]
+    raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{nearest(name, known)}")
+
 
 SHORT_MEANINGS = {
     "-n": " Here -n is vLLM's --nnodes. The length of an answer is set by --max-tokens (-n) of `quire run`, or by each "

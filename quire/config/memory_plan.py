@@ -12,7 +12,8 @@ from quire.config.activations import activation_bytes, step_logits_bytes
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
-from quire.errors import ConfigError
+from quire.errors import ConfigError, counted
+from quire.messages.kv import KVLayout
 from quire.utils.math import cdiv, round_up
 
 PROCESS_BYTES = 240 << 20
@@ -75,8 +76,13 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     """The plan of an engine with so many KV blocks."""
     weights = weight_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
     weights += 0 if arch.rope is None else use.max_model_len * arch.rope.rotary_dim * 4
-    kv_cache = num_blocks * bytes_per_block(arch, use.block_size, use.kv_cache_dtype, ops=use.ops)
-    workspace, logits, logprobs = workspace_bytes(arch, use), logits_bytes(arch, use), logprobs_bytes(arch, use)
+    layout = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops)
+    kv_cache = num_blocks * layout.block_bytes
+    workspace, logits, logprobs = (
+        workspace_bytes(arch, use, len(layout.groups)),
+        logits_bytes(arch, use),
+        logprobs_bytes(arch, use),
+    )
     requests = use.max_num_seqs * controls_bytes(arch.vocab_size) + num_blocks * host_bytes_per_block(use.block_size)
     loading = loading_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
     return MemoryPlan(
@@ -92,16 +98,6 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
 
 
 # -- KV cache -------------------------------------------------------------------------------------------------
-
-
-def bytes_per_block(arch: ModelArch, block_size: int, dtype: str, *, ops: str) -> int:
-    """Bytes of one block over all layers."""
-    return sum(spec.bytes_per_block for spec in arch.kv_cache_specs(block_size, dtype, ops=ops))
-
-
-def blocks_of_sequence(num_tokens: int, block_size: int) -> int:
-    """Blocks that a sequence of a length holds at most."""
-    return cdiv(num_tokens, block_size)
 
 
 HOST_BYTES_OF_BLOCK = 480
@@ -121,12 +117,12 @@ SCRATCH = 2 << 20
 """What a kernel works with in one thread, in whole huge pages, where it follows from no size below."""
 
 
-def workspace_bytes(arch: ModelArch, use: MemoryUse) -> int:
+def workspace_bytes(arch: ModelArch, use: MemoryUse, num_groups: int) -> int:
     """Activations of a full step, scratch of the kernels, and the tables that a step reads."""
     activations = activation_bytes(arch, use.dtype, use.max_num_batched_tokens, ops=use.ops)
-    block_table = use.max_num_seqs * blocks_of_sequence(use.max_model_len, use.block_size) * 4
-    arrays = use.max_num_batched_tokens * 24 + use.max_num_seqs * 16
-    return activations + _scratch_bytes(arch, use) + block_table + arrays
+    block_tables = num_groups * use.max_num_seqs * cdiv(use.max_model_len, use.block_size) * 4
+    arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
+    return activations + _scratch_bytes(arch, use) + block_tables + arrays
 
 
 def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
@@ -227,22 +223,27 @@ def parts_text(plan: MemoryPlan) -> str:
     return ", ".join(f"{name} {gib(size)}" for name, size in plan.as_dict().items() if size)
 
 
-def check_longest_fits(num_blocks: int, block_size: int, max_model_len: int, block_bytes: int) -> None:
-    """A single sequence of the longest length must fit, or it could never finish.
+def check_longest_fits(layout: KVLayout, num_blocks: int, max_model_len: int, max_chunk_tokens: int) -> None:
+    """A single sequence of the longest length must fit, in chunks of a block at most, or it could never finish.
 
     Raises: ConfigError with the numbers and both remedies.
     """
-    if num_blocks == 0:
+    block_size, num_groups = layout.page.block_size, len(layout.groups)
+    chunk = min(block_size, max_chunk_tokens)
+    longest = layout.longest(num_blocks, chunk, max_model_len)
+    if longest == 0:
+        each = "" if num_groups == 1 else f" in each of {num_groups} groups of layers"
         raise ConfigError(
-            f"the KV cache has no room for a single block of {block_size} tokens, which takes {gib(block_bytes)}. "
+            f"the KV cache has no room for a single block of {counted(block_size, 'token')}{each}, which takes "
+            f"{gib(num_groups * layout.block_bytes)}. "
             "Lower block_size, or give the cache more (kv_cache_memory_bytes, gpu_memory_utilization)."
         )
-    needed = blocks_of_sequence(max_model_len, block_size)
-    if num_blocks < needed:
+    if longest < max_model_len:
+        needed = layout.most_blocks(max_model_len, chunk) * layout.block_bytes
         raise ConfigError(
-            f"the KV cache holds {num_blocks * block_size} tokens ({num_blocks} blocks of {block_size}), less than one "
-            f"sequence of max_model_len={max_model_len}. Lower max_model_len to {num_blocks * block_size}, or give the "
-            f"cache {gib(needed * block_bytes)} (kv_cache_memory_bytes={needed * block_bytes})."
+            f"the KV cache holds {counted(longest, 'token')} of a sequence ({counted(num_blocks, 'block')} of "
+            f"{block_size}), less than one sequence of max_model_len={max_model_len}. Lower max_model_len to "
+            f"{longest}, or give the cache {gib(needed)} (kv_cache_memory_bytes={needed})."
         )
 
 

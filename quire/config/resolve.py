@@ -25,8 +25,6 @@ from quire.config.json_file import read_json_object
 from quire.config.memory_plan import (
     MemoryPlan,
     MemoryUse,
-    blocks_of_sequence,
-    bytes_per_block,
     check_longest_fits,
     check_memory,
     gib,
@@ -35,11 +33,13 @@ from quire.config.memory_plan import (
     plan_memory,
 )
 from quire.errors import ConfigError, InvalidParameter, shown
-from quire.messages.kv import DTYPE_BYTES
+from quire.messages.kv import DTYPE_BYTES, KVLayout
 from quire.sampling_params import SamplingParams
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+SMALL_CHUNK = 256
+"""Prompts are computed so many tokens at a time, if need be, rather than that the context is shortened."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What of generation_config.json changes sampling; `max_new_tokens` is taken as max_tokens."""
@@ -96,8 +96,7 @@ def resolve(
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
     )
-    cache, max_model_len, plan = _resolve_memory(args, arch, capabilities, choices, use)
-    chunk = args.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+    cache, scheduler, max_model_len, plan = _resolve_memory(args, arch, capabilities, choices, use, scheduler)
     return QuireConfig(
         model_config=ModelConfig(
             model=args.model or EMBEDDED,
@@ -116,11 +115,7 @@ def resolve(
             eos_token_ids=_eos_token_ids(arch, {**generation, **args.override_generation_config}),
         ),
         cache_config=cache,
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            max_chunk_tokens=min(chunk, scheduler.max_num_batched_tokens),
-        ),
+        scheduler_config=scheduler,
         device_config=device,
         quant_config=QuantConfig(method=args.quantization),
         load_config=LoadConfig(load_format=args.load_format, show_progress=args.use_tqdm_on_load),
@@ -180,7 +175,8 @@ def _resolve_scheduler(args: EngineArgs, choices: _Choices) -> SchedulerConfig:
             f"max_num_batched_tokens ({tokens}) is less than max_num_seqs ({max_num_seqs}): a step could not give "
             f"every sequence its token. Raise the first to {max_num_seqs} or lower the second to {tokens}."
         )
-    return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens, max_chunk_tokens=tokens)
+    chunk = min(args.long_prefill_token_threshold or tokens, tokens)
+    return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens, max_chunk_tokens=chunk)
 
 
 def _resolve_max_model_len(args: EngineArgs, arch: ModelArch, choices: _Choices) -> int:
@@ -200,18 +196,24 @@ def _max_logprobs(args: EngineArgs, arch: ModelArch) -> int:
 
 
 def _resolve_memory(
-    args: EngineArgs, arch: ModelArch, capabilities: Capabilities, choices: _Choices, use: MemoryUse
-) -> tuple[CacheConfig, int, MemoryPlan]:
-    """Blocks of the KV cache, and the context length if memory had to shorten it."""
+    args: EngineArgs,
+    arch: ModelArch,
+    capabilities: Capabilities,
+    choices: _Choices,
+    use: MemoryUse,
+    scheduler: SchedulerConfig,
+) -> tuple[CacheConfig, SchedulerConfig, int, MemoryPlan]:
+    """Blocks of the KV cache; the limits of a step and the context length, if memory had to lower them."""
     block_size, max_model_len = use.block_size, use.max_model_len
-    block_bytes = bytes_per_block(arch, block_size, use.kv_cache_dtype, ops=use.ops)
+    layout = arch.kv_layout(block_size, use.kv_cache_dtype, ops=use.ops)
+    block_bytes = layout.block_bytes
     if args.num_gpu_blocks_override is not None:
         num_blocks, reason = args.num_gpu_blocks_override, "given"
     elif args.kv_cache_memory_bytes is not None:
         num_blocks, reason = args.kv_cache_memory_bytes // block_bytes, "kv_cache_memory_bytes"
     else:
         fraction = args.gpu_memory_utilization or capabilities.default_memory_fraction
-        most_useful = use.max_num_seqs * blocks_of_sequence(max_model_len, block_size)
+        most_useful = use.max_num_seqs * layout.most_blocks(max_model_len, scheduler.max_chunk_tokens)
         num_blocks = plan_blocks(
             capabilities,
             plan_memory(arch, use, 0),
@@ -223,19 +225,33 @@ def _resolve_memory(
             "max_num_seqs full sequences" if num_blocks == most_useful else f"{fraction:.0%} of memory, less the rest"
         )
     choices.made["num_blocks"] = Choice(num_blocks, f"{reason}: {gib(num_blocks * block_bytes)}")
-    if args.max_model_len is None and 0 < num_blocks * block_size < max_model_len:
-        max_model_len = num_blocks * block_size
+    longest = layout.longest(num_blocks, min(SMALL_CHUNK, scheduler.max_chunk_tokens), max_model_len)
+    if args.max_model_len is None and 0 < longest < max_model_len:
+        max_model_len = longest
         choices.made["max_model_len"] = Choice(max_model_len, "all that the KV cache holds")
     plan = plan_memory(arch, replace(use, max_model_len=max_model_len), num_blocks)
     check_memory(plan, capabilities)
-    check_longest_fits(num_blocks, block_size, max_model_len, block_bytes)
+    check_longest_fits(layout, num_blocks, max_model_len, scheduler.max_chunk_tokens)
     cache = CacheConfig(
         block_size=block_size,
         num_blocks=num_blocks,
         enable_prefix_caching=args.enable_prefix_caching,
         dtype=use.kv_cache_dtype,
+        num_groups=len(layout.groups),
     )
-    return cache, max_model_len, plan
+    return cache, _fit_chunks(layout, num_blocks, scheduler, max_model_len, choices), max_model_len, plan
+
+
+def _fit_chunks(
+    layout: KVLayout, num_blocks: int, scheduler: SchedulerConfig, max_model_len: int, choices: _Choices
+) -> SchedulerConfig:
+    """Chunks of a size with which the longest sequence fits: what a window holds grows with them."""
+    chunk = layout.largest_chunk(num_blocks, max_model_len, scheduler.max_chunk_tokens)
+    if chunk == scheduler.max_chunk_tokens:
+        return scheduler
+    reason = f"with larger ones {num_blocks} blocks would not hold a sequence of {max_model_len} tokens"
+    choices.made["max_chunk_tokens"] = Choice(chunk, reason)
+    return replace(scheduler, max_chunk_tokens=chunk)
 
 
 def _read_generation_config(args: EngineArgs, path: Path) -> Mapping[str, Any]:

@@ -1,121 +1,164 @@
-"""Which blocks hold which sequence: match a prefix, allocate, append, fork, copy on write, free.
+"""Which blocks hold which sequence: match a prefix, allocate, append, fork, copy on write, trim, free.
 
-Pairs as everywhere: `can_x` is pure; `x` does it or raises. Full blocks of different sequences are shared by reference;
-a partly filled block is shared only between forks, until one of them writes.
+Pairs as everywhere: `can_x` is pure; `x` does it or raises. A sequence has a block table in each KV group; what a group
+needs and when it gives blocks back is known to its manager (`kv_groups`). All groups take their blocks from one pool.
+Full blocks of different sequences are shared by reference; a partly filled block is shared only between forks, until
+one of them writes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from itertools import cycle
+
 from quire.core.block_pool import BlockPool
+from quire.core.block_table import NULL_BLOCK, BlockTable
+from quire.core.kv_groups import MANAGERS, Find, GroupManager
 from quire.core.sequence import Sequence
+from quire.messages.kv import KVCacheSpec
 from quire.utils.hashing import block_hash, root_hash
-from quire.utils.math import cdiv
 
 
 class BlockManager:
     """Block tables of all sequences over one pool."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, engine_digest: bytes = b""
+        self,
+        num_blocks: int,
+        specs: Many[KVCacheSpec],
+        *,
+        max_chunk_tokens: int,
+        enable_prefix_caching: bool,
+        engine_digest: bytes = b"",
     ) -> None:
-        """`engine_digest` goes into every hash: blocks of engines that compute otherwise have other hashes."""
-        self.pool = BlockPool(num_blocks)
+        """One spec for each KV group. `max_chunk_tokens` is the most that a sequence computes in one step.
+
+        `engine_digest` goes into every hash: blocks of engines that compute otherwise have other hashes.
+        """
+        self.pool = BlockPool(num_blocks, len(specs))
+        self.groups: list[GroupManager] = [
+            MANAGERS[type(spec)](spec, self.pool, max_chunk_tokens=max_chunk_tokens) for spec in specs
+        ]
+        self._trimming = [index for index, group in enumerate(self.groups) if group.trims]
         self.engine_digest = engine_digest
-        self.block_size = block_size
+        self.block_size = specs[0].page.block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
-    def match_prefix(self, seq: Sequence) -> list[int]:
-        """The cached blocks that hold the longest prefix of the sequence, its last token never included."""
-        if not self.reads_cache(seq):
-            return []
-        matched: list[int] = []
-        for index in range((seq.num_tokens - 1) // self.block_size):
-            block_id = self.pool.find(*self._content(seq, index))
-            if block_id is None:
+    def match_prefix(self, seq: Sequence) -> list[list[int]]:
+        """By group, the cached blocks of the longest prefix that all groups accept, its last token never included."""
+        matched: list[list[int]] = [[] for _ in self.groups]
+        length = (seq.num_tokens - 1) // self.block_size if self.reads_cache(seq) else 0
+        num_agreeing = 0
+        for index in cycle(range(len(self.groups))):
+            if length == 0 or num_agreeing == len(self.groups):
                 break
-            matched.append(block_id)
-        return matched
+            matched[index] = self.groups[index].match(self._finder(seq, index), length)
+            num_agreeing = num_agreeing + 1 if len(matched[index]) == length else 1
+            length = len(matched[index])
+        return [block_ids[:length] for block_ids in matched]
 
-    def can_allocate(self, seq: Sequence, matched: list[int]) -> bool:
+    def can_allocate(self, seq: Sequence, matched: list[list[int]]) -> bool:
         """Whether all tokens the sequence has now would fit, its matched prefix taken from the cache."""
-        from_free = sum(self.pool.is_free(block_id) for block_id in matched)
-        return cdiv(seq.num_tokens, self.block_size) - len(matched) + from_free <= self.pool.num_free
+        held = [block_id for block_ids in matched for block_id in block_ids if block_id != NULL_BLOCK]
+        from_free = sum(self.pool.is_free(block_id) for block_id in held)
+        return self.most_blocks(seq) - len(held) + from_free <= self.pool.num_free
 
-    def allocate_prefix(self, seq: Sequence, matched: list[int]) -> None:
+    def most_blocks(self, seq: Sequence) -> int:
+        """Blocks that the sequence holds at most while the tokens it has now are computed."""
+        return sum(group.most_blocks(seq.num_tokens) for group in self.groups)
+
+    def allocate_prefix(self, seq: Sequence, matched: list[list[int]]) -> None:
         """Start a sequence that has no blocks on its matched prefix."""
-        assert not seq.block_ids, seq
-        seq.num_shared_blocks = sum(not self.pool.is_free(block_id) for block_id in matched)
-        for block_id in matched:
-            self.pool.share(block_id)
-        seq.block_ids = list(matched)
-        seq.num_hashed_blocks = len(matched)
-        seq.num_computed_tokens = len(matched) * self.block_size
+        assert not seq.tables, seq
+        seq.tables = [self._shared_table(block_ids) for block_ids in matched]
+        seq.num_hashed_blocks = len(matched[0])
+        seq.num_computed_tokens = len(matched[0]) * self.block_size
         if self.reads_cache(seq):
             self.num_queried_tokens += seq.num_tokens
             self.num_hit_tokens += seq.num_computed_tokens
 
     def num_needed(self, seq: Sequence, num_new_tokens: int) -> int:
         """Blocks to allocate before the next `num_new_tokens` of the sequence can be computed."""
-        needed = cdiv(seq.num_computed_tokens + num_new_tokens, self.block_size) - len(seq.block_ids)
-        return needed + 1 if seq.last_block_shared and self._must_copy(seq) else needed
+        computed = seq.num_computed_tokens
+        tables = zip(self.groups, seq.tables, strict=True)
+        return sum(group.needed(table, computed, computed + num_new_tokens) for group, table in tables)
 
     def can_append(self, seq: Sequence, num_new_tokens: int) -> bool:
         """Whether `append` would succeed."""
+        if seq.num_computed_tokens + num_new_tokens <= seq.num_writable_tokens:
+            return True
         return self.num_needed(seq, num_new_tokens) <= self.pool.num_free
 
-    def append(self, seq: Sequence, num_new_tokens: int) -> tuple[int, int] | None:
-        """Make room for the next tokens. Gives the (source, destination) of a copy that must run first, if any."""
-        copy = None
-        if self._must_copy(seq):
-            source, destination = seq.block_ids[-1], self.pool.allocate()
-            seq.block_ids[-1] = destination
-            self.pool.release(source)
-            copy = (source, destination)
-        seq.last_block_shared = False
-        for _ in range(cdiv(seq.num_computed_tokens + num_new_tokens, self.block_size) - len(seq.block_ids)):
-            seq.block_ids.append(self.pool.allocate())
-        return copy
+    def append(self, seq: Sequence, num_new_tokens: int) -> list[tuple[int, int]] | None:
+        """Make room for the next tokens. Gives the (source, destination) of copies that must run first.
+
+        None if the tables stay as they are.
+        """
+        num_tokens = seq.num_computed_tokens + num_new_tokens
+        if num_tokens <= seq.num_writable_tokens:
+            return None
+        copies: list[tuple[int, int]] = []
+        for group, table in zip(self.groups, seq.tables, strict=True):
+            copies += group.append(table, seq.num_computed_tokens, num_tokens)
+        seq.num_writable_tokens = self.block_size * min(len(table.block_ids) for table in seq.tables)
+        return copies
 
     def share_blocks(self, parent: Sequence, child: Sequence) -> None:
         """Give a forked child its references; whoever writes first to a shared partial block copies it."""
-        for block_id in child.block_ids:
-            self.pool.share(block_id)
-        if parent.num_computed_tokens % self.block_size:
-            parent.last_block_shared = child.last_block_shared = True
+        for table in child.tables:
+            for block_id in table.held:
+                self.pool.share(block_id)
+        parent.num_writable_tokens = child.num_writable_tokens = 0
 
-    def remember_full_blocks(self, seq: Sequence) -> None:
-        """Index the blocks of the sequence that have become full."""
-        if not self.enable_prefix_caching:
-            return
-        for index in range(seq.num_hashed_blocks, seq.num_computed_tokens // self.block_size):
-            self.pool.remember(seq.block_ids[index], *self._content(seq, index))
-            seq.num_hashed_blocks = index + 1
+    def retire(self, seq: Sequence) -> None:
+        """Tokens of the sequence were computed: index the blocks that are full now, free those that are read no more.
+
+        The step that computed them must have ended: it reads what is freed here.
+        """
+        if self.enable_prefix_caching:
+            for index in range(seq.num_hashed_blocks, seq.num_computed_tokens // self.block_size):
+                content = self._content(seq, index)
+                for group, table in enumerate(seq.tables):
+                    self.pool.remember(table.block_ids[index], group, *content)
+                seq.num_hashed_blocks = index + 1
+        for group in self._trimming:
+            self.groups[group].trim(seq.tables[group], seq.num_computed_tokens)
 
     def free(self, seq: Sequence) -> None:
-        """Give all blocks of the sequence back, its last ones to be evicted first."""
-        for block_id in reversed(seq.block_ids):
-            self.pool.release(block_id)
-        seq.block_ids = []
+        """Give all blocks of the sequence back."""
+        for group, table in zip(self.groups, seq.tables, strict=False):  # it has no tables while it waits
+            group.free(table)
+        seq.tables = []
         seq.num_hashed_blocks = 0
-        seq.num_shared_blocks = 0
+        seq.num_writable_tokens = 0
         seq.num_computed_tokens = 0
-        seq.last_block_shared = False
 
     def reads_cache(self, seq: Sequence) -> bool:
         """Whether what others have computed may serve this sequence."""
         return self.enable_prefix_caching and seq.group.request.sampling_params.reads_prefix_cache
 
-    def _must_copy(self, seq: Sequence) -> bool:
-        return seq.last_block_shared and self.pool.blocks[seq.block_ids[-1]].ref_count > 1
+    def _shared_table(self, block_ids: list[int]) -> BlockTable:
+        """A table of cached blocks, with a reference to each."""
+        table = BlockTable(block_ids, num_trimmed=block_ids.count(NULL_BLOCK))
+        num_used = sum(not self.pool.is_free(block_id) for block_id in table.held)
+        for block_id in table.held:
+            self.pool.share(block_id)
+        table.num_shared = table.num_trimmed + num_used
+        return table
+
+    def _finder(self, seq: Sequence, group: int) -> Find:
+        return lambda index: self.pool.find(group, *self._content(seq, index))
 
     def _content(self, seq: Sequence, index: int) -> tuple[bytes, bytes, tuple[int, ...]]:
-        """(hash, parent's hash, tokens) of a full block of the sequence."""
-        size = self.block_size
-        tokens = tuple(seq.token_ids[index * size : (index + 1) * size])
-        salt = seq.group.request.cache_salt
-        parent = seq.block_hashes[index - 1] if index else root_hash(self.engine_digest, salt)
-        if index == len(seq.block_hashes):
-            seq.block_hashes.append(block_hash(parent, tokens))
-        return seq.block_hashes[index], parent, tokens
+        """(hash, parent's hash, tokens) of a full block of the sequence, the same in every group."""
+        size, hashes = self.block_size, seq.block_hashes
+        while len(hashes) <= index:
+            first = len(hashes) * size
+            hashes.append(block_hash(self._parent(seq, len(hashes)), seq.token_ids[first : first + size]))
+        return hashes[index], self._parent(seq, index), tuple(seq.token_ids[index * size : (index + 1) * size])
+
+    def _parent(self, seq: Sequence, index: int) -> bytes:
+        """The hash of the block before."""
+        return seq.block_hashes[index - 1] if index else root_hash(self.engine_digest, seq.group.request.cache_salt)

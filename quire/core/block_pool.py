@@ -17,17 +17,20 @@ class Block:
 
     block_id: int
     ref_count: int = 0
+    group: int = 0
+    """The KV group whose keys and values it holds, while it is in that group's index."""
     content: tuple[bytes, bytes, tuple[int, ...]] | None = None
-    """(hash, parent's hash, tokens) while the block is in the index."""
+    """(hash, parent's hash, tokens) while it is in the index."""
 
 
 class BlockPool:
-    """A fixed number of blocks."""
+    """A fixed number of blocks, any of which any KV group can use."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._index: dict[bytes, int] = {}
+        self._indexes: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        """By group: equal tokens have other keys and values in other layers."""
         self.num_shared = 0
         """Blocks with more than one reference."""
         self.num_evictable = 0
@@ -46,7 +49,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks whose content can be found by hash, referenced or not."""
-        return len(self._index)
+        return sum(map(len, self._indexes))
 
     def allocate(self) -> int:
         """Take the least recently used free block and forget its content; the caller holds one reference.
@@ -87,27 +90,29 @@ class BlockPool:
             else:
                 self.num_evictable += 1
 
-    def find(self, content_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]) -> int | None:
-        """The block with this content. Tokens and parent are compared too: a colliding hash is a miss."""
-        block_id = self._index.get(content_hash)
+    def find(self, group: int, content_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]) -> int | None:
+        """The group's block with this content. Tokens and parent are compared too: a colliding hash is a miss."""
+        block_id = self._indexes[group].get(content_hash)
         if block_id is None or self.blocks[block_id].content != (content_hash, parent_hash, token_ids):
             return None
         return block_id
 
-    def remember(self, block_id: int, content_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]) -> None:
-        """Put a full block into the index, unless a block with this hash is there already."""
-        block = self.blocks[block_id]
+    def remember(
+        self, block_id: int, group: int, content_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]
+    ) -> None:
+        """Put a full block into its group's index, unless a block with this hash is there already."""
+        block, index = self.blocks[block_id], self._indexes[group]
         assert block.ref_count > 0, f"block {block_id} is free and cannot be indexed"
-        if content_hash not in self._index and block.content is None:
-            self._index[content_hash] = block_id
-            block.content = (content_hash, parent_hash, token_ids)
+        if content_hash not in index and block.content is None:
+            index[content_hash] = block_id
+            block.group, block.content = group, (content_hash, parent_hash, token_ids)
 
     def forget_all(self) -> None:
-        """Empty the index: nothing cached can be found any more.
+        """Empty all indexes: nothing cached can be found any more.
 
         Blocks that become empty are taken again before those never used, whose memory may not even be there yet.
         """
-        for block_id in list(self._index.values()):
+        for block_id in self._cached():
             self._forget(self.blocks[block_id])
             if block_id in self._free:
                 self._free.move_to_end(block_id, last=False)
@@ -121,16 +126,20 @@ class BlockPool:
             assert block.ref_count >= 0, block
             assert (block.ref_count == 0) == (block.block_id in self._free), block
             if block.content is not None:
-                assert self._index.get(block.content[0]) == block.block_id, block
+                assert self._indexes[block.group].get(block.content[0]) == block.block_id, block
             if holders is not None:
                 assert block.ref_count == holders.get(block.block_id, 0), (block, holders.get(block.block_id, 0))
-        assert all(self.blocks[i].content is not None for i in self._index.values())
-        assert len(set(self._index.values())) == len(self._index)
+        cached = self._cached()
+        assert all(self.blocks[i].content is not None for i in cached)
+        assert len(set(cached)) == len(cached)
         assert self.num_shared == sum(block.ref_count > 1 for block in self.blocks)
-        assert self.num_evictable == sum(self.blocks[i].ref_count == 0 for i in self._index.values())
+        assert self.num_evictable == sum(self.blocks[i].ref_count == 0 for i in cached)
+
+    def _cached(self) -> list[int]:
+        return [block_id for index in self._indexes for block_id in index.values()]
 
     def _forget(self, block: Block) -> None:
         if block.content is not None:
-            del self._index[block.content[0]]
+            del self._indexes[block.group][block.content[0]]
             block.content = None
             self.num_evictable -= block.ref_count == 0

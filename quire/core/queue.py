@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from quire.core.sequence import Sequence
+from quire.core.timeline import Waits
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,8 @@ class Tenant:
     """Requests that are not finished."""
     left_at: float = 0.0
     """Work done for all tenants when its last request ended."""
+    waits: Waits = field(default_factory=Waits)
+    """Why its queue stands still."""
 
 
 class RequestQueue:

@@ -10,8 +10,10 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from quire.core.block_table import BlockTable
 from quire.messages.request import EngineCoreRequest, RequestProgress
-from quire.messages.stats import Constraint, RequestEffort, RequestStats
+from quire.messages.stats import RequestEffort, RequestStats
+from quire.messages.step import BlockChange
 
 if TYPE_CHECKING:
     from quire.core.queue import Tenant
@@ -30,18 +32,18 @@ class Sequence:
 
     __slots__ = (
         "block_hashes",
-        "block_ids",
         "branch",
         "group",
-        "last_block_shared",
-        "num_blocks_sent",
+        "is_known",
         "num_computed_tokens",
         "num_hashed_blocks",
-        "num_shared_blocks",
         "num_to_fork",
+        "num_tokens_sent",
+        "num_writable_tokens",
         "seq_id",
         "served_at",
         "status",
+        "tables",
         "token_ids",
     )
 
@@ -53,19 +55,20 @@ class Sequence:
         """Prompt and output."""
         self.status = SequenceStatus.WAITING
         self.num_computed_tokens = 0
-        self.block_ids: list[int] = []
+        self.tables: list[BlockTable] = []
+        """Its blocks, by KV group; empty while it waits."""
         self.block_hashes: list[bytes] = []
-        """Hashes of the leading full blocks, as far as they were needed; kept over preemption."""
+        """Hashes of the leading full blocks, as far as needed; the same in all groups, kept over preemption."""
         self.num_hashed_blocks = 0
-        """Leading blocks of `block_ids` that are in the prefix index (or duplicates of such)."""
-        self.num_shared_blocks = 0
-        """Leading blocks that another sequence had before."""
-        self.last_block_shared = False
-        """A fork may share the partly filled last block: copy it before writing."""
+        """Leading blocks that are in the prefix index (or duplicates of such)."""
+        self.num_writable_tokens = 0
+        """Up to so many tokens can be computed as the tables are: they have blocks, and nobody else has those."""
         self.num_to_fork = 1
         """Branches to draw when the prompt is complete."""
-        self.num_blocks_sent = -1
-        """Blocks of the table that the worker knows; -1 while it does not know the sequence."""
+        self.is_known = False
+        """Whether the worker knows it."""
+        self.num_tokens_sent = 0
+        """Tokens that the worker knows."""
         self.served_at = 0
         """The last step with several active tenants that computed some of it."""
 
@@ -85,17 +88,20 @@ class Sequence:
     @property
     def num_own_blocks(self) -> int:
         """Blocks that nobody else had before."""
-        return len(self.block_ids) - self.num_shared_blocks
+        return sum(table.num_own for table in self.tables)
+
+    def unsent_blocks(self) -> list[BlockChange]:
+        """What the worker does not know of each table yet; from now on it does."""
+        return [table.unsent() for table in self.tables]
 
     def fork(self, seq_id: int, branch: int) -> Sequence:
         """A new branch with the same tokens and state; the caller shares the blocks."""
         child = Sequence(seq_id, self.group, branch, list(self.token_ids))
         child.status = self.status
         child.num_computed_tokens = self.num_computed_tokens
-        child.block_ids = list(self.block_ids)
+        child.tables = [table.fork() for table in self.tables]
         child.block_hashes = list(self.block_hashes)
         child.num_hashed_blocks = self.num_hashed_blocks
-        child.num_shared_blocks = len(child.block_ids)
         child.served_at = self.served_at
         return child
 
@@ -115,7 +121,6 @@ class SequenceGroup:
         "request_id",
         "sequences",
         "stats",
-        "steps_before",
         "stop_reasons",
         "tenant",
     )
@@ -134,11 +139,9 @@ class SequenceGroup:
         self.sequences: dict[int, Sequence] = {}
         """Live branches by branch number."""
         progress = request.progress or RequestProgress()
-        self.stats = progress.stats or RequestStats(arrived_at=request.arrived_at)
+        self.stats = progress.stats or RequestStats(received_at=request.received_at, arrived_at=request.arrived_at)
         self.effort = progress.effort or RequestEffort()
         self.effort_is_news = False
-        self.steps_before: dict[Constraint, int] = {}
-        """The scheduler's count of steps, by what bound them, when it was queued."""
         self.num_cached_tokens = progress.num_cached_tokens
         """Prompt tokens found in the prefix cache when first scheduled; -1 before."""
         self.num_prompt_logprobs = progress.num_prompt_logprobs

@@ -31,7 +31,7 @@ class Totals:
         if plan.num_batched_tokens:
             bound = 1 << (plan.num_batched_tokens - 1).bit_length()
             self.steps_by_tokens[bound] = self.steps_by_tokens.get(bound, 0) + 1
-        self.num_generation_tokens += sum(map(len, result.token_ids))
+        self.num_generation_tokens += sum(map(len, result.token_ids)) + sum(map(len, result.forks.values()))
 
     def add_first_token(self, stats: RequestStats) -> None:
         """Count a request's first token."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.config.knobs import knob, read_knobs
-from quire.errors import EngineOverloaded
+from quire.errors import EngineOverloaded, counted
 from quire.utils.math import cdiv, keeps_share
 
 
@@ -95,13 +95,13 @@ class Admission:
 
         held = self._all
         if not keeps(limits.max_queued_requests, own.num_requests, held.num_requests, num_requests):
-            raise self._overloaded(f"{held.num_requests} requests", "--max-queued-requests", tenant)
+            raise self._overloaded(counted(held.num_requests, "request"), "--max-queued-requests", tenant)
         alone = not own.num_requests
         if not alone and not keeps(limits.max_queued_sequences, own.num_sequences, held.num_sequences, num_sequences):
-            raise self._overloaded(f"{held.num_sequences} sequences", "--max-queued-sequences", tenant)
+            raise self._overloaded(counted(held.num_sequences, "sequence"), "--max-queued-sequences", tenant)
         alone = not own.num_tokens
         if not alone and not keeps(limits.max_queued_tokens, own.num_tokens, held.num_tokens, num_tokens):
-            raise self._overloaded(f"prompts of {held.num_tokens} tokens", "--max-queued-tokens", tenant)
+            raise self._overloaded(f"prompts of {counted(held.num_tokens, 'token')}", "--max-queued-tokens", tenant)
 
     def enter(self, request_id: str, tenant: str = "", num_sequences: int = 1) -> None:
         """Let a request in.
@@ -147,6 +147,6 @@ class Admission:
         seconds = max(1, round(self._clock() - oldest.entered_at)) if oldest is not None else 1
         share = f", and {len(self._tenants)} keys share it" if len(self._tenants) > 1 else ""
         return EngineOverloaded(
-            f"{what} are waiting already, which is the limit ({flag}){share}; try again in {seconds} s",
+            f"the queue is full: it holds {what} ({flag}){share}; try again in {seconds} s",
             retry_after=seconds,
         )

@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.foreign import ASYNC_ENGINE_METHODS, raise_no_attribute, refuse_foreign
 from quire.engine.admission import Admission, AdmissionLimits
 from quire.engine.front_startup import FrontParts, load_front
 from quire.engine.identity import Identity
@@ -43,7 +44,8 @@ from quire.inputs import PromptType
 from quire.log import get_logger
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest
-from quire.messages.stats import StepStats, continued
+from quire.messages.stats import Activity, StepStats, continued
+from quire.observability.chrome_trace import Trace, chrome_trace
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
@@ -54,6 +56,10 @@ log = get_logger(__name__)
 MAX_TOKENS_CHECKED_HERE = 1024
 """Tokenised prompts up to this length are checked in the event loop, since handing them to a thread takes as long. The
 server tokenises in a thread of its own and hands in token ids."""
+
+
+RECORDING_TIMEOUT_S = 5
+"""So long a core may take to say what its flight recorder holds."""
 
 
 class EngineState(StrEnum):
@@ -269,14 +275,32 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         *,
         tenant: str = "",
+        received_at: float = 0.0,
+        lora_request: None = None,
+        tokenization_kwargs: None = None,
+        trace_headers: None = None,
+        priority: int = 0,
+        data_parallel_rank: None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, the last one with `finished`. Leaving the loop aborts the request.
 
-        Tenants, the API keys of a server, share the engine evenly.
+        Tenants, the API keys of a server, share the engine evenly. `received_at` is when the request came in, by
+        `time.monotonic()`, if that was before this call. The keywords after it are vLLM's, and only their defaults are
+        taken.
 
         Raises: RequestError, EngineOverloaded or EngineUnavailable before the first output; EngineDeadError when the
         engine stops; RequestQuarantined when it stops again and again because of this request.
         """
+        refuse_foreign(
+            {
+                "lora_request": lora_request,
+                "tokenization_kwargs": tokenization_kwargs,
+                "trace_headers": trace_headers,
+                "priority": priority,
+                "data_parallel_rank": data_parallel_rank,
+            }
+        )
+        received_at = received_at or time.monotonic()
         request_id = uuid.uuid4().hex if request_id is None else request_id
         check_request_id(request_id, self._streams)
         self._check_open()
@@ -288,7 +312,7 @@ class AsyncLLMEngine:
         try:
             if not self._settled.is_set():
                 await self.wait_ready()
-            request = await self._process(stream.core_id, prompt, params, tenant)
+            request = await self._process(stream.core_id, prompt, params, tenant, received_at)
             self._check_alive()
             self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
             self._start(stream, request)
@@ -328,6 +352,40 @@ class AsyncLLMEngine:
         if self._core is not None:  # a core that is yet to come has nothing to forget
             await asyncio.wrap_future(self._core.call("reset_prefix_cache"))
 
+    def activity(self, tenant: str) -> asyncio.Future[Activity] | None:
+        """What a tenant's requests do in the core, as it will be between two steps; None while there is no core.
+
+        Request ids are the core's: that of `generate`, then `#` and a number; from a core process with `FRONT:` before.
+        """
+        return None if self._core is None else asyncio.wrap_future(self._core.activity(tenant))
+
+    async def recording(self) -> bytes:
+        """The records of the core's last steps and requests, for `chrome_trace`.
+
+        Raises: EngineDeadError; EngineUnavailable while there is no core, and when a step keeps it from answering.
+        """
+        self._check_alive()
+        self._bind()
+        if self._core is None:
+            raise EngineUnavailable(
+                "there is no engine process now; the trace of one that ended is in a file, which the log names",
+                retry_after=1,
+            )
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._core.call("recording")), RECORDING_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineUnavailable(
+                f"the engine has not answered for {RECORDING_TIMEOUT_S} s: it answers between two steps", retry_after=1
+            ) from None
+
+    async def trace(self) -> Trace:
+        """The last steps and requests as a trace in Chrome's JSON format, which ui.perfetto.dev opens.
+
+        Raises: EngineDeadError, EngineUnavailable.
+        """
+        memory = await self.recording()
+        return await self._work.run(partial(chrome_trace, memory, now=time.monotonic()))
+
     def drain(self) -> None:
         """Take nothing new; what is here goes on to its end."""
         self._draining = True
@@ -346,6 +404,11 @@ class AsyncLLMEngine:
             self._core.close()
         self._die(EngineDeadError("the engine was closed"))
         self._work.close()
+
+    if not TYPE_CHECKING:  # type checkers refuse what is not there by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_no_attribute(self, name, ASYNC_ENGINE_METHODS)
 
     def __enter__(self) -> AsyncLLMEngine:
         return self
@@ -380,16 +443,16 @@ class AsyncLLMEngine:
         self._loop = loop
 
     async def _process(
-        self, core_id: str, prompt: PromptType, params: SamplingParams | None, tenant: str
+        self, core_id: str, prompt: PromptType, params: SamplingParams | None, tenant: str, received_at: float
     ) -> ProcessedRequest:
         """Check and complete a request: in a thread, unless the thread would cost more than the work."""
         process = self._parts.input_processor.process
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
         has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
-            return process(core_id, prompt, params, tenant)
+            return process(core_id, prompt, params, tenant, received_at)
         try:
-            return await self._work.run(process, core_id, prompt, params, tenant)
+            return await self._work.run(process, core_id, prompt, params, tenant, received_at)
         except EngineUnavailable:
             self._check_alive()
             raise

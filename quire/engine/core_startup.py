@@ -17,7 +17,7 @@ from quire.config.memory_plan import gib
 from quire.config.resolve import resolve
 from quire.engine.engine_core import EngineCore
 from quire.engine.identity import Identity, check_unchanged, identity_of
-from quire.errors import CheckpointError, ConfigError
+from quire.errors import CheckpointError, ConfigError, counted
 from quire.executor.base import create_executor
 from quire.loader.hub import resolve_model
 from quire.log import get_logger
@@ -145,19 +145,19 @@ def load_core(
 def _report(config: QuireConfig, ledger: Ledger) -> None:
     model, cache, device = config.model_config, config.cache_config, config.device_config
     log.info(
-        "model %s %s max_model_len=%d on %s with %s ops, %d threads",
+        "model %s %s max_model_len=%d on %s with %s ops, %s",
         model.model,
         model.dtype,
         model.max_model_len,
         device.device_type,
         device.ops,
-        device.num_threads,
+        counted(device.num_threads, "thread"),
     )
     log.info(
-        "memory plan %s; kv cache %d tokens in %d blocks",
+        "memory plan %s; kv cache %d tokens in %s",
         ", ".join(f"{name} {gib(size)}" for name, size in config.memory_plan.items()),
         cache.num_tokens,
-        cache.num_blocks,
+        counted(cache.num_blocks, "block"),
     )
     if device.ops == "reference":
         log.warning("reference ops: %s", config.choices["ops"].reason)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 
 from quire.config.engine import QuireConfig
+from quire.core.activity import activity_of
 from quire.core.block_manager import BlockManager
 from quire.core.scheduler import Scheduler
 from quire.engine.identity import Identity, identity_of
@@ -13,9 +15,10 @@ from quire.engine.quarantine import execute_guarded
 from quire.executor.base import Executor
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
-from quire.messages.stats import StepStats
+from quire.messages.stats import Activity, StepStats
 from quire.messages.step import SchedulerOutputs
 from quire.observability.console import StatusLine
+from quire.observability.flight_recorder import FlightRecorder
 
 
 class EngineCore:
@@ -35,11 +38,14 @@ class EngineCore:
         """What it computes."""
         self.log_stats = config.observability_config.log_stats
         interval_s = config.observability_config.log_stats_interval_s
+        self.on_quarantine: Callable[[], None] = lambda: None
+        """Called when a request has failed by a fault that may be the engine's."""
         self._status = StatusLine(interval_s, clock) if self.log_stats and interval_s else None
         self.scheduler = Scheduler(
             BlockManager(
                 cache.num_blocks,
-                cache.block_size,
+                [group.spec for group in config.kv_layout.groups],
+                max_chunk_tokens=limits.max_chunk_tokens,
                 enable_prefix_caching=cache.enable_prefix_caching,
                 engine_digest=self.identity.digest,
             ),
@@ -69,12 +75,18 @@ class EngineCore:
         plan = self.scheduler.schedule()  # 1. decide
         result = execute_guarded(self.executor, plan)  # 2. compute
         outputs = self.scheduler.update(plan, result)  # 3. learn
+        if any(not failure.is_request_fault for failure in result.errors.values()):
+            self.on_quarantine()
         stats = self.scheduler.stats(plan) if self.log_stats else None
         return EngineCoreOutputs(outputs=outputs, stepped_at=self.scheduler.stepped_at, stats=stats)
 
     def stats(self) -> StepStats | None:
         """How full the engine is between steps; None when statistics are off."""
         return self._totals() if self.log_stats else None
+
+    def activity(self, tenant: str) -> Activity:
+        """What a tenant's requests do now, for people who watch; bounded."""
+        return activity_of(self.scheduler, tenant)
 
     def report(self) -> None:
         """Log a status line if one is due; for loops that step while others watch."""
@@ -83,6 +95,14 @@ class EngineCore:
 
     def _totals(self) -> StepStats:
         return self.scheduler.stats(SchedulerOutputs())
+
+    def record_in(self, memory: mmap.mmap) -> None:
+        """Keep the flight recorder's records in memory that others can read; before the first request."""
+        self.scheduler.timelines.recorder = FlightRecorder(memory)
+
+    def recording(self) -> bytes:
+        """The records of the last steps and requests, for `chrome_trace`."""
+        return self.scheduler.timelines.recorder.snapshot()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""

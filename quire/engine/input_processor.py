@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 from quire.config.engine import QuireConfig
-from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, shown
+from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, counted, shown
 from quire.inputs import PromptType
 from quire.messages.request import EngineCoreRequest
 from quire.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams, checked_names, read_integer
@@ -58,12 +58,18 @@ class InputProcessor:
         return SamplingParams(**self.config.model_config.generation_defaults)
 
     def process(
-        self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, tenant: str = ""
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        tenant: str = "",
+        received_at: float = 0.0,
     ) -> ProcessedRequest:
-        """Check and complete one request of a tenant.
+        """Check and complete one request of a tenant; it came in at `received_at`, or now.
 
         Raises: RequestErrors naming the field, the numbers and the remedy.
         """
+        received_at = received_at or self.clock()
         params = self.default_params if params is None else params
         text, token_ids, salt = self._parse(prompt)
         if token_ids is None:
@@ -82,6 +88,7 @@ class InputProcessor:
             allowed_tokens=allowed,
             cache_salt=salt,
             tenant=tenant,
+            received_at=received_at,
             arrived_at=self.clock(),
         )
         return ProcessedRequest(core, text, (*params.warnings, *warnings))
@@ -194,8 +201,8 @@ class InputProcessor:
             self._check_ids(name, getattr(params, name) or ())
         if params.n > limits.max_num_seqs:
             raise InvalidParameter(
-                f"n={params.n} exceeds the {limits.max_num_seqs} sequences the engine runs at once; lower n or raise "
-                "max_num_seqs",
+                f"n={params.n} exceeds {counted(limits.max_num_seqs, 'sequence')}, all that the engine runs at once; "
+                "lower n or raise max_num_seqs",
                 parameter="n",
             )
         for name in ("logprobs", "prompt_logprobs"):
@@ -203,8 +210,8 @@ class InputProcessor:
             count = model.arch.vocab_size if asked == -1 else asked
             if count is not None and count > model.max_logprobs:
                 raise InvalidParameter(
-                    f"{name}={asked} asks for {count} candidates per position, the limit is {model.max_logprobs}; "
-                    "lower it or start with a larger max_logprobs (-1: no limit)",
+                    f"{name}={asked} asks for {counted(count, 'candidate')} per position, the limit is "
+                    f"{model.max_logprobs}; lower it or start with a larger max_logprobs (-1: no limit)",
                     parameter=name,
                 )
         for name, wants_text in (("stop", bool(params.stop_strings)), ("bad_words", bool(params.bad_words))):
@@ -215,18 +222,26 @@ class InputProcessor:
                 )
 
     def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> tuple[int, list[str]]:
-        """How long the output may get, and a warning where the context cuts what was asked for."""
-        room = self.config.model_config.max_model_len - num_prompt_tokens
+        """How long the output may get, and a warning where the context has less room than was asked for.
+
+        `max_tokens` is a bound, and the context is another one: the lower one holds, for every way in. So the warning
+        names no field: each API has its own name for it.
+        """
+        limit = self.config.model_config.max_model_len
+        room = limit - num_prompt_tokens
         if params.min_tokens > room:
             raise InvalidParameter(
-                f"min_tokens={params.min_tokens} cannot be reached: the context leaves room for {room} tokens after a "
-                f"prompt of {num_prompt_tokens}",
+                f"min_tokens={params.min_tokens} cannot be reached: the context leaves room for "
+                f"{counted(room, 'token')} after a prompt of {num_prompt_tokens}",
                 parameter="min_tokens",
             )
         if params.max_tokens is None:
             return room, []
         if params.max_tokens > room:
-            return room, [f"max_tokens {params.max_tokens} lowered to {room}, all that the context leaves"]
+            return room, [
+                f"the answer can have {counted(room, 'token')}, not {params.max_tokens}: the prompt takes "
+                f"{num_prompt_tokens} of the {limit} tokens of the context"
+            ]
         return params.max_tokens, []
 
     def _draw_seed(self) -> int:

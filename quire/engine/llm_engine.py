@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.config.args import EngineArgs
+from quire.config.foreign import ENGINE_METHODS, raise_no_attribute, refuse_foreign
 from quire.engine.input_processor import as_params, check_request_id
 from quire.engine.startup import EngineParts, start
 from quire.errors import InvalidParameter, shown
@@ -47,11 +48,27 @@ class LLMEngine:
         request_id: str,
         prompt: PromptType,
         params: SamplingParams | Mapping[str, Any] | None = None,
+        arrival_time: None = None,
+        lora_request: None = None,
+        tokenization_kwargs: None = None,
+        trace_headers: None = None,
+        priority: int = 0,
     ) -> None:
         """Validate and queue a request.
 
+        What follows `params` is vLLM's, and only the defaults are taken.
+
         Raises: RequestError; nothing has happened then.
         """
+        refuse_foreign(
+            {
+                "arrival_time": arrival_time,
+                "lora_request": lora_request,
+                "tokenization_kwargs": tokenization_kwargs,
+                "trace_headers": trace_headers,
+                "priority": priority,
+            }
+        )
         check_request_id(request_id, self.parts.output_processor)
         request = self.parts.input_processor.process(request_id, prompt, as_params(params))
         self.parts.output_processor.add(request)
@@ -95,6 +112,11 @@ class LLMEngine:
     def close(self) -> None:
         """Release model and cache; harmless when called again."""
         self.parts.core.close()
+
+    if not TYPE_CHECKING:  # type checkers refuse what is not there by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_no_attribute(self, name, ENGINE_METHODS)
 
     def __enter__(self) -> LLMEngine:
         return self

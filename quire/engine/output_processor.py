@@ -5,12 +5,13 @@ One path for streaming and not: the text of a finished request is the concatenat
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 
 from quire.engine.input_processor import ProcessedRequest
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
-from quire.messages.stats import RequestEffort, RequestStats
+from quire.messages.stats import Phase, RequestEffort, RequestStats
 from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from quire.sampling_params import RequestOutputKind
 from quire.tokenizer.detokenizer import Detokenizer
@@ -44,6 +45,8 @@ class _State:
     effort: RequestEffort = field(default_factory=RequestEffort)
     num_cached_tokens: int = 0
     failure: Failure | None = None
+    ended_at: float = 0.0
+    """When its last branch ended."""
 
 
 class OutputProcessor:
@@ -70,14 +73,15 @@ class OutputProcessor:
             branches=[self._new_branch(request) for _ in range(params.n)],
             num_unfinished=params.n,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
-            stats=RequestStats(arrived_at=request.core.arrived_at),
+            stats=RequestStats(received_at=request.core.received_at, arrived_at=request.core.arrived_at),
+            effort=RequestEffort(phase_at=request.core.arrived_at),
         )
 
     def so_far(self, request_id: str) -> EngineCoreRequest:
         """The request with its progress, for a core that has never heard of it."""
         state = self._states[request_id]
-        state.effort.num_replays += 1
         request = state.request.core
+        state.effort = _lost(state.effort, state.stats.last_token_at)
         live = {i: branch.token_ids for i, branch in enumerate(state.branches) if branch.finish_reason is None}
         started = any(branch.token_ids or branch.finish_reason is not None for branch in state.branches)
         num_prompt_logprobs = 0
@@ -98,6 +102,7 @@ class OutputProcessor:
         state = self._states.pop(request_id, None)
         if state is None:
             return None
+        state.ended_at = time.monotonic()
         running = [index for index, branch in enumerate(state.branches) if branch.finish_reason is None]
         for index in running:
             self._finish(state, state.branches[index], FinishReason.ABORT, None)
@@ -172,6 +177,7 @@ class OutputProcessor:
             branch.new_text += detokenizer.append(token_ids)
             stopped = detokenizer.stop_reason is not None
         if stopped or output.finish_reason is not None:
+            state.ended_at = stepped_at
             self._finish(state, branch, output.finish_reason, output.stop_reason)
         return stopped
 
@@ -223,7 +229,7 @@ class OutputProcessor:
             state.num_cached_tokens,
             core.seed,
             self._metrics(state) if finished else None,
-            state.effort if finished else None,
+            state.effort.ended(state.ended_at) if finished else None,
             [*state.request.warnings] if failure is None else [*state.request.warnings, failure.message],
             failure,
         )
@@ -246,3 +252,11 @@ class OutputProcessor:
         return CompletionOutput(
             index, text, token_ids, branch.cumulative_logprob, logprobs, branch.finish_reason, branch.stop_reason
         )
+
+
+def _lost(effort: RequestEffort, last_token_at: float) -> RequestEffort:
+    """The effort of a request whose core has ended. What that did since the last token is done again."""
+    lost = effort.ended(last_token_at)
+    lost.phase = Phase.RESTART
+    lost.num_replays += 1
+    return lost

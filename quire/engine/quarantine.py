@@ -28,13 +28,18 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
             raise
         log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
         executor.execute(_housekeeping(plan))
-        return _bisect(executor, replace(plan, blocks_to_copy=[], removed_seq_ids=[]), error)
+        rest = replace(plan, blocks_to_copy=[], removed_seq_ids=[], removed_request_ids=[])
+        return _bisect(executor, rest, error)
 
 
 def _housekeeping(plan: SchedulerOutputs) -> SchedulerOutputs:
     """What a step does besides computing: rows to drop, blocks to copy. It runs once, before all parts: a copy that
     came after a part had written to its destination would undo what was written there."""
-    return SchedulerOutputs(blocks_to_copy=plan.blocks_to_copy, removed_seq_ids=plan.removed_seq_ids)
+    return SchedulerOutputs(
+        blocks_to_copy=plan.blocks_to_copy,
+        removed_seq_ids=plan.removed_seq_ids,
+        removed_request_ids=plan.removed_request_ids,
+    )
 
 
 def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:
@@ -51,6 +56,7 @@ def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> Mod
         except Exception as part_error:
             done = _bisect(executor, part, part_error)
         result.token_ids += done.token_ids
+        result.forks |= done.forks
         result.logprobs |= done.logprobs
         result.prompt_logprobs |= done.prompt_logprobs
         result.errors |= done.errors
@@ -61,13 +67,17 @@ def _part(plan: SchedulerOutputs, low: int, high: int) -> SchedulerOutputs:
     """The instruction for some of the sequences."""
     seq_ids = plan.seq_ids[low:high]
     here = set(seq_ids)
+    new_sequences = [new for new in plan.new_sequences if new.seq_id in here]
+    request_ids = {new.request_id for new in new_sequences}
     return replace(
         plan,
-        new_sequences=[new for new in plan.new_sequences if new.seq_id in here],
+        new_requests=[request for request in plan.new_requests if request.request_id in request_ids],
+        new_sequences=new_sequences,
         seq_ids=seq_ids,
         num_computed_tokens=plan.num_computed_tokens[low:high],
         num_scheduled_tokens=plan.num_scheduled_tokens[low:high],
-        samples=plan.samples[low:high],
+        num_draws=plan.num_draws[low:high],
         new_block_ids={seq_id: change for seq_id, change in plan.new_block_ids.items() if seq_id in here},
+        new_token_ids={seq_id: change for seq_id, change in plan.new_token_ids.items() if seq_id in here},
         num_batched_tokens=sum(plan.num_scheduled_tokens[low:high]),
     )

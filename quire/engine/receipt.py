@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.engine.identity import Identity
-from quire.errors import InvalidParameter, shown
+from quire.errors import InvalidParameter, counted, shown
 from quire.outputs import RequestOutput
 from quire.sampling_params import FIELD_NAMES, RequestOutputKind, SamplingParams
 
@@ -59,12 +59,12 @@ class Receipt:
     identity: Identity
     requests: list[RequestReceipt]
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> str:
         """As a file holds it."""
-        return msgspec.json.encode(self)
+        return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, data: bytes) -> Receipt:
+    def from_json(cls, data: str | bytes) -> Receipt:
         """A receipt, or a server's reply that carries one.
 
         Raises: InvalidParameter.
@@ -134,7 +134,7 @@ def receipt_of(identity: Identity, transcripts: Iterable[Transcript]) -> Receipt
 def first_difference(given: RequestReceipt, again: RequestReceipt) -> str | None:
     """Where two answers to the same request part; None when they are identical."""
     if len(given.completions) != len(again.completions):
-        return f"{len(given.completions)} completions, now {len(again.completions)}"
+        return f"{counted(len(given.completions), 'completion')}, now {len(again.completions)}"
     for one, other in zip(given.completions, again.completions, strict=True):
         place = f"completion {one.index}"
         pairs = zip(one.token_ids, other.token_ids, strict=False)
@@ -142,7 +142,7 @@ def first_difference(given: RequestReceipt, again: RequestReceipt) -> str | None
             if before != now:
                 return f"{place}, output token {position}: {before}, now {now}"
         if len(one.token_ids) != len(other.token_ids):
-            return f"{place}: {len(one.token_ids)} output tokens, now {len(other.token_ids)}"
+            return f"{place}: {counted(len(one.token_ids), 'output token')}, now {len(other.token_ids)}"
         if one.finish_reason != other.finish_reason:
             return f"{place}: finish reason {one.finish_reason}, now {other.finish_reason}"
         if one.text_sha256 != other.text_sha256:

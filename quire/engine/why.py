@@ -6,8 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.messages.stats import RequestEffort
+from quire.messages.stats import Phase, RequestEffort, Span
 from quire.outputs import RequestOutput
+
+NAMES = {phase: f"{phase.value}_s" for phase in Phase} | {Phase.QUEUED: "queue_s"}
+"""What an explanation calls the seconds in a phase."""
 
 
 @dataclass(slots=True)
@@ -49,13 +52,27 @@ class Timeline:
         }
         held = {name: count for name, count in effort.held_steps.items() if count}
         facts["bound_by"] = max(held, key=lambda name: held[name]).value if held else None
-        if stats is None or not stats.first_token_at:
+        if stats is None:
             return facts
-        times = {
-            "front_s": stats.arrived_at - self.started_at,
-            "queue_s": stats.scheduled_at - stats.arrived_at,
-            "prefill_s": stats.first_token_at - stats.scheduled_at,
-            "decode_s": stats.last_token_at - stats.first_token_at,
-            "delivery_s": self.finished_at - stats.last_token_at,
+        times = {"front_s": stats.arrived_at - self.started_at}
+        times |= {NAMES[phase]: effort.phase_s.get(phase, 0.0) for phase in Phase}
+        times["delivery_s"] = self.finished_at - effort.phase_at
+        facts |= {name: round(seconds, 6) for name, seconds in times.items()}
+        facts["held_s"] = {name.value: round(seconds, 6) for name, seconds in effort.held_s.items()}
+        facts["timeline"] = [self._shown(span) for span in effort.spans]
+        facts["timeline_left_out"] = effort.num_more_spans
+        return facts
+
+    def _shown(self, span: Span) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "phase": span.phase.value,
+            "at_s": round(span.started_at - self.started_at, 6),
+            "s": round(span.ended_at - span.started_at, 6),
         }
-        return facts | {name: round(seconds, 6) for name, seconds in times.items()}
+        if span.num_steps:
+            shown |= {"first_step": span.first_step, "steps": span.num_steps, "tokens": span.num_tokens}
+        if span.waited_for:
+            shown["waited_for"] = {name.value: round(seconds, 6) for name, seconds in span.waited_for.items()}
+        if span.branch >= 0:
+            shown["branch"] = span.branch
+        return shown

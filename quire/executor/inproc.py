@@ -24,7 +24,7 @@ class InprocExecutor:
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step."""
         if self.worker is None:
-            raise EngineDeadError("the executor is closed")
+            raise EngineDeadError("the engine was closed; make another one")
         return self.worker.execute(plan)
 
     def determine_num_available_blocks(self) -> int:

@@ -36,14 +36,14 @@ class Attention:
 
     def __call__(self, qkv: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: qkv [T, (H + 2K) * D] -> [T, H * D]. Mutates: this layer's cache."""
-        kv_cache = ctx.kv_caches[self.index]
+        kv_cache, group = ctx.kv_caches[self.index], ctx.groups[ctx.group_of_layer[self.index]]
         query = functional.rope_and_cache(
-            qkv, ctx.positions, self.cos_sin, self.q_norm, self.k_norm, kv_cache, ctx.slot_mapping, self.spec
+            qkv, ctx.positions, self.cos_sin, self.q_norm, self.k_norm, kv_cache, group.slot_mapping, self.spec
         )
         return functional.paged_attention(
             query,
             kv_cache,
-            ctx.attention,
+            group.attention,
             scale=self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,

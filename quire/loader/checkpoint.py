@@ -33,7 +33,7 @@ def raise_problems(directory: Path, problems: list[str]) -> None:
     causes = by_cause(problems)
     shown = causes[:MAX_PROBLEMS]
     if len(causes) > len(shown):
-        shown.append(f"... and {len(causes) - len(shown)} more causes")
+        shown.append(f"... and {counted(len(causes) - len(shown), 'more cause')}")
     raise CheckpointError(
         f"The checkpoint in {directory} has {counted(len(problems), 'problem')}:\n"
         + "\n".join(f"  - {line}" for line in shown)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.config.json_file import parse_json
-from quire.errors import shown
+from quire.errors import counted, shown
 from quire.loader.weight_files import MAX_NAME
 
 MAX_HEADER_BYTES = 32 << 20
@@ -82,7 +82,9 @@ def read_header(file: Path) -> tuple[list[TensorInfo], list[str]]:
                 f"{file.name} is a Git LFS pointer ({size} bytes), not the weights: run `git lfs pull` in {file.parent}"
             )
         if size < 8:
-            raise FileProblem(f"{file.name} is truncated: it has {size} bytes, at least 8 are needed; copy it again")
+            raise FileProblem(
+                f"{file.name} is truncated: it has {counted(size, 'byte')}, at least 8 are needed; copy it again"
+            )
         header_bytes = int.from_bytes(prefix[:8], "little")
         if header_bytes > MAX_HEADER_BYTES:
             raise FileProblem(
@@ -91,7 +93,7 @@ def read_header(file: Path) -> tuple[list[TensorInfo], list[str]]:
             )
         if header_bytes > size - 8:
             raise FileProblem(
-                f"{file.name} is truncated or no safetensors file: its header claims {header_bytes} bytes, "
+                f"{file.name} is truncated or no safetensors file: its header claims {counted(header_bytes, 'byte')}, "
                 f"the file has {size}; copy it again"
             )
         stream.seek(8)
@@ -153,7 +155,8 @@ def _info(file: Path, name: str, entry: object, data_start: int, file_bytes: int
     begin, end = offsets
     expected = math.prod(shape) * item_bytes
     if end - begin != expected:
-        raise FileProblem(f"has {end - begin} bytes, but {dtype} {list(shape)} takes {expected}; write the file again")
+        has = counted(end - begin, "byte")
+        raise FileProblem(f"has {has}, but {dtype} {list(shape)} takes {expected}; write the file again")
     if data_start + end > file_bytes:
         raise FileProblem(f"ends at byte {data_start + end}, but the file is truncated at {file_bytes}; copy it again")
     return TensorInfo(

@@ -62,7 +62,7 @@ def _weight_map(index: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{index.name} is damaged ({type(error).__name__}: {error}); download it again")
         return {}
     if isinstance(weight_map, dict) and len(weight_map) > MAX_INDEX_ENTRIES:
-        problems.append(f"{index.name} lists {len(weight_map)} tensors, the limit is {MAX_INDEX_ENTRIES}")
+        problems.append(f"{index.name} lists {counted(len(weight_map), 'tensor')}, the limit is {MAX_INDEX_ENTRIES}")
         return {}
     if not isinstance(weight_map, dict) or not weight_map:
         problems.append(f"{index.name} is damaged (its weight_map lists nothing); download it again")

@@ -69,7 +69,7 @@ class Codec:
             raise MalformedFrame(f"kind {number} of {len(self._decoders)}")
         try:
             return self._decoders[number].decode(body)
-        except (msgspec.MsgspecError, QuireError, TypeError, ValueError) as error:
+        except (msgspec.MsgspecError, QuireError, TypeError, ValueError, NotImplementedError) as error:
             raise MalformedFrame(f"{type(error).__name__}: {error}") from None
 
 

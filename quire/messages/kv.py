@@ -1,15 +1,24 @@
-"""What layers need of the KV cache, and what the pool gives."""
+"""What layers need of the KV cache, and how they share one pool of pages. The only place that counts KV bytes.
+
+Layers of one kind form groups. Every group has the same number of layers (at most), so a page, one block of each layer
+of a group, takes the same bytes in every group, and any group can use any page. A group has a block table of its own.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.utils.math import cdiv, round_up
 
+MAX_PADDING = 0.1
+"""Groups may have so many layers that at most this share of the pages' bytes, beyond what layers use, is unused."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheSpec:
-    """The KV cache of one attention layer."""
+class PageSpec:
+    """One block of one attention layer."""
 
     num_kv_heads: int
     head_size: int
@@ -17,13 +26,11 @@ class KVCacheSpec:
     """bfloat16, float16, float32, or int8 with a float32 scale for each token, head, and of keys and values."""
     block_size: int
     """Tokens per block."""
-    sliding_window: int | None = None
-    """Tokens a query sees at most, itself included; None sees all."""
     slot_multiple: int = 1
     """Pages have room for a multiple of so many tokens; see `SLOT_MULTIPLES`."""
 
     @property
-    def page(self) -> int:
+    def num_elements(self) -> int:
         """Elements of one head's keys (or values) in a block, padding included; a multiple of `block_size`."""
         slot = self.head_size + (4 if self.dtype == "int8" else 0)
         num_slots = round_up(self.block_size, self.slot_multiple)
@@ -32,9 +39,130 @@ class KVCacheSpec:
         return round_up(cdiv(num_slots * slot, self.block_size), 32) * self.block_size
 
     @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block of this layer, keys and values together: what the plan counts and what is allocated."""
-        return 2 * self.num_kv_heads * self.page * DTYPE_BYTES.get(self.dtype, 1)
+    def num_bytes(self) -> int:
+        """Bytes of keys and values together: what the plan counts and what is allocated."""
+        return 2 * self.num_kv_heads * self.num_elements * DTYPE_BYTES.get(self.dtype, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullAttentionSpec:
+    """A layer whose queries see all tokens before them."""
+
+    page: PageSpec
+
+    def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds at most, while it is computed in chunks."""
+        return cdiv(num_tokens, self.page.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindowSpec:
+    """A layer whose queries see the last `window` tokens, themselves included."""
+
+    page: PageSpec
+    window: int
+
+    def num_unread_blocks(self, num_computed_tokens: int) -> int:
+        """Leading blocks that no query will read once so many tokens are computed."""
+        return max(0, num_computed_tokens - self.window + 1) // self.page.block_size
+
+    def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds at most, while it is computed in chunks.
+
+        A chunk of c tokens and what its first query sees before it are window - 1 + c adjacent tokens, which lie
+        in one block more than fit them exactly if they begin in the middle of one.
+        """
+        span = self.window - 1 + max_chunk_tokens
+        size = self.page.block_size
+        return min(cdiv(num_tokens, size), cdiv(span - 1, size) + 1)
+
+
+KVCacheSpec = FullAttentionSpec | SlidingWindowSpec
+"""What one layer keeps: how large a block of it is, and for how long a sequence needs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """Layers that keep the same tokens and so share a block table."""
+
+    spec: KVCacheSpec
+    layers: tuple[int, ...]
+    """Their places in the model; the i-th of them has the i-th part of a page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """How the layers of a model share one pool of pages of equal bytes."""
+
+    groups: tuple[KVGroup, ...]
+    """At least one. Groups that keep all tokens come first."""
+
+    @property
+    def page(self) -> PageSpec:
+        """One layer's part of a page, the same for all layers."""
+        return self.groups[0].spec.page
+
+    @property
+    def layers_per_page(self) -> int:
+        """Parts of a page; a group with fewer layers leaves some unused."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a page."""
+        return self.layers_per_page * self.page.num_bytes
+
+    @property
+    def group_of_layer(self) -> dict[int, int]:
+        """The index of each layer's group."""
+        return {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
+
+    @property
+    def part_of_layer(self) -> dict[int, int]:
+        """Which part of a page of its group each layer has."""
+        return {layer: part for group in self.groups for part, layer in enumerate(group.layers)}
+
+    def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at most, over all groups."""
+        return sum(group.spec.most_blocks(num_tokens, max_chunk_tokens) for group in self.groups)
+
+    def largest_chunk(self, num_blocks: int, num_tokens: int, at_most: int) -> int:
+        """The most tokens a step may compute of a sequence, at most `at_most`, that finds room in so many pages.
+
+        0 if the sequence does not fit however it is computed.
+        """
+        return bisect_right(range(1, at_most + 1), num_blocks, key=lambda chunk: self.most_blocks(num_tokens, chunk))
+
+    def longest(self, num_blocks: int, max_chunk_tokens: int, at_most: int) -> int:
+        """The length in tokens, at most `at_most`, up to which a sequence finds room in so many pages."""
+        size = self.page.block_size
+        lengths = range(0, round_up(at_most, size) + 1, size)
+        fitting = bisect_right(lengths, num_blocks, key=lambda length: self.most_blocks(length, max_chunk_tokens))
+        return min(at_most, lengths[fitting - 1])
+
+
+def kv_layout(specs: Sequence[KVCacheSpec]) -> KVLayout:
+    """Group the layers of a model, given what each one keeps."""
+    assert len({spec.page for spec in specs}) == 1, "all layers have pages of one shape"
+    by_spec: dict[KVCacheSpec, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        by_spec.setdefault(spec, []).append(layer)
+    size = _layers_per_group([len(layers) for layers in by_spec.values()])
+    groups = [
+        KVGroup(spec=spec, layers=tuple(layers[first : first + size]))
+        for spec, layers in by_spec.items()
+        for first in range(0, len(layers), size)
+    ]
+    return KVLayout(groups=tuple(sorted(groups, key=lambda group: not isinstance(group.spec, FullAttentionSpec))))
+
+
+def _layers_per_group(counts: Sequence[int]) -> int:
+    """The largest size of groups that leaves little of their pages unused; every group costs each step a table."""
+
+    def padding(size: int) -> float:
+        return sum(round_up(count, size) for count in counts) / sum(counts) - 1
+
+    return max(size for size in range(1, max(counts) + 1) if padding(size) <= MAX_PADDING)
 
 
 SLOT_MULTIPLES = {"reference": 1, "cpu": 16}

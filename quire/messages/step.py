@@ -10,30 +10,36 @@ from dataclasses import dataclass, field
 from quire.messages.output import Failure, PositionLogprobs
 from quire.messages.request import EngineCoreRequest
 
+BlockChange = tuple[int, list[int]]
+"""(index, blocks): what a block table holds from that index on."""
+
 
 @dataclass(slots=True)
 class NewSequenceData:
     """A sequence the worker does not know (any more): first time scheduled, forked, or resumed after preemption."""
 
     seq_id: int
+    request_id: str
+    """Of a request that the worker knows, or learns of in the same instruction."""
     branch: int
-    token_ids: list[int]
-    """Prompt and output so far."""
-    num_prompt_tokens: int
-    request: EngineCoreRequest
-    block_ids: list[int]
-    num_branches: int
-    """Tokens to draw when the prompt is complete: n for a group that has not forked, else 1."""
+    output_token_ids: list[int]
+    """What follows the prompt."""
+    block_ids: list[BlockChange]
+    """Its table in each KV group. Entries before the index are not read."""
 
 
 @dataclass(slots=True)
 class SchedulerOutputs:
     """The whole instruction for a step. The worker drops finished rows, applies the copies, then runs the model.
 
-    Applying an instruction twice is the same as applying it once. So a step that failed can be run again in parts, but
-    its copies only before the first of them: a part may write to the destination of another part's copy.
+    Everything in it is an assignment, and to draw a token changes nothing in the worker, which hears of the token in
+    the next instruction. So applying an instruction twice is the same as applying it once, and a step that failed can
+    be run again in parts, but its copies only before the first of them: a part may write to the destination of another
+    part's copy.
     """
 
+    new_requests: list[EngineCoreRequest] = field(default_factory=list)
+    """Requests that the worker does not know: each comes once, however often it forks or is preempted."""
     new_sequences: list[NewSequenceData] = field(default_factory=list)
     """Sequences to add before the step; each is also scheduled below."""
     seq_ids: list[int] = field(default_factory=list)
@@ -42,18 +48,23 @@ class SchedulerOutputs:
     """Per scheduled sequence: tokens whose KV exists before this step."""
     num_scheduled_tokens: list[int] = field(default_factory=list)
     """Per scheduled sequence: tokens to compute in this step."""
-    samples: list[bool] = field(default_factory=list)
-    """Per scheduled sequence: whether this step reaches its last known token, so that a new one is drawn."""
-    new_block_ids: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
-    """seq_id -> (index, blocks): what its table holds from that index on. New sequences carry their whole table."""
+    num_draws: list[int] = field(default_factory=list)
+    """Per scheduled sequence: tokens to draw after its last row. 0 where the step does not reach its last known token,
+    n where the request forks into n branches, else 1."""
+    new_token_ids: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    """seq_id -> (position, tokens): what it has from that position on."""
+    new_block_ids: dict[int, list[BlockChange]] = field(default_factory=dict)
+    """seq_id -> what has changed in its table of each KV group. New sequences carry their whole tables."""
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
-    """(source, destination) pairs, applied in order before the model runs."""
+    """(source, destination) pairs, applied in order before the model runs, whatever group they belong to."""
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     """(host block, device block) pairs; empty while preemption recomputes."""
     blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
     """(device block, host block) pairs; empty while preemption recomputes."""
     removed_seq_ids: list[int] = field(default_factory=list)
     """Finished, aborted or preempted since the last step: forget them."""
+    removed_request_ids: list[str] = field(default_factory=list)
+    """Requests that have ended: forget them."""
     preempted_seq_ids: list[int] = field(default_factory=list)
     """Those of `removed_seq_ids` that will come back."""
     num_batched_tokens: int = 0
@@ -67,9 +78,11 @@ class ModelRunnerOutput:
     """The result of a step, in the order of `SchedulerOutputs.seq_ids`."""
 
     token_ids: list[list[int]] = field(default_factory=list)
-    """Per scheduled sequence: the tokens drawn. Empty where nothing was sampled; one per branch at a fork."""
+    """Per scheduled sequence: the tokens that follow it, by position. Empty where nothing was drawn, and at a fork."""
+    forks: dict[int, list[int]] = field(default_factory=dict)
+    """seq_id -> the next token of each branch, for sequences that fork."""
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    """seq_id -> one entry per drawn token, for sequences that asked."""
+    """seq_id -> one entry for each of its tokens here, by position or by branch, for sequences that asked."""
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     """seq_id -> one entry per prompt token scored in this step: positions num_computed+1 up to the end of the chunk."""
     errors: dict[int, Failure] = field(default_factory=dict)

@@ -1,13 +1,16 @@
-"""Progress bars for long work, on standard error, only where somebody looks at a terminal (or asks for them)."""
+"""Progress bars for long work, on standard error, only where somebody looks at a terminal or a notebook."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 MIN_BYTES = 256 << 20
 """Smaller checkpoints load faster than a bar can be read."""
+MIN_PAUSE_S = 0.1
+"""Between two lines in a notebook, each of which is a message to the browser."""
 
 
 @contextmanager
@@ -36,9 +39,8 @@ def load_progress(show: bool) -> Iterator[Callable[[int, int], None] | None]:
 def generate_progress(show: bool, num_requests: int) -> Iterator[Callable[[int, int, int], None]]:
     """A callback for (requests finished, prompt tokens, output tokens): so many of `num_requests`, and tokens/s."""
     if not show or not sys.stderr.isatty():
-        yield lambda finished, prompt, output: None
+        yield _line_progress(num_requests) if show and _is_notebook() else lambda finished, prompt, output: None
         return
-    import time
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -55,9 +57,35 @@ def generate_progress(show: bool, num_requests: int) -> Iterator[Callable[[int, 
         task = bar.add_task("", total=num_requests, rates="")
 
         def update(finished: int, prompt: int, output: int) -> None:
-            elapsed = max(time.perf_counter() - started_at, 1e-9)
-            bar.update(
-                task, completed=finished, rates=f"in {prompt / elapsed:.0f} tok/s, out {output / elapsed:.0f} tok/s"
-            )
+            bar.update(task, completed=finished, rates=_rates(started_at, prompt, output))
 
         yield update
+
+
+def _is_notebook() -> bool:
+    """Whether this is a cell of a notebook: what it writes to standard error is shown, though it is no terminal."""
+    if "IPython" not in sys.modules:
+        return False
+    from rich.console import Console
+
+    return Console(stderr=True).is_jupyter
+
+
+def _line_progress(num_requests: int) -> Callable[[int, int, int], None]:
+    """One line that is written over and over; rich's bar needs ipywidgets in a notebook."""
+    started_at = drawn_at = time.perf_counter()
+
+    def update(finished: int, prompt: int, output: int) -> None:
+        nonlocal drawn_at
+        now, is_last = time.perf_counter(), finished == num_requests
+        if is_last or now - drawn_at >= MIN_PAUSE_S:
+            drawn_at = now
+            line = f"processed prompts: {finished}/{num_requests}, {_rates(started_at, prompt, output)}"
+            print(f"\r{line:<70}", end="\n" if is_last else "", file=sys.stderr, flush=True)
+
+    return update
+
+
+def _rates(started_at: float, num_prompt_tokens: int, num_output_tokens: int) -> str:
+    elapsed = max(time.perf_counter() - started_at, 1e-9)
+    return f"in {num_prompt_tokens / elapsed:.0f} tok/s, out {num_output_tokens / elapsed:.0f} tok/s"

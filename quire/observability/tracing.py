@@ -17,6 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from quire import __version__
+from quire.messages.stats import RequestEffort
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -127,6 +128,8 @@ class RequestSpan:
         if stats is None or not stats.first_token_at:
             return
         span.add_event("first token", timestamp=_wall_ns(stats.first_token_at))
+        if output.effort is not None:
+            _add_phases(span, output.effort)
         span.set_attributes(
             {
                 "gen_ai.latency.time_in_queue": stats.scheduled_at - stats.arrived_at,
@@ -136,6 +139,20 @@ class RequestSpan:
                 "gen_ai.latency.time_in_model_inference": stats.last_token_at - stats.scheduled_at,
             }
         )
+
+
+def _add_phases(span: Span, effort: RequestEffort) -> None:
+    """An event where each phase begins, and the seconds of each phase and of each reason to wait."""
+    for part in effort.spans:
+        facts: dict[str, AttributeValue] = {"quire.seconds": part.ended_at - part.started_at}
+        if part.num_steps:
+            facts |= {"quire.first_step": part.first_step, "quire.steps": part.num_steps}
+            facts["quire.tokens"] = part.num_tokens
+        span.add_event(part.phase.value, facts, timestamp=_wall_ns(part.started_at))
+    for phase, seconds in effort.phase_s.items():
+        span.set_attribute(f"quire.phase.{phase.value}", seconds)
+    for wait, seconds in effort.held_s.items():
+        span.set_attribute(f"quire.waited_for.{wait.value.replace(' ', '_')}", seconds)
 
 
 def _wall_ns(moment: float) -> int:

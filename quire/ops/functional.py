@@ -64,7 +64,7 @@ class AttentionMetadata:
     seq_lens: Tensor
     """[R] int32: context length after this step; the sequence's last token stands at position seq_lens[r] - 1."""
     block_tables: Tensor
-    """[R, max blocks] int32, rows padded with 0."""
+    """[R, max blocks] int32; entries that no token sees may be any block that there is."""
     block_size: int
 
 
@@ -222,7 +222,8 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of this step's tokens over their sequences' cached keys and values, prefill and decode alike.
 
-    Token t of sequence r at context position p sees positions max(0, p - sliding_window + 1) .. p. Scores are
+    Token t of sequence r at context position p sees positions max(0, p - sliding_window + 1) .. p. Blocks in which none
+    of the step's tokens sees a position are not read: their entries of the table may name any block. Scores are
     query . key * scale, then soft_cap * tanh(score / soft_cap) when given. Query head h reads kv head h // (H / K).
 
     Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D] in query's dtype.

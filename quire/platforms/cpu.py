@@ -20,11 +20,18 @@ ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_i
 
 def usable_cores(root: Path = ROOT) -> int:
     """Cores that this process may keep busy: its affinity, capped by the control group's quota."""
-    affinity = len(os.sched_getaffinity(0))
+    affinity = _allowed_cores()
     quota, _, period = _first_line(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
         affinity = min(affinity, max(1, math.floor(int(quota) / int(period))))
     return max(1, affinity)
+
+
+def _allowed_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:

@@ -51,7 +51,7 @@ class Occurrences:
 
 @dataclass(slots=True)
 class SamplingRow:
-    """One sequence: its request, its branch, and its tokens so far (copied, so that `append` alone changes them)."""
+    """One sequence: its request, its branch, and its tokens so far (copied, so that it alone changes them)."""
 
     request: EngineCoreRequest
     branch: int
@@ -90,8 +90,14 @@ class SamplingRow:
         params = self.request.sampling_params
         return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
+    def assign(self, position: int, token_ids: Sequence[int]) -> None:
+        """Take the tokens from a position on. What is known already is not taken again."""
+        assert position <= len(self.token_ids), (position, len(self.token_ids))
+        for token_id in token_ids[len(self.token_ids) - position :]:
+            self.append(token_id)
+
     def append(self, token_id: int) -> None:
-        """Take the token that was drawn (or given) next."""
+        """Take the next token."""
         self.token_ids.append(token_id)
         if self.occurrences is not None:
             self.occurrences.append(token_id)

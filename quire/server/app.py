@@ -28,6 +28,7 @@ from quire.server.http.middleware import Authentication, Limits, RequestContext
 from quire.server.processes.peers import Peers
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
+from quire.utils import garbage
 
 _POOLING = "quire generates text; embeddings, scores and classes need another server."
 _LORA = "there are no adapters; merge them into the checkpoint."
@@ -44,10 +45,25 @@ NOT_BUILT = {
     "/v1/files": "`quire run-batch` reads and writes files.",
     "/v1/assistants": "/v1/responses and /v1/chat/completions hold conversations.",
     "/v1/threads": "/v1/responses and /v1/chat/completions hold conversations.",
+    **dict.fromkeys(("/completion", "/completions"), "use /v1/completions; n_predict is called max_tokens there."),
+    **dict.fromkeys(("/embedding", "/embeddings", "/reranking"), _POOLING),
+    "/apply-template": "/tokenize takes messages and gives their token ids; /detokenize gives the text.",
+    "/chat/completions": "use /v1/chat/completions.",
+    "/infill": "write the prompt in the model's own fill-in-the-middle form, for /v1/completions.",
+    "/lora-adapters": _LORA,
+    "/models": "use /v1/models.",
+    "/props": "/v1/models and /version describe the model and the server.",
+    "/slots": "/load and /v1/stats say what runs. There are no slots to choose: all prompts share the prefix cache.",
+    "/collective_rpc": "there are no workers to call.",
+    "/is_sleeping": "there is no sleep; /ready says whether requests are served.",
+    "/server_info": "/v1/models, /version and /v1/stats describe the server.",
+    **dict.fromkeys(("/start_profile", "/stop_profile"), "a request with x-quire-why: 1 is told where its time went."),
     "/sleep": "stop the server instead; it is ready again within seconds.",
     "/wake_up": "there is no sleep; a server starts within seconds.",
 }
-"""Routes of OpenAI and vLLM that quire does not have, and what to do instead."""
+"""Routes of OpenAI, vLLM and llama.cpp that quire does not have, and what to do instead."""
+MANY_BYTES = 1 << 20
+"""Of bodies in progress: a collection would look at all that was read from them."""
 ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, ollama.routes, admin.routes)
 
 
@@ -60,8 +76,10 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         _build_routes(app)
+        collector = asyncio.create_task(garbage.collect_now_and_then(lambda: service.body_budget.used > MANY_BYTES))
         # for the connections, which refuse before there is a request
         yield {"count_refused": service.count_refused, "error_shape": error_shape}
+        collector.cancel()
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
@@ -121,7 +139,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 def _unknown_route(request: Request, path: str) -> ApiError:
-    """What a route that does not exist is answered with: one of OpenAI's or vLLM's is not built, another is unknown."""
+    """What a route that does not exist is answered with: one of another engine's is not built, any other is unknown."""
     for prefix, why in NOT_BUILT.items():
         if path == prefix or path.startswith(f"{prefix}/"):
             return ApiError(404, "not_found", f"{prefix} is not built: {why}")

@@ -18,6 +18,7 @@ from quire.engine.identity import Identity
 from quire.errors import EngineError, UnsupportedFeature
 from quire.observability.prometheus import Metrics
 from quire.observability.samples import Samples, add_samples
+from quire.server.activity import ActivityReports
 from quire.server.http.body_budget import BodyBudget
 from quire.server.http.errors import ApiError
 from quire.server.processes.link import FrontReport
@@ -58,6 +59,11 @@ class Context:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def engine_tenant(self) -> str:
+        """Whose request it is, as the engine knows clients: requests of one API key are one tenant's."""
+        return str(self.key)
+
 
 def _load_tracer(endpoint: str) -> Tracer:
     from quire.observability.tracing import Tracer
@@ -89,6 +95,10 @@ class Service:
         )
         """What reads, renders and tokenises requests, and builds large replies."""
         self.body_budget = BodyBudget(settings.max_total_body_size)
+        self.activity = ActivityReports(engine)
+        """What the requests of each API key do, for the console."""
+        self.num_traces = 0
+        """Replies of /v1/trace that are being made or sent."""
         self.tracer = None if settings.otlp_traces_endpoint is None else _load_tracer(settings.otlp_traces_endpoint)
 
     def close(self) -> None:

@@ -49,11 +49,6 @@ class ServerSettings:
     enable_force_include_usage: bool = knob(False, "End every stream with its usage, asked for or not.")
     return_tokens_as_token_ids: bool = knob(False, "Write the tokens of logprobs as token_id:N, asked for or not.")
     strict_params: bool = knob(False, "Refuse fields that are not known instead of naming them in warnings.")
-    max_tokens_policy: str = knob(
-        "refuse",
-        "When prompt and max_tokens exceed the context: refuse the request, or cap its length and say so.",
-        choices=("refuse", "cap"),
-    )
     share_prefix_cache: bool = knob(False, "Let requests with different keys reuse each other's prefixes.")
 
     allowed_origins: tuple[str, ...] = knob((), "Origins whose web pages may call this server; none when left out.")

@@ -245,6 +245,11 @@ def checked_template_kwargs(given: object, reserved: Collection[str] = RESERVED)
     return dict(given)
 
 
+def has_chat_template(tokenizer: Tokenizer | None, source: str | None = None) -> bool:
+    """Whether `load_chat_template` would find one."""
+    return tokenizer is not None and (source is not None or tokenizer.chat_template is not None)
+
+
 def load_chat_template(tokenizer: Tokenizer, source: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
     """The template to use with a tokenizer: the model's own, or `source`.
 

@@ -2,7 +2,7 @@
 
 Python looks at all objects again whenever their number has grown by a quarter. With the values of some large request
 bodies alive that takes 100 ms, and finds nothing: they hold no cycles. So only young objects are looked at often, and
-all of them when nobody waits.
+all of them now and then, at a moment without such bodies.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 YOUNG, MIDDLE = 2_000, 5
 """So many new objects start a collection of them; so many of those one of what survived: a few milliseconds."""
 NEVER = 1_000_000
-CHECK_S = 30.0
-MAX_BUSY_CHECKS = 20
-"""After so many checks at which somebody was waiting, all are looked at all the same."""
+CHECK_S = 20.0
+MAX_BUSY_CHECKS = 3
+"""After so many checks at which a collection would have taken long, all are looked at all the same."""
 
 
 def settle() -> None:
@@ -25,8 +25,8 @@ def settle() -> None:
     gc.set_threshold(YOUNG, MIDDLE, NEVER)
 
 
-async def collect_at_rest(is_busy: Callable[[], bool]) -> None:
-    """Look at all objects now and then when nobody waits; runs until cancelled."""
+async def collect_now_and_then(is_busy: Callable[[], bool]) -> None:
+    """Look at all objects now and then, when that does not take long; runs until cancelled."""
     num_busy = 0
     while True:
         await asyncio.sleep(CHECK_S)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
@@ -27,13 +27,19 @@ T = TypeVar("T")
 owner: ContextVar[int] = ContextVar("work_owner", default=-1)
 """On whose behalf work is asked for: the index of an API key, or -1."""
 is_heavy: ContextVar[bool] = ContextVar("work_is_heavy", default=False)
-"""Whether the work of this request may take long. Such work never takes the last thread, so that others get along."""
+"""Whether the work of this request may take long. Such work never takes the last threads, so that others get along."""
 
 
 TURN_S = 0.002
-"""A job that takes long rests after each such turn: the event loop and the engine's threads want the same cores, and a
-step of the engine waits for the slowest of its threads."""
+"""A job that takes longer is a long one: it rests after each such turn, and only one of them computes at a time. The
+event loop and the engine's threads want the same cores, and a step of the engine waits for the slowest of its threads.
+New jobs do not wait for long ones."""
 MAX_PAUSE_S = 0.05
+MAX_HEAVY = 2
+"""Heavy jobs begun and not ended: what they have made so far takes memory."""
+
+_turn = threading.Lock()
+"""Held by the long job that computes. One for the process, as is the interpreter's lock."""
 
 
 class WorkAbandoned(BaseException):
@@ -43,7 +49,17 @@ class WorkAbandoned(BaseException):
 class _Job:
     """A call, and the future of the coroutine that waits for it."""
 
-    __slots__ = ("busy_before_s", "call", "context", "future", "is_abandoned", "is_waiting", "queue", "turn_began_at")
+    __slots__ = (
+        "busy_before_s",
+        "call",
+        "context",
+        "future",
+        "is_abandoned",
+        "is_long",
+        "is_waiting",
+        "queue",
+        "turn_began_at",
+    )
 
     def __init__(self, call: Callable[[], Any], context: Context) -> None:
         self.call = call
@@ -51,6 +67,7 @@ class _Job:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.is_abandoned = False
         self.is_waiting = True
+        self.is_long = False
         self.turn_began_at = 0.0
         self.busy_before_s = 0.0
         self.queue = (owner.get(), is_heavy.get())
@@ -58,8 +75,12 @@ class _Job:
     def run(self) -> Any:
         """The result of the call; `check_cancelled` ends it once it is abandoned."""
         self._begin_turn()
-        with cancelled_by(self._check):
-            return self.call()
+        try:
+            with cancelled_by(self._check):
+                return self.call()
+        finally:
+            if self.is_long:
+                _turn.release()
 
     def _check(self) -> None:
         if self.is_abandoned:
@@ -70,7 +91,11 @@ class _Job:
     def _rest(self) -> None:
         """Sleep as long as the turn took; longer where it took long because others wanted the core or the lock."""
         took_s, busy_s = time.monotonic() - self.turn_began_at, time.thread_time() - self.busy_before_s
+        if self.is_long:
+            _turn.release()
         time.sleep(min(took_s * took_s / max(busy_s, 0.001), MAX_PAUSE_S))
+        _turn.acquire()
+        self.is_long = True
         self._begin_turn()
 
     def _begin_turn(self) -> None:
@@ -80,13 +105,14 @@ class _Job:
 class WorkPool:
     """Threads that take jobs from queues: one queue per owner, and one more for the owner's heavy jobs, in turn."""
 
-    def __init__(self, *, num_threads: int = 2, max_waiting: int = 1024, max_waiting_per_owner: int = 0) -> None:
+    def __init__(self, *, num_threads: int = 12, max_waiting: int = 1024, max_waiting_per_owner: int = 0) -> None:
         """`max_waiting_per_owner` 0 sets no limit of its own."""
         self.num_waiting = 0
         """Jobs that no thread has begun."""
         self.num_running = 0
         self._num_threads = num_threads
-        self._max_heavy = max(num_threads - 1, 1)
+        self._max_heavy = min(MAX_HEAVY, num_threads)
+        self._max_per_owner = num_threads - num_threads // 4
         self._max_waiting = max_waiting
         self._max_waiting_per_owner = max_waiting_per_owner
         self._queues: dict[tuple[int, bool], deque[_Job]] = {}
@@ -135,11 +161,13 @@ class WorkPool:
         own = sum(len(queue) for (who, _), queue in self._queues.items() if who == key)
         if self.num_waiting >= self._max_waiting:
             raise EngineOverloaded(
-                f"{self.num_waiting} requests wait to be read and tokenised, the limit; try again", retry_after=1
+                f"the queue of requests to read and tokenise is full, at {self.num_waiting}; try again",
+                retry_after=1,
             )
         if self._max_waiting_per_owner and own >= self._max_waiting_per_owner:
             raise EngineOverloaded(
-                f"{own} requests of this API key wait to be read and tokenised, its limit; try again", retry_after=1
+                f"{own} of the requests to read and tokenise are of this API key, its limit; try again",
+                retry_after=1,
             )
 
     def _abandon(self, job: _Job) -> None:
@@ -188,8 +216,10 @@ class WorkPool:
             del self._queues[job.queue]
 
     def _next_queue(self) -> tuple[int, bool] | None:
+        owners = Counter(job.queue[0] for job in self._running)
         has_room = sum(job.queue[1] for job in self._running) < self._max_heavy
-        return next((key for key in self._queues if has_room or not key[1]), None)
+        may_run = (key for key in self._queues if owners[key[0]] < self._max_per_owner and (has_room or not key[1]))
+        return next(may_run, None)
 
     def _finish(self, job: _Job) -> None:
         with self._changed:

@@ -4,42 +4,46 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
 
-from quire.messages.kv import KVCacheSpec
+from quire.messages.kv import KVLayout
 from quire.messages.step import SchedulerOutputs
 from quire.ops import functional as ops
 from quire.sampling.torch_mode import torch_mode
 from quire.utils.threads import start_essential
 
 BLOCKS_AT_ONCE = 16
-"""Touched by one call for each layer: some 2 MiB."""
+"""Touched by one call for each part: some 2 MiB."""
 
 
 class CacheEngine:
-    """One cache per attention layer, `num_blocks` each.
+    """A pool of `num_blocks` pages. A page is one block of each part; each layer of a group has one of the parts.
 
     The operating system gives memory when it is first written, which costs a prompt up to half of its time on a virtual
     machine. So the next `num_ahead` blocks beyond the highest one used are touched before, by a thread that runs when
     nothing else does; all of them at once would take memory that may never be used.
     """
 
-    def __init__(self, specs: Sequence[KVCacheSpec], num_blocks: int, *, num_ahead: int) -> None:
-        self.caches = [
+    def __init__(self, layout: KVLayout, num_blocks: int, *, num_ahead: int) -> None:
+        self.layout = layout
+        page = layout.page
+        self.parts = [
             ops.allocate_kv_cache(
                 num_blocks=num_blocks,
-                block_size=spec.block_size,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
-                dtype=getattr(torch, spec.dtype),
+                block_size=page.block_size,
+                num_kv_heads=page.num_kv_heads,
+                head_size=page.head_size,
+                dtype=getattr(torch, page.dtype),
             )
-            for spec in specs
+            for _ in range(layout.layers_per_page)
         ]
-        for spec, cache in zip(specs, self.caches, strict=True):
-            assert cache.nbytes == num_blocks * spec.bytes_per_block, "the memory plan counts what is allocated"
+        """Dimension 1 is the page."""
+        num_bytes = sum(part.nbytes for part in self.parts)
+        assert num_bytes == num_blocks * layout.block_bytes, "the memory plan counts what is allocated"
+        self.caches = [self.parts[part] for _, part in sorted(layout.part_of_layer.items())]
+        """The part of each attention layer."""
         self._num_blocks = num_blocks
         self._num_ahead = num_ahead
         self._touched = self._wanted = 0
@@ -47,14 +51,12 @@ class CacheEngine:
         self._touch_ahead(-1)
 
     def apply(self, plan: SchedulerOutputs) -> None:
-        """Copy (source, destination) blocks in every layer, in order; and get ready for what follows the new ones."""
+        """Copy (source, destination) pages, in order; and get ready for what follows the new ones."""
         if plan.blocks_to_copy:
             with torch_mode():
-                ops.copy_blocks(self.caches, plan.blocks_to_copy)
-        for _, block_ids in plan.new_block_ids.values():
-            self._touch_ahead(max(block_ids, default=-1))
-        for new in plan.new_sequences:
-            self._touch_ahead(max(new.block_ids, default=-1))
+                ops.copy_blocks(self.parts, plan.blocks_to_copy)
+        for changes in (*plan.new_block_ids.values(), *(new.block_ids for new in plan.new_sequences)):
+            self._touch_ahead(max((block_id for _, block_ids in changes for block_id in block_ids), default=-1))
 
     def _touch_ahead(self, last_block: int) -> None:
         wanted = min(self._num_blocks, last_block + 1 + self._num_ahead)
@@ -70,6 +72,6 @@ class CacheEngine:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
         while self._touched < self._wanted:
             begin, end = self._touched, min(self._touched + BLOCKS_AT_ONCE, self._wanted)
-            for cache in self.caches:
-                ops.touch_blocks(cache, begin, end)
+            for part in self.parts:
+                ops.touch_blocks(part, begin, end)
             self._touched = end

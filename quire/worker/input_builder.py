@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.attention.context import AttentionMetadata, ForwardContext
+from quire.attention.context import AttentionMetadata, ForwardContext, GroupContext
+from quire.messages.kv import KVLayout
 from quire.messages.step import SchedulerOutputs
 from quire.utils.math import cdiv
 from quire.worker.input_batch import InputBatch
@@ -41,46 +43,45 @@ class InputBuilder:
     into numpy costs more than all sequences do.
     """
 
-    def __init__(self, kv_caches: list[Tensor], batch: InputBatch, *, block_size: int, max_num_tokens: int) -> None:
+    def __init__(self, kv_caches: list[Tensor], batch: InputBatch, *, layout: KVLayout, max_num_tokens: int) -> None:
         self._kv_caches = kv_caches
         self._batch = batch
-        self._block_size = block_size
-        max_num_seqs = len(batch.block_table)
+        self._block_size = layout.page.block_size
+        self._group_of_layer = layout.group_of_layer
+        num_groups, max_num_seqs, _ = batch.block_tables.shape
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
-        self._slots = np.zeros(max_num_tokens, dtype=np.int64)
+        self._slots = np.zeros((num_groups, max_num_tokens), dtype=np.int64)
         self._starts = np.zeros(max_num_seqs + 1, dtype=np.int32)
         self._seq_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self._sampled = np.zeros(max_num_seqs, dtype=np.int64)
 
     def build(self, plan: SchedulerOutputs) -> StepShape:
         """Write the step into the buffers."""
-        rows, table, size = self._batch.rows, self._batch.block_table, self._block_size
+        rows = self._batch.rows
         self._batch.arrange(plan.seq_ids)
         token_ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
         starts, seq_lens, sampled = [0], [], []
-        for index, (seq_id, first, count, samples) in enumerate(
-            zip(plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.samples, strict=True)
+        for seq_id, first, count, num_draws in zip(
+            plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.num_draws, strict=True
         ):
             end = first + count
             if count == 1:
                 token_ids.append(rows[seq_id].token_ids[first])
                 positions.append(first)
-                slots.append(table.item(index, first // size) * size + first % size)
             else:
                 token_ids += rows[seq_id].token_ids[first:end]
                 positions += range(first, end)
-                slots += self._slots_of(index, first, end)
             starts.append(len(positions))
             seq_lens.append(end)
-            if samples:
+            if num_draws:
                 sampled.append(len(positions) - 1)
         shape = StepShape(len(positions), len(seq_lens), len(sampled))
         self._token_ids[: shape.num_tokens] = token_ids
         self._positions[: shape.num_tokens] = positions
-        self._slots[: shape.num_tokens] = slots
+        for slots, table in zip(self._slots, self._batch.block_tables, strict=True):
+            slots[: shape.num_tokens] = self._slots_in(table, plan.num_computed_tokens, seq_lens)
         self._starts[: shape.num_seqs + 1] = starts
         self._seq_lens[: shape.num_seqs] = seq_lens
         self._sampled[: shape.num_sampled] = sampled
@@ -89,7 +90,7 @@ class InputBuilder:
     def one_token(self, *, token_id: int, position: int) -> StepShape:
         """One sampled token at a position of the first block, while the batch is empty."""
         self._token_ids[0] = token_id
-        self._positions[0] = self._slots[0] = position
+        self._positions[0] = self._slots[:, 0] = position
         self._starts[:2] = 0, 1
         self._seq_lens[0] = position + 1
         self._sampled[0] = 0
@@ -101,21 +102,33 @@ class InputBuilder:
             token_ids=torch.from_numpy(self._token_ids[: shape.num_tokens]),
             context=ForwardContext(
                 positions=torch.from_numpy(self._positions[: shape.num_tokens]),
-                slot_mapping=torch.from_numpy(self._slots[: shape.num_tokens]),
-                attention=AttentionMetadata(
-                    query_start=torch.from_numpy(self._starts[: shape.num_seqs + 1]),
-                    seq_lens=torch.from_numpy(self._seq_lens[: shape.num_seqs]),
-                    block_tables=torch.from_numpy(self._batch.block_table[: shape.num_seqs]),
-                    block_size=self._block_size,
-                ),
+                groups=[self._group(index, shape) for index in range(len(self._slots))],
+                group_of_layer=self._group_of_layer,
                 kv_caches=self._kv_caches,
             ),
             sampled_rows=torch.from_numpy(self._sampled[: shape.num_sampled]),
         )
 
-    def _slots_of(self, row: int, first: int, end: int) -> list[int]:
-        """Where the tokens [first, end) of a sequence go."""
+    def _group(self, index: int, shape: StepShape) -> GroupContext:
+        return GroupContext(
+            slot_mapping=torch.from_numpy(self._slots[index, : shape.num_tokens]),
+            attention=AttentionMetadata(
+                query_start=torch.from_numpy(self._starts[: shape.num_seqs + 1]),
+                seq_lens=torch.from_numpy(self._seq_lens[: shape.num_seqs]),
+                block_tables=torch.from_numpy(self._batch.block_tables[index, : shape.num_seqs]),
+                block_size=self._block_size,
+            ),
+        )
+
+    def _slots_in(self, table: NDArray[np.int32], firsts: list[int], ends: list[int]) -> list[int]:
+        """Where in a group's pages the tokens [first, end) of each sequence go."""
         size = self._block_size
-        blocks = self._batch.block_table[row, first // size : cdiv(end, size)].tolist()
-        slots = [slot for block in blocks for slot in range(block * size, (block + 1) * size)]
-        return slots[first % size :][: end - first]
+        slots: list[int] = []
+        for row, (first, end) in enumerate(zip(firsts, ends, strict=True)):
+            if end - first == 1:
+                slots.append(table.item(row, first // size) * size + first % size)
+                continue
+            blocks = table[row, first // size : cdiv(end, size)].tolist()
+            whole = [slot for block in blocks for slot in range(block * size, (block + 1) * size)]
+            slots += whole[first % size :][: end - first]
+        return slots

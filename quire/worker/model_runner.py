@@ -30,7 +30,6 @@ class ModelRunner:
         cache: CacheEngine,
         *,
         vocab_size: int,
-        block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
@@ -38,11 +37,10 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self.vocab_size = vocab_size
-        max_num_blocks = cdiv(max_model_len, block_size)
-        self.batch = InputBatch(max_num_seqs, max_num_blocks)
-        self.inputs = InputBuilder(
-            cache.caches, self.batch, block_size=block_size, max_num_tokens=max_num_batched_tokens
-        )
+        layout = cache.layout
+        max_num_blocks = cdiv(max_model_len, layout.page.block_size)
+        self.batch = InputBatch(max_num_seqs, max_num_blocks, len(layout.groups))
+        self.inputs = InputBuilder(cache.caches, self.batch, layout=layout, max_num_tokens=max_num_batched_tokens)
         self.graphs = GraphRunner(model, self.inputs)
         self.sampler = Sampler(vocab_size)
         self._sampled: tuple[list[int], SamplingBatch] | None = None
@@ -64,16 +62,19 @@ class ModelRunner:
         return result
 
     def _sample(self, plan: SchedulerOutputs, logits: Tensor) -> ModelRunnerOutput:
-        seq_ids = [seq_id for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples]
+        counts = [count for count in plan.num_draws if count]
+        seq_ids = [seq_id for seq_id, count in zip(plan.seq_ids, plan.num_draws, strict=True) if count]
         batch = self._batch_of(seq_ids)
-        drawn = self.sampler.sample(logits, batch, [self.batch.to_fork.get(seq_id, 1) for seq_id in seq_ids])
-        for seq_id, row, token_ids in zip(seq_ids, batch.rows, drawn.token_ids, strict=True):
-            if token_ids:
-                self.batch.to_fork.pop(seq_id, None)
-                row.append(token_ids[0])
+        drawn = self.sampler.sample(logits, batch, counts)
         tokens = iter(drawn.token_ids)
+        by_seq = [next(tokens) if count else [] for count in plan.num_draws]
+        forks = {}
+        if len(logits) < sum(counts):  # hardly ever
+            forks = {seq_id: found for seq_id, found in zip(plan.seq_ids, by_seq, strict=True) if len(found) > 1}
+            by_seq = [[] if len(found) > 1 else found for found in by_seq]
         return ModelRunnerOutput(
-            token_ids=[next(tokens) if samples else [] for samples in plan.samples],
+            token_ids=by_seq,
+            forks=forks,
             logprobs={seq_ids[k]: found for k in batch.logprobs_rows if (found := drawn.logprobs[k])},
             errors={seq_ids[k]: error for k, error in drawn.errors.items()},
         )

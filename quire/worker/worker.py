@@ -42,16 +42,14 @@ class Worker:
                 progress=progress,
             )
         with ledger.stage("kv cache"):
-            specs = model_config.arch.kv_cache_specs(cache_config.block_size, cache_config.dtype, ops=self.ops)
             steps_ahead = 2
             blocks_of_step = cdiv(config.scheduler_config.max_num_batched_tokens, cache_config.block_size)
-            self.cache = CacheEngine(specs, cache_config.num_blocks, num_ahead=steps_ahead * blocks_of_step)
+            self.cache = CacheEngine(config.kv_layout, cache_config.num_blocks, num_ahead=steps_ahead * blocks_of_step)
         with ledger.stage("trial step"):
             self.runner = ModelRunner(
                 self.model,
                 self.cache,
                 vocab_size=model_config.arch.vocab_size,
-                block_size=cache_config.block_size,
                 max_num_seqs=config.scheduler_config.max_num_seqs,
                 max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
                 max_model_len=model_config.max_model_len,

@@ -171,7 +171,7 @@ def test_a_full_disk_is_said_once_and_resume_goes_on(tmp_path: Path) -> None:
     assert status == 1
     told, summary = err.splitlines()
     assert told == (
-        f"quire: --output-file {out} cannot be written: File too large. {kept} replies are safe in it. Make room, then "
+        f"quire: --output-file {out} cannot be written: File too large. It holds {kept} whole replies. Make room, then "
         "--resume goes on from there."
     )
     assert summary == (
@@ -186,7 +186,7 @@ def test_a_full_disk_is_said_once_and_resume_goes_on(tmp_path: Path) -> None:
 def test_a_full_device_is_said_once(batch: tuple[Path, Path]) -> None:
     status, err = run_quire("run-batch", "-i", str(batch[0]), "-o", "/dev/full", *FLAGS)
     assert status == 1
-    assert err.count("cannot be written: No space left on device. 0 replies are safe in it") == 1
+    assert err.count("cannot be written: No space left on device. It holds 0 whole replies.") == 1
     assert len(err.splitlines()) == 2
 
 

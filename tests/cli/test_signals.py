@@ -14,7 +14,7 @@ import pytest
 TIMEOUT = 60
 STARTS_WITHIN_S = 2.5
 COMMANDS = {
-    "run": ["run", "import os", "--max-tokens", "1000"],
+    "run": ["run", "--raw", "import os", "--max-tokens", "1000"],
     "chat": ["chat", "-q", "hello", "--max-tokens", "400"],
     "complete": ["complete", "-q", "x", "--url", "http://192.0.2.1:9"],
     "env": ["env"],

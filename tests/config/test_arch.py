@@ -13,6 +13,7 @@ import pytest
 
 from quire.config.arch import ModelArch, RopeType
 from quire.errors import ConfigError
+from quire.messages.kv import FullAttentionSpec, PageSpec, SlidingWindowSpec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -174,10 +175,8 @@ def test_end_of_sequence_ids(value: object, expected: tuple[int, ...]) -> None:
 
 def test_kv_cache_specs_follow_the_layers() -> None:
     specs = arch_of(GEMMA2, sliding_window=32, head_dim=8).kv_cache_specs(16, "bfloat16", ops="cpu")
-    assert [spec.sliding_window for spec in specs] == [32, None, 32, None]
-    assert {(spec.num_kv_heads, spec.head_size, spec.block_size, spec.dtype) for spec in specs} == {
-        (2, 8, 16, "bfloat16")
-    }
+    page = PageSpec(num_kv_heads=2, head_size=8, dtype="bfloat16", block_size=16, slot_multiple=16)
+    assert specs == [SlidingWindowSpec(page=page, window=32), FullAttentionSpec(page=page)] * 2
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {

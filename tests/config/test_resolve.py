@@ -251,3 +251,52 @@ def test_an_override_that_would_have_no_effect_is_refused(tmp_path: Path) -> Non
 def test_logprobs_have_no_limit_when_so_asked(tmp_path: Path) -> None:
     assert resolved(tmp_path).model_config.max_logprobs == 20
     assert resolved(tmp_path, max_logprobs=-1).model_config.max_logprobs == ARCH.vocab_size
+
+
+# -- windows --------------------------------------------------------------------------------------------------
+
+
+def windowed(tmp_path: Path, layers: list[str], **options: Any) -> QuireConfig:
+    """Resolve a model of 4 layers whose windows are 32 tokens long."""
+    keys = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 32, "layer_types": layers}
+    arch = ModelArch.from_config({**LLAMA, "head_dim": 8, **keys}, source="config.json")
+    return resolve(EngineArgs(**options), arch, MACHINE, path=tmp_path, tokenizer_path=tmp_path)
+
+
+FULL, WINDOW = "full_attention", "sliding_attention"
+
+
+def test_layers_of_windows_share_the_memory_of_full_ones(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"block_size": 16, "kv_cache_memory_bytes": MIB, "max_model_len": 512}
+    full = windowed(tmp_path, [FULL] * 4, **options)
+    half = windowed(tmp_path, [FULL, WINDOW] * 2, **options)
+    assert full.cache_config.num_groups == 1
+    assert half.cache_config.num_groups == 2
+    assert half.cache_config.num_blocks == 2 * full.cache_config.num_blocks, "a page has half as many layers"
+    assert half.memory_plan["kv_cache"] == full.memory_plan["kv_cache"]
+    assert half.cache_config.num_tokens == full.cache_config.num_tokens
+
+
+def test_the_cache_is_as_large_as_all_sequences_can_use(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    assert windowed(tmp_path, [WINDOW] * 4, **options).cache_config.num_blocks == 8 * 7  # 95 tokens lie in 7 blocks
+    assert windowed(tmp_path, [WINDOW, FULL] * 2, **options).cache_config.num_blocks == 8 * (7 + 32)
+
+
+def test_chunks_are_as_small_as_the_cache_needs(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"block_size": 16, "max_model_len": 512}
+    config = windowed(tmp_path, [WINDOW] * 4, num_gpu_blocks_override=5, **options)
+    assert config.scheduler_config.max_chunk_tokens == 34
+    assert "5 blocks would not hold" in config.choices["max_chunk_tokens"].reason
+    assert "max_chunk_tokens" not in windowed(tmp_path, [WINDOW] * 4, num_gpu_blocks_override=32, **options).choices
+    with pytest.raises(ConfigError, match="KV cache holds 32 tokens"):
+        windowed(tmp_path, [WINDOW] * 4, num_gpu_blocks_override=2, **options)
+
+
+def test_a_context_is_shortened_to_what_all_groups_hold(tmp_path: Path) -> None:
+    config = windowed(tmp_path, [FULL, WINDOW] * 2, block_size=16, num_gpu_blocks_override=30)
+    length, chunk = config.model_config.max_model_len, config.scheduler_config.max_chunk_tokens
+    layout = config.kv_layout
+    assert layout.most_blocks(length, chunk) <= 30 < layout.most_blocks(length + 1, 256)
+    with pytest.raises(ConfigError, match="in each of 2 groups"):
+        windowed(tmp_path, [FULL, WINDOW] * 2, block_size=16, num_gpu_blocks_override=1)

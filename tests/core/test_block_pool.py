@@ -9,7 +9,7 @@ from quire.core.block_pool import BlockPool
 
 def remembered(pool: BlockPool, name: bytes) -> int:
     block_id = pool.allocate()
-    pool.remember(block_id, name, b"parent", (1, 2))
+    pool.remember(block_id, 0, name, b"parent", (1, 2))
     return block_id
 
 
@@ -26,12 +26,12 @@ def test_a_cached_block_can_be_found_and_shared_until_it_is_evicted() -> None:
     pool = BlockPool(1)
     block_id = remembered(pool, b"a")
     pool.release(block_id)
-    assert pool.find(b"a", b"parent", (1, 2)) == block_id
+    assert pool.find(0, b"a", b"parent", (1, 2)) == block_id
     pool.share(block_id)
     assert pool.num_free == 0
     pool.release(block_id)
     pool.allocate()
-    assert pool.find(b"a", b"parent", (1, 2)) is None
+    assert pool.find(0, b"a", b"parent", (1, 2)) is None
 
 
 def test_emptied_blocks_are_taken_again_before_those_never_used() -> None:
@@ -47,14 +47,14 @@ def test_emptied_blocks_are_taken_again_before_those_never_used() -> None:
 def test_equal_hash_with_other_tokens_or_other_parent_is_not_found() -> None:
     pool = BlockPool(1)
     remembered(pool, b"a")
-    assert pool.find(b"a", b"parent", (1, 3)) is None
-    assert pool.find(b"a", b"other", (1, 2)) is None
+    assert pool.find(0, b"a", b"parent", (1, 3)) is None
+    assert pool.find(0, b"a", b"other", (1, 2)) is None
 
 
 def test_the_second_block_with_the_same_content_is_not_indexed() -> None:
     pool = BlockPool(2)
     first, second = remembered(pool, b"a"), remembered(pool, b"a")
-    assert pool.find(b"a", b"parent", (1, 2)) == first
+    assert pool.find(0, b"a", b"parent", (1, 2)) == first
     pool.release(second)
     pool.check({first: 1})
 

@@ -26,9 +26,10 @@ def num_running(core: FakeCore, tenant: str) -> int:
 def computed(core: FakeCore, tenant: str) -> int:
     """Tokens of the tenant in the last step."""
     plan = core.last_plan
-    sequences = core.executor.sequences
+    executor = core.executor
     counts = zip(plan.seq_ids, plan.num_scheduled_tokens, strict=True)
-    return sum(count for seq_id, count in counts if sequences[seq_id].request.tenant == tenant)
+    tenants = {seq_id: executor.requests[seq.request_id].tenant for seq_id, seq in executor.sequences.items()}
+    return sum(count for seq_id, count in counts if tenants[seq_id] == tenant)
 
 
 @pytest.mark.parametrize("params", [{}, {"n": 4}])

@@ -25,9 +25,10 @@ def move(source: FakeCore, target: FakeCore) -> None:
     target.scheduler.check()
 
 
+@pytest.mark.parametrize("windows", [(None,), (None, 6)])
 @pytest.mark.parametrize("num_steps", range(14))
-def test_moved_requests_produce_what_they_would_have(num_steps: int) -> None:
-    first, second = (FakeCore(num_blocks=64, max_num_batched_tokens=16) for _ in range(2))
+def test_moved_requests_produce_what_they_would_have(num_steps: int, windows: tuple[int | None, ...]) -> None:
+    first, second = (FakeCore(num_blocks=64, max_num_batched_tokens=16, windows=windows) for _ in range(2))
     submit_all(first)
     for _ in range(num_steps):
         first.step()

@@ -12,7 +12,7 @@ from quire.core.stop import finish_of
 from quire.messages.output import FinishReason
 from quire.messages.request import EngineCoreRequest
 from quire.sampling_params import SamplingParams
-from tests.fakes import FakeCore, expected_tokens
+from tests.fakes import FakeCore, expected_tokens, specs_of
 
 
 def assert_right(core: FakeCore, request_id: str, prompt: list[int], num_tokens: int, branch: int = 0) -> None:
@@ -268,16 +268,23 @@ ACTIONS = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(
     actions=st.lists(ACTIONS, max_size=40),
-    num_blocks=st.integers(8, 24),
+    windows=st.sampled_from([(None,), (5,), (None, 6), (None, 1, 9)]),
+    spare_blocks=st.integers(0, 16),
     budget=st.integers(4, 40),
     caching=st.booleans(),
     several_tenants=st.booleans(),
 )
 def test_any_sequence_of_events_keeps_every_invariant(
-    actions: list[tuple[object, ...]], num_blocks: int, budget: int, caching: bool, several_tenants: bool
+    actions: list[tuple[object, ...]],
+    windows: tuple[int | None, ...],
+    spare_blocks: int,
+    budget: int,
+    caching: bool,
+    several_tenants: bool,
 ) -> None:
     core = FakeCore(
-        num_blocks=num_blocks,
+        num_blocks=sum(spec.most_blocks(32, 7) for spec in specs_of(4, windows)) + spare_blocks,
+        windows=windows,
         max_num_seqs=4,
         max_num_batched_tokens=budget,
         max_chunk_tokens=7,

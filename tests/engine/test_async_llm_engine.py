@@ -43,6 +43,7 @@ class Gate:
         """Set when a step has come to the closed gate."""
         self.error: Exception | None = None
         self.forgets_results = False
+        self.poisoned: set[str] = set()
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         if not self.is_open.is_set():
@@ -50,7 +51,8 @@ class Gate:
             assert self.is_open.wait(TIMEOUT)
         if self.error is not None:
             raise self.error
-        if any(new.request.prompt_token_ids == POISON for new in plan.new_sequences):
+        self.poisoned |= {new.request_id for new in plan.new_requests if new.prompt_token_ids == POISON}
+        if any(new.request_id in self.poisoned for new in plan.new_sequences):
             raise RuntimeError("poison")
         result = self.inner.execute(plan)
         if self.forgets_results:

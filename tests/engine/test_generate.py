@@ -100,7 +100,7 @@ def test_warnings_about_parameters_and_lengths_reach_the_output(llm: LLM) -> Non
     params = ascii_params(temperature=0.001, max_tokens=10_000)
     first, second = one(llm, PROMPTS[0], params).warnings
     assert "temperature" in first
-    assert "max_tokens" in second
+    assert "the answer can have " in second
 
 
 def test_a_closed_engine_says_so(checkpoint: Checkpoint) -> None:

@@ -51,7 +51,7 @@ class Closed:
 
 
 def test_a_dead_executor_is_nobodys_fault() -> None:
-    plan = SchedulerOutputs(seq_ids=[1], num_computed_tokens=[0], num_scheduled_tokens=[1], samples=[True])
+    plan = SchedulerOutputs(seq_ids=[1], num_computed_tokens=[0], num_scheduled_tokens=[1], num_draws=[1])
     with pytest.raises(EngineDeadError):
         execute_guarded(Closed(), plan)
 

@@ -27,7 +27,7 @@ def receipt() -> Receipt:
 
 def written(receipt: Receipt, directory: Path) -> str:
     file = directory / "receipt.json"
-    file.write_bytes(receipt.to_json())
+    file.write_text(receipt.to_json())
     return str(file)
 
 

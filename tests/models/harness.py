@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.attention.context import ForwardContext
+from quire.attention.context import ForwardContext, GroupContext
 from quire.config.arch import ModelArch
 from quire.loader.load import load_model
+from quire.messages.kv import SlidingWindowSpec
 from quire.models.interfaces import Model
 from quire.ops import functional, table
 from quire.ops.functional import AttentionMetadata
@@ -23,15 +24,17 @@ def arch_of(directory: Path) -> ModelArch:
 
 @dataclass
 class Row:
-    """A sequence: its tokens, how many are computed, and its blocks."""
+    """A sequence: its tokens, how many are computed, and its blocks in each KV group."""
 
     token_ids: list[int]
+    tables: list[list[int]]
     num_computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    num_freed: dict[int, int] = field(default_factory=dict)
+    """By group: leading blocks that it has given back."""
 
 
 class Harness:
-    """A model, its caches, and rows that take turns."""
+    """A model, its caches, and rows that take turns. What nobody wrote, or will read, is NaN."""
 
     def __init__(
         self,
@@ -45,59 +48,81 @@ class Harness:
         self.arch = arch_of(directory)
         self.model: Model = load_model(directory, self.arch, dtype=dtype, max_model_len=max_model_len)
         self.block_size = block_size
-        self.caches = [
+        self.layout = self.arch.kv_layout(block_size, str(dtype).removeprefix("torch."), ops=table.in_use())
+        page = self.layout.page
+        self.parts = [
             functional.allocate_kv_cache(
                 num_blocks=num_blocks,
                 block_size=block_size,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
+                num_kv_heads=page.num_kv_heads,
+                head_size=page.head_size,
                 dtype=dtype,
-            )
-            for spec in self.arch.kv_cache_specs(block_size, str(dtype).removeprefix("torch."), ops=table.in_use())
+            ).fill_(float("nan"))
+            for _ in range(self.layout.layers_per_page)
         ]
-        for cache in self.caches:
-            cache.fill_(float("nan"))  # what nobody wrote must not be read
+        self.caches = [self.parts[part] for _, part in sorted(self.layout.part_of_layer.items())]
         generator = torch.Generator().manual_seed(1)
         self.free = torch.randperm(num_blocks, generator=generator).tolist()
 
     def add(self, token_ids: list[int]) -> Row:
-        return Row(list(token_ids))
+        return Row(list(token_ids), [[] for _ in self.layout.groups])
 
     def step(self, work: list[tuple[Row, int]]) -> list[Tensor]:
         """Compute the next tokens of each row, in one forward. Gives float32 logits [tokens, V] per row."""
         hidden = self.model.forward(*self._inputs(work))
         logits = self.model.compute_logits(hidden)
+        for row, _ in work:
+            self._free_unread(row)
         return list(logits.split([count for _, count in work]))
 
     def _inputs(self, work: list[tuple[Row, int]]) -> tuple[Tensor, ForwardContext]:
-        tokens, positions, slots, starts = [], [], [], [0]
+        tokens, positions, starts = [], [], [0]
         for row, count in work:
             end = row.num_computed + count
-            while len(row.blocks) * self.block_size < end:
-                row.blocks.append(self.free.pop())
-            for position in range(row.num_computed, end):
-                tokens.append(row.token_ids[position])
-                positions.append(position)
-                slots.append(row.blocks[position // self.block_size] * self.block_size + position % self.block_size)
+            for blocks in row.tables:
+                while len(blocks) * self.block_size < end:
+                    blocks.append(self.free.pop())
+            tokens += row.token_ids[row.num_computed : end]
+            positions += range(row.num_computed, end)
             starts.append(len(tokens))
             row.num_computed = end
-        lengths = [row.num_computed for row, _ in work]
-        tables = torch.zeros(len(work), max(len(row.blocks) for row, _ in work), dtype=torch.int32)
-        for index, (row, _) in enumerate(work):
-            tables[index, : len(row.blocks)] = torch.tensor(row.blocks, dtype=torch.int32)
-        metadata = AttentionMetadata(
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor(lengths, dtype=torch.int32),
-            block_tables=tables,
-            block_size=self.block_size,
-        )
         context = ForwardContext(
             positions=torch.tensor(positions),
-            slot_mapping=torch.tensor(slots),
-            attention=metadata,
+            groups=[self._group(index, work, starts) for index in range(len(self.layout.groups))],
+            group_of_layer=self.layout.group_of_layer,
             kv_caches=self.caches,
         )
         return torch.tensor(tokens), context
+
+    def _group(self, index: int, work: list[tuple[Row, int]], starts: list[int]) -> GroupContext:
+        slots = [
+            row.tables[index][position // self.block_size] * self.block_size + position % self.block_size
+            for row, count in work
+            for position in range(row.num_computed - count, row.num_computed)
+        ]
+        tables = torch.zeros(len(work), max(len(row.tables[index]) for row, _ in work), dtype=torch.int32)
+        for number, (row, _) in enumerate(work):
+            tables[number, : len(row.tables[index])] = torch.tensor(row.tables[index], dtype=torch.int32)
+        metadata = AttentionMetadata(
+            query_start=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor([row.num_computed for row, _ in work], dtype=torch.int32),
+            block_tables=tables,
+            block_size=self.block_size,
+        )
+        return GroupContext(slot_mapping=torch.tensor(slots), attention=metadata)
+
+    def _free_unread(self, row: Row) -> None:
+        """Give back what no query will read; the table goes on naming it."""
+        for index, group in enumerate(self.layout.groups):
+            if isinstance(group.spec, SlidingWindowSpec):
+                first, end = row.num_freed.get(index, 0), group.spec.num_unread_blocks(row.num_computed)
+                self._give_back(row.tables[index][first:end])
+                row.num_freed[index] = end
+
+    def _give_back(self, blocks: list[int]) -> None:
+        for part in self.parts:
+            part[:, blocks] = float("nan")
+        self.free.extend(blocks)
 
     def logits(self, token_ids: list[int], *, chunk: int | None = None) -> Tensor:
         """Logits of every position of a new row, computed at once or in chunks. Shapes: -> [T, V]."""
@@ -105,5 +130,6 @@ class Harness:
         while row.num_computed < len(token_ids):
             count = min(chunk or len(token_ids), len(token_ids) - row.num_computed)
             parts.extend(self.step([(row, count)]))
-        self.free.extend(row.blocks)
+        for index, blocks in enumerate(row.tables):
+            self._give_back(blocks[row.num_freed.get(index, 0) :])
         return torch.cat(parts)

@@ -55,6 +55,14 @@ def test_every_instruction_set_computes_the_same_within_rounding(isa: str) -> No
     assert torch.allclose(values.view(5, 64), x.float() @ dense.float().T, atol=1e-4)
 
 
+def test_a_machine_that_has_no_kernels_is_not_told_to_build_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "paths", list)
+    assert library.BUILD_COMMAND in str(library._open.__wrapped__())
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    reason = "native kernels exist for Linux on x86_64 only; this is Linux on aarch64"
+    assert library._open.__wrapped__() == reason
+
+
 def test_an_instruction_set_beyond_the_machine_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CPU_ISA", "amx")
     reason = library._wanted_isa(1)

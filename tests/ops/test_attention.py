@@ -134,6 +134,27 @@ def test_a_long_context_divided_among_threads_keeps_its_bits(
 
 @each_implementation
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+@pytest.mark.parametrize(("window", "chunk"), [(1, 7), (24, 1), (24, 129), (130, 7)])
+def test_blocks_behind_the_window_are_not_read(
+    implementation: str, dtype: torch.dtype, cache_dtype: torch.dtype, block_size: int, window: int, chunk: int
+) -> None:
+    """They are given back when nothing sees them, and whoever gets them may write NaN."""
+    length = 290
+    pages = Pages.of(implementation, [length], block_size=block_size, dtype=dtype, cache_dtype=cache_dtype)
+    whole = pages.attend([(0, 0, length)], sliding_window=window)[0]
+    parts, free = [], 0
+    for start in range(0, length, chunk):
+        for index in range(free, max(0, start - window + 1) // block_size):
+            pages.cache[:, pages.tables[0, index]] = -1 if cache_dtype == torch.int8 else float("nan")
+            pages.tables[0, index] = pages.tables[0, 0]
+            free = index + 1
+        parts.extend(pages.attend([(0, start, min(start + chunk, length))], sliding_window=window))
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@each_implementation
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 def test_a_broken_neighbour_changes_nothing(implementation: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     pages = Pages.of(implementation, [40, 40], dtype=dtype, cache_dtype=cache_dtype)
     alone = pages.attend([(1, 0, 40)])[0]

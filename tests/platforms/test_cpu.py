@@ -79,3 +79,8 @@ def test_this_machine_can_be_described() -> None:
     assert 0 < found.available_memory <= found.total_memory
     assert found.num_cores >= 1
     assert found.ops_reason
+
+
+def test_a_system_without_affinity_offers_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cpu.usable_cores(tmp_path) == os.cpu_count()

@@ -57,18 +57,11 @@ def test_the_largest_request_takes_no_more_than_is_planned_for_it() -> None:
 def test_branches_share_what_is_made_of_a_request() -> None:
     request, batch = largest_request(), InputBatch(max_num_seqs=4, max_num_blocks=1)
     for seq_id in range(3):
-        new = NewSequenceData(
-            seq_id=seq_id,
-            branch=seq_id,
-            token_ids=[1, 5],
-            num_prompt_tokens=1,
-            request=request,
-            block_ids=[],
-            num_branches=1,
-        )
-        batch.apply(SchedulerOutputs(new_sequences=[new]))
+        new = NewSequenceData(seq_id, request.request_id, branch=seq_id, output_token_ids=[5], block_ids=[(0, [])])
+        batch.apply(SchedulerOutputs(new_requests=[] if seq_id else [request], new_sequences=[new]))
     assert len({id(row.controls) for row in batch.rows.values()}) == 1
-    batch.apply(SchedulerOutputs(removed_seq_ids=[0, 1, 2]))
+    batch.apply(SchedulerOutputs(removed_seq_ids=[0, 1, 2], removed_request_ids=[request.request_id]))
     again = largest_request()
-    batch.apply(SchedulerOutputs(new_sequences=[NewSequenceData(3, 0, [1], 1, again, [], 1)]))
+    new = NewSequenceData(3, again.request_id, 0, [], [(0, [])])
+    batch.apply(SchedulerOutputs(new_requests=[again], new_sequences=[new]))
     assert batch.rows[3].controls.request is again

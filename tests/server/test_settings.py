@@ -40,7 +40,6 @@ FLAGS = {
     "--max-requests-per-minute-per-key",
     "--max-sequences-per-request",
     "--max-tokens-per-request",
-    "--max-tokens-policy",
     "--min-body-rate",
     "--min-reply-rate",
     "--otlp-traces-endpoint",

@@ -88,6 +88,8 @@ def test_a_request_is_a_span_in_its_callers_trace(serve: Any, collector: Collect
     assert found["gen_ai.usage.output_tokens"] == reply["usage"]["completion_tokens"]
     assert found["gen_ai.response.finish_reasons"] == [choice["finish_reason"] for choice in reply["choices"]]
     assert 0 <= found["gen_ai.latency.time_to_first_token"] <= found["gen_ai.latency.e2e"]
+    assert [each.name for each in chat.events] == ["first token", "queued", "prefill", "decode"]
+    assert found["quire.phase.decode"] > 0 < found["quire.waited_for.next_step"]
     assert chat.start_time_unix_nano <= chat.events[0].time_unix_nano <= chat.end_time_unix_nano
     assert completion.name == "text_completion quire-tiny"
     assert not completion.parent_span_id

@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import copy_context
@@ -16,7 +17,7 @@ import pytest
 
 from quire.errors import EngineOverloaded, EngineUnavailable
 from quire.utils.cancellation import check_cancelled
-from quire.utils.work_pool import WorkPool, is_heavy, owner
+from quire.utils.work_pool import TURN_S, WorkPool, is_heavy, owner
 
 TIMEOUT = 60
 
@@ -167,13 +168,63 @@ def test_keys_take_turns(gate: Gate) -> None:
 
 def test_heavy_work_leaves_a_thread_to_others(gate: Gate) -> None:
     async def main() -> None:
-        pool = WorkPool(num_threads=2)
+        pool = WorkPool(num_threads=3)
         heavy = [started_as(-1, pool.run(gate), heavy=True) for _ in range(5)]
         await begun(gate)
         assert await pool.run(lambda: "light") == "light"
-        assert (pool.num_running, pool.num_waiting) == (1, 4)
+        while pool.num_running < 2:
+            await asyncio.sleep(0)
+        assert (pool.num_running, pool.num_waiting) == (2, 3)
         gate.may_go.set()
         await asyncio.gather(*heavy)
+        pool.close()
+
+    run(main)
+
+
+def test_long_jobs_take_turns_and_new_jobs_do_not_wait_for_them() -> None:
+    computing: list[int] = []
+    at_once: list[int] = []
+    stop = threading.Event()
+
+    def long() -> None:
+        """From the second check on this is a long job: between two checks no other one may compute."""
+        for beyond_first_turn in (False, *[True] * 10_000):
+            time.sleep(TURN_S)
+            check_cancelled()
+            if stop.is_set():
+                return
+            if beyond_first_turn:
+                computing.append(1)
+                at_once.append(len(computing))
+                time.sleep(0.001)
+                computing.pop()
+
+    async def main() -> None:
+        pool = WorkPool()
+        jobs = [started_as(-1, pool.run(long), heavy=True) for _ in range(3)]
+        while len(at_once) < 20:
+            assert await pool.run(lambda: "new") == "new"
+        stop.set()
+        await asyncio.gather(*jobs)
+        assert max(at_once) == 1
+        assert await pool.run(long) is None, "the turn was given back"
+        pool.close()
+
+    run(main)
+
+
+def test_an_owner_leaves_threads_to_others(gate: Gate) -> None:
+    async def main() -> None:
+        pool = WorkPool(num_threads=4)
+        greedy = [started_as(1, pool.run(gate)) for _ in range(8)]
+        await begun(gate)
+        assert await started_as(2, pool.run(lambda: "other")) == "other"
+        while pool.num_running < 3:
+            await asyncio.sleep(0)
+        assert (pool.num_running, pool.num_waiting) == (3, 5)
+        gate.may_go.set()
+        await asyncio.gather(*greedy)
         pool.close()
 
     run(main)

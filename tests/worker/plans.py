@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from quire.core.scheduler import Scheduler
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.sampling_params import SamplingParams
+from tests.fakes import specs_of
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 40
 
@@ -34,30 +36,34 @@ def requests() -> st.SearchStrategy[list[EngineCoreRequest]]:
     )
 
 
-def new_sequence(
-    seq_id: int, token_ids: list[int], block_ids: list[int], *, num_branches: int = 1, **params: Any
-) -> NewSequenceData:
-    """A sequence that asks for up to nine tokens, greedily unless the parameters say otherwise."""
-    return NewSequenceData(
-        seq_id=seq_id,
-        branch=0,
-        token_ids=token_ids,
-        num_prompt_tokens=len(token_ids),
-        request=EngineCoreRequest(
-            request_id=str(seq_id),
-            prompt_token_ids=token_ids,
-            sampling_params=SamplingParams(temperature=0, **params),
-            seed=0,
-            max_tokens=9,
-        ),
-        block_ids=block_ids,
-        num_branches=num_branches,
+class New(NamedTuple):
+    """A sequence, and its request."""
+
+    request: EngineCoreRequest
+    sequence: NewSequenceData
+
+
+def new_sequence(seq_id: int, token_ids: list[int], block_ids: list[int], **params: Any) -> New:
+    """A sequence in one KV group that asks for up to nine tokens, greedily unless the parameters say otherwise."""
+    request = EngineCoreRequest(
+        request_id=str(seq_id),
+        prompt_token_ids=token_ids,
+        sampling_params=SamplingParams(temperature=0, **params),
+        seed=0,
+        max_tokens=9,
     )
+    return New(request, NewSequenceData(seq_id, request.request_id, 0, [], [(0, block_ids)]))
 
 
-def scheduler(block_size: int, num_blocks: int, chunk: int) -> Scheduler:
+def introducing(*new: New) -> dict[str, Any]:
+    """The fields of an instruction that let the worker know them."""
+    return {"new_requests": [each.request for each in new], "new_sequences": [each.sequence for each in new]}
+
+
+def scheduler(block_size: int, num_blocks: int, chunk: int, windows: Sequence[int | None] = (None,)) -> Scheduler:
+    """A scheduler over a KV group for each window."""
     return Scheduler(
-        BlockManager(num_blocks, block_size, enable_prefix_caching=True),
+        BlockManager(num_blocks, specs_of(block_size, windows), max_chunk_tokens=chunk, enable_prefix_caching=True),
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=24,
         max_model_len=MAX_MODEL_LEN,
@@ -68,9 +74,11 @@ def scheduler(block_size: int, num_blocks: int, chunk: int) -> Scheduler:
 
 def null_result(plan: SchedulerOutputs, core: Scheduler, step: int) -> ModelRunnerOutput:
     """A token for each sequence that samples, one per branch at a fork."""
-    return ModelRunnerOutput(
-        token_ids=[
-            [(step + branch) % 7 for branch in range(core._scheduled[seq_id].num_to_fork)] if samples else []
-            for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True)
-        ]
-    )
+    result = ModelRunnerOutput()
+    for seq_id, num_draws in zip(plan.seq_ids, plan.num_draws, strict=True):
+        assert num_draws in (0, core._scheduled[seq_id].num_to_fork)
+        drawn = [(step + branch) % 7 for branch in range(num_draws)]
+        result.token_ids.append(drawn if num_draws == 1 else [])
+        if num_draws > 1:
+            result.forks[seq_id] = drawn
+    return result

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
+from quire.messages.kv import kv_layout
 from quire.ops import functional as F
 from quire.ops import table
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
 from quire.worker.input_builder import InputBuilder
+from tests.fakes import specs_of
 from tests.ops.implementations import implementations_of, rand
 
 
@@ -60,7 +62,7 @@ def test_only_what_is_done_by_ops_is_recorded(implementation: str, case: str) ->
     model = Small(alter)
     model.table[:, 0] = 0  # so that `with_values` reads row 0 of what is computed
     model.weight = F.pack_linear([torch.eye(32)], dtype=torch.float32)
-    builder = InputBuilder([], InputBatch(2, 3), block_size=4, max_num_tokens=8)
+    builder = InputBuilder([], InputBatch(2, 3), layout=kv_layout(specs_of(4)), max_num_tokens=8)
     runner = GraphRunner(model, builder)
     assert runner.recordable == (recordable or not F.make_graphs().only_ops)
     for token_id, position in ((7, 0), (9, 3), (7, 2)):

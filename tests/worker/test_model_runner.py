@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
-from quire.messages.kv import KVCacheSpec
+from quire.messages.kv import kv_layout
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.ops import table
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.model_runner import ModelRunner
+from tests.fakes import specs_of
 from tests.worker import plans
+from tests.worker.plans import introducing
 
 VOCAB_SIZE, BLOCK_SIZE = 23, 4
 
@@ -29,7 +31,7 @@ class Successor:
         self.slots: list[list[int]] = []
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        self.slots.append(ctx.slot_mapping.tolist())
+        self.slots.append(ctx.groups[0].slot_mapping.tolist())
         return torch.stack((token_ids, ctx.positions), dim=1).float()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -43,28 +45,26 @@ class Successor:
 @pytest.fixture
 def runner() -> ModelRunner:
     table.use("reference")
-    spec = KVCacheSpec(num_kv_heads=1, head_size=8, dtype="float32", block_size=BLOCK_SIZE)
     return ModelRunner(
         Successor(),
-        CacheEngine([spec, spec], 60, num_ahead=4),
+        CacheEngine(kv_layout(specs_of(BLOCK_SIZE) * 2), 60, num_ahead=4),
         vocab_size=VOCAB_SIZE,
-        block_size=BLOCK_SIZE,
         max_num_seqs=4,
         max_num_batched_tokens=200,
         max_model_len=200,
     )
 
 
-def new(seq_id: int, token_ids: list[int], *, num_branches: int = 1, **params: Any) -> NewSequenceData:
+def new(seq_id: int, token_ids: list[int], **params: Any) -> plans.New:
     block_ids = list(range(-(-len(token_ids) // BLOCK_SIZE)))
-    return plans.new_sequence(seq_id, token_ids, block_ids, num_branches=num_branches, **params)
+    return plans.new_sequence(seq_id, token_ids, block_ids, **params)
 
 
-def step(runner: ModelRunner, scheduled: list[tuple[int, int, int, bool]], **fields: Any) -> ModelRunnerOutput:
-    """Run (seq_id, computed, count, samples) for each sequence."""
-    ids, computed, counts, samples = (list(column) for column in zip(*scheduled, strict=True))
+def step(runner: ModelRunner, scheduled: list[tuple[int, int, int, int]], **fields: Any) -> ModelRunnerOutput:
+    """Run (seq_id, computed, count, draws) for each sequence."""
+    ids, computed, counts, num_draws = (list(column) for column in zip(*scheduled, strict=True))
     plan = SchedulerOutputs(
-        seq_ids=ids, num_computed_tokens=computed, num_scheduled_tokens=counts, samples=samples, **fields
+        seq_ids=ids, num_computed_tokens=computed, num_scheduled_tokens=counts, num_draws=num_draws, **fields
     )
     return runner.execute(plan)
 
@@ -72,17 +72,18 @@ def step(runner: ModelRunner, scheduled: list[tuple[int, int, int, bool]], **fie
 def test_only_sequences_that_reach_their_last_token_are_sampled(runner: ModelRunner) -> None:
     result = step(
         runner,
-        [(0, 0, 3, True), (1, 0, 2, False), (2, 0, 1, True)],
-        new_sequences=[new(0, [1, 2, 3]), new(1, [4, 5, 6, 7]), new(2, [8])],
+        [(0, 0, 3, 1), (1, 0, 2, 0), (2, 0, 1, 1)],
+        **introducing(new(0, [1, 2, 3]), new(1, [4, 5, 6, 7]), new(2, [8])),
     )
     assert result.token_ids == [[4], [], [9]]
     assert result.logprobs == {}
     assert runner.model.num_logit_rows == [2]  # type: ignore[attr-defined]
-    assert step(runner, [(1, 2, 2, True), (0, 3, 1, True)]).token_ids == [[8], [5]]
+    again = step(runner, [(1, 2, 2, 1), (0, 3, 1, 1)], new_token_ids={0: (3, [4])})
+    assert again.token_ids == [[8], [5]]
 
 
 def test_a_step_that_schedules_nothing_still_forgets_rows_and_copies_blocks(runner: ModelRunner) -> None:
-    step(runner, [(0, 0, 3, True)], new_sequences=[new(0, [1, 2, 3])])
+    step(runner, [(0, 0, 3, 1)], **introducing(new(0, [1, 2, 3])))
     for cache in runner.cache.caches:
         cache.copy_(torch.rand(cache.shape))
     before = [cache.clone() for cache in runner.cache.caches]
@@ -97,12 +98,14 @@ def test_a_step_that_schedules_nothing_still_forgets_rows_and_copies_blocks(runn
 
 
 def test_a_fork_draws_one_token_for_each_branch_once(runner: ModelRunner) -> None:
-    first = step(runner, [(0, 0, 2, False)], new_sequences=[new(0, [1, 2, 3], num_branches=3, logprobs=0)])
+    first = step(runner, [(0, 0, 2, 0)], **introducing(new(0, [1, 2, 3], n=3, logprobs=0)))
     assert first.token_ids == [[]]
-    forked = step(runner, [(0, 2, 1, True)])
-    assert forked.token_ids == [[4, 4, 4]]
-    assert len(forked.logprobs[0]) == 3
-    assert step(runner, [(0, 3, 1, True)]).token_ids == [[5]]
+    for _ in range(2):  # to draw changes nothing
+        forked = step(runner, [(0, 2, 1, 3)])
+        assert forked.token_ids == [[]]
+        assert forked.forks == {0: [4, 4, 4]}
+        assert len(forked.logprobs[0]) == 3
+    assert step(runner, [(0, 3, 1, 1)], new_token_ids={0: (3, [4])}).token_ids == [[5]]
 
 
 @pytest.mark.parametrize("chunks", [[170], [1] * 170, [64, 64, 42], [65, 1, 63, 41], [100, 70]])
@@ -112,8 +115,8 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut(runner: ModelRun
     positions: list[PositionLogprobs] = []
     computed = 0
     for count in chunks:
-        fields = {} if computed else {"new_sequences": [new(0, prompt, prompt_logprobs=k)]}
-        result = step(runner, [(0, computed, count, computed + count == 170)], **fields)
+        fields = {} if computed else introducing(new(0, prompt, prompt_logprobs=k))
+        result = step(runner, [(0, computed, count, int(computed + count == 170))], **fields)
         positions += result.prompt_logprobs.get(0, [])
         computed += count
     assert len(positions) == 169
@@ -131,37 +134,26 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut(runner: ModelRun
 def test_prompts_are_scored_beside_sequences_that_did_not_ask(runner: ModelRunner) -> None:
     result = step(
         runner,
-        [(0, 0, 3, True), (1, 0, 4, True), (2, 0, 1, True)],
-        new_sequences=[new(0, [1, 2, 3]), new(1, [4, 5, 9, 7], prompt_logprobs=0), new(2, [8], prompt_logprobs=0)],
+        [(0, 0, 3, 1), (1, 0, 4, 1), (2, 0, 1, 1)],
+        **introducing(new(0, [1, 2, 3]), new(1, [4, 5, 9, 7], prompt_logprobs=0), new(2, [8], prompt_logprobs=0)),
     )
     assert [entry.token_ids for entry in result.prompt_logprobs[1]] == [[5], [9], [7]]
     assert result.prompt_logprobs[1][0].rank == 1
     assert result.prompt_logprobs.keys() == {1}, "a prompt of one token has nothing to score"
-    assert step(runner, [(1, 4, 1, True)]).prompt_logprobs == {}
+    assert step(runner, [(1, 4, 1, 1)], new_token_ids={1: (4, [8])}).prompt_logprobs == {}
 
 
 def test_a_preempted_sequence_comes_back_with_other_blocks_and_all_its_tokens(runner: ModelRunner) -> None:
-    step(runner, [(0, 0, 3, True)], new_sequences=[new(0, [1, 2, 3])])
+    step(runner, [(0, 0, 3, 1)], **introducing(new(0, [1, 2, 3])))
     runner.execute(SchedulerOutputs(removed_seq_ids=[0], preempted_seq_ids=[0]))
-    back = new(0, [1, 2, 3, 4])
-    back.block_ids, back.num_prompt_tokens = [5], 3
-    assert step(runner, [(0, 0, 4, True)], new_sequences=[back]).token_ids == [[5]]
+    back = NewSequenceData(0, "0", 0, [4], [(0, [5])])
+    assert step(runner, [(0, 0, 4, 1)], new_sequences=[back]).token_ids == [[5]]
     assert runner.model.slots[-1] == [20, 21, 22, 23]  # type: ignore[attr-defined]
 
 
 def test_blocks_change_where_the_instruction_says(runner: ModelRunner) -> None:
-    step(runner, [(0, 0, 4, True)], new_sequences=[new(0, [1, 2, 3, 4])])
-    step(runner, [(0, 4, 1, True)], new_block_ids={0: (1, [8])})
-    step(runner, [(0, 5, 1, True)], new_block_ids={0: (1, [9])}, blocks_to_copy=[(8, 9)])
+    step(runner, [(0, 0, 4, 1)], **introducing(new(0, [1, 2, 3, 4])))
+    step(runner, [(0, 4, 1, 1)], new_block_ids={0: [(1, [8])]}, new_token_ids={0: (4, [5])})
+    copied: dict[str, Any] = {"new_block_ids": {0: [(1, [9])]}, "blocks_to_copy": [(8, 9)]}
+    step(runner, [(0, 5, 1, 1)], new_token_ids={0: (5, [6])}, **copied)
     assert runner.model.slots[1:] == [[32], [37]]  # type: ignore[attr-defined]
-
-
-def test_a_cache_is_allocated_for_each_layer() -> None:
-    table.use("reference")
-    specs = [
-        KVCacheSpec(num_kv_heads=heads, head_size=8, dtype=dtype, block_size=BLOCK_SIZE)
-        for heads, dtype in ((1, "float32"), (2, "bfloat16"))
-    ]
-    caches = CacheEngine(specs, 5, num_ahead=2).caches
-    assert [cache.dtype for cache in caches] == [torch.float32, torch.bfloat16]
-    assert [cache.numel() * cache.element_size() for cache in caches] == [5 * spec.bytes_per_block for spec in specs]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from quire.config.arch import ModelArch
-from quire.config.memory_plan import bytes_per_block
 from quire.ops import table
 from quire.worker.cache_engine import CacheEngine
 from tests.checkpoints import FAMILIES
@@ -32,7 +31,7 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_planned_is_allocated(checkpoint: Callable[..., Path], implementation: str, family: str, dtype: str) -> None:
     arch = ModelArch.from_config(json.loads((checkpoint(family) / "config.json").read_text()), source="config.json")
     for block_size in range(1, 65):
-        specs = arch.kv_cache_specs(block_size, dtype, ops=implementation)
-        cache = CacheEngine(specs, NUM_BLOCKS, num_ahead=0)
-        planned = NUM_BLOCKS * bytes_per_block(arch, block_size, dtype, ops=implementation)
-        assert sum(part.nbytes for part in cache.caches) == planned, f"block_size {block_size}"
+        layout = arch.kv_layout(block_size, dtype, ops=implementation)
+        cache = CacheEngine(layout, NUM_BLOCKS, num_ahead=0)
+        allocated = sum({part.data_ptr(): part.nbytes for part in cache.caches}.values())
+        assert allocated == NUM_BLOCKS * layout.block_bytes, f"block_size {block_size}"

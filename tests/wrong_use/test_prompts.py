@@ -101,7 +101,7 @@ def test_prompt_one_below_the_context_runs(llm: LLM) -> None:
     (output,) = llm.generate([[1] * (MAX_MODEL_LEN - 1)], PARAMS)
     assert len(output.outputs[0].token_ids) == 1
     assert output.outputs[0].finish_reason == "length"
-    assert "max_tokens 2 lowered to 1" in output.warnings[0]
+    assert "the answer can have 1 token, not 2" in output.warnings[0]
 
 
 def test_numpy_integers_are_token_ids(llm: LLM) -> None:

@@ -149,7 +149,7 @@ def test_lists_are_copied_so_that_a_later_change_goes_unnoticed_by_nobody() -> N
 # What only the engine can know
 
 ENGINE: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "n": ({"n": MAX_NUM_SEQS + 1}, ["n=5", f"the {MAX_NUM_SEQS} sequences", "max_num_seqs"]),
+    "n": ({"n": MAX_NUM_SEQS + 1}, ["n=5", f"exceeds {MAX_NUM_SEQS} sequences", "max_num_seqs"]),
     "logprobs": ({"logprobs": 21}, ["logprobs=21", "limit is 20", "max_logprobs"]),
     "prompt_logprobs": ({"prompt_logprobs": -1}, [f"asks for {VOCAB_SIZE}", "limit is 20", "max_logprobs"]),
     "stop_token_ids": ({"stop_token_ids": [5, VOCAB_SIZE]}, [f"holds {VOCAB_SIZE}", LAST]),

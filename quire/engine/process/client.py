@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from quire.engine.engine_core import EngineCore
-from quire.engine.process.protocol import DATA, Trial, UtilityCall, UtilityResult
+from quire.engine.process.protocol import DATA, ActivityCall, ActivityResult, Trial, UtilityCall, UtilityResult
 from quire.errors import EngineDeadError, EngineError
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, MalformedFrame
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.stats import Activity
 from quire.utils.threads import start_essential
 
 log = get_logger(__name__)
@@ -37,8 +38,11 @@ class CoreClient(Protocol):
     def abort(self, abort: AbortRequest) -> None:
         """Stop a request or a branch before the next step."""
 
-    def call(self, method: str) -> Future[None]:
-        """Call a method of the core between two steps."""
+    def call(self, method: str) -> Future[bytes]:
+        """Call a method of the core between two steps; what it returns."""
+
+    def activity(self, tenant: str) -> Future[Activity]:
+        """What a tenant's requests do, as it is between two steps."""
 
     def close(self) -> None:
         """Stop the core; harmless when called again."""
@@ -47,7 +51,17 @@ class CoreClient(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Call:
     method: str
-    done: Future[None]
+    done: Future[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _ActivityCall:
+    tenant: str
+    done: Future[Activity]
+
+
+Command = EngineCoreRequest | AbortRequest | _Call | _ActivityCall | None
+"""For the thread of a core; None ends it."""
 
 
 class ThreadedCoreClient:
@@ -57,7 +71,7 @@ class ThreadedCoreClient:
         self._core = core
         self._on_outputs = on_outputs
         self._on_death = on_death
-        self._commands: queue.SimpleQueue[EngineCoreRequest | AbortRequest | _Call | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = start_essential("quire-core", self._run)
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -68,14 +82,23 @@ class ThreadedCoreClient:
         """Stop a request or a branch before the next step."""
         self._commands.put(abort)
 
-    def call(self, method: str) -> Future[None]:
-        """Call a method of the core between two steps."""
+    def call(self, method: str) -> Future[bytes]:
+        """Call a method of the core between two steps; what it returns."""
         call = _Call(method, Future())
+        self._ask(call)
+        return call.done
+
+    def activity(self, tenant: str) -> Future[Activity]:
+        """What a tenant's requests do, as it is between two steps."""
+        call = _ActivityCall(tenant, Future())
+        self._ask(call)
+        return call.done
+
+    def _ask(self, call: _Call | _ActivityCall) -> None:
         if self._thread.is_alive():
             self._commands.put(call)
         else:
             call.done.set_exception(EngineDeadError("the engine was closed"))
-        return call.done
 
     def close(self) -> None:
         """Stop the thread and release the model."""
@@ -106,13 +129,24 @@ class ThreadedCoreClient:
                     return False
                 case AbortRequest():
                     self._core.abort(command)
-                case _Call("reset_prefix_cache"):
-                    self._core.reset_prefix_cache()
-                    command.done.set_result(None)
+                case _ActivityCall():
+                    command.done.set_result(self._core.activity(command.tenant))
                 case _Call():
-                    command.done.set_exception(EngineError(f"the core has no method {command.method!r}"))
+                    self._answer(command)
                 case _:
                     self._core.add(command)
+
+    def _answer(self, call: _Call) -> None:
+        if not call.done.set_running_or_notify_cancel():
+            return
+        match call.method:
+            case "reset_prefix_cache":
+                self._core.reset_prefix_cache()
+                call.done.set_result(b"")
+            case "recording":
+                call.done.set_result(self._core.recording())
+            case _:
+                call.done.set_exception(EngineError(f"the core has no method {call.method!r}"))
 
 
 TURN_S = 0.005
@@ -133,7 +167,7 @@ class ProcessCoreClient(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader = FrameReader(DATA)
         self._transport: asyncio.Transport | None = None
-        self._calls: dict[int, Future[None]] = {}
+        self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count()
 
     async def connect(self, connection: socket.socket) -> None:
@@ -149,9 +183,16 @@ class ProcessCoreClient(asyncio.Protocol):
         """Stop a request or a branch before the next step."""
         self._send(abort)
 
-    def call(self, method: str) -> Future[None]:
-        """Call a method of the core between two steps."""
+    def call(self, method: str) -> Future[bytes]:
+        """Call a method of the core between two steps; what it returns."""
         call = UtilityCall(call_id=next(self._call_ids), method=method)
+        done = self._calls[call.call_id] = Future()
+        self._send(call)
+        return done
+
+    def activity(self, tenant: str) -> Future[Activity]:
+        """What a tenant's requests do, as it is between two steps."""
+        call = ActivityCall(call_id=next(self._call_ids), tenant=tenant)
         done = self._calls[call.call_id] = Future()
         self._send(call)
         return done
@@ -162,7 +203,9 @@ class ProcessCoreClient(asyncio.Protocol):
             self._transport.abort()
             self._transport = None
         while self._calls:
-            self._calls.popitem()[1].set_exception(EngineDeadError("the engine process ended before it could answer"))
+            _, done = self._calls.popitem()
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineDeadError("the engine process ended before it could answer"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The loop has taken the socket."""
@@ -186,6 +229,8 @@ class ProcessCoreClient(asyncio.Protocol):
                         self._on_trial(message.request_id)
                     case UtilityResult():
                         self._answer(message)
+                    case ActivityResult():
+                        self._calls.pop(message.call_id).set_result(message.activity)
                 if time.monotonic() > until and self._transport is not None:
                     self._transport.pause_reading()
                     asyncio.get_running_loop().call_soon(self._take, messages)
@@ -205,10 +250,12 @@ class ProcessCoreClient(asyncio.Protocol):
 
     def _answer(self, result: UtilityResult) -> None:
         done = self._calls.pop(result.call_id, None)
-        if done is not None and result.error is not None:
+        if done is None or not done.set_running_or_notify_cancel():
+            return  # whoever called has left
+        if result.error is not None:
             done.set_exception(EngineError(result.error))
-        elif done is not None:
-            done.set_result(None)
+        else:
+            done.set_result(result.data)
 
     def _send(self, message: object) -> None:
         if self._transport is not None:

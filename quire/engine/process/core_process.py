@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import selectors
 import signal
@@ -25,12 +26,15 @@ from quire.engine.identity import Identity
 from quire.engine.process.protocol import (
     CONTROL,
     DATA,
+    ActivityCall,
+    ActivityResult,
     CoreConfigured,
     CoreFailed,
     CoreReady,
     Heartbeat,
     RestartCore,
     StartCore,
+    TraceWanted,
     Trial,
     UtilityCall,
     UtilityResult,
@@ -43,6 +47,7 @@ from quire.messages.framed_socket import FramedSocket
 from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import StepStats
+from quire.observability.flight_recorder import map_memory
 from quire.observability.ledger import Ledger
 from quire.utils.process import die_with_parent, num_storage_bytes
 from quire.utils.threads import start_essential
@@ -144,7 +149,11 @@ class EngineCoreProc:
         self._on_trial: str | None = None
         self._held: list[EngineCoreRequest] = []
         """Everybody else, while one is on trial."""
-        self._methods: dict[str, Callable[[], object]] = {"reset_prefix_cache": core.reset_prefix_cache}
+        self._methods: dict[str, Callable[[], bytes | None]] = {
+            "reset_prefix_cache": core.reset_prefix_cache,
+            "recording": core.recording,
+        }
+        core.on_quarantine = lambda: control.socket.send(TraceWanted(reason="a request was quarantined"))
         self._stats_are_stale = False
         """What the fronts know is older than what has happened."""
         self._stats_sent_at = 0.0
@@ -227,8 +236,10 @@ class EngineCoreProc:
                 if method is None:
                     self._send(front, UtilityResult(call_id=message.call_id, error=f"no method {message.method!r}"))
                     return
-                method()
-                self._send(front, UtilityResult(call_id=message.call_id))
+                self._send(front, UtilityResult(call_id=message.call_id, data=method() or b""))
+            case ActivityCall():
+                activity = self.core.activity(message.tenant)
+                self._send(front, ActivityResult(call_id=message.call_id, activity=activity))
             case _:
                 raise MalformedFrame(f"{type(message).__name__} is not for the core")
 
@@ -372,8 +383,10 @@ def _without(request: EngineCoreRequest, branch: int | None) -> EngineCoreReques
 MakeProc = Callable[[EngineCore, Control], EngineCoreProc]
 
 
-def serve(control: Control, make_proc: MakeProc = EngineCoreProc, ledger: Ledger | None = None) -> int:
-    """Load what the first message asks for, then run; the exit status."""
+def serve(
+    control: Control, make_proc: MakeProc = EngineCoreProc, ledger: Ledger | None = None, *, memory: mmap.mmap
+) -> int:
+    """Load what the first message asks for, then run; the exit status. `memory` is the flight recorder's."""
     ledger = control.start = ledger or Ledger()
     start_essential("quire-heartbeat", control.beat)
     try:
@@ -389,6 +402,7 @@ def serve(control: Control, make_proc: MakeProc = EngineCoreProc, ledger: Ledger
                         config, identity = order.config, order.identity
                 weights_digest = stack.enter_context(digesting(config))
             core = load_core(config, time.monotonic, ledger, weights_digest, identity)
+        core.record_in(memory)
         gc.freeze()  # what is here now stays: no collection needs to look at it again
         proc = make_proc(core, control)
         control.start = None
@@ -416,15 +430,17 @@ def _first_order(control: Control) -> StartCore | RestartCore:
 
 
 def main(make_proc: MakeProc = EngineCoreProc, ledger: Ledger | None = None) -> None:
-    """Entry point: `core_process DESCRIPTOR PARENT_PID`.
+    """Entry point: `core_process CONTROL_DESCRIPTOR PARENT_PID RECORDER_DESCRIPTOR`.
 
     Signals that ask for an end are for the parent to answer: it drains, and this process serves until it is let go.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    descriptor, parent_pid = map(int, sys.argv[1:])
+    descriptor, parent_pid, recorder = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
-    status = serve(Control(socket.socket(fileno=descriptor)), make_proc, ledger)
+    memory = map_memory(recorder)
+    os.close(recorder)
+    status = serve(Control(socket.socket(fileno=descriptor)), make_proc, ledger, memory=memory)
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     os._exit(status)  # nothing is worth the time that tearing down a model takes

@@ -16,6 +16,7 @@ from quire.engine.identity import Identity
 from quire.messages.codec import Codec
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.stats import Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,13 @@ class CoreFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWanted:
+    """Core -> supervisor: write down what the flight recorder holds."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UtilityCall:
     """Front -> core: call one of the core's methods between two steps."""
 
@@ -92,6 +100,24 @@ class UtilityResult:
 
     call_id: int
     error: str | None = None
+    data: bytes = b""
+    """What the method returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityCall:
+    """Front -> core: say what a tenant's requests do, of all fronts together."""
+
+    call_id: int
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityResult:
+    """Core -> front."""
+
+    call_id: int
+    activity: Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,5 +127,18 @@ class Trial:
     request_id: str | None
 
 
-CONTROL = Codec((StartCore, RestartCore, Attach, CoreConfigured, CoreReady, Heartbeat, CoreFailed), (Attach,))
-DATA = Codec((EngineCoreRequest, AbortRequest, UtilityCall, EngineCoreOutputs, UtilityResult, Trial))
+CONTROL = Codec(
+    (StartCore, RestartCore, Attach, CoreConfigured, CoreReady, Heartbeat, CoreFailed, TraceWanted), (Attach,)
+)
+DATA = Codec(
+    (
+        EngineCoreRequest,
+        AbortRequest,
+        UtilityCall,
+        EngineCoreOutputs,
+        UtilityResult,
+        Trial,
+        ActivityCall,
+        ActivityResult,
+    )
+)

@@ -34,6 +34,12 @@ class RestartPolicy:
         30, "A front process that reads or answers nothing for so long is replaced, with its connections.", least=1
     )
 
+    trace_dir: str | None = knob(
+        None,
+        "Directory for traces of the last steps before the engine process crashed or quarantined a request; the "
+        "system's for temporary files when left out.",
+    )
+
     def __post_init__(self) -> None:
         read_knobs(self)
 

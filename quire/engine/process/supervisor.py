@@ -38,12 +38,15 @@ from quire.engine.process.protocol import (
     Heartbeat,
     RestartCore,
     StartCore,
+    TraceWanted,
 )
 from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
-from quire.errors import EngineDeadError, EngineError, QuireError, from_wire
+from quire.engine.process.trace_files import TraceFiles
+from quire.errors import EngineDeadError, EngineError, QuireError, counted, from_wire
 from quire.log import get_logger
 from quire.messages.codec import MalformedFrame
 from quire.messages.framed_socket import FramedSocket
+from quire.observability.flight_recorder import create_memory, map_memory
 from quire.utils.process import describe_exit, num_oom_kills, thread_states
 from quire.utils.threads import start_essential
 
@@ -126,14 +129,20 @@ class _CoreProcess:
     def __init__(self, module: str) -> None:
         ours, theirs = socket.socketpair()
         self.control = FramedSocket(ours, CONTROL)
-        with theirs:
-            command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C is for the front, which drains
-            )
+        recorder = create_memory()
+        self.memory = map_memory(recorder)
+        """Of its flight recorder; it outlives the process."""
+        try:
+            with theirs:
+                command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()), str(recorder)]
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), recorder],
+                    process_group=0,  # Ctrl-C is for the front, which drains
+                )
+        finally:
+            os.close(recorder)
         self.identity: Identity | None = None
         """Of what it computes; None until it is ready."""
         self.heartbeat = Heartbeat()
@@ -201,11 +210,11 @@ class _CoreProcess:
         limit = f"limit {policy.startup_timeout} s, --startup-timeout"
         return f"has made no progress for {idle_s:.0f} s in stage {stage!r} of its start ({limit})"
 
-    def end(self) -> int:
-        """Kill and reap; the exit status."""
+    def end(self) -> None:
+        """Kill and reap."""
         self.control.close()
         self.process.kill()
-        return self.process.wait()
+        self.process.wait()
 
 
 class CoreSupervisor:
@@ -226,6 +235,7 @@ class CoreSupervisor:
         self._has_worked = False
         """Some core has been ready."""
         self._core: _CoreProcess | None = None
+        self._traces = TraceFiles(self._policy.trace_dir)
         self._wake, self._woken = socket.socketpair()
         # The kernel ends the core with the thread that started it, so one thread starts all cores and stays.
         self._thread = start_essential("quire-supervisor", self._run)
@@ -257,6 +267,7 @@ class CoreSupervisor:
         self._wake_up()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            self._traces.close()
 
     def _wake_up(self) -> None:
         try:
@@ -285,11 +296,15 @@ class CoreSupervisor:
             self._core = _CoreProcess(self._module)
         except OSError as error:
             return _End(f"no engine process can be started ({error})", crashed=False)
+        end = None
         try:
-            return self._watch(self._core)
+            end = self._watch(self._core)
+            return end
         finally:
             core, self._core = self._core, None
             core.end()
+            if end is not None:
+                self._traces.crashed(core.memory[:], end.reason)
 
     def _watch(self, core: _CoreProcess) -> _End | None:
         """Follow a core to its end; None when told to close."""
@@ -351,6 +366,8 @@ class CoreSupervisor:
                     sink(CoreUp(core.attach(), message.identity))
             case CoreFailed():
                 core.failure = message
+            case TraceWanted():
+                self._traces.quarantined(core.memory[:], message.reason)
 
     def _welcome(self, core: _CoreProcess | None) -> None:
         """Tell new subscribers how things stand."""
@@ -392,7 +409,7 @@ class CoreSupervisor:
             return
         pause_s = self._budget.spend()
         if pause_s is None:
-            count = f"{len(self._budget)} restarts in {self._policy.engine_restart_window} s"
+            count = f"{counted(len(self._budget), 'restart')} in {self._policy.engine_restart_window} s"
             self._publish(CoreGone(EngineDeadError(f"{end.reason}, after {count} (--max-engine-restarts)")))
             return
         log.error("%s; restart %d in %.1f s", end.reason, len(self._budget), pause_s)

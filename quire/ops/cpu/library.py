@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,8 @@ from quire.errors import ConfigError, EngineError
 
 ABI_VERSION: Final = 3
 FILE_NAME: Final = "libquire_cpu.so"
+BUILT_FOR: Final = ("Linux", "x86_64")
+"""System and processor, as `platform` and CMakeLists.txt name them."""
 BUILD_COMMAND: Final = "cmake -S . -B build/native -G Ninja && cmake --build build/native"
 ISA_NAMES: Final = ("none", "avx2", "avx512", "avx512_bf16", "amx")
 """By `qr_isa`."""
@@ -136,7 +139,7 @@ def _open() -> Library | str:
     """The library, checked and initialised; or the reason why there is none."""
     found = next((path for path in paths() if path.is_file()), None)
     if found is None:
-        return f"the native kernels were not built (no compiler at install; in a checkout: {BUILD_COMMAND})"
+        return _why_not_built(platform.system(), platform.machine())
     try:
         handle = ctypes.CDLL(str(found))
     except OSError as error:
@@ -156,6 +159,12 @@ def _open() -> Library | str:
         return isa
     library.qr_init(isa, default_num_threads())
     return library
+
+
+def _why_not_built(system: str, machine: str) -> str:
+    if (system, machine) != BUILT_FOR:
+        return f"native kernels exist for {' on '.join(BUILT_FOR)} only; this is {system} on {machine}"
+    return f"the native kernels were not built (no compiler at install; in a checkout: {BUILD_COMMAND})"
 
 
 def _wanted_isa(best: int) -> int | str:

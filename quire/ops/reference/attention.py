@@ -41,7 +41,7 @@ def paged_attention(
         first_position = seq_len - (tokens.stop - tokens.start)
         seen_from = 0 if sliding_window is None else max(0, first_position - sliding_window + 1)
         base = seen_from // SPLIT * SPLIT
-        keys_KUD, values_KUD = _gather(kv_cache, metadata.block_tables[index], base, seq_len)
+        keys_KUD, values_KUD = _gather(kv_cache, metadata.block_tables[index], base, seen_from, seq_len)
         for start in range(tokens.start, tokens.stop, TILE_QUERIES):
             rows = slice(start, min(start + TILE_QUERIES, tokens.stop))
             position = first_position + start - tokens.start
@@ -57,18 +57,22 @@ def paged_attention(
     return out.view(num_tokens, num_heads * head_size)
 
 
-def _gather(kv_cache: Tensor, block_table: Tensor, base: int, seq_len: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of positions base .. seq_len in float32, zeros up to a whole split. Shapes: each [K, U, D]."""
+def _gather(kv_cache: Tensor, block_table: Tensor, base: int, seen_from: int, seq_len: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of positions base .. seq_len in float32, zeros before seen_from and up to a whole split.
+
+    Blocks before that of seen_from may belong to somebody else: a weight of 0 times what stands there may be NaN.
+    Shapes: each [K, U, D].
+    """
     num_kv_heads, block_size = kv_cache.shape[2:4]
-    first_block = base // block_size
+    first_block = seen_from // block_size
     pages = kv_cache[:, block_table[first_block : cdiv(seq_len, block_size)]]
     if kv_cache.dtype == torch.int8:
         pages = dequantize(pages)
     head_size = pages.shape[-1]
     tokens = pages.transpose(1, 2).reshape(2, num_kv_heads, -1, head_size)
-    skipped = base - first_block * block_size
+    skipped = seen_from - first_block * block_size
     gathered = torch.zeros(2, num_kv_heads, cdiv(seq_len - base, SPLIT) * SPLIT, head_size)
-    gathered[:, :, : seq_len - base] = tokens[:, :, skipped : skipped + seq_len - base]
+    gathered[:, :, seen_from - base : seq_len - base] = tokens[:, :, skipped : skipped + seq_len - seen_from]
     return gathered[0], gathered[1]
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from quire import __version__
 from quire.engine.async_llm_engine import EngineState
 from quire.errors import shown
+from quire.observability.flight_recorder import NUM_STEPS
 from quire.observability.prometheus import CONTENT_TYPE
 from quire.server.api.params import check_fields
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.openai import (
+    ChromeTrace,
     DetokenizeRequest,
     EngineStatus,
     ModelCard,
@@ -24,11 +26,12 @@ from quire.server.api.protocol.openai import (
     TokenizeRequest,
     Tokens,
 )
+from quire.server.api.trace import TraceReply, check_query
 from quire.server.http.body import strict_route
 from quire.server.http.errors import ApiError, invalid
 from quire.server.http.replies import reply_of
 from quire.server.http.streaming import json_reply, unless_gone
-from quire.server.service import Service
+from quire.server.service import Service, context_of
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -97,8 +100,9 @@ def _add_state(router: APIRouter, service: Service) -> None:
         }
 
     @router.get("/v1/stats", response_model=EngineStatus)
-    async def stats() -> Response:
-        """What the engine does now; the difference of two replies is what it did in between."""
+    async def stats(request: Request, activity: bool = False) -> Response:
+        """What the engine does now; the difference of two replies is what it did in between. With `activity=true` also
+        how far each request of this API key is; other keys' requests are only counted."""
         engine = service.engine
         server, _ = await service.reports()
         status: EngineStatus = {
@@ -111,7 +115,18 @@ def _add_state(router: APIRouter, service: Service) -> None:
             "age_s": time.monotonic() - engine.last_stats_at if engine.last_stats else None,
             "stats": server.stats,
         }
+        if activity:
+            status["activity"] = await service.activity.of(context_of(request.scope).engine_tenant)
         return json_reply(status)
+
+    @router.get("/v1/trace", response_model=ChromeTrace)
+    async def trace(
+        request: Request,
+        steps: Annotated[int, Query(ge=1, le=NUM_STEPS, description="How many of the last steps to show.")] = NUM_STEPS,
+    ) -> Response:
+        """The last steps and requests in the format of Chrome's traces, which ui.perfetto.dev opens."""
+        check_query(request, ("steps",))
+        return TraceReply(request, service, steps)
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
@@ -142,6 +157,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
             "max_model_len": config.model_config.max_model_len,
             "max_logprobs": config.model_config.max_logprobs,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "prefix_caching": config.cache_config.enable_prefix_caching,
             "chat": service.engine.tokenizer is not None and bool(service.engine.tokenizer.chat_templates),
             "tools": False,

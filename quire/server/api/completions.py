@@ -96,6 +96,7 @@ class _Reply:
         wants_usage, continuous = usage_in_stream(self._body, self._service.settings)
         chunks = Chunks(self._head)
         begun: set[int] = set()
+        said: set[str] = set()
         async with aclosing(generation.stream()) as outputs:
             async for prompt_index, output in outputs:
                 for completion in output.outputs:
@@ -112,9 +113,10 @@ class _Reply:
                     if wants_usage:
                         chunk["usage"] = generation.usage if continuous else None
                     if is_first:
-                        warnings = [*self._warnings, *output.warnings] if not begun else output.warnings
+                        warnings = [text for text in (*self._warnings, *output.warnings) if text not in said]
                         if warnings:
                             chunk["warnings"] = warnings
+                        said.update(warnings)
                         begun.add(index)
                     yield (
                         await self._service.work.run(chunks.event, chunk, encode_in_pieces)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.receipt import Transcript, receipt_of
 from quire.engine.why import Timeline
-from quire.errors import EngineOverloaded
+from quire.errors import EngineOverloaded, counted
 from quire.inputs import TokensPrompt
 from quire.log import get_logger
 from quire.observability.prometheus import RequestRecord
@@ -45,7 +45,7 @@ class Generation:
         self._prompts = prompts
         self._params = params
         self._operation = operation
-        self._tenant = str(context.key)
+        self._tenant = context.engine_tenant
         self.num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
@@ -67,8 +67,8 @@ class Generation:
         if count * n > limit:
             raise invalid(
                 "n",
-                f"The request asks for {count * n} sequences ({count} prompts, n={n}); the limit is {limit}. Send "
-                f"several requests, or raise {flag}.",
+                f"The request asks for {count * n} sequences ({counted(count, 'prompt')}, n={n}); the limit is "
+                f"{limit}. Send several requests, or raise {flag}.",
             )
         context = self._service.engine.config.model_config.max_model_len
         lengths = [len(prompt["prompt_token_ids"]) for prompt in self._prompts]
@@ -92,9 +92,11 @@ class Generation:
         total, own = settings.max_concurrent_sequences, settings.max_concurrent_sequences_per_key
         refusal = None
         if own and counts.num_sequences(key) + n > own:
-            refusal = f"This API key would have more than {own} sequences in progress, its limit. Wait for some to end."
+            more = counted(own, "sequence")
+            refusal = f"This API key would have more than {more} in progress, its limit. Wait for some to end."
         elif not counts.has_room_for_sequences(key, n, total):
-            refusal = f"The server has {counts.num_sequences()} sequences in progress; its limit is {total}. Try again."
+            held = counted(counts.num_sequences(), "sequence")
+            refusal = f"The server has {held} in progress; its limit is {total}. Try again."
         if refusal is not None:
             self._service.metrics.refused("sequences")
             raise overloaded(refusal)
@@ -234,7 +236,13 @@ class Generation:
                 )
 
     def _generate(self, index: int, engine_id: str) -> AsyncIterator[RequestOutput]:
-        return self._service.engine.generate(self._prompts[index], self._params, engine_id, tenant=self._tenant)
+        return self._service.engine.generate(
+            self._prompts[index],
+            self._params,
+            engine_id,
+            tenant=self._tenant,
+            received_at=self._context.started_at,
+        )
 
     def _span(self, engine_id: str) -> RequestSpan | None:
         service, context = self._service, self._context

@@ -41,6 +41,7 @@ from quire.server.http.errors import invalid
 from quire.server.http.replies import reply_of
 from quire.server.http.streaming import STREAMED_LINES, LineStream, json_reply, line, unless_gone
 from quire.server.service import Context, Service, context_of
+from quire.tokenizer.chat import has_chat_template
 
 _NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 _ONE_SAMPLER = "it is not built; use temperature, top_k, top_p and min_p"
@@ -206,9 +207,8 @@ class _Reply(ABC):
 
     @property
     def _has_template(self) -> bool:
-        tokenizer, engine = self.service.engine.tokenizer, self.service.engine
-        given = engine.config.model_config.chat_template
-        return tokenizer is not None and (given is not None or tokenizer.chat_template is not None)
+        engine = self.service.engine
+        return has_chat_template(engine.tokenizer, engine.config.model_config.chat_template)
 
 
 class _ChatReply(_Reply):

@@ -12,7 +12,7 @@ from quire.inputs import TokensPrompt
 from quire.sampling_params import SamplingParams
 from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ConversationFields, Prompts
-from quire.server.http.errors import ApiError, invalid
+from quire.server.http.errors import invalid
 from quire.server.service import Context, Service
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, encode_chat
 from quire.tokenizer.tokenizer import without_marks
@@ -74,19 +74,10 @@ def finish_prompt(
     limit = service.engine.config.model_config.max_model_len
     if fields is not None and fields.truncate_prompt_tokens is not None:
         room = limit - (params.max_tokens or 1)
-        kept = _truncated(ids, fields.truncate_prompt_tokens, fields.truncation_side, max(room, 1))
+        kept = _truncated(ids, fields.truncate_prompt_tokens, fields.truncation_side, room)
         if len(kept) < len(ids):
             ids, text = kept, None
     service.engine.input_processor.check(ids, params)
-    asked = params.max_tokens or 0
-    if service.settings.max_tokens_policy == "refuse" and len(ids) + asked > limit:
-        raise ApiError(
-            400,
-            "context_length_exceeded",
-            f"This model's maximum context length is {limit} tokens. However, you requested {len(ids) + asked} tokens "
-            f"({len(ids)} in the prompt, {asked} in the completion). Reduce the prompt or the completion.",
-            param="max_tokens",
-        )
     prompt: TokensPrompt = {"prompt_token_ids": ids}
     if text is not None:
         prompt["prompt"] = text
@@ -99,6 +90,12 @@ def _truncated(ids: list[int], count: int, side: str | None, room: int) -> list[
     if count < -1 or side not in (None, "left", "right"):
         name = "truncate_prompt_tokens" if count < -1 else "truncation_side"
         raise invalid(name, "truncate_prompt_tokens must be at least -1, and truncation_side left or right.")
+    if count == -1 and room < 1:
+        raise invalid(
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens=-1 keeps as much of the prompt as max_tokens leaves of the context, and max_tokens "
+            "takes all of it. Lower max_tokens, or say how many tokens of the prompt to keep.",
+        )
     count = room if count == -1 else count
     return ids[:count] if side == "right" else ids[max(len(ids) - count, 0) :]
 

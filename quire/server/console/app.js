@@ -4,7 +4,7 @@ import { get, setKey } from "./api.js";
 import { byId } from "./dom.js";
 import { explainWithin } from "./help.js";
 import { LiveView } from "./live.js";
-import { connectDrawer, connectTabs } from "./panels.js";
+import { connectDrawer, connectTabs, connectWide } from "./panels.js";
 import { Playground } from "./playground.js";
 
 const RETRY_MS = 1000;
@@ -12,10 +12,11 @@ const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 
 const onError = (error) => error.status === 401 && lock(error.message);
 connectDrawer("conversations", "open-conversations", "(max-width: 820px)"); // before others: Escape closes, then stops
-connectDrawer("side", "open-side", "(max-width: 1120px)", () => live.draw());
+connectDrawer("side", "open-side", "(max-width: 1120px)", () => live.refresh());
+connectWide(byId("widen"), byId("console"));
 const playground = new Playground({ onError });
-const live = new LiveView({ onState: showState, onError });
-connectTabs(byId("tabs"), () => live.draw());
+const live = new LiveView({ onState: showState, onError, isOwn: (id) => playground.waitsFor(id) });
+connectTabs(byId("tabs"), () => live.refresh());
 explainWithin(byId("live"));
 
 /** Ask the server what it serves; until it is able to say so, show why and ask again. */
@@ -38,7 +39,7 @@ async function unlock(models, capabilities) {
   byId("forget").hidden = !byId("key").value;
   await playground.open(capabilities);
   byId("open-conversations").disabled = byId("open-side").disabled = false;
-  live.start();
+  live.start(capabilities);
 }
 
 /** Show nothing but the question for a key. */

@@ -1,4 +1,4 @@
-// Two pictures on canvas: a line of recent values with axes, and the page map.
+// A picture on canvas: a line of recent values, with axes.
 
 const AXIS_PX = 34; // room for values at the left
 const TIMES_PX = 14; // room for times at the bottom
@@ -104,45 +104,4 @@ function dot(context, x, y, radius) {
   context.beginPath();
   context.arc(x, y, radius, 0, 2 * Math.PI);
   context.fill();
-}
-
-const GAP_PX = 1.5;
-const MAX_SQUARES = 320;
-
-/** Draw parts of a whole, each {count, color}, as squares of equal size that fill the canvas. */
-export function drawPages(canvas, parts, size) {
-  const { context, width, height } = prepared(canvas);
-  const rows = Math.max(1, Math.round(Math.sqrt((size * height) / width)));
-  const columns = Math.ceil(size / rows);
-  const [across, down] = [width / columns, height / rows];
-  sharesOf(parts.map((part) => part.count), size).forEach((part, index) => {
-    context.fillStyle = parts[part].color;
-    context.beginPath();
-    const [column, row] = [index % columns, Math.floor(index / columns)];
-    context.roundRect(column * across, row * down, across - GAP_PX, down - GAP_PX, 1.5);
-    context.fill();
-  });
-}
-
-/**
- * The part of the map to show: all blocks that hold something, rounded up to a power of two so that the scale stays while
- * the cache fills; never more than there are.
- * @param {number} held Blocks that hold something.
- * @param {number} total
- * @returns {{blocks: number, size: number, perSquare: number}} Blocks and squares shown, blocks in one square.
- */
-export function zoomOf(held, total) {
-  const wanted = 2 ** Math.ceil(Math.log2(Math.max(64, held)));
-  const blocks = Math.min(total, wanted);
-  const perSquare = Math.max(1, Math.ceil(blocks / MAX_SQUARES));
-  return { blocks, size: Math.max(1, Math.ceil(blocks / perSquare)), perSquare };
-}
-
-/** Which part each of `size` squares belongs to. What exists at all gets a square. */
-export function sharesOf(counts, size) {
-  const total = counts.reduce((sum, count) => sum + count, 0) || 1;
-  const squares = counts.map((count) => (count > 0 ? Math.max(1, Math.round((count / total) * size)) : 0));
-  const largest = squares.indexOf(Math.max(...squares));
-  squares[largest] += size - squares.reduce((sum, count) => sum + count, 0);
-  return squares.flatMap((count, part) => Array(count).fill(part));
 }

@@ -1,43 +1,64 @@
-// Code with its syntax coloured: highlight.js finds the parts, and they become elements here.
-
-import highlighter from "./vendor/highlight/core.min.js";
-import bash from "./vendor/highlight/bash.min.js";
-import c from "./vendor/highlight/c.min.js";
-import cpp from "./vendor/highlight/cpp.min.js";
-import css from "./vendor/highlight/css.min.js";
-import diff from "./vendor/highlight/diff.min.js";
-import go from "./vendor/highlight/go.min.js";
-import java from "./vendor/highlight/java.min.js";
-import javascript from "./vendor/highlight/javascript.min.js";
-import json from "./vendor/highlight/json.min.js";
-import python from "./vendor/highlight/python.min.js";
-import rust from "./vendor/highlight/rust.min.js";
-import sql from "./vendor/highlight/sql.min.js";
-import typescript from "./vendor/highlight/typescript.min.js";
-import xml from "./vendor/highlight/xml.min.js";
-import yaml from "./vendor/highlight/yaml.min.js";
+// Code with its syntax coloured: highlight.js finds the parts, and they become elements here. It is loaded, language by
+// language, when there is code to colour.
 
 import { copyButton, el } from "./dom.js";
 
-const LANGUAGES = { bash, c, cpp, css, diff, go, java, javascript, json, python, rust, sql, typescript, xml, yaml };
+const LANGUAGES = "bash c cpp css diff go java javascript json python rust sql typescript xml yaml".split(" ");
+
+/** Other names of languages, as they stand behind fences. */
+export const ALIASES = {
+  sh: "bash", shell: "bash", zsh: "bash", "c++": "cpp", cc: "cpp", h: "c", hpp: "cpp", patch: "diff", golang: "go",
+  js: "javascript", jsx: "javascript", mjs: "javascript", py: "python", rs: "rust", ts: "typescript", tsx: "typescript",
+  html: "xml", svg: "xml", xhtml: "xml", yml: "yaml", jsonc: "json",
+};
+
+/** Languages that are written inside others. */
+const INSIDE = { xml: ["css", "javascript"] };
 const MAX_COLOURED = 50_000;
 
-for (const [name, grammar] of Object.entries(LANGUAGES)) highlighter.registerLanguage(name, grammar);
+let highlighter = null;
+const loading = new Map(); // by language
+
+/** Load what colours a language; true when it is one that is known. */
+export function loadLanguage(language) {
+  if (!LANGUAGES.includes(language)) return Promise.resolve(false);
+  if (!loading.has(language)) {
+    const loads = fetchLanguage(language);
+    loading.set(language, loads);
+    loads.catch(() => loading.delete(language)); // the server may be back for the next block
+  }
+  return loading.get(language);
+}
+
+async function fetchLanguage(language) {
+  const [core, ...grammars] = await Promise.all(
+    ["core", language, ...(INSIDE[language] ?? [])].map((name) => import(`./vendor/highlight/${name}.min.js`)));
+  highlighter = core.default;
+  [language, ...(INSIDE[language] ?? [])].forEach((name, index) => highlighter.registerLanguage(name, grammars[index].default));
+  return true;
+}
 
 /**
- * A block of code with its language and a button to copy it.
+ * A block of code with its language and a button to copy it. It is coloured at once, or as soon as its language is there.
  * @param {string} text
  * @param {string} info What stands behind the fence; its first word is the language.
  */
 export function codeBlock(text, info = "") {
-  const language = info.trim().split(/\s+/, 1)[0].toLowerCase();
-  const head = el("div", { className: "code-head" }, el("span", {}, language || "text"), copyButton(() => text));
-  const code = el("code", {}, ...coloured(text, language));
+  const name = info.trim().split(/\s+/, 1)[0].toLowerCase();
+  const language = ALIASES[name] ?? name;
+  const head = el("div", { className: "code-head" }, el("span", {}, name || "text"), copyButton(() => text));
+  const code = el("code", {}, text);
+  if (text.length <= MAX_COLOURED) colour(code, text, language);
   return el("div", { className: "code" }, head, el("pre", { tabIndex: 0 }, code));
 }
 
+function colour(code, text, language) {
+  const paint = () => code.replaceChildren(...coloured(text, language));
+  if (highlighter?.getLanguage(language)) paint();
+  else loadLanguage(language).then((isKnown) => isKnown && paint(), () => {}); // without colours it can be read, too
+}
+
 function coloured(text, language) {
-  if (!highlighter.getLanguage(language) || text.length > MAX_COLOURED) return [text];
   const { _emitter: emitter } = highlighter.highlight(text, { language, ignoreIllegals: true });
   return emitter.rootNode.children.map(partOf);
 }

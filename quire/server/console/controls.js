@@ -67,9 +67,8 @@ export class Controls {
     this.#form.elements.max_tokens.placeholder = chat ? "all that fits" : "16";
     byId("composer-label").textContent = chat ? "Message" : "Prompt";
     byId("prompt").placeholder = chat ? "Ask something" : "Text to go on from";
-    byId("hint").textContent = chat
-      ? "A conversation with the model. Enter sends, Shift+Enter breaks the line."
-      : "The model goes on from your text. Enter sends, Shift+Enter breaks the line.";
+    byId("hint-title").textContent = chat ? "What would you like to ask?" : "The model goes on from your text.";
+    byId("hint-text").textContent = `Enter sends, Shift+Enter breaks the line.${chat ? " Text files can be dropped here." : ""}`;
   }
 
   async #readPresets(chosen = "") {

@@ -47,7 +47,9 @@ export class Conversations {
     } catch (error) {
       unkept(`The conversations in this browser could not be read (${error.message}).`);
     }
-    if (this.#list.length) this.show(this.#list[0]);
+    if (this.current.messages.length) this.#list = [this.current, ...this.#list.filter(({ id }) => id !== this.current.id)];
+    if (this.current.messages.length) this.#draw(); // something was sent before this came: it stays on the screen
+    else if (this.#list.length) this.show(this.#list[0]);
     else this.startNew();
   }
 

@@ -1,10 +1,13 @@
 // The engine as it is now, once a second: what /v1/stats says, and the difference to what it said before.
 
 import { get } from "./api.js";
-import { ageAt, drawChart, drawPages, short, zoomOf } from "./charts.js";
+import { BatchView, rowsOf } from "./batch.js";
+import { ageAt, drawChart, short } from "./charts.js";
 import { byId, el } from "./dom.js";
+import { KvMap } from "./kvmap.js";
 
 const PERIOD_MS = 1000;
+const MIN_PERIOD_S = 0.5;
 const CAPACITY = 120;
 
 /** `value` gets two readings and the seconds between them; null where there is nothing to tell. */
@@ -22,12 +25,12 @@ const CHARTS = [
     value: (now, before) => share(now, before, "prefix_cache_hits", "prefix_cache_queries") },
 ];
 
-/** What limits a step, in words. Names that are not here are shown as they are. */
+/** What limits a step, in words; {seqs}, {tokens} and {waiting} are numbers. Names that are not here are shown as they are. */
 const LIMITS = {
-  arrivals: "nothing: all requests are in the batch",
-  "kv cache": "KV cache: too few free blocks for the next request",
-  max_num_seqs: "--max-num-seqs: no more sequences at once",
-  "token budget": "--max-num-batched-tokens: prompts wait for the next step",
+  arrivals: "Nothing: every request is in the batch.",
+  "kv cache": "KV cache: the next request needs more free blocks than there are. Waiting: {waiting}.",
+  max_num_seqs: "Places: all {seqs} of --max-num-seqs are taken. Waiting: {waiting}.",
+  "token budget": "Tokens in a step: --max-num-batched-tokens ({tokens}) is used up, so prompts are computed in several steps.",
 };
 
 /** Milliseconds for each of what was counted in between; null when there was none. */
@@ -56,23 +59,36 @@ export class LiveView {
   #timer = null;
   #asking = false;
   #last = null;
+  #activity = null;
+  #limits = {};
+  #batch;
+  #map = new KvMap((id) => this.#batch.open(id));
 
-  constructor({ onState, onError }) {
+  constructor({ onState, onError, isOwn }) {
     this.onState = onState;
     this.onError = onError;
+    this.#batch = new BatchView(isOwn);
     byId("charts").replaceChildren(...this.#charts.map((chart) => chart.figure));
     new ResizeObserver(() => this.draw()).observe(byId("live"));
   }
 
   /** Begin to ask. */
-  start() {
+  start({ max_num_seqs: seqs, max_num_batched_tokens: tokens }) {
+    this.#limits = { seqs: whole(seqs), tokens: whole(tokens) };
     if (this.#timer === null) this.#round();
   }
 
-  /** Ask no more. */
+  /** Ask no more, and forget what other keys may not see. */
   stop() {
     clearTimeout(this.#timer);
-    this.#timer = this.#before = null;
+    this.#timer = this.#before = this.#activity = this.#last = null;
+    this.#batch.clear();
+  }
+
+  /** Ask now, for example because the view has been opened. */
+  refresh() {
+    this.draw();
+    if (this.#timer !== null && !this.#asking) this.#ask(true); // a drawer may still be on its way
   }
 
   #round() {
@@ -81,10 +97,10 @@ export class LiveView {
     else if (!this.#asking) this.#ask();
   }
 
-  async #ask() {
+  async #ask(isWatched = isShown()) {
     this.#asking = true;
     try {
-      const status = await get("v1/stats");
+      const status = await get(isWatched ? "v1/stats?activity=true" : "v1/stats");
       if (this.#timer === null) return;
       this.onState(status.state);
       this.#take(status, performance.now() / 1000);
@@ -97,20 +113,28 @@ export class LiveView {
     }
   }
 
-  #take({ stats, num_restarts: numRestarts }, at) {
+  #take({ stats, activity, num_restarts: numRestarts }, at) {
     byId("restarts").textContent = whole(numRestarts);
+    if (activity) {
+      this.#activity = activity;
+      this.#batch.show(activity);
+    }
     if (!stats) return;
     const before = this.#before;
+    if (before && at - before.at < MIN_PERIOD_S) return this.draw(); // asked because the view was opened
     this.#before = { at, stats };
     this.#last = stats;
     const isLater = before !== null && stats.num_steps >= before.stats.num_steps; // a new core counts from zero
     const seconds = isLater ? at - before.at : 0;
     for (const chart of this.#charts) chart.push(isLater ? chart.value(stats, before.stats, seconds) : null);
     byId("running").textContent = whole(stats.num_running);
+    byId("places").textContent = `of ${this.#limits.seqs}`;
     byId("waiting").textContent = whole(stats.num_waiting);
     byId("busy").textContent = isLater ? percent(Math.min(1, (stats.step_time_s - before.stats.step_time_s) / seconds)) : "–";
     const limit = isLater && mostOften(stats.constraint_steps, before.stats.constraint_steps);
-    byId("constraint").textContent = limit ? LIMITS[limit] ?? limit : "nothing: the engine is idle";
+    const words = limit ? inWords(limit, { ...this.#limits, waiting: whole(stats.num_waiting) }) : "Nothing: the engine is idle.";
+    byId("constraint").textContent = isLater ? words : "–";
+    byId("constraint").dataset.limit = limit || "idle";
     byId("preemptions").textContent = whole(stats.num_preemptions);
     byId("generated").textContent = whole(stats.num_generation_tokens);
     byId("hits").textContent = stats.prefix_cache_queries ? percent(stats.prefix_cache_hits / stats.prefix_cache_queries) : "–";
@@ -119,10 +143,35 @@ export class LiveView {
 
   /** Draw what is known, for example because the theme has changed. */
   draw() {
-    if (!byId("live").clientWidth) return; // hidden
+    if (!isShown()) return;
     for (const chart of this.#charts) chart.draw();
-    if (this.#last) drawMap(this.#last);
+    if (!this.#last) return;
+    byId("share").textContent = shareOf(this.#activity, this.#last);
+    this.#drawMap(this.#last, rowsOf(this.#activity?.requests ?? []));
   }
+
+  #drawMap({ num_total_blocks: total, num_free_blocks: free, num_cached_blocks: cached, num_shared_blocks: shared }, rows) {
+    const counts = { shared, used: total - free - shared, cached, empty: free - cached };
+    for (const [kind, count] of Object.entries(counts)) byId(`pages-${kind}`).textContent = whole(count);
+    byId("pages-share").textContent = `${whole(total - free)} of ${whole(total)} blocks in use (${percent((total - free) / total)})`;
+    this.#map.draw({ total, counts, sequences: rows.map(({ name, request, sequence }) => ({ id: request.id, name, own: sequence.own_blocks })) });
+  }
+}
+
+/** False for the other tab, and in a closed drawer. */
+const isShown = () => byId("live").checkVisibility({ checkVisibilityCSS: true });
+
+function inWords(limit, numbers) {
+  return (LIMITS[limit] ?? limit).replace(/\{(\w+)\}/g, (_, name) => numbers[name]);
+}
+
+/** What the asking key has of the engine, where others have something, too. */
+function shareOf(activity, stats) {
+  if (!activity || (activity.num_keys < 2 && activity.num_running >= stats.num_running)) return "";
+  const own = `Your key has ${whole(activity.num_running)} of ${whole(stats.num_running)} running`;
+  const queued = stats.num_waiting ? ` and ${whole(activity.num_waiting)} of ${whole(stats.num_waiting)} waiting` : "";
+  const keys = activity.num_keys > 1 ? ` ${activity.num_keys} keys share the engine evenly.` : "";
+  return `${own}${queued}.${keys} Requests of other keys are not listed.`;
 }
 
 /** One chart: its values, and the value under the pointer. */
@@ -166,24 +215,6 @@ class Chart {
   #text(value) {
     return value === undefined || value === null ? "–" : `${short(value)} ${this.unit}`;
   }
-}
-
-function drawMap(stats) {
-  const { num_total_blocks: total, num_free_blocks: free, num_cached_blocks: cached, num_shared_blocks: shared } = stats;
-  const counts = { shared, used: total - free - shared, cached, empty: free - cached };
-  const held = total - counts.empty;
-  const { blocks, size, perSquare } = zoomOf(held, total);
-  const parts = Object.entries(counts).map(([name, count]) => {
-    byId(`pages-${name}`).textContent = whole(count);
-    return { count, color: getComputedStyle(document.querySelector(`.swatch.${name}`)).backgroundColor };
-  });
-  parts.at(-1).count = blocks - held; // the map shows the first `blocks` of the whole
-  const said = Object.entries(counts).map(([name, count]) => `${count} ${name}`).join(", ");
-  byId("pages").setAttribute("aria-label", `KV cache, ${total} blocks: ${said}`);
-  byId("pages-share").textContent = `${whole(total - free)} of ${whole(total)} blocks in use (${percent((total - free) / total)})`;
-  const zoom = blocks < total ? `Shows ${whole(blocks)} of ${whole(total)} blocks; the others are empty.` : "Shows all blocks.";
-  byId("pages-scale").textContent = `${zoom} One square is ${perSquare === 1 ? "one block" : `${perSquare} blocks`}.`;
-  drawPages(byId("pages"), parts, size);
 }
 
 const whole = (value) => value.toLocaleString("en");

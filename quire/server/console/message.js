@@ -1,8 +1,10 @@
 // One message of the transcript: its text as Markdown or as tokens, what belongs to it, and what can be done with it.
 
+import { chipOf } from "./attachments.js";
 import { button, copyButton, el } from "./dom.js";
 import { codeBlock } from "./code.js";
 import { MarkdownStream, splitThinking } from "./markdown.js";
+import { timelineOf } from "./timeline.js";
 import { tokenElement } from "./tokens.js";
 import { changed } from "./tree.js";
 
@@ -55,6 +57,7 @@ export class MessageView {
     this.output.replaceChildren();
     if (this.message.role === "user") {
       this.output.textContent = this.message.text;
+      this.output.hidden = !this.message.text;
     } else if (viewOf(this.message) === "markdown") {
       this.#startMarkdown();
       this.#growMarkdown();
@@ -141,6 +144,10 @@ export class MessageView {
 
   #drawExtras() {
     const { message } = this;
+    if (message.files) {
+      this.extras.replaceChildren(el("ul", { className: "chips", "aria-label": "Files" }, ...message.files.map((file) => chipOf(file))));
+      return;
+    }
     const { thinking, answer } = splitThinking(message.text);
     const isShown = viewOf(message) === "markdown"; // tokens show all of the text, thinking included
     this.#drawReasoning([message.reasoning, isShown && thinking].filter(Boolean).join("\n\n"), message.running && !answer);
@@ -171,10 +178,11 @@ export class MessageView {
   }
 
   #drawNotes() {
-    const { warning, summary, error } = this.message;
+    const { warning, summary, timing, error } = this.message;
     const lines = [];
     if (warning) lines.push(el("p", { className: "quiet warning" }, warning));
-    if (summary) lines.push(el("p", { className: "quiet summary" }, summary));
+    if (summary && timing) lines.push(el("details", { className: "quiet summary" }, el("summary", {}, summary), timelineOf(timing)));
+    else if (summary) lines.push(el("p", { className: "quiet summary" }, summary));
     if (error) lines.push(el("p", { className: "error", role: "alert" }, error));
     this.notes.replaceChildren(...lines);
   }
@@ -219,14 +227,15 @@ export class MessageView {
     const field = el("textarea", { value: message.prompt ?? message.text, rows: 4, "aria-label": "Edit the message" });
     const end = () => {
       form.remove();
-      this.output.hidden = this.actions.hidden = false;
+      this.output.hidden = message.role === "user" && !message.text;
+      this.actions.hidden = false;
       this.actions.querySelector("button")?.focus();
     };
     const form = el("form", { className: "edit" }, field, el("div", { className: "row" },
       el("button", { type: "submit", className: "main" }, "Send"), button("Cancel", end)));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (field.value) this.act("edit", message, field.value);
+      if (field.value || message.files) this.act("edit", message, field.value);
     });
     form.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {

@@ -60,3 +60,11 @@ export function connectDrawer(id, opener, query, onShow = () => {}) {
   media.addEventListener("change", () => set(false, false));
   set(false, false);
 }
+
+/** Let a button give the whole window to the side panel, and take it back. */
+export function connectWide(button, page) {
+  button.addEventListener("click", () => {
+    const isWide = page.classList.toggle("wide-side");
+    button.setAttribute("aria-pressed", isWide);
+  });
+}

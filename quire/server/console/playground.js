@@ -1,6 +1,7 @@
 // The playground: sends what is typed, and does what the buttons of messages ask for. One request at a time.
 
 import { stream } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { Controls } from "./controls.js";
 import { Conversations } from "./conversations.js";
 import { confirmThat } from "./dialogs.js";
@@ -23,7 +24,8 @@ export class Playground {
     running: () => this.#running,
     settings: () => this.#controls.read(),
   });
-  #running = null; // {conversation, message, abort}
+  #attachments = new Attachments();
+  #running = null; // {conversation, message, abort, run}
 
   /** @param {{onError: (error: Error) => void}} on Hears of errors that are not about one request: a refused key. */
   constructor({ onError }) {
@@ -58,11 +60,18 @@ export class Playground {
     this.#conversations.close();
     byId("candidates").hidden = true;
     byId("meter").textContent = byId("prompt").value = "";
+    this.#attachments.put([]);
   }
 
   /** Stop what runs: the connection closes, and the server drops the request. */
   stop() {
     this.#running?.abort.abort();
+  }
+
+  /** Whether the answer that is being written here is this request's. */
+  waitsFor(id) {
+    const known = this.#running?.run.requestId;
+    return Boolean(known) && known.endsWith(id.split("-")[0]);
   }
 
   get #current() {
@@ -88,17 +97,17 @@ export class Playground {
 
   #submit() {
     const prompt = byId("prompt").value;
-    if (!prompt) return;
     const chat = this.#controls.isChat;
+    if (!prompt && !(chat && this.#attachments.any)) return;
     if (chat) byId("prompt").value = "";
-    this.#ask(prompt, this.#current.leaf, chat);
+    this.#ask(prompt, this.#current.leaf, chat, chat ? this.#attachments.take() : undefined);
   }
 
   /** Put a question, or a prompt, below `parent` and have it answered. */
-  #ask(text, parent, chat) {
+  #ask(text, parent, chat, files) {
     const conversation = this.#current;
     if (!chat) return this.#answer(conversation, add(conversation, { role: "completion", prompt: text }, parent));
-    const question = add(conversation, { role: "user", text }, parent);
+    const question = add(conversation, { role: "user", text, ...(files && { files }) }, parent);
     return this.#answer(conversation, add(conversation, { role: "assistant" }, question.id));
   }
 
@@ -108,7 +117,7 @@ export class Playground {
     if (name === "sibling") return this.#showSibling(conversation, message, detail);
     if (name === "delete") return this.#delete(conversation, message);
     if (this.#running) return undefined;
-    if (name === "edit") return this.#ask(detail, message.parent, message.role === "user");
+    if (name === "edit") return this.#ask(detail, message.parent, message.role === "user", message.files);
     if (name === "continue") return this.#answer(conversation, message, true);
     const fields = message.role === "completion" ? { role: "completion", prompt: message.prompt } : { role: "assistant" };
     return this.#answer(conversation, add(conversation, fields, message.parent));
@@ -136,7 +145,7 @@ export class Playground {
     const settings = (conversation.settings = this.#controls.read());
     const abort = new AbortController();
     const run = new Run(message, settings.logprobs, this.#listener(conversation, message));
-    this.#running = { conversation, message, abort };
+    this.#running = { conversation, message, abort, run };
     this.#transcript.show(conversation);
     this.#transcript.viewOf(message.id)?.draw();
     this.#transcript.toEnd();
@@ -182,7 +191,10 @@ export class Playground {
   /** A question that got no answer can be sent again from where it was typed. */
   #giveBack(conversation, message) {
     const question = conversation.messages.find(({ id }) => id === message.parent);
-    if (conversation === this.#current && message.role === "assistant" && question) byId("prompt").value ||= question.text;
+    if (conversation === this.#current && message.role === "assistant" && question) {
+      byId("prompt").value ||= question.text;
+      if (question.files && !this.#attachments.any) this.#attachments.put(question.files);
+    }
   }
 
   #setRunning(running) {

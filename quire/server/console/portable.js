@@ -1,5 +1,6 @@
 // Conversations as files: Markdown for people, JSON to take them elsewhere and back. Nothing here knows the page.
 
+import { fenced, withFiles } from "./files.js";
 import { newConversation, newId, pathOf } from "./tree.js";
 
 const FORMAT = "quire-conversations";
@@ -12,16 +13,10 @@ export function toMarkdown(conversation) {
   const parts = [`# ${conversation.title || "Conversation"}`];
   if (conversation.settings?.system) parts.push(`## System prompt\n\n${conversation.settings.system}`);
   for (const message of pathOf(conversation)) {
-    parts.push(`## ${HEADINGS[message.role]}`, (message.prompt ?? "") + message.text);
-    for (const call of message.toolCalls ?? []) parts.push(`Tool call: \`${call.name}\`\n\n${fenced(call.arguments)}`);
+    parts.push(`## ${HEADINGS[message.role]}`, withFiles((message.prompt ?? "") + message.text, message.files));
+    for (const call of message.toolCalls ?? []) parts.push(`Tool call: \`${call.name}\`\n\n${fenced(call.arguments, "json")}`);
   }
   return `${parts.join("\n\n")}\n`;
-}
-
-function fenced(text) {
-  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
-  const fence = "`".repeat(longest + 1);
-  return `${fence}json\n${text}\n${fence}`;
 }
 
 /** Conversations with all their branches. */
@@ -68,6 +63,7 @@ function readConversation(raw, index) {
 function optional(message) {
   const fields = {};
   for (const name of TEXTS) if (typeof message[name] === "string") fields[name] = message[name];
+  if (isListOf(message.files, isFile)) fields.files = message.files;
   if (isListOf(message.toolCalls, isCall)) fields.toolCalls = message.toolCalls;
   if (isListOf(message.pieces, isPiece)) fields.pieces = message.pieces;
   return fields;
@@ -75,6 +71,7 @@ function optional(message) {
 
 const textsOf = (raw) => Object.fromEntries(Object.entries(raw ?? {}).filter(([, value]) => ["string", "boolean"].includes(typeof value)));
 const isListOf = (value, is) => Array.isArray(value) && value.every(is);
+const isFile = (file) => typeof file?.name === "string" && typeof file.text === "string";
 const isCall = (call) => typeof call?.name === "string" && typeof call.arguments === "string";
 const isPiece = (piece) => typeof piece?.text === "string" && isListOf(piece.tokens, isToken);
 const isToken = (token) => isCandidate(token) && isListOf(token.candidates, isCandidate);

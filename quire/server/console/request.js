@@ -1,5 +1,7 @@
 // From settings and messages to the body of a request. Nothing here knows the page.
 
+import { withFiles } from "./files.js";
+
 /** Fields of a request that are numbers: name and label. */
 export const NUMBERS = [
   ["max_tokens", "Max tokens"],
@@ -17,7 +19,7 @@ const NUM_CANDIDATES = 5;
 
 /** The body of a chat request. `path` ends with the answer to go on from where `continues` is set. */
 export function chatBody(model, settings, path, continues = false) {
-  const said = answered(path).map((message) => ({ role: message.role, content: message.text }));
+  const said = answered(path).map((message) => ({ role: message.role, content: withFiles(message.text, message.files) }));
   if (settings.system) said.unshift({ role: "system", content: settings.system });
   const body = { ...common(model, settings), messages: said };
   if (continues) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });

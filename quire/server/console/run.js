@@ -11,6 +11,8 @@ export class Run {
   #usage = null;
   #reason = "";
   #aligner = new TokenAligner();
+  /** The server's name for the request; null until it has said something. */
+  requestId = null;
 
   /**
    * @param {import("./tree.js").Message} message What the answer is written to.
@@ -23,7 +25,7 @@ export class Run {
     if (keepsTokens) message.pieces ??= message.text ? [{ text: message.text, tokens: [] }] : [];
     message.running = true;
     changed(message);
-    message.error = message.summary = message.warning = undefined;
+    message.error = message.summary = message.warning = message.timing = undefined;
   }
 
   /** Take in a stream of events until it ends. Never throws: what went wrong is written to the message. */
@@ -38,7 +40,9 @@ export class Run {
     return null;
   }
 
-  #take({ choices, usage, warnings }) {
+  #take({ id, choices, usage, warnings, why }) {
+    this.requestId = id;
+    if (why) this.message.timing = why[0];
     if (usage) this.#count(usage);
     let isChanged = false;
     if (warnings) {

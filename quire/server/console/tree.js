@@ -8,10 +8,12 @@
  * @property {"user"|"assistant"|"completion"} role `completion`: a prompt and the text that goes on from it.
  * @property {string} text
  * @property {string} [prompt] Of a completion.
+ * @property {import("./files.js").TextFile[]} [files] Of a question.
  * @property {string} [reasoning]
  * @property {{name: string, arguments: string}[]} [toolCalls]
  * @property {{text: string, tokens: object[]}[]} [pieces] The text cut into tokens, where probabilities were asked for.
  * @property {string} [summary] How it went: tokens, times, why it ended.
+ * @property {object} [timing] Where the time went, as the server says it (`why`).
  * @property {string} [error]
  * @property {string} [warning]
  * @property {string} [view] "markdown" or "tokens", where the reader has chosen.
@@ -61,7 +63,7 @@ export function add(conversation, fields, parent = conversation.leaf) {
   const message = { id: newId(), parent, text: "", ...fields };
   conversation.messages.push(message);
   conversation.leaf = message.id;
-  conversation.title ||= titleFrom(message.prompt ?? message.text);
+  conversation.title ||= titleFrom((message.prompt ?? message.text) || (message.files?.[0].name ?? ""));
   return message;
 }
 

@@ -62,13 +62,19 @@ class BodyReader:
     def _model_of(self, data: bytearray) -> tuple[BaseModel, int]:
         value, num_values = read_json(data, self.service.settings.max_body_values)
         check_cancelled()
-        try:
-            return self.model.model_validate(value), num_values
-        except ValidationError as error:
-            problems = error.errors(include_url=False, include_context=False)
-            raise RequestValidationError(
-                [{**problem, "loc": ("body", *problem["loc"])} for problem in problems]
-            ) from None
+        body = _validated(self.model, value)
+        if isinstance(body, list):
+            raise RequestValidationError(body)
+        return body, num_values
+
+
+def _validated(model: type[BaseModel], value: Any) -> BaseModel | list[dict[str, Any]]:
+    """The model of a value, or what is wrong with it. Not as an exception: pydantic's would keep the value alive."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False)
+        return [{**problem, "loc": ("body", *problem["loc"])} for problem in problems]
 
 
 def strict_route(service: Service) -> type[APIRoute]:

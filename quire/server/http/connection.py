@@ -8,6 +8,7 @@ from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache, partial
 from typing import Any, ClassVar
+from weakref import ref
 
 import httptools
 import msgspec
@@ -187,7 +188,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._in_body = True
             super().on_headers_complete()
             self.cycle.transport = _ReplyTransport(self)  # type: ignore[assignment]
-            self.scope["extensions"] = {EXTENSION: {"write": partial(_write_piece, self.cycle)}}
+            self.scope["extensions"] = {EXTENSION: {"write": partial(_write_piece, ref(self.cycle))}}
             if not self.pipeline:
                 self._answered = self.cycle
 
@@ -463,8 +464,14 @@ class _ReplyTransport:
         self.close = connection.linger
 
 
-async def _write_piece(reply: RequestResponseCycle, data: bytes) -> None:
-    """What uvicorn's `send` does with a piece of a chunked body, without what it does for all other messages."""
+async def _write_piece(made_by: ref[RequestResponseCycle], data: bytes) -> None:
+    """What uvicorn's `send` does with a piece of a chunked body, without what it does for all other messages.
+
+    The reply owns the scope in which this stands: a strong reference back would leave all of it to the collector.
+    """
+    reply = made_by()
+    if reply is None:
+        return
     if reply.flow.write_paused and not reply.disconnected:
         await reply.flow.drain()
     if data and not reply.disconnected:  # a piece of no bytes would be the end

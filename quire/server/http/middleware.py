@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.errors import counted
 from quire.log import get_logger, request_id
 from quire.server import console
 from quire.server.http.errors import ApiError, error_response, overloaded, route_of
@@ -22,7 +23,7 @@ log = get_logger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version"}) | console.PATHS
 """What needs no key: it tells nothing about anybody's requests."""
-UNLIMITED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/v1/stats"}
+UNLIMITED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/v1/stats", "/v1/trace"}
 MAX_ID = 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -148,9 +149,9 @@ class Limits:
         settings, counts = self._service.settings, self._counts
         total, own = settings.max_concurrent_requests, settings.max_concurrent_requests_per_key
         if not counts.has_room_for_request(key, total):
-            raise overloaded(f"The server has {total} requests in progress, its limit. Try again.")
+            raise overloaded(f"The server has {counted(total, 'request')} in progress, its limit. Try again.")
         if own and counts.in_progress(key) >= own:
-            raise overloaded(f"This API key has {own} requests in progress, its limit. Wait for one to end.")
+            raise overloaded(f"This API key has {counted(own, 'request')} in progress, its limit. Wait for one to end.")
         per_minute = settings.max_requests_per_minute_per_key
         if per_minute:
             self._check_rate(key, per_minute)
@@ -160,7 +161,7 @@ class Limits:
         started, first = self._counts.started(key, now)
         if started >= limit:
             wait = ceil(expiry(first) - now)
-            raise overloaded(f"This API key has started {limit} requests within a minute, its limit.", wait)
+            raise overloaded(f"This API key has started {counted(limit, 'request')} within a minute, its limit.", wait)
         self._counts.start(key, now)
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from quire.engine.async_llm_engine import AsyncLLMEngine
-from quire.errors import QuireError
+from quire.errors import QuireError, counted
 from quire.log import adopt, get_logger
 from quire.server.http.connection import LimitedConnection, connection_factory
 from quire.server.processes.peers import Peers
@@ -94,11 +94,9 @@ class Front:
         self._server = HttpServer(uvicorn_config(make_app(), self.settings))
         if self._exiting:
             self._server.exit()
-        collector = asyncio.create_task(garbage.collect_at_rest(lambda: self.engine.num_unfinished > 0))
         try:
             await self._server.serve([self.sock])
         finally:
-            collector.cancel()
             watcher.cancel()
             if self._drainer is not None:
                 self._drainer.cancel()
@@ -113,9 +111,9 @@ class Front:
             if self._server is not None:
                 self._server.release()
             log.info(
-                "draining %d requests and %d connections with an answer under way, for %d s at most",
-                self.engine.num_unfinished,
-                self._num_answering,
+                "draining %s and %s with an answer under way, for %d s at most",
+                counted(self.engine.num_unfinished, "request"),
+                counted(self._num_answering, "connection"),
                 self._timeout_s,
             )
             self._drainer = asyncio.create_task(self._finish())
@@ -147,10 +145,10 @@ class Front:
                 await asyncio.wait_for(self._stop.wait(), 0.05)
                 break
         if self.engine.num_unfinished:
-            log.warning("aborting %d requests", self.engine.num_unfinished)
+            log.warning("aborting %s", counted(self.engine.num_unfinished, "request"))
             await self.engine.abort_all()
         elif self._num_answering:
-            log.warning("cutting %d answers that were not read in time", self._num_answering)
+            log.warning("cutting %s not read in time", counted(self._num_answering, "answer"))
         self._exit()
 
     def _exit(self) -> None:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
 from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreStarting, CoreSupervisor, CoreUp
-from quire.errors import EngineDeadError, QuireError, from_wire
+from quire.errors import EngineDeadError, QuireError, counted, from_wire
 from quire.log import get_logger
 from quire.messages.codec import MalformedFrame
 from quire.messages.framed_socket import FramedSocket
@@ -328,7 +328,9 @@ class FrontGroup:
         budget = self._budgets[front.seat.front]
         pause_s = budget.spend()
         if pause_s is None:
-            self._failure = EngineDeadError(f"a front process {how}, after {len(budget)} restarts; giving up")
+            self._failure = EngineDeadError(
+                f"a front process {how}, after {counted(len(budget), 'restart')}; giving up"
+            )
             return
         log.error("a front process %s; another one in %.1f s", how, pause_s)
         self._spawn_at.append(time.monotonic() + pause_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 
 from quire.utils.math import keeps_share
 
@@ -114,6 +115,15 @@ def expiry(second: int) -> int:
 
 def new_memory(num_fronts: int, num_keys: int) -> int:
     """The descriptor of memory for `SharedCounts`, all zero; it ends with the last process that has it."""
-    descriptor = os.memfd_create("quire-counts")
+    descriptor = _new_file()
     os.ftruncate(descriptor, num_fronts * max(1, num_keys) * _COLUMNS * _WIDTH)
     return descriptor
+
+
+def _new_file() -> int:
+    """The descriptor of a file that no folder shows."""
+    try:
+        return os.memfd_create("quire-counts")
+    except AttributeError:  # not Linux
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())

@@ -11,8 +11,8 @@ from quire.engine.process import core_process
 from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 
-CRASH, HANG = 1001, 1003
-"""The first token of a prompt that ends the process by a fault of its own, or makes its step hang."""
+CRASH, HANG, RAISE = 1001, 1003, 1005
+"""The first token of a prompt that ends the process by a fault of its own, makes its step hang, or makes it raise."""
 
 
 class PoisonedExecutor:
@@ -20,17 +20,18 @@ class PoisonedExecutor:
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
-        self.prompts: dict[int, tuple[int, int]] = {}
+        self.prompts: dict[str, list[int]] = {}
+        self.request_of: dict[int, str] = {}
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
-        for new in plan.new_sequences:
-            self.prompts[new.seq_id] = (new.token_ids[0], new.num_prompt_tokens)
+        self.prompts |= {request.request_id: request.prompt_token_ids for request in plan.new_requests}
+        self.request_of |= {new.seq_id: new.request_id for new in plan.new_sequences}
         for seq_id, computed, count in zip(
             plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
         ):
-            first, num_prompt_tokens = self.prompts[seq_id]
-            if computed + count > num_prompt_tokens + 2:
-                _act(first)
+            prompt = self.prompts[self.request_of[seq_id]]
+            if computed + count > len(prompt) + 2:
+                _act(prompt[0])
         return self.inner.execute(plan)
 
     def close(self) -> None:
@@ -42,6 +43,8 @@ def _act(token_id: int) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     elif token_id == HANG:
         time.sleep(1000)
+    elif token_id == RAISE:
+        raise RuntimeError("poison")
 
 
 class PoisonedProc(core_process.EngineCoreProc):

@@ -259,7 +259,7 @@ def test_restarts_are_limited_and_the_end_is_told() -> None:
             await core.until(EngineState.READY)
             core.kill()
             await core.until(EngineState.DEAD)
-            with pytest.raises(EngineDeadError, match=r"SIGKILL.*1 restarts in 600 s.*--max-engine-restarts"):
+            with pytest.raises(EngineDeadError, match=r"SIGKILL.*1 restart in 600 s.*--max-engine-restarts"):
                 await running
             for asked in (
                 core.engine.wait_ready(),

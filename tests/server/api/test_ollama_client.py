@@ -221,7 +221,6 @@ for _ask in (chat, generate):
         (_ask, {"options": {"num_ctx": 0}}, "num_ctx must be in [1, 1024]"),
         (_ask, {"options": {"num_predict": 0}}, "num_predict must be in [1, "),
         (_ask, {"options": {"num_predict": -3}}, "num_predict must be in [1, "),
-        (_ask, {"options": {"num_predict": 2000}}, "This model's maximum context length is 1024 tokens. "),
         (_ask, {"options": {"temperature": 3}}, "temperature must be in [0, 2], got 3"),
         (_ask, {"options": {"temperature": "hot"}}, "options.temperature must be a number; got 'hot'"),
         (_ask, {"options": {"repeat_penalty": 0}}, "repeat_penalty must be in [0.001, 1000], got 0"),
@@ -306,16 +305,6 @@ def test_what_has_no_effect_is_said_once(server: Running, more: dict[str, Any], 
         parts = [json.loads(part) for part in reply.text.splitlines()]
         assert [part["warnings"] for part in parts if "warnings" in part] == [[warning]]
     assert server.post("/api/generate", prompt="", keep_alive=0).json()["done_reason"] == "load"
-
-
-def test_length_is_capped_under_ollamas_name_when_the_operator_says_so(serve: Any) -> None:
-    with serve(max_tokens_policy="cap") as capping:
-        for stream in (False, True):
-            ask = {"prompt": "import os", "raw": True, "options": {**LONG, "num_predict": 5000}, "stream": stream}
-            parts = [json.loads(text) for text in capping.post("/api/generate", **ask).text.splitlines()]
-            (warning,) = next(part["warnings"] for part in parts if "warnings" in part)
-            assert warning.startswith("num_predict 5000 lowered to ")
-            assert parts[-1]["eval_count"] + parts[-1]["prompt_eval_count"] == 1024
 
 
 def test_unknown_options_are_refused_where_the_operator_is_strict(serve: Any) -> None:

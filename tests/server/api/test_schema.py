@@ -30,6 +30,7 @@ OPERATIONS = [
     ("get", "/v1/models"),
     ("get", "/v1/models/{model}"),
     ("get", "/v1/stats"),
+    ("get", "/v1/trace"),
     ("get", "/version"),
     ("post", "/api/chat"),
     ("post", "/api/generate"),

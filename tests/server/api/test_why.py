@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from quire.engine.why import NAMES
 from tests.server.conftest import Running
 
 ASK = {"x-quire-why": "1"}
-TIMES = ("front_s", "queue_s", "prefill_s", "decode_s", "delivery_s")
+TIMES = ("front_s", *NAMES.values(), "delivery_s")
 
 
 def why(server: Running, path: str = "/v1/completions", **body: Any) -> list[Any]:
@@ -34,6 +35,10 @@ def test_times_add_up_and_tokens_are_counted(server: Running, stream: bool) -> N
     assert (facts["prompt_tokens"], facts["cached_tokens"], facts["computed_tokens"]) == (84, 64, 20)
     assert (facts["output_tokens"], facts["prefill_steps"], facts["decode_steps"]) == (18, 1, 8)
     assert (facts["preemptions"], facts["replays"], facts["bound_by"]) == (0, 0, None)
+    assert [span["phase"] for span in facts["timeline"]] == ["queued", "prefill", "decode"]
+    assert facts["timeline"][1]["tokens"] == 20
+    assert facts["timeline_left_out"] == 0
+    assert facts["held_s"] == {"next step": facts["queue_s"]}
 
 
 def test_each_prompt_has_its_own_answer(server: Running) -> None:

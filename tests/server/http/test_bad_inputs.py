@@ -84,7 +84,10 @@ PROMPTS: list[Case] = [
     *wrong(text, "prompt", ([[1], [4096]],), VALUE, "prompt 1: prompt holds 4096"),
     *wrong(text, "prompt", ([5] * 1025, "x " * 99999), "context_length_exceeded", TOO_LONG),
     *wrong(text, "prompt", (["a"] * 1025,), VALUE, "The request has 1025 prompts; the limit is 1024."),
-    *wrong(text, "max_tokens", (1024,), "context_length_exceeded", f"{TOO_LONG}. However, you requested"),
+    *wrong(partial(text, max_tokens=1024), "truncate_prompt_tokens", (-1,), VALUE, "@=-1 keeps as much of the prompt"),
+    *wrong(
+        partial(text, max_tokens=None), "min_tokens", (1024,), VALUE, "@=1024 cannot be reached: the context leaves"
+    ),
     *wrong(text, "suffix", ("end",), LACKS, "suffix is not supported"),
     *wrong(chat, "truncate_prompt_tokens", (-2,), VALUE, "@ must be"),
 ]
@@ -294,13 +297,6 @@ def test_unknown_stream_options_are_named_too(server: Running) -> None:
 def test_unknown_fields_are_refused_when_the_operator_says_so(serve: Any) -> None:
     with serve(strict_params=True) as strict:
         check(strict.post(CHAT, **ASK, foo=1), 400, "unsupported_parameter", "foo", "Unknown parameter: 'foo'.")
-
-
-def test_length_is_capped_when_the_operator_says_so(serve: Any) -> None:
-    with serve(max_tokens_policy="cap") as capping:
-        reply = capping.post(TEXT, **{**WRITE, "prompt": [5] * 1020, "max_tokens": 100, "ignore_eos": True}).json()
-    assert reply["usage"]["completion_tokens"] == 4
-    assert reply["warnings"] == ["max_tokens 100 lowered to 4, all that the context leaves"]
 
 
 def test_a_large_request_is_refused_by_its_size(serve: Any) -> None:

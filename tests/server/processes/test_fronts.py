@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from quire.observability.samples import Samples, add_samples
 from quire.server.processes.link import LINK, Ask, FrontReport, ParentLink, Reports
 from quire.server.processes.peers import LinkedPeers
 from quire.server.processes.shared_counts import SharedCounts, new_memory
+from tests.observability.traces import checked, slices
 from tests.server.api.test_admin import series
 from tests.server.processes.test_processes import Server, served, wait_for
 
@@ -91,6 +93,26 @@ def test_what_runs_in_one_front_counts_in_the_other(tmp_path: Path) -> None:
         assert server.process.wait(60) == 0
 
 
+def test_requests_of_one_front_can_be_watched_through_the_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool, served(tmp_path, *TWO, "--max-num-seqs", "1") as server:
+        first, second = server.pids("front_process")
+        with only(server, first):
+            started = Event()
+            streams = [pool.submit(server.complete, "import os", 900, started) for _ in range(16)]
+            assert started.wait(60)
+            wait_for(lambda: server.client.get("/v1/stats").json()["num_requests"] >= 8)
+        with only(server, second):
+            told = server.client.get("/v1/stats", params={"activity": True}).json()["activity"]
+        ids = [request["id"] for request in told["requests"]]
+        assert told["num_running"] == 1
+        assert len(set(ids)) == len(ids) == 1 + told["num_waiting"] > 1
+        assert all(len(name) == len("0" * 32 + "-0") for name in ids), "nothing of the front or of the core in them"
+        os.kill(first, signal.SIGKILL)
+        assert all(stream.exception(60) is not None or stream.result()[3] == "length" for stream in streams)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+
+
 def test_the_parent_knows_what_a_front_says_before_anybody_else() -> None:
     parent, theirs = socket.socketpair()
     counted: Samples = {"a": {("a_total", ()): 1.0}}
@@ -149,6 +171,16 @@ def test_counts_are_shared_and_forgotten_by_front() -> None:
     assert (one.in_progress(0), one.in_progress(2), two.in_progress()) == (1, 0, 1)
 
 
+def test_a_system_without_nameless_memory_has_a_file_that_no_folder_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    memory = new_memory(2, 1)
+    one, two = (SharedCounts(2, 1, front=front, descriptor=memory) for front in (0, 1))
+    assert os.fstat(memory).st_nlink == 0
+    os.close(memory)
+    one.enter(0)
+    assert two.in_progress() == 1
+
+
 def test_sequences_are_counted_like_requests_and_forgotten_by_front() -> None:
     memory = new_memory(2, 2)
     one, two = (SharedCounts(2, 2, front=front, descriptor=memory) for front in (0, 1))
@@ -195,3 +227,27 @@ def test_samples_add_up_and_new_series_join() -> None:
     total: Samples = {"a": {("a_total", ()): 1.0}}
     add_samples(total, {"a": {("a_total", ()): 2.0, ("a_total", (("x", "y"),)): 5.0}, "b": {("b", ()): 3.0}})
     assert total == {"a": {("a_total", ()): 3.0, ("a_total", (("x", "y"),)): 5.0}, "b": {("b", ()): 3.0}}
+
+
+def test_every_front_gives_the_trace_of_all(tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    with served(tmp_path, *TWO, "--trace-dir", str(traces)) as server:
+        first, second = server.pids("front_process")
+        for front in (first, second):
+            with only(server, front):
+                server.complete("import os", 4)
+        for front in (first, second):
+            with only(server, front):
+                events = checked(server.client.get("/v1/trace").json())
+                assert len(slices(events, "request")) == 2
+                assert len(slices(events, "step")) == 8
+        (core,) = server.pids("core_process")
+        os.kill(core, signal.SIGKILL)
+        wait_for(lambda: traces.exists() and any(path.stat().st_size for path in traces.iterdir()))
+        wait_for(lambda: server.client.get("/ready").status_code == 200)
+        assert server.complete("import os", 4)[3] == "length"
+        assert not slices(checked(server.client.get("/v1/trace").json()), "step")[4:]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+    (path,) = traces.iterdir()
+    assert len(slices(checked(json.loads(path.read_text())), "request")) == 2

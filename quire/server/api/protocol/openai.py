@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from quire.messages.stats import StepStats
+from quire.server.activity import KeyActivity
 from quire.server.api.protocol.fields import Body, Each, GenerationFields, Label, TokenIds
 from quire.utils.cancellation import check_cancelled
 
@@ -286,6 +287,15 @@ class EngineStatus(TypedDict):
     """Of the process's event loop: more of them without requests than at first means that some are lost."""
     age_s: float | None
     stats: StepStats | None
+    activity: NotRequired[KeyActivity | None]
+
+
+class ChromeTrace(TypedDict):
+    """A reply of /v1/trace, in the format of Chrome's traces."""
+
+    traceEvents: list[dict[str, Any]]
+    displayTimeUnit: str
+    otherData: dict[str, Any]
 
 
 class Tokens(TypedDict):

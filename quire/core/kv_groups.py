@@ -1,0 +1,134 @@
+"""Managers of KV groups: which blocks a sequence needs in one group, and when it can give them back.
+
+A group of another kind (recurrent state, latent, cross attention) is another class with these methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+from quire.core.block_pool import BlockPool
+from quire.core.block_table import NULL_BLOCK, BlockTable
+from quire.messages.kv import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from quire.utils.math import cdiv
+
+Find = Callable[[int], int | None]
+"""The cached block of the group that holds block i of a sequence, or None."""
+
+
+class GroupManager(Protocol):
+    """The blocks of sequences in one group. It holds no state but the pool: a sequence's is in its `BlockTable`."""
+
+    trims: ClassVar[bool]
+    """Whether `trim` ever gives blocks back."""
+
+    def match(self, find: Find, limit: int) -> list[int]:
+        """The blocks of the longest cached prefix that the group can go on from, at most `limit` of them."""
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds at most."""
+
+    def needed(self, table: BlockTable, num_computed: int, num_tokens: int) -> int:
+        """Blocks to take from the pool before tokens [num_computed, num_tokens) can be computed."""
+
+    def append(self, table: BlockTable, num_computed: int, num_tokens: int) -> list[tuple[int, int]]:
+        """Take them. Gives the (source, destination) of copies that must run first."""
+
+    def trim(self, table: BlockTable, num_computed: int) -> None:
+        """Give back what nobody reads once so many tokens are computed, in a step that has ended."""
+
+    def free(self, table: BlockTable) -> None:
+        """Give all back, the last ones to be evicted first."""
+
+
+class FullAttention:
+    """Every token is read as long as the sequence lives."""
+
+    trims: ClassVar[bool] = False
+
+    def __init__(self, spec: KVCacheSpec, pool: BlockPool, *, max_chunk_tokens: int) -> None:
+        """`max_chunk_tokens`: most tokens of a sequence in one step."""
+        self._spec = spec
+        self._pool = pool
+        self._block_size = spec.page.block_size
+        self._max_chunk_tokens = max_chunk_tokens
+
+    def match(self, find: Find, limit: int) -> list[int]:
+        """See `GroupManager.match`: all blocks of the prefix must be there."""
+        matched: list[int] = []
+        for index in range(limit):
+            block_id = find(index)
+            if block_id is None:
+                break
+            matched.append(block_id)
+        return matched
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """See `GroupManager.most_blocks`."""
+        return self._spec.most_blocks(num_tokens, self._max_chunk_tokens)
+
+    def needed(self, table: BlockTable, num_computed: int, num_tokens: int) -> int:
+        """See `GroupManager.needed`."""
+        missing = max(0, cdiv(num_tokens, self._block_size) - len(table.block_ids))
+        return missing + len(self._shared(table, num_computed))
+
+    def append(self, table: BlockTable, num_computed: int, num_tokens: int) -> list[tuple[int, int]]:
+        """See `GroupManager.append`: a block that is to be written and that others have, too, is copied."""
+        copies = []
+        for index in self._shared(table, num_computed):
+            source, destination = table.block_ids[index], self._pool.allocate()
+            table.replace(index, destination)
+            self._pool.release(source)
+            copies.append((source, destination))
+        for _ in range(cdiv(num_tokens, self._block_size) - len(table.block_ids)):
+            table.block_ids.append(self._pool.allocate())
+        return copies
+
+    def trim(self, table: BlockTable, num_computed: int) -> None:
+        """See `GroupManager.trim`: everything is read."""
+
+    def free(self, table: BlockTable) -> None:
+        """See `GroupManager.free`."""
+        for block_id in reversed(table.held):
+            self._pool.release(block_id)
+
+    def _shared(self, table: BlockTable, num_computed: int) -> list[int]:
+        """Entries that are about to be written and that a fork has, too."""
+        written = range(num_computed // self._block_size, len(table.block_ids))
+        return [index for index in written if self._pool.blocks[table.block_ids[index]].ref_count > 1]
+
+
+class SlidingWindow(FullAttention):
+    """Only the last tokens are read: blocks go back as the window leaves them behind."""
+
+    trims: ClassVar[bool] = True
+    _spec: SlidingWindowSpec
+
+    def match(self, find: Find, limit: int) -> list[int]:
+        """See `GroupManager.match`: the blocks must be there that the window of the next token reaches."""
+        length, matched = limit, list[int]()
+        while length > 0:
+            first = self._spec.num_unread_blocks(length * self._block_size)
+            index = length - len(matched) - 1
+            if index < first:
+                return [NULL_BLOCK] * first + matched[::-1]
+            block_id = find(index)
+            if block_id is None:
+                length, matched = index, []
+            else:
+                matched.append(block_id)
+        return []
+
+    def trim(self, table: BlockTable, num_computed: int) -> None:
+        """See `GroupManager.trim`."""
+        num_unread = self._spec.num_unread_blocks(num_computed)
+        if num_unread > table.num_trimmed:
+            for block_id in table.trim(num_unread):
+                self._pool.release(block_id)
+
+
+MANAGERS: dict[type[KVCacheSpec], type[FullAttention]] = {
+    FullAttentionSpec: FullAttention,
+    SlidingWindowSpec: SlidingWindow,
+}

@@ -1,0 +1,101 @@
+"""`PlanWriter`: writes the instruction for a step, and remembers what the worker knows already.
+
+The worker is told of a request once, of a sequence when it starts or comes back, and then only of what has changed: its
+new blocks and its new tokens. It never appends a token by itself, so there is one list of tokens that counts.
+"""
+
+from __future__ import annotations
+
+from quire.core.sequence import Sequence, SequenceGroup
+from quire.messages.step import NewSequenceData, SchedulerOutputs
+
+
+class PlanWriter:
+    """What the worker knows, and the instruction that is being written."""
+
+    def __init__(self) -> None:
+        self.plan = SchedulerOutputs()
+        self._known_requests: set[str] = set()
+        self._removed_seqs: list[int] = []
+        self._removed_requests: list[str] = []
+        self._preempted: list[int] = []
+
+    def begin(self) -> SchedulerOutputs:
+        """Start a new instruction."""
+        self.plan = SchedulerOutputs()
+        return self.plan
+
+    def add(self, seq: Sequence, num_tokens: int, copies: list[tuple[int, int]] | None) -> None:
+        """Schedule the next tokens of a sequence. `copies` make blocks its own; None: its tables have not changed."""
+        plan = self.plan
+        is_complete = seq.num_computed_tokens + num_tokens == len(seq.token_ids)
+        if copies:
+            plan.blocks_to_copy += copies
+        if not seq.is_known:
+            self._introduce(seq)
+        else:
+            self._tell_changes(seq, has_blocks=copies is not None)
+        seq.num_tokens_sent = len(seq.token_ids)
+        plan.seq_ids.append(seq.seq_id)
+        plan.num_computed_tokens.append(seq.num_computed_tokens)
+        plan.num_scheduled_tokens.append(num_tokens)
+        plan.num_draws.append(seq.num_to_fork if is_complete else 0)
+        plan.num_batched_tokens += num_tokens
+
+    def _introduce(self, seq: Sequence) -> None:
+        seq.is_known = True
+        group = seq.group
+        if group.request_id not in self._known_requests:
+            self._known_requests.add(group.request_id)
+            self.plan.new_requests.append(group.request)
+        self.plan.new_sequences.append(
+            NewSequenceData(
+                seq_id=seq.seq_id,
+                request_id=group.request_id,
+                branch=seq.branch,
+                output_token_ids=seq.token_ids[group.num_prompt_tokens :],
+                block_ids=seq.unsent_blocks(),
+            )
+        )
+
+    def _tell_changes(self, seq: Sequence, *, has_blocks: bool) -> None:
+        if has_blocks:
+            self.plan.new_block_ids[seq.seq_id] = seq.unsent_blocks()
+        if len(seq.token_ids) > seq.num_tokens_sent:
+            self.plan.new_token_ids[seq.seq_id] = (seq.num_tokens_sent, seq.token_ids[seq.num_tokens_sent :])
+
+    def end(self) -> SchedulerOutputs:
+        """The finished instruction. What is to be forgotten is said again until `arrived`."""
+        plan = self.plan
+        plan.removed_seq_ids = list(self._removed_seqs)
+        plan.removed_request_ids = list(self._removed_requests)
+        plan.preempted_seq_ids, self._preempted = self._preempted, []
+        return plan
+
+    def arrived(self, plan: SchedulerOutputs) -> None:
+        """The worker has applied an instruction."""
+        del self._removed_seqs[: len(plan.removed_seq_ids)]
+        del self._removed_requests[: len(plan.removed_request_ids)]
+
+    def lost(self) -> None:
+        """Nobody knows what the worker has applied of the last instruction: it forgets everything."""
+        self._removed_requests += self._known_requests
+        self._known_requests.clear()
+
+    def preempt(self, seq: Sequence) -> None:
+        """Let the worker forget a sequence that will come back."""
+        if seq.is_known:
+            self._preempted.append(seq.seq_id)
+        self.forget(seq)
+
+    def forget(self, seq: Sequence) -> None:
+        """Let the worker forget a sequence, if it knows it."""
+        if seq.is_known:
+            self._removed_seqs.append(seq.seq_id)
+            seq.is_known = False
+
+    def forget_request(self, group: SequenceGroup) -> None:
+        """Let the worker forget a request that has ended, if it knows it."""
+        if group.request_id in self._known_requests:
+            self._known_requests.remove(group.request_id)
+            self._removed_requests.append(group.request_id)

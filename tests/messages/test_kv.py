@@ -1,0 +1,79 @@
+"""Which layers share a block table, and how many pages a sequence takes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.messages.kv import MAX_PADDING, FullAttentionSpec, KVLayout, kv_layout
+from quire.utils.math import cdiv
+from tests.fakes import specs_of
+
+LAYERS = st.lists(st.sampled_from([None, 4, 7]), min_size=1, max_size=40)
+
+
+def layout_of(windows: list[int | None], block_size: int = 4) -> KVLayout:
+    return kv_layout(specs_of(block_size, windows))
+
+
+@pytest.mark.parametrize(
+    ("windows", "groups"),
+    [
+        ([None] * 4, [(None, 4)]),
+        ([64] * 32, [(64, 32)]),
+        ([64, None] * 13, [(None, 13), (64, 13)]),
+        ([None, 64, 64, 64], [(None, 1), (64, 1), (64, 1), (64, 1)]),
+        (([64] * 5 + [None]) * 4 + [64] * 2, [(None, 4), *[(64, 4)] * 5, (64, 2)]),
+    ],
+    ids=["full", "mistral", "gemma2", "qwen2", "gemma3-1b"],
+)
+def test_layers_form_groups_of_equal_size(windows: list[int | None], groups: list[tuple[int | None, int]]) -> None:
+    found = [(getattr(group.spec, "window", None), len(group.layers)) for group in layout_of(windows).groups]
+    assert found == groups
+
+
+@given(windows=LAYERS)
+def test_every_layer_has_a_place_of_its_own_and_little_of_a_page_is_unused(windows: list[int | None]) -> None:
+    layout = layout_of(windows)
+    specs = specs_of(4, windows)
+    places = {(layout.group_of_layer[layer], layout.part_of_layer[layer]) for layer in range(len(windows))}
+    assert len(places) == len(windows)
+    for layer, spec in enumerate(specs):
+        assert layout.groups[layout.group_of_layer[layer]].spec == spec
+        assert layout.part_of_layer[layer] < layout.layers_per_page
+    used = len(windows) * layout.page.num_bytes
+    assert used <= layout.block_bytes * len(layout.groups) <= used * (1 + MAX_PADDING)
+    kinds = [isinstance(group.spec, FullAttentionSpec) for group in layout.groups]
+    assert kinds == sorted(kinds, reverse=True)
+
+
+@given(
+    window=st.integers(1, 40),
+    block_size=st.integers(1, 9),
+    num_tokens=st.integers(1, 100),
+    max_chunk=st.integers(1, 30),
+    data=st.data(),
+)
+def test_a_window_never_needs_more_blocks_than_it_says(
+    window: int, block_size: int, num_tokens: int, max_chunk: int, data: st.DataObject
+) -> None:
+    (spec,) = specs_of(block_size, [window])
+    computed = 0
+    while computed < num_tokens:
+        end = min(num_tokens, computed + data.draw(st.integers(1, max_chunk)))
+        first_read = max(0, computed - window + 1)
+        held = cdiv(end, block_size) - first_read // block_size
+        assert held <= spec.most_blocks(num_tokens, max_chunk)
+        computed = end
+    assert spec.most_blocks(num_tokens, max_chunk) <= cdiv(num_tokens, block_size)
+
+
+@given(windows=LAYERS, num_blocks=st.integers(0, 60), max_chunk=st.integers(1, 20), at_most=st.integers(1, 100))
+def test_the_longest_length_is_the_last_that_fits(
+    windows: list[int | None], num_blocks: int, max_chunk: int, at_most: int
+) -> None:
+    layout = layout_of(windows)
+    longest = layout.longest(num_blocks, max_chunk, at_most)
+    assert layout.most_blocks(longest, max_chunk) <= num_blocks
+    assert longest == at_most or layout.most_blocks(longest + 1, max_chunk) > num_blocks
