@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -62,4 +63,24 @@ def write_checkpoint(directory: Path, config: dict[str, object] = QWEN3_06B, see
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(directory / "model.safetensors"))
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return directory
+
+
+def write_family(directory: Path, family: str, config: dict[str, Any], dtype: str) -> Path:
+    """A model of any family that transformers knows, with weights that repeat one random pattern: quick to write."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = AutoConfig.for_model(family, **config, torch_dtype=dtype)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings)
+    settings.architectures = [type(model).__name__]
+    pattern = (torch.randn(1_000_003, generator=torch.Generator().manual_seed(0)) * 0.02).to(getattr(torch, dtype))
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and settings.tie_word_embeddings:
+            continue
+        count = tensor.numel()
+        tensors[name] = pattern.repeat(count // len(pattern) + 1)[:count].view(tensor.shape).clone()
+    save_file(tensors, str(directory / "model.safetensors"))
+    settings.save_pretrained(directory)
     return directory

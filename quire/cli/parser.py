@@ -16,6 +16,7 @@ COMMANDS = {
     "pull": "download a model from the Hugging Face hub",
     "list": "list the models on this machine",
     "show": "show what a model is and the memory it needs here, without loading it",
+    "plan": "say what memory a model will take and what fits, without loading it",
     "rm": "delete downloaded models",
     "complete": "complete prompts with a model that is served",
     "run-batch": "answer a file of requests in OpenAI's batch format",

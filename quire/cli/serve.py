@@ -7,7 +7,7 @@ import json
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config.args import EngineArgs, add_flags
 from quire.config.foreign import SERVER, add_foreign_flags
@@ -18,8 +18,18 @@ SHORT = {"-q": "quantization"}
 """Spellings of vLLM's that are taken and not shown."""
 
 
+if TYPE_CHECKING:
+    from quire.server.launch import ServeOptions
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand."""
+    add_serve_flags(parser)
+    parser.set_defaults(run=partial(run, parser=parser, started_at=time.monotonic()))
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """A model and everything that a server takes; `options_of` reads it."""
     from quire.engine.admission import AdmissionLimits
     from quire.engine.process.restart_policy import RestartPolicy
     from quire.server.settings import add_server_flags
@@ -38,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for short, name in SHORT.items():
         parser.add_argument(short, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_foreign_flags(parser, SERVER)
-    parser.set_defaults(run=partial(run, parser=parser, started_at=time.monotonic()))
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser, started_at: float) -> int:
@@ -46,23 +55,32 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser, started_at: f
 
     Raises: QuireError when the server cannot start.
     """
+    from quire.server.launch import serve
+
+    serve(options_of(args, parser), started_at)
+    return 0
+
+
+def options_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ServeOptions:
+    """What the flags of `add_serve_flags` say, those of --config included. Mutates args.
+
+    Raises: ConfigError.
+    """
     from quire.engine.admission import AdmissionLimits
     from quire.engine.process.restart_policy import RestartPolicy
-    from quire.server.launch import ServeOptions, serve
+    from quire.server.launch import ServeOptions
     from quire.server.settings import settings_from_namespace
 
     if args.config is not None:
         for name, value in vars(parser.parse_args(flags_of_file(args.config))).items():
             if vars(args).get(name) is None:
                 setattr(args, name, value)
-    options = ServeOptions(
+    return ServeOptions(
         args=_engine_args(args),
         settings=settings_from_namespace(args),
         limits=knobs_from_namespace(args, AdmissionLimits),
         policy=knobs_from_namespace(args, RestartPolicy),
     )
-    serve(options, started_at)
-    return 0
 
 
 def _engine_args(args: argparse.Namespace) -> EngineArgs:

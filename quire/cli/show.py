@@ -58,7 +58,7 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
     from quire.engine.core_startup import create_config
     from quire.loader.hub import is_complete
 
-    path = _directory(args)
+    path = config_directory(args)
     raw = read_json_object(path / "config.json", "Download the file again.", CheckpointError)
     if raw is None:
         raise CheckpointError(f"{path} has no config.json, so it is no model directory")
@@ -86,7 +86,7 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
     }
 
 
-def _directory(args: EngineArgs) -> Path:
+def config_directory(args: EngineArgs) -> Path:
     """Where config.json of the model is; fetches it, and nothing else, of a model that is not on this machine."""
     from quire.engine.core_startup import locate
     from quire.loader.hub import cached, check_config, checked_repository, fetch_config

@@ -153,7 +153,7 @@ class ModelArch:
             attention_bias=attention_bias,
             output_bias=output_bias,
             mlp_bias=mlp_bias,
-            rope=None if keys.model_type in _LEARNED_POSITIONS else _rope(keys, head_size, max_position),
+            rope=None if keys.model_type in LEARNED_POSITIONS else _rope(keys, head_size, max_position),
             sliding_window=next((window for window in windows if window is not None), None),
             layer_windows=windows,
             attn_soft_cap=keys.optional_positive("attn_logit_softcapping"),
@@ -188,12 +188,12 @@ class ModelArch:
         attention = (self.num_heads + 2 * self.num_kv_heads) * self.head_size * (self.hidden_size + self.attention_bias)
         attention += self.hidden_size * (self.num_heads * self.head_size + self.output_bias)
         embedding = self.vocab_size * self.embedding_size * (1 if self.tie_word_embeddings else 2)
-        if self.model_type in _LEARNED_POSITIONS:
+        if self.model_type in LEARNED_POSITIONS:
             return embedding + _learned_position_parameters(self, attention)
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        norms = _NORMS_PER_LAYER.get(self.model_type, 2) * self.hidden_size
-        norms += 2 * self.head_size * (self.model_type in _HEAD_NORMS)
+        norms = NORMS_PER_LAYER.get(self.model_type, 2) * self.hidden_size
+        norms += 2 * self.head_size * (self.model_type in HEAD_NORMS)
         return embedding + self.num_layers * (attention + mlp + norms) + self.hidden_size
 
 
@@ -209,9 +209,10 @@ ARCHITECTURES = {
 }
 """model_type -> architecture, for configs that name only the former."""
 
-_LEARNED_POSITIONS = frozenset({"opt", "gpt2"})
-_HEAD_NORMS = frozenset({"qwen3"})
-_NORMS_PER_LAYER = {"gemma2": 4}
+LEARNED_POSITIONS = frozenset({"opt", "gpt2"})
+"""Families with a table of positions instead of rotation."""
+HEAD_NORMS = frozenset({"qwen3"})
+NORMS_PER_LAYER = {"gemma2": 4}
 
 # What the class of a family assumes in transformers when config.json leaves a key out.
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -1,63 +1,176 @@
-"""How many bytes an engine will use, from the configuration alone, before anything is loaded."""
+"""How many bytes an engine will use, from the configuration alone, before anything is loaded.
+
+One implementation: `resolve` sizes the KV cache with it at every start, and `quire plan` prints it. Every part is the
+most that requests can make of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from quire.config.activations import activation_bytes, step_logits_bytes
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
+from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
 from quire.errors import ConfigError, counted
-from quire.messages.kv import DTYPE_BYTES, KVLayout
+from quire.messages.kv import KVLayout
+from quire.utils.math import cdiv, round_up
 
-PROCESS_BYTES = 300 << 20
+PROCESS_BYTES = 240 << 20
 """The interpreter, torch and its libraries, as measured after import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes by purpose."""
+    """Bytes by purpose, at the worst moment of an engine."""
 
     weights: int
-    workspace: int
-    process: int
+    """Parameters as the ops lay them out, and the rotary table."""
     kv_cache: int
+    workspace: int
+    """Activations of the largest step, what kernels work with, and the arrays that a step reads."""
+    logits: int
+    """Of every sequence of a step, in float32, and a copy of those that draw."""
+    logprobs: int
+    """What reporting takes: logits as they were, and the candidates of every position of a step."""
+    requests: int
+    """The lists of every running request at their bounds, and what is kept of every block and its tokens."""
+    loading: int
+    """What reading the weights takes beyond everything above; 0 where that is more than the reading."""
+    process: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.workspace + self.process + self.kv_cache
+        return sum(self.as_dict().values())
+
+    @property
+    def held(self) -> int:
+        """All but pages of files being read, which the system takes back when it needs them."""
+        return self.total - self.loading
 
     def as_dict(self) -> dict[str, int]:
         """By name, in the order in which people read it."""
-        return {
-            "weights": self.weights,
-            "kv_cache": self.kv_cache,
-            "workspace": self.workspace,
-            "process": self.process,
-        }
+        return asdict(self)
 
 
-BYTES_PER_WEIGHT = {"int8": (1.0, 1.0), "int4": (0.5 + 2 / 128, 1.0)}
-"""quantization -> bytes per parameter of layers and of the head, scales included."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What the parts of a plan follow from, beside the model."""
+
+    dtype: str
+    quantization: str | None = None
+    ops: str = "cpu"
+    isa: str = ""
+    """Instruction set of the ops."""
+    num_threads: int = 1
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_logprobs: int
+    block_size: int
+    kv_cache_dtype: str
 
 
-def weight_bytes(arch: ModelArch, dtype: str, quantization: str | None) -> int:
-    """Bytes of all weights. Quantised, a tied table is held twice: rows in the model's dtype, the head in integers."""
-    if quantization is None:
-        return arch.num_parameters() * DTYPE_BYTES[dtype]
-    table = arch.vocab_size * arch.hidden_size
-    body, head = BYTES_PER_WEIGHT[quantization]
-    num_body = arch.num_parameters() - table * (1 if arch.tie_word_embeddings else 2)
-    return int(table * (DTYPE_BYTES[dtype] + head) + num_body * body)
+def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
+    """The plan of an engine with so many KV blocks."""
+    weights = weight_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
+    weights += 0 if arch.rope is None else use.max_model_len * arch.rope.rotary_dim * 4
+    layout = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops)
+    kv_cache = num_blocks * layout.block_bytes
+    workspace, logits, logprobs = (
+        workspace_bytes(arch, use, len(layout.groups)),
+        logits_bytes(arch, use),
+        logprobs_bytes(arch, use),
+    )
+    requests = use.max_num_seqs * controls_bytes(arch.vocab_size) + num_blocks * host_bytes_per_block(use.block_size)
+    loading = loading_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
+    return MemoryPlan(
+        weights=weights,
+        kv_cache=kv_cache,
+        workspace=workspace,
+        logits=logits,
+        logprobs=logprobs,
+        requests=requests,
+        loading=max(0, loading - kv_cache - workspace - logits - logprobs - requests),
+        process=PROCESS_BYTES,
+    )
 
 
-def workspace_bytes(arch: ModelArch, dtype: str, *, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """Activations of the widest layer for a full step, float32 logits with one working copy, and requests' lists."""
-    widest = 2 * arch.intermediate_size + 4 * arch.hidden_size + arch.num_heads * arch.head_size * 3
-    activations = max_num_batched_tokens * widest * DTYPE_BYTES[dtype]
-    return activations + 2 * max_num_seqs * arch.vocab_size * 4 + max_num_seqs * controls_bytes(arch.vocab_size)
+# -- KV cache -------------------------------------------------------------------------------------------------
 
 
+HOST_BYTES_OF_BLOCK = 480
+"""What the block pool keeps of a cached block: the block, its hash, its places in index and free list."""
+HOST_BYTES_OF_TOKEN = 72
+"""A token's number, and its places in the block's content and in the lists of the sequences that hold it."""
+
+
+def host_bytes_per_block(block_size: int) -> int:
+    """What the scheduler keeps of a block, beside its keys and values."""
+    return HOST_BYTES_OF_BLOCK + block_size * HOST_BYTES_OF_TOKEN
+
+
+# -- steps ----------------------------------------------------------------------------------------------------
+
+SCRATCH = 2 << 20
+"""What a kernel works with in one thread, in whole huge pages, where it follows from no size below."""
+
+
+def workspace_bytes(arch: ModelArch, use: MemoryUse, num_groups: int) -> int:
+    """Activations of a full step, scratch of the kernels, and the tables that a step reads."""
+    activations = activation_bytes(arch, use.dtype, use.max_num_batched_tokens, ops=use.ops)
+    block_tables = num_groups * use.max_num_seqs * cdiv(use.max_model_len, use.block_size) * 4
+    arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
+    return activations + _scratch_bytes(arch, use) + block_tables + arrays
+
+
+def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
+    """What the native kernels work with: inputs of products as they read them, and for each thread its own part."""
+    if use.ops != "cpu":
+        return 0
+    sampling = 2 * round_up(max(SCRATCH, 8 * arch.vocab_size), SCRATCH)
+    both = 0 if arch.intermediate_size % 32 == 0 else 8 * use.max_num_batched_tokens * arch.intermediate_size
+    return _prepared_bytes(arch, use) + both + use.num_threads * sampling
+
+
+def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:
+    """A copy of the largest input of a product, where the kernel reads another form (`prepared_bytes` in csrc)."""
+    depth = max(shape.in_features for shape in weight_shapes(arch).body)
+    if use.quantization is not None:
+        item, depth = 1, round_up(depth, 64) + 8 * cdiv(depth, 128)
+    elif use.dtype == "float32":
+        item = 0
+    elif use.dtype == "bfloat16" and use.isa in ("amx", "avx512_bf16"):
+        item, depth = 2 if use.isa == "amx" or depth % 2 else 0, round_up(depth, 32)
+    else:
+        item = 4
+    return round_up(use.max_num_batched_tokens, 32) * depth * item
+
+
+def logits_bytes(arch: ModelArch, use: MemoryUse) -> int:
+    """Two copies of the logits of a full step: as the head gives them, and of the rows that draw where not all do."""
+    rows = use.max_num_seqs
+    logits = step_logits_bytes(arch, use.dtype, use.max_num_batched_tokens, rows, ops=use.ops)
+    return logits + rows * arch.vocab_size * 4
+
+
+CANDIDATE_BYTES = 84
+"""A candidate while it is reported: its id and its log-probability in tensors and in Python's lists."""
+POSITION_BYTES = 320
+"""A reported position, without its candidates."""
+
+
+def logprobs_bytes(arch: ModelArch, use: MemoryUse) -> int:
+    """All rows of a full step report their candidates, and all of its prompts' tokens theirs."""
+    candidates = min(use.max_logprobs, arch.vocab_size) + 1
+    positions = use.max_num_seqs + use.max_num_batched_tokens
+    kept = max(use.max_num_seqs, PROMPT_LOGPROB_ROWS) * arch.vocab_size * 4
+    return kept + positions * (POSITION_BYTES + candidates * CANDIDATE_BYTES)
+
+
+PROMPT_LOGPROB_ROWS = 64
+"""Prompt positions that are scored at a time."""
 CONTROLS_BYTES = 640 << 10
 """What the core holds for one request whose stop ids, biases and bad words are at their bounds (0.54 MiB measured)."""
 
@@ -67,23 +180,29 @@ def controls_bytes(vocab_size: int) -> int:
     return CONTROLS_BYTES + vocab_size + (vocab_size + 7) // 8
 
 
-def plan_kv_bytes(
-    capabilities: Capabilities, *, fraction: float, weights: int, workspace: int, most_useful: int
-) -> int:
-    """Bytes left for the KV cache: the allowed share of memory less everything else, and never more than can be used.
+# -- what fits ------------------------------------------------------------------------------------------------
 
-    Raises: ConfigError when nothing is left.
+
+def allowed_bytes(capabilities: Capabilities, fraction: float) -> int:
+    """Bytes that an engine may take now."""
+    return min(int(capabilities.total_memory * fraction), capabilities.available_memory)
+
+
+def plan_blocks(capabilities: Capabilities, bare: MemoryPlan, *, fraction: float, block_bytes: int, most: int) -> int:
+    """KV blocks that the allowed share of memory holds beside everything else (`bare`), at most as many as are useful.
+
+    `block_bytes` is all that a block takes. Raises: ConfigError when nothing is left.
     """
-    allowed = min(int(capabilities.total_memory * fraction), capabilities.available_memory)
-    left = allowed - weights - workspace - PROCESS_BYTES
+    allowed = allowed_bytes(capabilities, fraction)
+    left = allowed - bare.held
     if left <= 0:
         raise ConfigError(
             f"no memory is left for the KV cache: {gib(allowed)} may be used ({fraction:.0%} of "
-            f"{gib(capabilities.total_memory)}, {gib(capabilities.available_memory)} free now), but weights take "
-            f"{gib(weights)}, workspace {gib(workspace)} and the process {gib(PROCESS_BYTES)}. Raise "
-            "gpu_memory_utilization, lower max_num_batched_tokens, or use a smaller model or dtype."
+            f"{gib(capabilities.total_memory)}, {gib(capabilities.available_memory)} free now), but {parts_text(bare)} "
+            "are needed. Raise gpu_memory_utilization, lower max_num_batched_tokens, max_num_seqs or max_logprobs, or "
+            "use a smaller model or dtype. `quire plan` shows what would fit."
         )
-    return min(left, most_useful)
+    return min(left // block_bytes, most)
 
 
 def check_memory(plan: MemoryPlan, capabilities: Capabilities) -> None:
@@ -91,13 +210,17 @@ def check_memory(plan: MemoryPlan, capabilities: Capabilities) -> None:
 
     Raises: ConfigError with the numbers.
     """
-    if plan.total > capabilities.total_memory:
-        parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.as_dict().items())
+    if plan.held > capabilities.total_memory:
         raise ConfigError(
-            f"the engine would take {gib(plan.total)} ({parts}), more than the {gib(capabilities.total_memory)} there "
-            "are. Lower num_gpu_blocks_override, kv_cache_memory_bytes, max_num_seqs or max_num_batched_tokens, or use "
-            "a smaller model or dtype."
+            f"the engine would take {gib(plan.held)} ({parts_text(plan)}), more than the "
+            f"{gib(capabilities.total_memory)} there are. Lower num_gpu_blocks_override, kv_cache_memory_bytes, "
+            "max_num_seqs or max_num_batched_tokens, or use a smaller model or dtype."
         )
+
+
+def parts_text(plan: MemoryPlan) -> str:
+    """The parts that are not empty, for people."""
+    return ", ".join(f"{name} {gib(size)}" for name, size in plan.as_dict().items() if size)
 
 
 def check_longest_fits(layout: KVLayout, num_blocks: int, max_model_len: int, max_chunk_tokens: int) -> None:

@@ -23,14 +23,14 @@ from quire.config.engine import (
 )
 from quire.config.json_file import read_json_object
 from quire.config.memory_plan import (
-    PROCESS_BYTES,
     MemoryPlan,
+    MemoryUse,
     check_longest_fits,
     check_memory,
     gib,
-    plan_kv_bytes,
-    weight_bytes,
-    workspace_bytes,
+    host_bytes_per_block,
+    plan_blocks,
+    plan_memory,
 )
 from quire.errors import ConfigError, InvalidParameter, shown
 from quire.messages.kv import DTYPE_BYTES, KVLayout
@@ -83,18 +83,20 @@ def resolve(
     generation = _read_generation_config(args, path)
     max_model_len = _resolve_max_model_len(args, arch, choices)
     device = _resolve_device(args, capabilities, choices)
-    cache, scheduler, max_model_len, plan = _resolve_memory(
-        args,
-        arch,
-        capabilities,
-        choices,
+    use = MemoryUse(
         dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
+        quantization=args.quantization,
         ops=device.ops,
-        scheduler=scheduler,
-        block_size=block_size,
+        isa=capabilities.ops_isa,
+        num_threads=device.num_threads,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=max_model_len,
+        max_logprobs=_max_logprobs(args, arch),
+        block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
     )
+    cache, scheduler, max_model_len, plan = _resolve_memory(args, arch, capabilities, choices, use, scheduler)
     return QuireConfig(
         model_config=ModelConfig(
             model=args.model or EMBEDDED,
@@ -103,7 +105,7 @@ def resolve(
             arch=arch,
             dtype=dtype,
             max_model_len=max_model_len,
-            max_logprobs=arch.vocab_size if args.max_logprobs == -1 else args.max_logprobs,
+            max_logprobs=_max_logprobs(args, arch),
             seed=args.seed or 0,
             seed_is_given=args.seed is not None,
             skip_tokenizer_init=args.skip_tokenizer_init,
@@ -189,25 +191,21 @@ def _resolve_max_model_len(args: EngineArgs, arch: ModelArch, choices: _Choices)
     return length
 
 
+def _max_logprobs(args: EngineArgs, arch: ModelArch) -> int:
+    return arch.vocab_size if args.max_logprobs == -1 else args.max_logprobs
+
+
 def _resolve_memory(
     args: EngineArgs,
     arch: ModelArch,
     capabilities: Capabilities,
     choices: _Choices,
-    *,
-    dtype: str,
-    kv_cache_dtype: str,
-    ops: str,
+    use: MemoryUse,
     scheduler: SchedulerConfig,
-    block_size: int,
-    max_model_len: int,
 ) -> tuple[CacheConfig, SchedulerConfig, int, MemoryPlan]:
     """Blocks of the KV cache; the limits of a step and the context length, if memory had to lower them."""
-    weights = weight_bytes(arch, dtype, args.quantization)
-    workspace = workspace_bytes(
-        arch, dtype, max_num_seqs=scheduler.max_num_seqs, max_num_batched_tokens=scheduler.max_num_batched_tokens
-    )
-    layout = arch.kv_layout(block_size, kv_cache_dtype, ops=ops)
+    block_size, max_model_len = use.block_size, use.max_model_len
+    layout = arch.kv_layout(block_size, use.kv_cache_dtype, ops=use.ops)
     block_bytes = layout.block_bytes
     if args.num_gpu_blocks_override is not None:
         num_blocks, reason = args.num_gpu_blocks_override, "given"
@@ -215,28 +213,30 @@ def _resolve_memory(
         num_blocks, reason = args.kv_cache_memory_bytes // block_bytes, "kv_cache_memory_bytes"
     else:
         fraction = args.gpu_memory_utilization or capabilities.default_memory_fraction
-        of_one = layout.most_blocks(max_model_len, scheduler.max_chunk_tokens)
-        most_useful = scheduler.max_num_seqs * of_one * block_bytes
-        kv_bytes = plan_kv_bytes(
-            capabilities, fraction=fraction, weights=weights, workspace=workspace, most_useful=most_useful
+        most_useful = use.max_num_seqs * layout.most_blocks(max_model_len, scheduler.max_chunk_tokens)
+        num_blocks = plan_blocks(
+            capabilities,
+            plan_memory(arch, use, 0),
+            fraction=fraction,
+            block_bytes=block_bytes + host_bytes_per_block(block_size),
+            most=most_useful,
         )
-        num_blocks = kv_bytes // block_bytes
         reason = (
-            "max_num_seqs full sequences" if kv_bytes == most_useful else f"{fraction:.0%} of memory, less the rest"
+            "max_num_seqs full sequences" if num_blocks == most_useful else f"{fraction:.0%} of memory, less the rest"
         )
     choices.made["num_blocks"] = Choice(num_blocks, f"{reason}: {gib(num_blocks * block_bytes)}")
     longest = layout.longest(num_blocks, min(SMALL_CHUNK, scheduler.max_chunk_tokens), max_model_len)
     if args.max_model_len is None and 0 < longest < max_model_len:
         max_model_len = longest
         choices.made["max_model_len"] = Choice(max_model_len, "all that the KV cache holds")
-    plan = MemoryPlan(weights=weights, workspace=workspace, process=PROCESS_BYTES, kv_cache=num_blocks * block_bytes)
+    plan = plan_memory(arch, replace(use, max_model_len=max_model_len), num_blocks)
     check_memory(plan, capabilities)
     check_longest_fits(layout, num_blocks, max_model_len, scheduler.max_chunk_tokens)
     cache = CacheConfig(
         block_size=block_size,
         num_blocks=num_blocks,
         enable_prefix_caching=args.enable_prefix_caching,
-        dtype=kv_cache_dtype,
+        dtype=use.kv_cache_dtype,
         num_groups=len(layout.groups),
     )
     return cache, _fit_chunks(layout, num_blocks, scheduler, max_model_len, choices), max_model_len, plan

@@ -48,16 +48,23 @@ def create_config(args: EngineArgs, located: tuple[Path, Path] | None = None) ->
     Raises: ConfigError.
     """
     path, tokenizer_path = locate(args) if located is None else located
-    raw = _overridden(_read_config(path), args.hf_overrides)
-    arch = ModelArch.from_config(raw, source=str(path / "config.json"))
     return resolve(
         args,
-        arch,
+        read_arch(args, path),
         current_capabilities(),
         path=path,
         tokenizer_path=tokenizer_path,
         tokenizer_digest="" if args.skip_tokenizer_init else tokenizer_digest(tokenizer_path, args.chat_template),
     )
+
+
+def read_arch(args: EngineArgs, path: Path) -> ModelArch:
+    """The model in a directory, as its config.json and the user's overrides describe it.
+
+    Raises: ConfigError and its kin.
+    """
+    raw = _overridden(_read_config(path), args.hf_overrides)
+    return ModelArch.from_config(raw, source=str(path / "config.json"))
 
 
 def _model_directory(args: EngineArgs) -> Path:
@@ -126,6 +133,7 @@ def load_core(
                 draw(num_read, num_bytes)
 
         executor = create_executor(config, ledger, progress)
+    executor.determine_num_available_blocks()
     with ledger.stage("digest"):
         identity = identity_of(config, weights_digest(), current_capabilities())
     if successor_of is not None:

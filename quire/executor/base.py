@@ -19,6 +19,9 @@ class Executor(Protocol):
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step on all workers. An exception means that no token was drawn and the step may be run again."""
 
+    def determine_num_available_blocks(self) -> int:
+        """KV blocks of the pool, as planned; logs where what was loaded differs from the plan by more than 3 %."""
+
     def close(self) -> None:
         """Let the workers go; harmless when called again."""
 

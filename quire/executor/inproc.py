@@ -5,8 +5,10 @@ from __future__ import annotations
 from quire.config.engine import QuireConfig
 from quire.errors import EngineDeadError
 from quire.executor.base import Progress
+from quire.executor.profile import compare_profile
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
+from quire.utils.process import memory_status
 from quire.worker.worker import Worker
 
 
@@ -14,6 +16,9 @@ class InprocExecutor:
     """A call is all it takes."""
 
     def __init__(self, config: QuireConfig, ledger: Ledger, progress: Progress | None = None) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._process_bytes = memory_status().get("VmRSS", 0)
         self.worker: Worker | None = Worker(config, ledger, progress)
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
@@ -21,6 +26,12 @@ class InprocExecutor:
         if self.worker is None:
             raise EngineDeadError("the engine was closed; make another one")
         return self.worker.execute(plan)
+
+    def determine_num_available_blocks(self) -> int:
+        """See `Executor`. What the process held before is its own; weights are what it took while they were read."""
+        measured = {"weights": self._ledger.memory.get("weights", 0), "process": self._process_bytes}
+        compare_profile(self._config.memory_plan, measured)
+        return self._config.cache_config.num_blocks
 
     def close(self) -> None:
         """Drop model and cache."""

@@ -56,6 +56,15 @@ def num_storage_bytes() -> int:
         return 0
 
 
+def memory_status() -> dict[str, int]:
+    """Bytes of this process by the kernel's names, such as VmHWM and RssAnon; empty where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith(" kB")}
+
+
 def num_oom_kills() -> int:
     """Processes of this machine that the kernel has killed for want of memory; 0 where it does not say."""
     try:

@@ -93,11 +93,15 @@ class ModelRunner:
                 scored: list[PositionLogprobs] = []
                 for low in range(0, count, PROMPT_LOGPROB_ROWS):
                     high = min(count, low + PROMPT_LOGPROB_ROWS)
-                    logits = self.model.compute_logits(hidden[start + low : start + high])
-                    scored += prompt_logprobs(logits, row.token_ids[first + low + 1 : first + high + 1], k)
+                    token_ids = row.token_ids[first + low + 1 : first + high + 1]
+                    scored += self._score(hidden[start + low : start + high], token_ids, k)
                 found[seq_id] = scored
             start += num_tokens
         return found
+
+    def _score(self, hidden: Tensor, token_ids: list[int], k: int) -> list[PositionLogprobs]:
+        """By itself, so that these logits are gone before the next rows have theirs."""
+        return prompt_logprobs(self.model.compute_logits(hidden), token_ids, k)
 
     def _batch_of(self, seq_ids: list[int]) -> SamplingBatch:
         """The sampling parameters of these rows, built again only when the rows change."""

@@ -12,7 +12,7 @@ import pytest
 from quire.config.arch import ModelArch
 from quire.config.args import EngineArgs
 from quire.config.engine import Capabilities, QuireConfig
-from quire.config.memory_plan import PROCESS_BYTES, workspace_bytes
+from quire.config.memory_plan import PROCESS_BYTES, MemoryUse, host_bytes_per_block, plan_memory
 from quire.config.resolve import resolve
 from quire.errors import ConfigError
 from tests.config.test_arch import LLAMA
@@ -107,9 +107,9 @@ def test_the_cache_is_never_larger_than_all_sequences_at_full_length(tmp_path: P
 
 @pytest.mark.parametrize("fraction", [None, 0.25, 0.55, 0.58])
 def test_the_plan_fills_the_allowed_share_of_memory_and_not_more(tmp_path: Path, fraction: float | None) -> None:
-    machine = replace(MACHINE, total_memory=21 * GIB, available_memory=21 * GIB)
+    machine = replace(MACHINE, total_memory=22 * GIB, available_memory=22 * GIB)
     options: dict[str, Any] = {"max_num_seqs": 16384, "max_num_batched_tokens": 16384}
-    allowed = int((fraction or machine.default_memory_fraction) * 21 * GIB)
+    allowed = int((fraction or machine.default_memory_fraction) * 22 * GIB)
     if fraction == 0.25:
         with pytest.raises(ConfigError, match="no memory is left for the KV cache"):
             resolved(tmp_path, machine=machine, gpu_memory_utilization=fraction, **options)
@@ -117,10 +117,19 @@ def test_the_plan_fills_the_allowed_share_of_memory_and_not_more(tmp_path: Path,
     config = resolved(tmp_path, machine=machine, gpu_memory_utilization=fraction, **options)
     plan = config.memory_plan
     assert plan["process"] == PROCESS_BYTES
-    assert plan["weights"] == 2 * ARCH.num_parameters()
-    assert plan["workspace"] == workspace_bytes(ARCH, "bfloat16", max_num_seqs=16384, max_num_batched_tokens=16384)
+    use = MemoryUse(
+        dtype="bfloat16",
+        num_threads=6,
+        max_num_seqs=16384,
+        max_num_batched_tokens=16384,
+        max_model_len=512,
+        max_logprobs=20,
+        block_size=32,
+        kv_cache_dtype="bfloat16",
+    )
+    assert plan == plan_memory(ARCH, use, config.cache_config.num_blocks).as_dict()
     assert plan["kv_cache"] == config.cache_config.num_blocks * block_bytes(32, 2)
-    assert allowed - block_bytes(32, 2) < sum(plan.values()) <= allowed
+    assert allowed - block_bytes(32, 2) - host_bytes_per_block(32) < sum(plan.values()) <= allowed
     assert "of memory" in config.choices["num_blocks"].reason
 
 

@@ -160,7 +160,7 @@ def test_models_are_listed_shown_and_deleted(machine: Machine) -> None:
     assert row["bytes"] >= (TINY / "model.safetensors").stat().st_size
     report: dict[str, Any] = json.loads(machine.run("show", NAME, "--json")[1])
     assert report["architecture"] == "LlamaForCausalLM"
-    assert report["memory plan"]["weights"] == "13.3 MiB"
+    assert report["memory plan"]["weights"] == "13.5 MiB"
     status, out, err = machine.run("rm", NAME)
     assert (status, out) == (2, "")
     assert "add -y" in err
@@ -178,6 +178,25 @@ def test_show_fetches_no_weights(machine: Machine, server: Hub) -> None:
     assert [path for method, path, _ in server.requests if method == "GET"] == [
         f"/{NAME}/resolve/main/config.json"
     ] or (server.fetched("config.json") and not server.fetched("model.safetensors"))
+
+
+def test_a_plan_fetches_config_json_alone(machine: Machine, server: Hub) -> None:
+    status, out, err = machine.run("plan", NAME, "--json", "--memory", "8GiB")
+    assert status == 0, err
+    plan = json.loads(out)
+    assert (plan["model"], plan["fits"]) == (NAME, True)
+    assert server.fetched("config.json")
+    fetched = {path for method, path, _ in server.requests if method == "GET"}
+    assert not [path for path in fetched if path.endswith((".safetensors", "tokenizer.json"))]
+    here = json.loads(machine.run("plan", str(TINY), "--json", "--memory", "8GiB", HF_HUB_OFFLINE="1")[1])
+    assert {name for name in plan if plan[name] != here[name]} <= {"model", "choices"}
+
+
+def test_a_plan_for_a_model_that_quire_does_not_run_says_so(machine: Machine, server: Hub) -> None:
+    server.repositories[NAME]["config.json"] = json.dumps({"architectures": ["T5Model"], "model_type": "t5"}).encode()
+    status, out, err = machine.run("plan", NAME)
+    assert (status, out) == (2, "")
+    assert "T5Model" in err
 
 
 def test_an_interrupted_download_goes_on(machine: Machine, server: Hub) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
 from quire.ops.functional import LinearWeight
 
 lib = load()
+ROWS_AT_A_TIME = 512
+"""Rows copied at a time, whole panels: temporaries stay small."""
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
@@ -37,24 +39,35 @@ def _pack(parts: Sequence[Tensor], dtype: torch.dtype, out_features: int, in_fea
     packed = zeros(lib.qr_packed_bytes(WEIGHT_DTYPES[dtype], out_features, in_features)).view(dtype)
     offset = 0
     for part in parts:
-        if part.dtype not in DTYPES or part.stride(1) != 1:
-            part = part.float().contiguous()
-        status = lib.qr_pack_linear(
-            packed.data_ptr(),
-            WEIGHT_DTYPES[dtype],
-            out_features,
-            in_features,
-            part.data_ptr(),
-            DTYPES[part.dtype],
-            part.shape[0],
-            part.stride(0),
-            offset,
-        )
-        if dtype == COMPACT and status == UNSUPPORTED:
-            return None
-        check(status)
-        offset += part.shape[0]
+        for rows in _readable(part):
+            status = lib.qr_pack_linear(
+                packed.data_ptr(),
+                WEIGHT_DTYPES[dtype],
+                out_features,
+                in_features,
+                rows.data_ptr(),
+                DTYPES[rows.dtype],
+                rows.shape[0],
+                rows.stride(0),
+                offset,
+            )
+            if dtype == COMPACT and status == UNSUPPORTED:
+                return None
+            check(status)
+            offset += rows.shape[0]
     return packed
+
+
+def _readable(part: Tensor) -> Iterator[Tensor]:
+    """The rows of a part as the library reads them; where they lie otherwise, copies of a few at a time."""
+    if part.dtype in DTYPES and part.stride(1) == 1:
+        yield part
+        return
+    size = part.shape[1]
+    room = zeros(min(ROWS_AT_A_TIME, part.shape[0]) * size * 4).view(torch.float32).view(-1, size)
+    for start in range(0, part.shape[0], ROWS_AT_A_TIME):
+        rows = part[start : start + ROWS_AT_A_TIME]
+        yield room[: rows.shape[0]].copy_(rows)
 
 
 def linear(

@@ -7,7 +7,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -18,25 +18,28 @@ from quire.utils.math import round_up
 
 HUGE_PAGE = 1 << 21
 TILE_ROWS = 32
-REGION = 32 << 20
-"""Bytes an arena grows by, at least."""
+REGION = 1 << 30
+"""Addresses that an arena takes at a time, at least. They cost memory only where its pieces are."""
+
+LARGE = 4 << 20
+"""Outputs of ops from this size on go back to the system when they end. In the heap a freed block of 16 MB is often not
+found again for the next one of the same size, and the process grows by several."""
 
 
 def zeros(num_bytes: int) -> Tensor:
     """uint8 zeros, committed when first touched; 64-byte aligned, 2 MiB when large, in huge pages if there are any.
 
     Huge pages raise the read bandwidth of a streamed weight by a fifth (a page walk per 4 KiB is what they save). They
-    must be asked for: `madvise` is the usual system setting.
+    must be asked for: `madvise` is the usual system setting. The rest, which does not fill one, is in small pages, so
+    that no more memory is taken than was asked for.
     """
     padding = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0
     region = mmap.mmap(-1, max(1, num_bytes) + padding, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if padding:
-        try:
-            region.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel built without them
-            pass
     whole = torch.frombuffer(region, dtype=torch.uint8)
     start = -whole.data_ptr() % padding if padding else 0
+    if padding:
+        with suppress(OSError):  # a kernel built without them
+            region.madvise(mmap.MADV_HUGEPAGE, start, num_bytes // HUGE_PAGE * HUGE_PAGE)
     return whole[start : start + num_bytes]
 
 
@@ -105,8 +108,13 @@ _use = _Use()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory for an op's output: torch's, or the arena's while this thread records."""
-    return torch.empty(shape, dtype=dtype) if _use.arena is None else _use.arena.empty(shape, dtype)
+    """Memory for an op's output: the arena's while this thread records, the system's if large, else torch's."""
+    if _use.arena is not None:
+        return _use.arena.empty(shape, dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes >= LARGE:
+        return zeros(num_bytes).view(dtype).view(shape)
+    return torch.empty(shape, dtype=dtype)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ FORMATS = {
     "int4_g128": (INT4, 128),
 }
 """Name -> (`qr_format`, input features that share a scale; 0: all)."""
-ROWS_AT_A_TIME = 512
+ROWS_AT_A_TIME = 128
 """Rows quantised at a time: temporaries stay small."""
 
 

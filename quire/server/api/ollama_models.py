@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire import __version__
-from quire.config.memory_plan import weight_bytes
 from quire.errors import UnsupportedFeature
 from quire.server.api.params import check_fields
 from quire.server.api.protocol.ollama import ApiVersion, Details, Model, Models, OllamaError, Shown, ShowRequest
@@ -101,9 +100,7 @@ def checked_model(service: Service, given: str | None, *, is_given: bool) -> str
 
 
 def _models(service: Service) -> list[Model]:
-    config = service.engine.config
-    model = config.model_config
-    size = weight_bytes(model.arch, model.dtype, config.quant_config.method)
+    size = service.engine.config.memory_plan["weights"]
     digest = service.engine.identity.digest.hex()
     names = [name if ":" in name.rpartition("/")[2] else name + LATEST for name in service.names]
     return [

@@ -1,0 +1,221 @@
+"""The memory plan against the measured peak of an engine that is driven to its bounds, over many configurations.
+
+    python -m benchmarks.plan [--only WORD ...]
+
+Each configuration runs in a process of its own: the whole KV cache is written, then the largest requests there are run:
+every seat taken, a full step of prompt tokens, log-probabilities of prompts and outputs, lists at their bounds, n. The
+peak is VmHWM of that process, pages of mapped files included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoints import write_family
+
+MIB = 1 << 20
+SHAPE = {
+    "vocab_size": 64_000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 40_960,
+    "pad_token_id": None,
+}
+GPT2 = {"vocab_size": 50_257, "n_embd": 1024, "n_layer": 8, "n_head": 16, "n_positions": 8192}
+OPT = {
+    "vocab_size": 50_272,
+    "hidden_size": 1024,
+    "word_embed_proj_dim": 1024,
+    "ffn_dim": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 8192,
+}
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    # name: family, configuration, dtype of the checkpoint
+    "llama": ("llama", SHAPE, "bfloat16"),
+    "mistral": ("mistral", {**SHAPE, "sliding_window": 1024}, "bfloat16"),
+    "qwen2": ("qwen2", SHAPE, "bfloat16"),
+    "qwen3": ("qwen3", {**SHAPE, "head_dim": 128, "tie_word_embeddings": True, "vocab_size": 151_936}, "bfloat16"),
+    "phi3": ("phi3", SHAPE, "bfloat16"),
+    "gemma2": ("gemma2", {**SHAPE, "head_dim": 64, "vocab_size": 128_000, "query_pre_attn_scalar": 64}, "bfloat16"),
+    "opt": ("opt", OPT, "float16"),
+    "gpt2": ("gpt2", GPT2, "float32"),
+}
+EMBEDDED = "quire-tiny"
+DEFAULTS: dict[str, Any] = {"kv_cache_memory_bytes": 384 * MIB, "max_num_seqs": 16, "max_model_len": 4096}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A configuration and what its requests ask for."""
+
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    n: int = 1
+    """Branches of each request."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        words = [f"{name}={value}" for name, value in self.options.items()]
+        return " ".join([self.model, *words, *([f"n={self.n}"] if self.n > 1 else [])])
+
+
+def _cases() -> list[Case]:
+    """Sorted by model, so that a checkpoint is written once."""
+    tiny = {"max_model_len": 1024, "kv_cache_memory_bytes": 512 * MIB}
+    return [
+        *(Case(model=model) for model in MODELS if model != "qwen3"),
+        *(Case(model="qwen3", options=options) for options in QWEN3),
+        Case(model="qwen3", options={"max_num_seqs": 64}, n=8),
+        Case(model="qwen3", options={"max_num_seqs": 64}, n=64),
+        Case(model=EMBEDDED, options=tiny),
+        Case(model=EMBEDDED, options={**tiny, "quantization": "int8", "max_num_seqs": 256}),
+        Case(model=EMBEDDED, options={**tiny, "max_logprobs": -1, "max_num_batched_tokens": 256}),
+        Case(model=EMBEDDED, options={**tiny, "ops": "reference", "max_num_batched_tokens": 256}),
+    ]
+
+
+QWEN3: list[dict[str, Any]] = [
+    {},
+    {"dtype": "float32"},
+    {"dtype": "float16"},
+    {"quantization": "int8"},
+    {"quantization": "int4"},
+    {"kv_cache_dtype": "int8"},
+    {"kv_cache_dtype": "float32"},
+    {"quantization": "int8", "kv_cache_dtype": "int8"},
+    {"block_size": 8},
+    {"block_size": 20},
+    {"block_size": 64},
+    {"max_num_seqs": 1},
+    {"max_num_seqs": 128},
+    {"max_num_batched_tokens": 256},
+    {"max_num_batched_tokens": 4096},
+    {"max_model_len": 16_384, "kv_cache_memory_bytes": 1024 * MIB},
+    {"max_logprobs": 0},
+    {"max_logprobs": 1000, "max_num_batched_tokens": 512},
+    {"num_threads": 1},
+]
+
+
+def measure(model: str | None, options: dict[str, Any], n: int) -> dict[str, Any]:
+    """Load, write the whole KV cache, run the largest requests; the plan and the peak, in bytes."""
+    from quire import LLM
+    from quire.utils.process import memory_status
+
+    with LLM(model, **{**DEFAULTS, **options, "skip_tokenizer_init": True}, use_tqdm_on_load=False) as llm:
+        loaded = memory_status()
+        core, config = llm.engine.parts.core, llm.engine.config
+        for cache in core.executor.worker.cache.caches:  # type: ignore[attr-defined]
+            cache.zero_()
+        for request in largest_requests(config, n):
+            core.add(request)
+        while core.has_work():
+            core.step()
+        peak = memory_status()["VmHWM"]
+        return {"plan": dict(config.memory_plan), "peak": peak, "loaded": loaded["VmHWM"]}
+
+
+def largest_requests(config: Any, n: int) -> list[Any]:
+    """Requests that fill every seat and a whole step, with everything that takes memory at its bound."""
+    import msgspec
+
+    from quire.engine.input_processor import as_bits
+    from quire.messages.request import EngineCoreRequest
+    from quire.sampling_params import SamplingParams
+
+    limits, vocab_size = config.scheduler_config, config.model_config.arch.vocab_size
+    num_logprobs = min(config.model_config.max_logprobs, vocab_size)
+    count = max(1, limits.max_num_seqs // n)
+    length = max(1, min(limits.max_num_batched_tokens // count, config.model_config.max_model_len - 8))
+    words = tuple(
+        tuple(1000 + word if place == 0 else 2000 + place for place in range(16)) for word in range(2048 // 16)
+    )
+    allowed = as_bits(range(vocab_size), vocab_size)
+    requests = []
+    for index in range(count):
+        request = EngineCoreRequest(
+            request_id=str(index),
+            prompt_token_ids=[(7 + index + place * 31) % vocab_size for place in range(length)],
+            sampling_params=SamplingParams(
+                n=n,
+                temperature=0.0 if index == 0 and count > 1 else 0.9,
+                top_p=0.95,
+                logprobs=num_logprobs,
+                prompt_logprobs=num_logprobs,
+                repetition_penalty=1.1,
+                min_tokens=3,
+                stop_token_ids=list(range(1000, 2024)),
+                logit_bias={1000 + token: 0.5 + token for token in range(1024)},
+            ),
+            seed=index,
+            max_tokens=4,
+            bad_words_token_ids=words,
+            allowed_tokens=allowed,
+        )
+        frame = msgspec.msgpack.encode(request)  # as it comes to a core: with lists of its own
+        requests.append(msgspec.msgpack.decode(frame, type=EngineCoreRequest))
+    return requests
+
+
+def run_case(case: Case, directory: Path | None) -> dict[str, Any]:
+    """Measure in a fresh process."""
+    model = None if directory is None else str(directory)
+    job = json.dumps({"model": model, "options": case.options, "n": case.n})
+    command = [sys.executable, "-m", "benchmarks.plan", "--child", job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{case.name} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def line(case: Case, found: dict[str, Any]) -> str:
+    """A row of the table, in MiB."""
+    plan, peak = found["plan"], found["peak"]
+    total = sum(plan.values())
+    parts = " | ".join(f"{plan[name] / MIB:,.0f}" for name in plan)
+    return f"| {case.name} | {parts} | {total / MIB:,.0f} | {peak / MIB:,.0f} | {total / peak - 1:+.1%} |"
+
+
+def main() -> None:
+    """Print a table; lines come as they are measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose names hold every word")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(measure(**json.loads(args.child))))
+        return
+    cases = [case for case in _cases() if all(word in case.name for word in args.only)]
+    errors = []
+    for model, group in groupby(cases, key=lambda case: case.model):
+        with tempfile.TemporaryDirectory() as name:
+            directory = None
+            if model != EMBEDDED:
+                family, config, dtype = MODELS[model]
+                directory = write_family(Path(name), family, config, dtype)
+            for case in group:
+                found = run_case(case, directory)
+                errors.append(sum(found["plan"].values()) / found["peak"] - 1)
+                print(line(case, found), flush=True)
+    worst = max(errors, key=abs)
+    within = sum(abs(error) <= 0.03 for error in errors)
+    print(f"{len(errors)} configurations, {within} within 3 %, the worst {worst:+.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""`quire plan MODEL [flags of serve]`: the memory a model will take and what fits, from its config.json alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from quire.cli.serve import add_serve_flags, options_of
+from quire.cli.show import config_directory
+from quire.config.args import EMBEDDED, EngineArgs
+from quire.config.engine import QuireConfig
+from quire.config.fit import (
+    Change,
+    Machine,
+    Wish,
+    changes,
+    fits,
+    max_concurrency,
+    max_context,
+    wished,
+)
+from quire.config.knobs import whole_number
+from quire.config.memory_plan import MemoryPlan, gib
+from quire.errors import ConfigError
+
+DOES_NOT_FIT = 1
+"""Exit status."""
+PURPOSES = {
+    "weights": "parameters as the kernels read them",
+    "kv_cache": "keys and values of {tokens} tokens",
+    "workspace": "activations of a step of {step} tokens",
+    "logits": "of {seqs} sequences",
+    "logprobs": "candidates of every position of a step",
+    "requests": "lists of {seqs} requests at their bounds, tokens of {tokens}",
+    "loading": "pages of files while weights are read",
+    "process": "the interpreter, torch and its libraries",
+}
+"""What each part of a plan is for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this subcommand: those of `serve`, and what is wished."""
+    group = parser.add_argument_group("wish", "What shall fit. When left out: one sequence as long as memory allows.")
+    group.add_argument("--sequences", type=whole_number, metavar="N", help="sequences that shall run at once")
+    group.add_argument(
+        "--sequence-len",
+        type=whole_number,
+        metavar="TOKENS",
+        help="prompt and output of each; as --max-model-len, or as the model says",
+    )
+    group.add_argument("--memory", type=whole_number, metavar="BYTES", help="plan for a machine with so much, all free")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add_serve_flags(parser)
+    parser.set_defaults(run=partial(run, parser=parser))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What there is to say."""
+
+    args: EngineArgs
+    wish: Wish
+    config: QuireConfig
+    """What a start decides; where the wish does not fit, what it takes if memory had no end."""
+    fits: bool
+    allowed: int
+    max_context: int
+    """Tokens of the longest sequence that fits here; 0 where nothing does."""
+    max_concurrency: int
+    """Sequences of the wished length that run at once here."""
+    changes: Sequence[Change] = ()
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """Bytes by purpose."""
+        return MemoryPlan(**self.config.memory_plan)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the wish takes beyond what is allowed."""
+        return 0 if self.fits else max(0, self.plan.held - self.allowed)
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Print the plan; the status is 1 where the wish does not fit. Fetches config.json at most.
+
+    Raises: ConfigError.
+    """
+    answer = answer_to(args, options_of(args, parser).args)
+    if args.json:
+        print(json.dumps(as_json(answer), indent=2))
+    else:
+        _print(answer)
+    return 0 if answer.fits else DOES_NOT_FIT
+
+
+def answer_to(namespace: argparse.Namespace, args: EngineArgs) -> Answer:
+    """Plan with the options, and look for changes where the wish does not fit.
+
+    Raises: ConfigError for what no memory makes possible.
+    """
+    machine = _machine(args, namespace.memory)
+    wish = _wish(namespace, args, machine)
+    args = wished(args, wish)
+    try:
+        config = machine.resolve(args)
+    except ConfigError:
+        return _refused(machine, args, wish)
+    if not fits(config, wish):
+        return _refused(machine, args, wish)
+    return Answer(
+        args=args,
+        wish=wish,
+        config=config,
+        fits=True,
+        allowed=machine.allowed(args),
+        max_context=max_context(machine, args),
+        max_concurrency=max_concurrency(config, wish.num_tokens),
+    )
+
+
+def _refused(machine: Machine, args: EngineArgs, wish: Wish) -> Answer:
+    config = machine.unlimited(args, wish)  # raises what is wrong beside memory
+    try:
+        here = machine.resolve(replace(args, max_model_len=None))
+        context, concurrency = here.model_config.max_model_len, max_concurrency(here, wish.num_tokens)
+    except ConfigError:
+        context = concurrency = 0
+    return Answer(
+        args=args,
+        wish=wish,
+        config=config,
+        fits=False,
+        allowed=machine.allowed(args),
+        max_context=context,
+        max_concurrency=concurrency,
+        changes=tuple(changes(machine, args, wish)),
+    )
+
+
+def _machine(args: EngineArgs, memory: int | None) -> Machine:
+    """The model and this machine, or one with that much memory.
+
+    Raises: ConfigError for a model that quire does not run.
+    """
+    from quire.engine.core_startup import read_arch
+    from quire.loader.hub import check_config
+    from quire.platforms.current import current_capabilities
+
+    here = current_capabilities()
+    if memory is not None:
+        if memory < 1:
+            raise ConfigError(f"--memory must be at least 1 byte, got {memory}")
+        here = replace(here, total_memory=memory, available_memory=memory)
+    path = config_directory(args)
+    arch = read_arch(args, path)
+    check_config(path / "config.json")
+    return Machine(arch=arch, capabilities=here, path=path)
+
+
+def _wish(namespace: argparse.Namespace, args: EngineArgs, machine: Machine) -> Wish:
+    """What the flags ask for: a context or a number of sequences that is given is meant.
+
+    Raises: ConfigError.
+    """
+    count, length = namespace.sequences, namespace.sequence_len
+    for name, value, least in (("--sequences", count, 1), ("--sequence-len", length, 2)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} must be at least {least}, got {value}")
+    if length is None:
+        length = args.max_model_len or (_longest(machine, args) if count is None else machine.longest)
+    return Wish(num_sequences=count or 1, num_tokens=length)
+
+
+def _longest(machine: Machine, args: EngineArgs) -> int:
+    """The context that a start chooses; the model's where none fits."""
+    try:
+        return max_context(machine, args)
+    except ConfigError:
+        return machine.longest
+
+
+def as_json(answer: Answer) -> dict[str, Any]:
+    """Every number of the answer."""
+    config, plan = answer.config, answer.plan
+    cache, machine = config.cache_config, config.device_config.capabilities
+    return {
+        "model": config.model_config.model,
+        "fits": answer.fits,
+        "total_bytes": plan.total,
+        **{f"{name}_bytes": size for name, size in plan.as_dict().items()},
+        "allowed_bytes": answer.allowed,
+        "missing_bytes": answer.missing,
+        "num_blocks": cache.num_blocks,
+        "block_size": cache.block_size,
+        "block_bytes": plan.kv_cache // cache.num_blocks,
+        "kv_cache_tokens": cache.num_tokens,
+        "max_model_len": config.model_config.max_model_len,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "max_context": answer.max_context,
+        "max_concurrency": answer.max_concurrency,
+        "wish": asdict(answer.wish),
+        "changes": [{"flags": change.flags, "cost": change.cost, **change.options} for change in answer.changes],
+        "choices": {name: f"{choice.value} ({choice.reason})" for name, choice in config.choices.items()},
+        "machine": machine.name,
+    }
+
+
+def _print(answer: Answer) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    config, plan = answer.config, answer.plan
+    table = Table(title=f"Memory of {config.model_config.model or EMBEDDED}", title_justify="left")
+    table.add_column("part")
+    table.add_column("size", justify="right")
+    table.add_column("for")
+    for name, size in plan.as_dict().items():
+        if size:
+            table.add_row(name.replace("_", " "), gib(size), _purpose(name, config))
+    table.add_section()
+    table.add_row("total", gib(plan.total), f"{gib(answer.allowed)} may be used")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    for line in _lines(answer):
+        console.print(line, markup=False)
+
+
+def _purpose(name: str, config: QuireConfig) -> str:
+    step, cache = config.scheduler_config, config.cache_config
+    return PURPOSES[name].format(
+        tokens=f"{cache.num_tokens:,}", step=f"{step.max_num_batched_tokens:,}", seqs=step.max_num_seqs
+    )
+
+
+def _lines(answer: Answer) -> list[str]:
+    """What the table does not say, for people."""
+    wish = f"{answer.wish.num_sequences} x {answer.wish.num_tokens:,} tokens"
+    here = f"longest context here {answer.max_context:,} tokens; {answer.max_concurrency} such sequences at once"
+    if not answer.max_context:
+        here = "with these options nothing fits here"
+    if answer.fits:
+        return [f"{wish}: fits", here]
+    lack = f"{gib(answer.missing)} are missing" if answer.missing else "the KV cache is too small"
+    lines = [f"{wish}: does not fit, {lack}", here]
+    if not answer.changes:
+        lines.append(f"no option makes it fit: {gib(answer.missing)} more memory would")
+    for index, change in enumerate(answer.changes):
+        lines.append(f"{'use' if index == 0 else ' or'} {change.flags} ({change.cost})")
+    if answer.changes and answer.missing:
+        lines.append(f" or {gib(answer.missing)} more memory")
+    return lines

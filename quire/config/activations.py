@@ -1,0 +1,99 @@
+"""How many bytes the activations of a step take, as `ops.cpu.memory.Arena` lays them out: the first gap that fits."""
+
+from __future__ import annotations
+
+from quire.config.arch import LEARNED_POSITIONS, ModelArch
+from quire.messages.kv import DTYPE_BYTES
+from quire.utils.math import round_up
+
+
+class _Layout:
+    """Pieces of one region; a piece that ends gives its place to later ones."""
+
+    def __init__(self, num_tokens: int, item: int) -> None:
+        self._rows = round_up(num_tokens, 32) if num_tokens > 32 else num_tokens
+        self._item = item
+        self._pieces: dict[str, tuple[int, int]] = {}
+        self.peak = 0
+
+    def take(self, name: str, columns: int) -> None:
+        """Place a piece of so many columns for each token."""
+        self.place(name, self._rows * columns * self._item)
+
+    def place(self, name: str, num_bytes: int) -> None:
+        """Place a piece in the first gap."""
+        size, begin = round_up(num_bytes, 64), 0
+        for start, end in sorted(self._pieces.values()):
+            if start - begin >= size:
+                break
+            begin = end
+        self._pieces[name] = begin, begin + size
+        self.peak = max(self.peak, begin + size)
+
+    def free(self, *names: str) -> None:
+        """End pieces."""
+        for name in names:
+            del self._pieces[name]
+
+    def rename(self, old: str, new: str) -> None:
+        """Call a piece by another name."""
+        self._pieces[new] = self._pieces.pop(old)
+
+
+def activation_bytes(arch: ModelArch, dtype: str, num_tokens: int, *, ops: str) -> int:
+    """Bytes of a step's activations at their most: pieces end when Python lets go of the tensors."""
+    if ops != "cpu":
+        return num_tokens * _reference_bytes(arch, DTYPE_BYTES[dtype])
+    return _step(arch, dtype, num_tokens).peak
+
+
+def step_logits_bytes(arch: ModelArch, dtype: str, num_tokens: int, num_sampled: int, *, ops: str) -> int:
+    """Bytes that the logits of `num_sampled` rows take beyond `activation_bytes`, whose places they use again."""
+    logits = num_sampled * arch.vocab_size * 4
+    if ops != "cpu":
+        return logits * (1 if arch.vocab_size % 32 == 0 else 2)
+    layout = _step(arch, dtype, num_tokens)
+    before = layout.peak
+    layout.free("hidden")
+    layout.place("sampled", num_sampled * arch.hidden_size * DTYPE_BYTES[dtype])
+    layout.place("logits", logits)
+    return layout.peak - before
+
+
+def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
+    layout = _Layout(num_tokens, DTYPE_BYTES[dtype])
+    layout.take("hidden", arch.hidden_size)
+    for _ in range(min(2, arch.num_layers)):  # the second layer meets the gaps that the first one left
+        _layer(layout, arch)
+    layout.take("normed", arch.hidden_size)
+    return layout
+
+
+def _layer(layout: _Layout, arch: ModelArch) -> None:
+    size, heads = arch.hidden_size, arch.num_heads * arch.head_size
+    keeps_attended = arch.model_type == "gemma2" or arch.model_type in LEARNED_POSITIONS
+    layout.take("normed", size)
+    layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
+    layout.take("query", heads)
+    layout.take("attended", heads)
+    layout.free("qkv", "query")
+    layout.take("between", size)
+    if not keeps_attended:
+        layout.free("attended")
+    layout.free("normed")
+    layout.take("normed", size)
+    layout.take("inner", arch.intermediate_size)
+    layout.take("out", size)
+    if keeps_attended:
+        layout.free("attended")
+    layout.free("normed", "inner", "between", "hidden")
+    layout.rename("out", "hidden")
+
+
+def _reference_bytes(arch: ModelArch, item: int) -> int:
+    """Bytes for each token: the reference computes in float32 and rounds what it returns."""
+    size, heads = arch.hidden_size, arch.num_heads * arch.head_size
+    qkv = heads + 2 * arch.num_kv_heads * arch.head_size
+    attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
+    mlp = item * (4 * size + arch.intermediate_size) + 4 * (size + 4 * arch.intermediate_size)
+    return max(attention, mlp)

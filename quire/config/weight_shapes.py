@@ -1,0 +1,156 @@
+"""The tensors that a model of a family is made of, from its `ModelArch` alone, and the bytes they take once loaded.
+
+Says of numbers what `quire.models` builds: a test compares the two for every family, dtype and quantisation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from quire.config.arch import HEAD_NORMS, LEARNED_POSITIONS, NORMS_PER_LAYER, ModelArch
+from quire.messages.kv import DTYPE_BYTES
+from quire.utils.math import cdiv, round_up
+
+PANEL = 32
+"""Output features that the native kernels store together, and the depth of their bfloat16 tiles."""
+INT4_GROUP = 128
+"""Input features that share a scale of an int4 weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearShape:
+    """Linear layers of one shape."""
+
+    parts: tuple[int, ...]
+    """Output features of each of the checkpoint's tensors that the layer computes at once."""
+    in_features: int
+    count: int = 1
+    """How many layers of the model have this shape."""
+
+    @property
+    def out_features(self) -> int:
+        """Of all parts."""
+        return sum(self.parts)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers of one layer."""
+        return self.out_features * self.in_features
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightShapes:
+    """All parameters of a model."""
+
+    body: tuple[LinearShape, ...]
+    head: LinearShape
+    """Also the embedding where the two are tied."""
+    table: int
+    """Numbers of the table of token embeddings."""
+    positions: int
+    """Numbers of the table of positions."""
+    floats: int
+    """Norms and biases, which are kept in float32."""
+    is_tied: bool
+    is_transposed: bool
+    """The checkpoint stores the weights of the body [in, out]."""
+
+
+def weight_shapes(arch: ModelArch) -> WeightShapes:
+    """The parameters of a model; those of an unknown family as if it were a relative of Llama."""
+    floats, body = _learned_positions(arch) if arch.model_type in LEARNED_POSITIONS else _decoder(arch)
+    positions = arch.max_position_embeddings + 2 * (arch.model_type == "opt")
+    return WeightShapes(
+        body=body,
+        head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
+        table=arch.vocab_size * arch.embedding_size,
+        positions=positions * arch.hidden_size if arch.model_type in LEARNED_POSITIONS else 0,
+        floats=floats,
+        is_tied=arch.tie_word_embeddings,
+        is_transposed=arch.model_type == "gpt2",
+    )
+
+
+def _decoder(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
+    """(floats, linear layers) of the families with gated MLPs."""
+    size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
+    biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (2 * ffn + size)
+    norms = NORMS_PER_LAYER.get(arch.model_type, 2) * size + 2 * arch.head_size * (arch.model_type in HEAD_NORMS)
+    gate_up = LinearShape(parts=(ffn, ffn), in_features=size, count=arch.num_layers)
+    down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
+    return arch.num_layers * (biases + norms) + size, (qkv, _output(arch), gate_up, down)
+
+
+def _learned_positions(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
+    """(floats, linear layers) of OPT and GPT-2."""
+    size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
+    biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (ffn + size)
+    norm = (2 if arch.raw.get("layer_norm_elementwise_affine", True) else 1) * size
+    has_final = arch.raw.get("do_layer_norm_before", True) and not arch.raw.get("_remove_final_layer_norm", False)
+    up = LinearShape(parts=(ffn,), in_features=size, count=arch.num_layers)
+    down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
+    body = [qkv, _output(arch), up, down]
+    if arch.embedding_size != size:
+        body.append(LinearShape(parts=(size,), in_features=arch.embedding_size))
+        body.append(LinearShape(parts=(arch.embedding_size,), in_features=size))
+    return arch.num_layers * (biases + 2 * norm) + (norm if has_final else 0), tuple(body)
+
+
+def _qkv(arch: ModelArch) -> LinearShape:
+    query, key = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
+    return LinearShape(parts=(query, key, key), in_features=arch.hidden_size, count=arch.num_layers)
+
+
+def _output(arch: ModelArch) -> LinearShape:
+    heads = arch.num_heads * arch.head_size
+    return LinearShape(parts=(arch.hidden_size,), in_features=heads, count=arch.num_layers)
+
+
+def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:
+    """Bytes of one layer of a shape as the ops lay it out; `format` is a dtype, int8 or int4.
+
+    bfloat16 for AMX tiles takes 12 bits where it can (`csrc/cpu/compact.h`); a weight whose numbers spread too far
+    keeps 16, which only its values tell.
+    """
+    if ops != "cpu":
+        return shape.num_weights * DTYPE_BYTES[format]
+    panels, depth = cdiv(shape.out_features, PANEL), shape.in_features
+    if format == "int8":
+        return panels * PANEL * (round_up(depth, 64) + 4)
+    if format == "int4":
+        return panels * PANEL * (round_up(depth, 64) // 2 + 2 * cdiv(depth, INT4_GROUP))
+    if format == "bfloat16" and isa == "amx" and all(part % PANEL == 0 for part in shape.parts[:-1]):
+        return panels * _compact_panel_bytes(depth)
+    return panels * PANEL * DTYPE_BYTES[format] * (round_up(depth, PANEL) if format == "bfloat16" else depth)
+
+
+def _compact_panel_bytes(depth: int) -> int:
+    """Header, patches, and four streams of steps."""
+    return 64 + cdiv(depth, 256) * 16 * 4 + 4 * cdiv(depth, PANEL) * 384
+
+
+def weight_bytes(
+    arch: ModelArch, dtype: str, quantization: str | None = None, *, ops: str = "cpu", isa: str = ""
+) -> int:
+    """Bytes of all weights once loaded. Quantised, a tied table is held twice: rows in `dtype`, the head in int8."""
+    shapes = weight_shapes(arch)
+    body = sum(shape.count * packed_bytes(shape, quantization or dtype, ops=ops, isa=isa) for shape in shapes.body)
+    head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
+    table = 0 if shapes.is_tied and quantization is None else shapes.table
+    return body + head + (table + shapes.positions) * DTYPE_BYTES[dtype] + shapes.floats * 4
+
+
+def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, *, ops: str, isa: str = "") -> int:
+    """Bytes that reading the weights takes beyond `weight_bytes` at the worst moment: pages of the file being packed.
+
+    The head is read last where it is a tensor of its own; while the body is read, the head's bytes are not there yet.
+    """
+    shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
+    largest = max(shape.num_weights for shape in shapes.body) * stored
+    if shapes.is_transposed:  # widened, then laid out row by row
+        largest += 8 * max(math.prod((max(shape.parts), shape.in_features)) for shape in shapes.body)
+    if shapes.is_tied:
+        return largest
+    head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
+    return max(largest - head, shapes.head.num_weights * stored)

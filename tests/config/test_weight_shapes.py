@@ -1,0 +1,120 @@
+"""The bytes of weights that are planned are those of the tensors that a loaded model holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.config.arch import ModelArch
+from quire.config.weight_shapes import LinearShape, packed_bytes, weight_bytes, weight_shapes
+from quire.loader.load import load_model
+from quire.ops import table
+from quire.ops.cpu.dtypes import COMPACT, WEIGHT_DTYPES
+from quire.ops.cpu.library import isa, load
+from tests.checkpoints import FAMILIES
+from tests.engine.test_parity import available_ops
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen3 untied": ("qwen3", {"tie_word_embeddings": False}),
+    "odd sizes": ("llama", {"hidden_size": 60, "intermediate_size": 90, "vocab_size": 333, "head_dim": 14}),
+    "opt projected": ("opt", {"word_embed_proj_dim": 32}),
+    "opt of norms without values": ("opt", {"layer_norm_elementwise_affine": False}),
+    "opt with norms behind": ("opt", {"do_layer_norm_before": False}),
+    "opt without biases": ("opt", {"enable_bias": False}),
+    "gpt2 untied": ("gpt2", {"tie_word_embeddings": False}),
+}
+COMBINATIONS = [
+    ("cpu", "float32", None),
+    ("cpu", "bfloat16", None),
+    ("cpu", "float16", None),
+    ("cpu", "bfloat16", "int8"),
+    ("cpu", "bfloat16", "int4"),
+    ("reference", "float32", None),
+    ("reference", "bfloat16", None),
+]
+
+
+@pytest.fixture(params=COMBINATIONS, ids=lambda combination: "-".join(map(str, combination)))
+def combination(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, str | None]]:
+    ops = request.param[0]
+    if ops not in available_ops():
+        pytest.skip("the native kernels are not built")
+    before = table.in_use()
+    table.use(ops)
+    yield request.param
+    if before:
+        table.use(before)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_planned_is_loaded(
+    checkpoint: Callable[..., Path], combination: tuple[str, str, str | None], variant: str
+) -> None:
+    ops, dtype, quantization = combination
+    family, overrides = VARIANTS[variant]
+    path = checkpoint(family, **overrides)
+    arch = ModelArch.from_config(json.loads((path / "config.json").read_text()), source="config.json")
+    model = load_model(path, arch, dtype=getattr(torch, dtype), max_model_len=64, quantization=quantization)
+    loaded = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in tensors_of(model)}.values())
+    planned = weight_bytes(arch, dtype, quantization, ops=ops, isa=isa() if ops == "cpu" else "")
+    if arch.model_type == "opt":  # two rows of the table are never looked at, but they are held
+        loaded += 2 * arch.hidden_size * getattr(torch, dtype).itemsize
+    assert loaded == planned
+
+
+def tensors_of(thing: object) -> Iterator[Tensor]:
+    """Every parameter of a model; the rotary table is none."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, (list, tuple)):
+        for item in thing:
+            yield from tensors_of(item)
+    elif isinstance(thing, dict):
+        yield from tensors_of([value for name, value in thing.items() if name != "cos_sin"])
+    elif type(thing).__module__.startswith("quire.") and not isinstance(thing, ModelArch):
+        yield from tensors_of(fields_of(thing))
+
+
+def fields_of(thing: object) -> dict[str, object]:
+    slots = getattr(type(thing), "__slots__", None)
+    return {name: getattr(thing, name) for name in slots} if slots else vars(thing)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (96, 64), (100, 90), (4096, 2048), (151_936, 1024), (1, 1)])
+def test_packed_sizes_are_the_librarys(shape: tuple[int, int]) -> None:
+    if "cpu" not in available_ops():
+        pytest.skip("the native kernels are not built")
+    lib, (rows, columns) = load(), shape
+    linear = LinearShape(parts=(rows,), in_features=columns)
+    for dtype, code in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        assert packed_bytes(linear, code, ops="cpu") == lib.qr_packed_bytes(WEIGHT_DTYPES[dtype], rows, columns)
+    compact = packed_bytes(linear, "bfloat16", ops="cpu", isa="amx")
+    assert compact == lib.qr_packed_bytes(WEIGHT_DTYPES[COMPACT], rows, columns)
+
+
+def test_parts_that_begin_inside_a_panel_are_not_packed_in_12_bits() -> None:
+    def packed(*parts: int) -> int:
+        return packed_bytes(LinearShape(parts=parts, in_features=1024), "bfloat16", ops="cpu", isa="amx")
+
+    whole = packed_bytes(LinearShape(parts=(128,), in_features=1024), "bfloat16", ops="cpu")
+    assert packed(64, 64) == packed(128) < whole
+    assert packed(60, 68) == whole
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_shapes_add_up_to_the_parameters(checkpoint: Callable[..., Path], family: str) -> None:
+    raw = json.loads((checkpoint(family) / "config.json").read_text())
+    arch = ModelArch.from_config(raw, source="config.json")
+    shapes = weight_shapes(arch)
+    linears = sum(shape.count * shape.num_weights for shape in shapes.body)
+    head = 0 if shapes.is_tied else shapes.head.num_weights
+    assert linears + head + shapes.table + shapes.positions + shapes.floats == arch.num_parameters()
