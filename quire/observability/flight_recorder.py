@@ -330,13 +330,20 @@ def _in_order(*moments: float) -> bool:
 
 
 def create_memory() -> int:
-    """The descriptor of memory for a recorder, which other processes can map; it ends with the last that has it."""
+    """The descriptor of memory for a recorder, which other processes can map; it ends with the last that has it.
+
+    Where files may not be that large (`ulimit -f`) each process has zeros of its own: then nothing outlives a core.
+    """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("quire-flight-recorder")
     else:
         with tempfile.TemporaryFile() as file:  # has no name either
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, SIZE)
+    try:
+        os.ftruncate(descriptor, SIZE)
+    except OSError:
+        os.close(descriptor)
+        return os.open("/dev/zero", os.O_RDWR)
     return descriptor
 
 

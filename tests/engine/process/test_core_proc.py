@@ -263,9 +263,9 @@ class WideExecutor(MemoryExecutor):
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         result = super().execute(plan)
         for seq_id, drawn in zip(plan.seq_ids, result.token_ids, strict=True):
-            sequence = self.sequences[seq_id]
-            is_first_branch = sequence.branch == 0 and len(drawn) == 1
-            if sequence.token_ids[0] == 1 or (sequence.token_ids[0] == 3 and is_first_branch):
+            first = self.token_ids[seq_id][0]
+            is_first_branch = self.sequences[seq_id].branch == 0 and len(drawn) == 1
+            if first == 1 or (first == 3 and is_first_branch):
                 result.logprobs[seq_id] = [PositionLogprobs([5] * 100, [-0.5] * 100, 1) for _ in drawn]
         return result
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-import quire
+from quire import server
 from tests.server.conftest import TIMEOUT
 
 LARGE = "word " * 100_000
@@ -26,7 +26,7 @@ BODIES: dict[str, bytes] = {
     "too long": json.dumps({"prompt": LARGE}).encode(),
     "another model": json.dumps({"prompt": "a", "model": "x"}).encode(),
 }
-QUIRE = str(Path(quire.__file__).parent)
+SERVER = str(Path(server.__file__).parent)
 
 
 @pytest.fixture
@@ -46,15 +46,15 @@ def garbage() -> Iterator[list[Any]]:
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_request_leaves_no_garbage(serve: Any, garbage: list[Any], kind: str) -> None:
     headers = {"content-type": "application/json"}
-    with serve() as server, httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
+    with serve() as running, httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
         for _ in range(2):  # what is made once for all comes with the first
             gc.collect()
             garbage.clear()
-            client.post(f"{server.url}/v1/completions", content=BODIES[kind], headers=headers)
-            server.wait_idle()
+            client.post(f"{running.url}/v1/completions", content=BODIES[kind], headers=headers)
+            running.wait_idle()
         gc.collect()
-        port = int(server.url.rpartition(":")[2])
+        port = int(running.url.rpartition(":")[2])
         cycles = [item for item in garbage if isinstance(item, RequestResponseCycle)]
         frames = [item.f_code for item in garbage if isinstance(item, types.FrameType)]
         assert [cycle for cycle in cycles if cycle.scope["server"][1] == port] == []
-        assert [code.co_qualname for code in frames if QUIRE in code.co_filename] == []
+        assert [code.co_qualname for code in frames if SERVER in code.co_filename] == []

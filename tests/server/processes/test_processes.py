@@ -65,7 +65,18 @@ class Server:
         self.log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "quire.cli.main", "serve", "--port", "0", *FLAGS, *flags],
+                [
+                    sys.executable,
+                    "-m",
+                    "quire.cli.main",
+                    "serve",
+                    "--port",
+                    "0",
+                    *FLAGS,
+                    "--trace-dir",
+                    str(log.parent),
+                    *flags,
+                ],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=True,
