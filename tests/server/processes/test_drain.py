@@ -110,5 +110,5 @@ def test_an_answer_that_nobody_reads_is_cut_at_the_deadline_of_the_drain(tmp_pat
         begun = sock.recv(100)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(TIMEOUT) == 0
-        assert "cutting 1 answers" in server.log.read_text()
+        assert "cutting 1 answer " in server.log.read_text()
         assert begun.startswith(b"HTTP/1.1 200 ")
