@@ -517,7 +517,7 @@ def after_the_end(server: Server, directory: Path) -> list[Rule]:
     """What may be left of a server that was told to end."""
     server.process.send_signal(signal.SIGTERM)
     status = server.process.wait(STILL_S)
-    files = [str(path) for path in (directory / "tmp").rglob("*")]
+    files = [str(path) for path in (directory / "tmp").rglob("*") if not path.name.startswith("quire-trace-")]
     said = [line for line in server.log.read_text().splitlines() if " I " not in line]
     left = [pid for pid in server.pids.values() if Path(f"/proc/{pid}").exists()]
     return [

@@ -31,5 +31,5 @@ async def collect_now_and_then(is_busy: Callable[[], bool]) -> None:
     while True:
         await asyncio.sleep(CHECK_S)
         num_busy = num_busy + 1 if is_busy() else 0
-        if num_busy % MAX_BUSY_CHECKS == 0:
+        if num_busy % MAX_BUSY_CHECKS == 0 and gc.get_freeze_count():  # in a process of its own, after `settle`
             gc.collect()
