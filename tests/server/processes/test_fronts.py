@@ -76,7 +76,7 @@ def test_what_runs_in_one_front_counts_in_the_other(tmp_path: Path) -> None:
         first, _ = server.pids("front_process")
         started = [Event() for _ in range(3)]
         with only(server, first):
-            streams = [pool.submit(server.complete, "import os", 900, event) for event in started]
+            streams = [pool.submit(server.complete, "import os", 900, event, n=16) for event in started]
             assert all(event.wait(60) for event in started)
             assert server.client.get("/v1/stats").json()["num_requests"] == 3
         os.kill(first, signal.SIGSTOP)
