@@ -24,6 +24,7 @@ from quire.engine.admission import Admission, AdmissionLimits
 from quire.engine.front_startup import FrontParts, load_front
 from quire.engine.identity import Identity
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
+from quire.engine.output_stream import OutputStream
 from quire.engine.process.client import CoreClient, ProcessCoreClient, ThreadedCoreClient
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.restart_policy import RestartPolicy
@@ -47,7 +48,7 @@ from quire.messages.request import AbortRequest
 from quire.messages.stats import Activity, StepStats, continued
 from quire.observability.chrome_trace import Trace, chrome_trace
 from quire.outputs import RequestOutput
-from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.sampling_params import SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.work_pool import WorkPool
 
@@ -72,48 +73,6 @@ class EngineState(StrEnum):
     DRAINING = "draining"
     """What is here is finished, nothing new is taken."""
     DEAD = "dead"
-
-
-class _Stream:
-    """Outputs of one request on their way to one reader; a slow reader gets them merged, so nothing piles up."""
-
-    def __init__(self, core_id: str) -> None:
-        self.core_id = core_id
-        """What the core calls the request. An id of the user's may come again while the core still speaks of the
-        request that had it before; this one never does."""
-        self.kind = RequestOutputKind.CUMULATIVE
-        self.aborted = False
-        """abort() came while the prompt was being tokenised."""
-        self.in_core = False
-        """A core that has not ended was given the request."""
-        self._pending: RequestOutput | None = None
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        """The reader, while there is nothing to read."""
-
-    def put(self, output: RequestOutput) -> None:
-        if self._pending is not None and self.kind is RequestOutputKind.DELTA:
-            self._pending = self._pending.merged(output)
-        else:
-            self._pending = output
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self._wake()
-
-    async def get(self) -> RequestOutput:
-        while self._pending is None:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        output, self._pending = self._pending, None
-        return output
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class AsyncLLMEngine:
@@ -141,9 +100,9 @@ class AsyncLLMEngine:
         self._work = WorkPool()
         """What checks and tokenises prompts that take long."""
         self._admission = Admission(limits or AdmissionLimits())
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, OutputStream] = {}
         """By the user's request id."""
-        self._readers: dict[str, _Stream] = {}
+        self._readers: dict[str, OutputStream] = {}
         """By the core's request id; those whose request was given to the core."""
         self._ordinals = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -305,7 +264,7 @@ class AsyncLLMEngine:
         check_request_id(request_id, self._streams)
         self._check_open()
         self._bind()
-        stream = _Stream(f"{request_id}#{next(self._ordinals)}")
+        stream = OutputStream(f"{request_id}#{next(self._ordinals)}")
         params = as_params(sampling_params)
         self._admission.enter(stream.core_id, tenant, 1 if params is None else params.n)
         self._streams[request_id] = stream
@@ -457,7 +416,7 @@ class AsyncLLMEngine:
             self._check_alive()
             raise
 
-    def _start(self, stream: _Stream, request: ProcessedRequest) -> None:
+    def _start(self, stream: OutputStream, request: ProcessedRequest) -> None:
         """Give a request to the core, or keep it for the next one."""
         stream.kind = request.core.sampling_params.output_kind
         self._parts.output_processor.add(request)
@@ -471,7 +430,7 @@ class AsyncLLMEngine:
         assert output is not None
         stream.put(output)
 
-    def _stop(self, stream: _Stream) -> RequestOutput | None:
+    def _stop(self, stream: OutputStream) -> RequestOutput | None:
         """Take a request from the core; its last output, or None when it is not there (any more)."""
         self._readers.pop(stream.core_id, None)
         self._admission.leave(stream.core_id)
