@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from quire.server.http.errors import invalid
 from quire.server.http.replies import reply_of
 from quire.server.http.streaming import STREAMED, Chunks, EventStream, unless_gone
 from quire.server.service import Context, Service, context_of
+from quire.utils.work_pool import WorkPool
 
 _REFUSED = {**REFUSED, "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,))}
 
@@ -61,6 +62,14 @@ class Conversation:
     params: SamplingParams
     text: str
     warnings: list[str]
+
+    async def answer(
+        self, work: WorkPool, build: Callable[[Conversation, RequestOutput, dict[str, Any]], Mapping[str, Any]]
+    ) -> Response:
+        """The reply that comes at once: what `build` makes of the output and of what the request wants beside it."""
+        (output,) = await self.generation.outputs()
+        extras = await self.generation.extras()
+        return await reply_of(work, partial(build, self, output, extras), num_numbers([output]))
 
 
 async def converse(
@@ -117,10 +126,7 @@ class _Reply:
     async def whole(self) -> Response:
         """The reply that comes at once."""
         conversation = await self._prepare(stream=False)
-        (output,) = await conversation.generation.outputs()
-        extras = await conversation.generation.extras()
-        work = self._service.work
-        return await reply_of(work, partial(self._reply, conversation, output, extras), num_numbers([output]))
+        return await conversation.answer(self._service.work, self._reply)
 
     def _reply(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> ChatCompletion:
         body = self._body

@@ -21,7 +21,7 @@ from quire.server.api import ollama_models
 from quire.server.api.admin import check_ready
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import ChatLogprobsWriter, num_numbers
+from quire.server.api.logprobs import ChatLogprobsWriter
 from quire.server.api.ollama_models import ERRORS, checked_model
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.prompts import cache_salt, completion_prompts
@@ -38,7 +38,6 @@ from quire.server.api.protocol.ollama import (
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
-from quire.server.http.replies import reply_of
 from quire.server.http.streaming import STREAMED_LINES, LineStream, json_reply, line, unless_gone
 from quire.server.service import Context, Service, context_of
 from quire.tokenizer.chat import has_chat_template
@@ -127,10 +126,7 @@ class _Reply(ABC):
     async def whole(self) -> Response:
         """The reply that comes at once."""
         conversation = await self._prepare(stream=False)
-        (output,) = await conversation.generation.outputs()
-        extras = await conversation.generation.extras()
-        build = partial(self._whole, conversation, output, extras)
-        return await reply_of(self.service.work, build, num_numbers([output]))
+        return await conversation.answer(self.service.work, self._whole)
 
     def _whole(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> dict[str, Any]:
         (completion,) = output.outputs

@@ -15,13 +15,12 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import ChatLogprobsWriter, num_numbers
+from quire.server.api.logprobs import ChatLogprobsWriter
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.api.protocol.responses import ResponseReply, ResponsesRequest, ResponseUsage
 from quire.server.http.body import strict_route
 from quire.server.http.errors import ApiError, ErrorShape, invalid
-from quire.server.http.replies import reply_of
 from quire.server.http.streaming import STREAMED, EventStream, event, unless_gone
 from quire.server.service import Context, Service, context_of
 
@@ -90,10 +89,7 @@ class _Reply:
     async def whole(self) -> Response:
         """The reply that comes at once."""
         conversation = await self._prepare(stream=False)
-        (output,) = await conversation.generation.outputs()
-        extras = await conversation.generation.extras()
-        build = partial(self._reply, conversation, output, extras)
-        return await reply_of(self._service.work, build, num_numbers([output]))
+        return await conversation.answer(self._service.work, self._reply)
 
     def _reply(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> dict[str, Any]:
         params = conversation.params
