@@ -36,7 +36,7 @@ def run(num_seqs: int, num_steps: int, prompt_len: int) -> list[float]:
     rng = random.Random(0)
     for i in range(num_seqs):
         prompt = [rng.randrange(150_000) for _ in range(prompt_len)]
-        scheduler.add(
+        scheduler.lives.add(
             EngineCoreRequest(
                 request_id=str(i), prompt_token_ids=prompt, sampling_params=params, seed=0, max_tokens=num_steps + 100
             )

@@ -157,6 +157,7 @@ class FakeCore:
         )
         ticks = itertools.count()
         self.scheduler = Scheduler(self.blocks, **limits, clock=lambda: float(next(ticks)))
+        self.lives = self.scheduler.lives
         self.executor = MemoryExecutor(num_blocks, block_size, windows)
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], EngineCoreOutput] = {}
@@ -165,7 +166,7 @@ class FakeCore:
 
     def submit(self, request_id: str, prompt: list[int], *, max_tokens: int = 4, **fields: Any) -> None:
         params = SamplingParams(max_tokens=max_tokens, **{"temperature": 1.0, **fields.pop("params", {})})
-        self.scheduler.add(
+        self.lives.add(
             EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,
@@ -177,7 +178,7 @@ class FakeCore:
         )
 
     def abort(self, request_id: str, branch: int | None = None) -> bool:
-        return self.scheduler.abort(AbortRequest(request_id=request_id, branch=branch))
+        return self.lives.abort(AbortRequest(request_id=request_id, branch=branch))
 
     def step(self) -> list[EngineCoreOutput]:
         self.last_plan = plan = self.scheduler.schedule()
@@ -193,17 +194,17 @@ class FakeCore:
             self.tokens.setdefault(key, []).extend(output.new_token_ids)
             if output.finish_reason is not None:
                 self.finished[key] = output
-        self.scheduler.check()
+        self.lives.check()
         return outputs
 
     def run(self, max_steps: int = 10_000) -> None:
         for _ in range(max_steps):
-            if not self.scheduler.has_work():
+            if not self.lives.has_work():
                 break
             self.step()
-        assert not self.scheduler.has_work(), "requests did not finish"
-        self.scheduler.writer.begin()
-        self.executor.execute(self.scheduler.writer.end())
+        assert not self.lives.has_work(), "requests did not finish"
+        self.lives.writer.begin()
+        self.executor.execute(self.lives.writer.end())
         assert not self.executor.requests, "the worker keeps requests that have ended"
         pool = self.blocks.pool
         assert pool.num_free == pool.num_blocks, "blocks leaked"

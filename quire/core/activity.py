@@ -25,7 +25,7 @@ def activity_of(scheduler: Scheduler, tenant: str) -> Activity:
     by_request: dict[str, list[Sequence]] = {}
     for seq in shown:
         by_request.setdefault(seq.group.request_id, []).append(seq)
-    pool, timelines = scheduler.blocks.pool, scheduler.timelines
+    pool, timelines = scheduler.blocks.pool, scheduler.lives.timelines
     return Activity(
         taken_at=scheduler.clock(),
         num_running=len(running),

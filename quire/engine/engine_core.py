@@ -55,20 +55,21 @@ class EngineCore:
             max_chunk_tokens=limits.max_chunk_tokens,
             clock=clock,
         )
+        self.lives = self.scheduler.lives
 
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a validated request."""
         if self._status is not None and not self.has_work():
             self._status.resume(self._totals)
-        self.scheduler.add(request)
+        self.lives.add(request)
 
     def abort(self, abort: AbortRequest) -> bool:
         """Drop a request or one of its branches, at once; False when it is not here."""
-        return self.scheduler.abort(abort)
+        return self.lives.abort(abort)
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work()
+        return self.lives.has_work()
 
     def step(self) -> EngineCoreOutputs:
         """Run one step and say what is new."""
@@ -98,11 +99,11 @@ class EngineCore:
 
     def record_in(self, memory: mmap.mmap) -> None:
         """Keep the flight recorder's records in memory that others can read; before the first request."""
-        self.scheduler.timelines.recorder = FlightRecorder(memory)
+        self.lives.timelines.recorder = FlightRecorder(memory)
 
     def recording(self) -> bytes:
         """The records of the last steps and requests, for `chrome_trace`."""
-        return self.scheduler.timelines.recorder.snapshot()
+        return self.lives.timelines.recorder.snapshot()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""

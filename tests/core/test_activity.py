@@ -31,7 +31,7 @@ def test_a_prompt_is_followed_chunk_by_chunk_and_then_its_output() -> None:
     core = FakeCore(num_blocks=16, max_num_batched_tokens=8, max_chunk_tokens=8)
     core.submit("a", list(range(20)), max_tokens=3)
     seen = [progress(told(core))]
-    while core.scheduler.has_work():
+    while core.lives.has_work():
         core.step()
         seen.append(progress(told(core)))
     assert seen == [
@@ -63,7 +63,7 @@ def test_a_preempted_sequence_waits_again_and_keeps_its_times() -> None:
     core = FakeCore(num_blocks=4, block_size=2)
     core.submit("first", [1, 2], max_tokens=6)
     core.submit("second", [3, 4], max_tokens=6)
-    while core.scheduler.totals.num_preemptions == 0:
+    while core.lives.totals.num_preemptions == 0:
         core.step()
     second = told(core).requests[-1]
     assert (second.request_id, second.stats.num_preemptions) == ("second", 1)

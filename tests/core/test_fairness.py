@@ -142,7 +142,7 @@ def test_a_sequence_larger_than_its_tenants_share_ends_beside_a_busy_tenant() ->
     core.submit("large", prompt_of(7, 40), max_tokens=12, tenant="large")
     while ("large", 0) not in core.finished:
         core.step()
-    assert any(request.startswith("busy") for request in core.scheduler.groups), "it had to wait for the last of all"
+    assert any(request.startswith("busy") for request in core.lives.groups), "it had to wait for the last of all"
     core.run()
 
 
@@ -153,7 +153,7 @@ def test_one_tenant_is_served_as_if_there_were_none() -> None:
         for i in range(9):
             core.submit(str(i), prompt_of(i, 3 + i), max_tokens=5 + i, tenant=tenant, params={"n": 1 + i % 3})
         plans.append([])
-        while core.scheduler.has_work():
+        while core.lives.has_work():
             core.step()
             plans[-1].append((core.last_plan.seq_ids, core.last_plan.num_scheduled_tokens))
     assert plans[0] == plans[1]

@@ -251,7 +251,7 @@ def test_a_window_bounds_what_a_sequence_holds(window: int, max_chunk: int, most
     prompt = [i * i % 50 for i in range(1900)]
     core.submit("a", prompt, max_tokens=60)
     pool, held = core.blocks.pool, 0
-    while core.scheduler.has_work():
+    while core.lives.has_work():
         core.step()
         held = max(held, pool.num_blocks - pool.num_free)
     assert core.tokens["a", 0] == expected_tokens(prompt, 0, 60)

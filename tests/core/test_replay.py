@@ -19,10 +19,10 @@ def submit_all(core: FakeCore) -> None:
 
 
 def move(source: FakeCore, target: FakeCore) -> None:
-    for request_id in list(source.scheduler.groups):
-        target.scheduler.add(source.scheduler.withdraw(request_id))
-    source.scheduler.check()
-    target.scheduler.check()
+    for request_id in list(source.scheduler.lives.groups):
+        target.scheduler.lives.add(source.scheduler.lives.withdraw(request_id))
+    source.scheduler.lives.check()
+    target.scheduler.lives.check()
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 6)])
@@ -47,9 +47,9 @@ def test_a_request_may_move_again_and_again() -> None:
     core = FakeCore(num_blocks=64, max_num_batched_tokens=16)
     submit_all(core)
     tokens: dict[tuple[str, int], list[int]] = {}
-    while core.scheduler.has_work():
+    while core.lives.has_work():
         for _ in range(rng.randrange(4)):
-            if core.scheduler.has_work():
+            if core.lives.has_work():
                 core.step()
         for key, ids in core.tokens.items():
             tokens.setdefault(key, []).extend(ids)
@@ -76,7 +76,7 @@ def test_moved_branches_compute_their_prompt_once_and_nobody_waits_for_them(max_
         given = [*first.tokens["many", branch], *second.tokens["many", branch]]
         assert given == expected_tokens(list(range(50)), branch, 9)
     outputs = 5 * 9 + 4
-    assert second.scheduler.totals.num_computed_tokens < 53 + outputs + 4 * (50 % 16), "full blocks of the prompt: once"
+    assert second.scheduler.lives.totals.num_computed_tokens < 53 + outputs + 4 * (50 % 16), "full blocks of the prompt: once"
 
 
 def test_withdrawn_branches_are_those_that_still_run() -> None:
@@ -85,10 +85,10 @@ def test_withdrawn_branches_are_those_that_still_run() -> None:
     core.step()
     core.step()
     core.abort("a", branch=1)
-    request = core.scheduler.withdraw("a")
+    request = core.lives.withdraw("a")
     assert request.progress is not None
     assert {branch: len(ids) for branch, ids in request.progress.branches.items()} == {0: 2, 2: 2}
-    assert not core.scheduler.has_work()
+    assert not core.lives.has_work()
 
 
 def test_numbers_go_on_where_they_were() -> None:

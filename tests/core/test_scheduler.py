@@ -309,7 +309,7 @@ def test_any_sequence_of_events_keeps_every_invariant(
                 assert branch is None or isinstance(branch, int)
                 if core.abort(str(which), branch):
                     disturbed.add(str(which))
-                core.scheduler.check()
+                core.lives.check()
             case ("poison", int() as which):
                 poisoned.add(str(which))
     core.run()

@@ -24,7 +24,7 @@ class Watched(FakeCore):
 
     def submit(self, request_id: str, prompt: list[int], **fields: Any) -> None:
         super().submit(request_id, prompt, arrived_at=self.scheduler.clock(), **fields)
-        self.groups[request_id] = self.scheduler.groups[request_id]
+        self.groups[request_id] = self.lives.groups[request_id]
 
     def effort(self, request_id: str) -> RequestEffort:
         """The effort of a request that has ended."""
@@ -82,14 +82,14 @@ def test_the_phases_of_any_request_cover_its_time(seed: int) -> None:
             name = str(rng.randrange(index + 1))
             aborted.add(name)
             core.abort(name)
-        if rng.random() < 0.1 and str(index) in core.scheduler.groups:
-            core.scheduler.add(core.scheduler.withdraw(str(index)))
+        if rng.random() < 0.1 and str(index) in core.lives.groups:
+            core.lives.add(core.lives.withdraw(str(index)))
         for _ in range(rng.randrange(4)):
             core.step()
     core.run()
     for name in core.groups.keys() - aborted:
         assert_complete(core, name)
-    timelines = core.scheduler.timelines
+    timelines = core.lives.timelines
     assert not timelines._live
     assert not timelines._branch_waits
     assert not timelines._arrived
@@ -171,10 +171,10 @@ def test_a_branch_that_waits_for_the_prompt_of_another_says_so() -> None:
     core.submit("a", list(range(30)), max_tokens=8, params={"n": 3})
     while not core.tokens.get(("a", 2)):
         core.step()
-    request = core.scheduler.withdraw("a")
+    request = core.lives.withdraw("a")
     core.blocks.pool.forget_all()
-    core.scheduler.add(request)
-    core.groups["a"] = core.scheduler.groups["a"]
+    core.lives.add(request)
+    core.groups["a"] = core.lives.groups["a"]
     core.run()
     waits = [span for span in core.effort("a").spans if span.branch >= 0]
     assert {span.branch for span in waits} == {1, 2}
@@ -187,7 +187,7 @@ def test_what_is_kept_of_a_request_is_bounded() -> None:
     core = Watched(num_blocks=1024, max_num_batched_tokens=50, max_chunk_tokens=44, max_num_seqs=64)
     core.submit("long", list(range(3000)), max_tokens=2)
     rng = random.Random(1)
-    while core.scheduler.has_work():
+    while core.lives.has_work():
         if len(core.groups) < 100:  # so that chunks of the long prompt differ in size
             core.submit(f"short{len(core.groups)}", [3] * 2, max_tokens=rng.randrange(2, 5), params={"n": 12})
         core.step()

@@ -95,8 +95,8 @@ class Harness:
 
     def assert_idle(self) -> None:
         scheduler = self.parts.core.scheduler
-        scheduler.check()
-        assert not scheduler.groups
+        scheduler.lives.check()
+        assert not scheduler.lives.groups
         assert scheduler.blocks.pool.num_free == scheduler.blocks.pool.num_blocks
         assert len(self.parts.output_processor) == 0
 

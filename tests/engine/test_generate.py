@@ -43,7 +43,7 @@ def one(llm: LLM, prompt: Any, params: SamplingParams | None = None) -> RequestO
 
 def assert_nothing_left(llm: LLM) -> None:
     core, pool = llm.engine.parts.core, llm.engine.parts.core.scheduler.blocks.pool
-    core.scheduler.check()
+    core.lives.check()
     assert pool.num_free == pool.num_blocks
     assert not core.has_work()
     assert len(llm.engine.parts.output_processor) == 0

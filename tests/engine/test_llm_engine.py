@@ -45,10 +45,10 @@ def engine(checkpoint: Checkpoint) -> Iterator[LLMEngine]:
 def assert_idle(engine: LLMEngine) -> None:
     """No request anywhere: not in the scheduler, not in the front, no block in use."""
     core = engine.parts.core
-    core.scheduler.check()
+    core.lives.check()
     assert not engine.has_unfinished_requests()
     assert engine.get_num_unfinished_requests() == 0
-    assert not core.scheduler.groups
+    assert not core.lives.groups
     assert not core.scheduler.waiting
     assert not core.scheduler.running
     assert core.scheduler.blocks.pool.num_free == core.scheduler.blocks.pool.num_blocks
@@ -59,7 +59,7 @@ def drain(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
     while engine.has_unfinished_requests():
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
-        engine.parts.core.scheduler.check()
+        engine.parts.core.lives.check()
     return outputs
 
 
@@ -180,7 +180,7 @@ def test_abort_ends_a_request_in_any_phase_and_frees_its_blocks(
     assert output.finished
     assert [completion.finish_reason for completion in output.outputs] == ["abort"] * n
     assert output.metrics is not None
-    engine.parts.core.scheduler.check()
+    engine.parts.core.lives.check()
     assert engine.get_num_unfinished_requests() == 1
     assert len(drain(engine)["other"][-1].outputs[0].token_ids) == 20
     assert_idle(engine)
@@ -279,7 +279,7 @@ def test_an_interrupted_step_costs_time_but_changes_no_token(engine: LLMEngine, 
         while engine.has_unfinished_requests():
             with contextlib.suppress(KeyboardInterrupt):
                 done |= {output.request_id: output for output in engine.step()}
-            core.scheduler.check()
+            core.lives.check()
         core.executor = inner
         results.append([(done[str(i)].outputs, done[str(i)].prompt_logprobs) for i in range(len(requests))])
     assert interrupted.num_interrupts > 10
@@ -376,7 +376,7 @@ def test_any_sequence_of_events_gives_every_request_the_tokens_it_gets_alone(
             if output.finished:
                 assert output.request_id not in done
                 done[output.request_id] = output.outputs
-        engine.parts.core.scheduler.check()
+        engine.parts.core.lives.check()
 
     for action, argument in actions:
         if action == "add":
@@ -388,7 +388,7 @@ def test_any_sequence_of_events_gives_every_request_the_tokens_it_gets_alone(
                 step()
         else:
             aborted |= {output.request_id for output in engine.abort_request(str(argument))}
-            engine.parts.core.scheduler.check()
+            engine.parts.core.lives.check()
     while engine.has_unfinished_requests():
         step()
     assert done.keys() | aborted == set(map(str, range(len(added))))

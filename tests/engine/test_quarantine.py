@@ -104,7 +104,7 @@ class Faulty:
 def run_all(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[RequestOutput]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     scheduler = llm.engine.parts.core.scheduler
-    scheduler.check()
+    scheduler.lives.check()
     assert scheduler.blocks.pool.num_free == scheduler.blocks.pool.num_blocks
     llm.reset_prefix_cache()
     return outputs

@@ -78,7 +78,7 @@ def test_tokens_beyond_the_window_are_those_of_transformers_however_they_are_run
             assert (scheduler.num_preemptions > 0) == ("preempted" in way)
             if way == "batched":
                 assert sum(output.num_cached_tokens for output in again) > 0, "from the prefix cache"
-            scheduler.check()
+            scheduler.lives.check()
             free, blocks = free_blocks(llm)
             assert free == blocks
 

@@ -53,7 +53,7 @@ def test_a_queued_request_knows_what_it_waited_for() -> None:
     core.submit("a", [1, 2, 3], max_tokens=6)
     core.submit("b", [4, 5, 6], max_tokens=2)
     efforts = {}
-    while core.scheduler.has_work():
+    while core.lives.has_work():
         for output in core.step():
             if output.effort is not None:
                 efforts[output.request_id] = output.effort
@@ -67,7 +67,7 @@ def test_effort_counts_what_is_computed_again() -> None:
     core.submit("first", list(range(8)), max_tokens=8)
     core.submit("second", [9, 8, 7, 6], max_tokens=8)
     efforts = {}
-    while core.scheduler.has_work():
+    while core.lives.has_work():
         for output in core.step():
             if output.effort is not None:
                 efforts[output.request_id] = output.effort

@@ -29,7 +29,7 @@ from tests.observability.traces import checked, slices, tracks
 
 
 def recorder_of(core: FakeCore) -> FlightRecorder:
-    return core.scheduler.timelines.recorder
+    return core.lives.timelines.recorder
 
 
 def trace_of(core: FakeCore, **options: int) -> dict[str, object]:
@@ -55,7 +55,7 @@ def busy_core(seed: int = 0, num_requests: int = 12) -> FakeCore:
         if index % 5 == 3:
             core.abort(f"r{index}")
         if index % 5 == 4:
-            core.scheduler.add(core.scheduler.withdraw(f"r{index}"))
+            core.lives.add(core.lives.withdraw(f"r{index}"))
         for _ in range(rng.randrange(5)):
             core.step()
     return core
@@ -67,10 +67,10 @@ def test_every_step_and_every_request_is_in_the_trace_once_and_slices_nest(seed:
     core.run()
     events = checked(trace_of(core))
     steps = slices(events, "step")
-    assert [each["args"]["step"] for each in steps] == [*range(1, core.scheduler.totals.num_steps + 1)]
+    assert [each["args"]["step"] for each in steps] == [*range(1, core.lives.totals.num_steps + 1)]
     assert [each["ts"] for each in steps] == sorted(each["ts"] for each in steps)
     assert sum(each["args"]["preempted"] for each in steps) <= core.scheduler.num_preemptions
-    assert sum(each["args"]["tokens"] for each in steps) == core.scheduler.totals.num_computed_tokens
+    assert sum(each["args"]["tokens"] for each in steps) == core.lives.totals.num_computed_tokens
     for name in ("schedule", "execute", "update"):
         assert len(slices(events, name)) == len(steps)
     requests = slices(events, "request")
@@ -133,14 +133,14 @@ def test_the_last_steps_are_kept_and_memory_does_not_grow() -> None:
     core = FakeCore(num_blocks=64, block_size=4)
     size = len(recorder_of(core).snapshot())
     num = 0
-    while core.scheduler.totals.num_steps <= NUM_STEPS + 50:
+    while core.lives.totals.num_steps <= NUM_STEPS + 50:
         core.submit(f"r{num}", [num % 40, 2], max_tokens=2)
         num += 1
         core.step()
     core.run()
     assert len(recorder_of(core).snapshot()) == size == SIZE
     recording = read_recording(recorder_of(core).snapshot())
-    last = core.scheduler.totals.num_steps
+    last = core.lives.totals.num_steps
     assert [step.number for step in recording.steps] == [*range(last - NUM_STEPS + 1, last + 1)]
     assert [record.request_id for record in recording.requests.values()] == [
         f"r{index}" for index in range(num - NUM_REQUESTS, num)
@@ -181,7 +181,7 @@ def test_another_mapping_of_the_memory_sees_what_is_written(has_memfd: bool, mon
     os.close(descriptor)
     assert read_recording(ours[:]).steps == []
     core = FakeCore()
-    core.scheduler.timelines.recorder = FlightRecorder(theirs)
+    core.lives.timelines.recorder = FlightRecorder(theirs)
     core.submit("a", [1, 2, 3], max_tokens=2)
     core.run()
     assert len(read_recording(ours[:]).steps) == 2

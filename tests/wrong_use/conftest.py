@@ -44,7 +44,7 @@ def sing(llm: LLM) -> list[int]:
 
 def check_idle(llm: LLM) -> None:
     scheduler = llm.engine.parts.core.scheduler
-    scheduler.check()
+    scheduler.lives.check()
     pool = scheduler.blocks.pool
     assert pool.num_free == pool.num_blocks
     assert not llm.engine.has_unfinished_requests()

@@ -244,7 +244,7 @@ class EngineCoreProc:
                 raise MalformedFrame(f"{type(message).__name__} is not for the core")
 
     def _add(self, request: EngineCoreRequest) -> None:
-        if request.request_id in self.core.scheduler.groups:
+        if request.request_id in self.core.lives.groups:
             raise MalformedFrame(f"request id {request.request_id!r} is in use")
         if request.runs_alone:
             self._suspects.append(replace(request, runs_alone=False))
@@ -295,7 +295,7 @@ class EngineCoreProc:
                 self.core.add(request)
 
     def _set_aside(self) -> None:
-        self._held += [self.core.scheduler.withdraw(request_id) for request_id in list(self.core.scheduler.groups)]
+        self._held += [self.core.lives.withdraw(request_id) for request_id in list(self.core.lives.groups)]
 
     def _publish(self, news: EngineCoreOutputs) -> None:
         """Send each front what concerns its requests, in one frame; and all of them statistics, if they are due."""
@@ -361,7 +361,7 @@ class EngineCoreProc:
         log.info("front %s is gone: %s", front.prefix[:-1], why)
         self._selector.unregister(front.sock)
         front.sock.close()
-        for request_id in [i for i in self.core.scheduler.groups if i.startswith(front.prefix)]:
+        for request_id in [i for i in self.core.lives.groups if i.startswith(front.prefix)]:
             self.core.abort(AbortRequest(request_id=request_id))
             self._stats_are_stale = True
         self._suspects = deque(r for r in self._suspects if not r.request_id.startswith(front.prefix))

@@ -13,7 +13,7 @@ class SplittingProc(core_process.EngineCoreProc):
     """Crashes only under requests that no other core had before."""
 
     def _publish(self, news: EngineCoreOutputs) -> None:
-        groups = self.core.scheduler.groups
+        groups = self.core.lives.groups
         forked = {output.request_id for output in news.outputs if output.branch > 0}
         new = {i for i in forked if i in groups and groups[i].request.progress is None}
         if not new:

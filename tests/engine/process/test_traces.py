@@ -145,7 +145,7 @@ def test_files_are_bounded_and_requests_cannot_cause_many(tmp_path: Path) -> Non
     core = FakeCore()
     core.submit("a", [1, 2, 3], max_tokens=2)
     core.run()
-    memory = core.scheduler.timelines.recorder.snapshot()
+    memory = core.lives.timelines.recorder.snapshot()
     now = [1000.0]
     files = TraceFiles(str(tmp_path / "new"), clock=lambda: now[0])
     for _ in range(MAX_FILES + 3):
@@ -169,7 +169,7 @@ def test_a_directory_that_cannot_be_written_is_logged_and_costs_nothing_else(
     core.submit("a", [1], max_tokens=1)
     core.run()
     files = TraceFiles(str(tmp_path / "file" / "below"))
-    files.crashed(core.scheduler.timelines.recorder.snapshot(), "a crash")
+    files.crashed(core.lives.timelines.recorder.snapshot(), "a crash")
     files.close()
     assert "--trace-dir" in caplog.text
 
