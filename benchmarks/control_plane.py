@@ -12,6 +12,8 @@ import statistics
 import time
 
 from quire.core.block_manager import BlockManager
+from quire.core.budget import StepCost
+from quire.core.policy import FirstComeFirstServed
 from quire.core.scheduler import Scheduler
 from quire.messages.kv import FullAttentionSpec, PageSpec
 from quire.messages.request import EngineCoreRequest
@@ -31,12 +33,14 @@ def run(num_seqs: int, num_steps: int, prompt_len: int) -> list[float]:
         max_model_len=10**6,
         max_chunk_tokens=2048,
         clock=time.monotonic,
+        policy=FirstComeFirstServed(),
+        cost=StepCost(context_per_token=1000.0),
     )
     params = SamplingParams(max_tokens=num_steps + 100, ignore_eos=True)
     rng = random.Random(0)
     for i in range(num_seqs):
         prompt = [rng.randrange(150_000) for _ in range(prompt_len)]
-        scheduler.lives.add(
+        scheduler.add(
             EngineCoreRequest(
                 request_id=str(i), prompt_token_ids=prompt, sampling_params=params, seed=0, max_tokens=num_steps + 100
             )

@@ -8,6 +8,8 @@ from hashlib import blake2b
 from typing import Any
 
 from quire.core.block_manager import BlockManager
+from quire.core.budget import StepCost
+from quire.core.policy import FirstComeFirstServed
 from quire.core.scheduler import Scheduler
 from quire.engine.quarantine import execute_guarded
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
@@ -147,6 +149,8 @@ class FakeCore:
             "max_num_batched_tokens": 32,
             "max_model_len": num_blocks * block_size,
             "max_chunk_tokens": 32,
+            "policy": FirstComeFirstServed(),
+            "cost": StepCost(context_per_token=1000.0),
         }
         limits = {**defaults, **limits}
         self.blocks = BlockManager(
@@ -166,7 +170,7 @@ class FakeCore:
 
     def submit(self, request_id: str, prompt: list[int], *, max_tokens: int = 4, **fields: Any) -> None:
         params = SamplingParams(max_tokens=max_tokens, **{"temperature": 1.0, **fields.pop("params", {})})
-        self.lives.add(
+        self.scheduler.add(
             EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,

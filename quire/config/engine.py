@@ -105,6 +105,8 @@ class SchedulerConfig:
     max_chunk_tokens: int
     """Tokens of one sequence in one step."""
     policy: str = "fcfs"
+    priority_ageing_s: float = 0.0
+    """Seconds of waiting that count as much as a priority lower by one; 0: none do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

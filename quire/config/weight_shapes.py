@@ -107,6 +107,12 @@ def _output(arch: ModelArch) -> LinearShape:
     return LinearShape(parts=(arch.hidden_size,), in_features=heads, count=arch.num_layers)
 
 
+def context_per_token(arch: ModelArch) -> float:
+    """Tokens of context whose attention takes as many operations as all linear layers of one token."""
+    linear = sum(shape.count * shape.num_weights for shape in weight_shapes(arch).body)
+    return linear / (2 * arch.num_heads * arch.head_size * arch.num_layers)
+
+
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:
     """Bytes of one layer of a shape as the ops lay it out; `format` is a dtype, int8 or int4.
 

@@ -61,9 +61,19 @@ class BlockManager:
 
     def can_allocate(self, seq: Sequence, matched: list[list[int]]) -> bool:
         """Whether all tokens the sequence has now would fit, its matched prefix taken from the cache."""
+        return self.num_new_blocks(seq, matched) <= self.pool.num_free
+
+    def num_new_blocks(self, seq: Sequence, matched: list[list[int]]) -> int:
+        """Free blocks that all tokens a sequence has now take, its matched prefix taken from the cache."""
         held = [block_id for block_ids in matched for block_id in block_ids if block_id != NULL_BLOCK]
         from_free = sum(self.pool.is_free(block_id) for block_id in held)
-        return self.most_blocks(seq) - len(held) + from_free <= self.pool.num_free
+        return self.most_blocks(seq) - len(held) + from_free
+
+    def still_needed(self, seq: Sequence) -> int:
+        """Free blocks that a running sequence takes at most until all tokens it has now are computed."""
+        if seq.num_left == 1:
+            return 0
+        return max(0, self.most_blocks(seq) - seq.num_blocks)
 
     def most_blocks(self, seq: Sequence) -> int:
         """Blocks that the sequence holds at most while the tokens it has now are computed."""

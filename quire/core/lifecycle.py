@@ -6,11 +6,13 @@ happens is decided by others: `scheduler` before a step, `results` after it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from quire.core.block_manager import BlockManager
 from quire.core.plan_writer import PlanWriter
-from quire.core.queue import RequestQueue
+from quire.core.policy import Policy
+from quire.core.queue import RequestQueue, rank_of
 from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from quire.core.statistics import Totals
 from quire.core.timeline import Timelines
@@ -22,19 +24,29 @@ class Lifecycle:
     """All unfinished requests, and what they hold."""
 
     def __init__(
-        self, blocks: BlockManager, *, max_num_seqs: int, max_credit: int, clock: Callable[[], float]
+        self,
+        blocks: BlockManager,
+        policy: Policy,
+        *,
+        max_num_seqs: int,
+        max_credit: int,
+        clock: Callable[[], float],
     ) -> None:
         """`max_num_seqs` seats; `max_credit` as for `RequestQueue`."""
         self.blocks = blocks
+        self.policy = policy
         self.max_num_seqs = max_num_seqs
         self.groups: dict[str, SequenceGroup] = {}
         self.waiting = RequestQueue(max_credit=max_credit)
         self.running: list[Sequence] = []
+        """In order of rank."""
         self.writer = PlanWriter()
         self.totals = Totals()
         self.timelines = Timelines(clock)
         self.num_slots = 0
         """Seats taken by running sequences; one that will fork counts all its branches from the start."""
+        self.num_added = 0
+        """Requests that were queued, since the start."""
         self._next_seq_id = 0
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -42,13 +54,15 @@ class Lifecycle:
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a request, new or with progress. Its id must be new (the engine sees to it)."""
         assert request.request_id not in self.groups, request.request_id
-        group = SequenceGroup(request, self.waiting.enter(request.tenant))
+        rank = self.policy.rank(request, self.num_added)
+        self.num_added += 1
+        group = SequenceGroup(request, self.waiting.enter(request.tenant), rank)
         branches = request.progress.branches if request.progress else {}
         for branch, output in (branches or {0: []}).items():
             seq = Sequence(self._new_seq_id(), group, branch, [*request.prompt_token_ids, *output])
             seq.num_to_fork = 1 if branches else request.sampling_params.n
             group.sequences[branch] = seq
-            self.waiting.append(seq)
+            self.waiting.add(seq)
         self.groups[request.request_id] = group
         self.timelines.added(group)
 
@@ -90,7 +104,7 @@ class Lifecycle:
         self.waiting.remove(seq)
         self.blocks.allocate_prefix(seq, matched)
         seq.status = SequenceStatus.RUNNING
-        self.running.append(seq)
+        insort(self.running, seq, key=rank_of)
         self.num_slots += seq.num_to_fork
         if group.num_cached_tokens < 0:
             group.num_cached_tokens = seq.num_computed_tokens
@@ -98,25 +112,25 @@ class Lifecycle:
         self.timelines.admitted(seq)
 
     def preempt(self, seq: Sequence) -> None:
-        """A running sequence loses its blocks; it waits at the head of its tenant's queue and is recomputed."""
+        """A running sequence loses its blocks; it waits in its place in the queue and is recomputed."""
         self._stop_running(seq)
         self.writer.preempt(seq)
         self.blocks.free(seq)
         seq.status = SequenceStatus.WAITING
         seq.group.stats.num_preemptions += 1
         self.timelines.preempted(seq)
-        self.waiting.append_first(seq)
+        self.waiting.add(seq)
         self.totals.num_preemptions += 1
 
     def fork(self, parent: Sequence, num_branches: int) -> list[Sequence]:
-        """All branches, the children beside their parent among the running; the worker hears of them when they run."""
+        """All branches, each in its place among the running; the worker hears of the new ones when they run."""
         parent.num_to_fork = 1
         branches = [parent]
         for branch in range(1, num_branches):
             child = parent.fork(self._new_seq_id(), branch)
             self.blocks.share_blocks(parent, child)
             parent.group.sequences[branch] = child
-            self.running.insert(self.running.index(parent) + branch, child)
+            insort(self.running, child, key=rank_of)
             branches.append(child)
         self.timelines.forked(parent.group, num_branches - 1)
         return branches
@@ -140,10 +154,7 @@ class Lifecycle:
             self.waiting.leave(group.tenant)
 
     def _stop_running(self, seq: Sequence) -> None:
-        if self.running[-1] is seq:
-            self.running.pop()
-        else:
-            self.running.remove(seq)
+        del self.running[bisect_left(self.running, seq.rank, key=rank_of)]
         self.num_slots -= seq.num_to_fork
 
     def _new_seq_id(self) -> int:
@@ -167,3 +178,4 @@ class Lifecycle:
         assert all(seq.num_computed_tokens < seq.num_tokens for seq in self.running)
         assert sum(tenant.num_groups for tenant in self.waiting.tenants.values()) == len(self.groups)
         assert all(seq.num_own_blocks >= 0 for seq in live)
+        assert self.running == sorted(self.running, key=rank_of)

@@ -1,4 +1,4 @@
-"""Who waits: a first-come-first-served queue for each tenant, and how much each tenant has been served.
+"""Who waits: a queue in order of rank for each tenant, and how much each tenant has been served.
 
 A tenant is an API key; without keys there is one. Service is counted in tokens of work, as in the virtual token counter
 of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Knows no slots and no blocks: `fairness` does.
@@ -6,12 +6,15 @@ of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Knows 
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from quire.core.sequence import Sequence
 from quire.core.timeline import Waits
+
+rank_of = attrgetter("rank")
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +24,8 @@ class Tenant:
     name: str
     virtual_time: float = 0.0
     """Work done for it, plus what it did not ask for while it had nothing here."""
-    waiting: deque[Sequence] = field(default_factory=deque)
+    waiting: list[Sequence] = field(default_factory=list)
+    """In order of rank."""
     num_groups: int = 0
     """Requests that are not finished."""
     left_at: float = 0.0
@@ -63,17 +67,14 @@ class RequestQueue:
         tenant.num_groups -= 1
         tenant.left_at = self.num_served
 
-    def append(self, seq: Sequence) -> None:
-        """Queue a new sequence."""
-        seq.group.tenant.waiting.append(seq)
-
-    def append_first(self, seq: Sequence) -> None:
-        """Queue a preempted sequence before its tenant's others."""
-        seq.group.tenant.waiting.appendleft(seq)
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence."""
+        insort(seq.group.tenant.waiting, seq, key=rank_of)
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out."""
-        seq.group.tenant.waiting.remove(seq)
+        waiting = seq.group.tenant.waiting
+        del waiting[bisect_left(waiting, seq.rank, key=rank_of)]
 
     def charge(self, tenant: Tenant, work: float) -> None:
         """Count work that was done for a tenant."""

@@ -1,9 +1,10 @@
 """Who runs: decides each step, from one budget and without phases.
 
-Running sequences come first, in order of arrival; those that need a single token are guaranteed it before anybody's
-long prompt takes the rest of the budget. Waiting ones are admitted first come, first served, when the whole of what
-they have fits. If memory runs out, the last to arrive gives its blocks back and is recomputed later; the first always
-makes progress, so every request ends.
+Sequences are served in order of rank (`policy`): of arrival, unless requests have priorities. Running ones come first;
+those that need a single token are guaranteed it before anybody's long prompt takes the rest of the budget (`budget`
+says how prompts share it). Waiting ones are admitted when the whole of what they have fits beside what admitted ones
+still need; one that does not fit is overtaken only by those without which it would not fit either. If memory runs out,
+the last in order gives its blocks back and is recomputed later; the first always makes progress, so every request ends.
 
 That is for one tenant. While several are active (`fairness`), each gets its share: steps are short and sequences take
 turns, the tenant that was served least is admitted first, and who holds more than its share gives way.
@@ -11,35 +12,27 @@ turns, the tenant that was served least is admitted first, and who holds more th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import islice
 
 from quire.core.block_manager import BlockManager
+from quire.core.budget import CROWDED_STEPS, MAX_SCORED_TOKENS, Portions, StepBudget, StepCost
 from quire.core.fairness import Shares
 from quire.core.lifecycle import Lifecycle
+from quire.core.policy import Policy
+from quire.core.queue import rank_of
 from quire.core.results import Results
 from quire.core.sequence import Sequence, SequenceStatus
 from quire.messages.output import EngineCoreOutput
+from quire.messages.request import EngineCoreRequest
 from quire.messages.stats import Constraint, StepStats
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 
+MOST_OVERTAKERS = 16
+"""Sequences behind one that waits for memory that are looked at in one step."""
 CREDIT_STEPS = 2
 """Full steps by which one tenant's service may be behind another's and be caught up with."""
-
-
-@dataclass(slots=True)
-class StepBudget:
-    """What a step may still take on."""
-
-    num_tokens: int
-    num_single: int
-    """Running sequences that need one token and have not been given it yet: theirs is set aside."""
-    shares: Shares | None = None
-    """What each tenant may have of it, while there are several."""
-
-    def for_many(self) -> int:
-        """Tokens available to a sequence that wants more than one."""
-        return self.num_tokens - self.num_single
 
 
 class Scheduler:
@@ -54,6 +47,8 @@ class Scheduler:
         max_model_len: int,
         max_chunk_tokens: int,
         clock: Callable[[], float],
+        policy: Policy,
+        cost: StepCost,
     ) -> None:
         """Limits in sequences and tokens; `max_chunk_tokens` bounds what one sequence gets in one step."""
         self.blocks = blocks
@@ -61,8 +56,10 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk_tokens = max_chunk_tokens
         self.clock = clock
+        self.policy = policy
+        self.cost = cost
         self.lives = Lifecycle(
-            blocks, max_num_seqs=max_num_seqs, max_credit=CREDIT_STEPS * max_num_batched_tokens, clock=clock
+            blocks, policy, max_num_seqs=max_num_seqs, max_credit=CREDIT_STEPS * max_num_batched_tokens, clock=clock
         )
         self.running, self.waiting = self.lives.running, self.lives.waiting
         self._results = Results(self.lives, max_model_len=max_model_len)
@@ -70,11 +67,22 @@ class Scheduler:
         """When the last step was learnt from."""
         self._step_started_at = 0.0
         self._scheduled: dict[int, Sequence] = {}
+        self._promised = 0
+        """Blocks that admitted sequences still need for the tokens they have."""
+        self._crowded_until = 0
+        """Further short requests are expected until so many tokens have been computed."""
 
     @property
     def num_preemptions(self) -> int:
         """Sequences that lost their blocks, since the start."""
         return self.lives.totals.num_preemptions
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request, new or with progress."""
+        self.lives.add(request)
+        if self.cost.work(0, len(request.prompt_token_ids)) <= self.max_num_batched_tokens:
+            expected = CROWDED_STEPS * self.max_num_batched_tokens
+            self._crowded_until = self.lives.totals.num_computed_tokens + expected
 
     def schedule(self) -> SchedulerOutputs:
         """Decide one step."""
@@ -86,6 +94,8 @@ class Scheduler:
         budget = self._budget()
         if budget.shares is not None:
             self._make_room(budget, budget.shares)
+        if self.policy.preempts:
+            self._make_way(budget)
         num_preemptions = self.num_preemptions
         self._schedule_running(budget)
         constraint = Constraint.KV_CACHE
@@ -103,12 +113,15 @@ class Scheduler:
         self._scheduled = {}
         self.lives.writer.lost()
         while self.running:
-            self._preempt(self.running[-1], StepBudget(0, 0))
+            self._preempt(self.running[-1], StepBudget(0))
 
     def _budget(self) -> StepBudget:
         """What the step may take on. Shares need nothing set aside: whoever came too late comes first in the next."""
+        budget = StepBudget(self.max_num_batched_tokens)
+        if any(not seq.num_unscored for seq in self.running):
+            budget.num_scored = MAX_SCORED_TOKENS
         if len(self.waiting.tenants) > 1 and len(self.waiting.active()) > 1:
-            shares = Shares(
+            budget.shares = Shares(
                 self.waiting,
                 self.running,
                 max_num_seqs=self.max_num_seqs,
@@ -116,9 +129,20 @@ class Scheduler:
                 max_num_tokens=self.max_num_batched_tokens,
                 step=self.lives.totals.num_steps + 1,
             )
-            return StepBudget(self.max_num_batched_tokens, 0, shares)
-        num_single = sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in self.running)
-        return StepBudget(self.max_num_batched_tokens, num_single)
+            return budget
+        prompts = [seq for seq in self.running if len(seq.token_ids) - seq.num_computed_tokens > 1]
+        budget.num_single = len(self.running) - len(prompts)
+        budget.portions = self._portions(prompts) if prompts else None
+        return budget
+
+    def _portions(self, prompts: list[Sequence]) -> Portions | None:
+        """How prompts share a short step; None while no long one runs, or short ones are not expected."""
+        if self.lives.totals.num_computed_tokens >= self._crowded_until:
+            return None
+        most = self.max_num_batched_tokens
+        long = [seq for seq in prompts if self.cost.work(seq.num_computed_tokens, seq.num_left) > most]
+        others = [seq for seq in prompts if seq not in long]
+        return Portions(long, others, self.cost, somebody_waits=bool(self.waiting)) if long else None
 
     def _make_room(self, budget: StepBudget, shares: Shares) -> None:
         """Preempt sequences beyond their tenants' shares for the next one in the queue whose tenant is below."""
@@ -137,6 +161,32 @@ class Scheduler:
             if latest is None:
                 return
             self._preempt(latest, budget)
+
+    def _make_way(self, budget: StepBudget) -> None:
+        """Preempt for the first in each tenant's queue those of its own that come after it, if that lets it start."""
+        for seq in self.waiting.candidates(self._is_ready):
+            group = seq.group
+            later = [one for one in self.running if one.rank > seq.rank and one.group.tenant is group.tenant]
+            if later and not self._fits(seq, budget) and self._would_fit(seq, later):
+                while later and not self._fits(seq, budget):
+                    self._preempt(later.pop(), budget)
+
+    def _fits(self, seq: Sequence, budget: StepBudget) -> bool:
+        """Whether a waiting sequence has a seat and memory."""
+        if budget.shares is not None and not budget.shares.may_hold(seq, self.blocks.most_blocks(seq)):
+            return False
+        self._promised = sum(map(self.blocks.still_needed, self.running))
+        return self.lives.has_seats(seq) and self._room_for(seq) is not None
+
+    def _would_fit(self, seq: Sequence, without: list[Sequence]) -> bool:
+        """Whether a waiting sequence would have a seat and memory if these were preempted."""
+        num_slots = self.lives.num_slots - sum(one.num_to_fork for one in without)
+        return num_slots + seq.num_to_fork <= self.max_num_seqs and self._would_have_memory(seq, without)
+
+    def _would_have_memory(self, seq: Sequence, without: list[Sequence]) -> bool:
+        num_free = self.blocks.pool.num_free + sum(one.num_blocks for one in without)
+        cached = self.blocks.match_prefix(seq)
+        return self.blocks.num_new_blocks(seq, cached) <= num_free
 
     def _schedule_running(self, budget: StepBudget) -> None:
         shares = budget.shares
@@ -159,20 +209,49 @@ class Scheduler:
 
     def _schedule_waiting(self, budget: StepBudget) -> Constraint:
         """Start who fits; what keeps the next one out."""
-        while self.waiting and budget.for_many() > 0:
+        if not self.waiting:
+            return Constraint.ARRIVALS if budget.for_many() > 0 else Constraint.TOKEN_BUDGET
+        self._promised = sum(map(self.blocks.still_needed, self.running))
+        while self.waiting and budget.may_start_more():
             seq, constraint = self._next_waiting(budget.shares)
             if seq is None:
                 return constraint
             if not self.lives.has_seats(seq):
                 return Constraint.MAX_NUM_SEQS
-            matched = self.blocks.match_prefix(seq)
-            if not self.blocks.can_allocate(seq, matched):
+            matched = self._room_for(seq)
+            if matched is None:
+                seq, matched = self._overtaker(seq, budget)
+            if seq is None:
                 return Constraint.KV_CACHE
-            if budget.shares is not None:
-                budget.shares.started(seq, self.blocks.most_blocks(seq))
-            self.lives.admit(seq, matched, self._step_started_at)
-            self._schedule(seq, max(1, self._share_of(seq, budget)), budget)
-        return Constraint.TOKEN_BUDGET if self.waiting or budget.for_many() <= 0 else Constraint.ARRIVALS
+            self._start(seq, matched, budget)
+        return Constraint.TOKEN_BUDGET if self.waiting or not budget.may_start_more() else Constraint.ARRIVALS
+
+    def _start(self, seq: Sequence, matched: list[list[int]], budget: StepBudget) -> None:
+        if budget.shares is not None:
+            budget.shares.started(seq, self.blocks.most_blocks(seq))
+        self.lives.admit(seq, matched, self._step_started_at)
+        self._schedule(seq, max(1, self._share_of(seq, budget)), budget)
+        self._promised += self.blocks.still_needed(seq)
+
+    def _room_for(self, seq: Sequence) -> list[list[int]] | None:
+        """The cached prefix of a waiting sequence if the rest of it fits beside what is promised."""
+        matched = self.blocks.match_prefix(seq)
+        fits = self.blocks.num_new_blocks(seq, matched) + self._promised <= self.blocks.pool.num_free
+        return matched if fits else None
+
+    def _overtaker(self, first: Sequence, budget: StepBudget) -> tuple[Sequence | None, list[list[int]]]:
+        """One that may start before `first`, which waits for memory, and its cached prefix.
+
+        There is none once `first` would fit without those that have overtaken it.
+        """
+        overtakers = self.running[bisect_left(self.running, first.rank, key=rank_of) :]
+        if not self._would_have_memory(first, overtakers):
+            for seq in islice(first.group.tenant.waiting, MOST_OVERTAKERS):
+                if seq is not first and self._is_ready(seq) and self.lives.has_seats(seq):
+                    matched = self._room_for(seq)
+                    if matched is not None and (budget.shares is None or self._may_start(seq, budget.shares)):
+                        return seq, matched
+        return None, []
 
     def _next_waiting(self, shares: Shares | None) -> tuple[Sequence | None, Constraint]:
         """Who is to start next; without anybody, what keeps them out."""
@@ -180,12 +259,16 @@ class Scheduler:
         for seq in self.waiting.candidates(self._is_ready):
             if shares is None:
                 return seq, constraint
+            if self._may_start(seq, shares):
+                return seq, constraint
             if not shares.may_hold(seq, self.blocks.most_blocks(seq)):
                 constraint = Constraint.MAX_NUM_SEQS
-            elif shares.tokens_for(seq, 1):
-                return seq, constraint
             self.lives.timelines.refused(seq.group.tenant)
         return None, constraint
+
+    def _may_start(self, seq: Sequence, shares: Shares) -> bool:
+        """Whether its tenant's share has room for a sequence, and tokens in this step."""
+        return shares.may_hold(seq, self.blocks.most_blocks(seq)) and bool(shares.tokens_for(seq, 1))
 
     def _is_ready(self, seq: Sequence) -> bool:
         """Whether no other branch is computing the same prompt now; else its blocks can be shared some steps later.
@@ -208,6 +291,9 @@ class Scheduler:
             wanted = budget.shares.tokens_for(seq, wanted)
         if wanted == 1 and seq.is_known:
             return 1
+        if budget.portions is not None:
+            wanted = budget.portions.tokens_for(seq, wanted)
+        wanted = budget.unscored_for(seq, wanted)
         return min(wanted, self.max_chunk_tokens, budget.num_tokens if wanted == 1 else budget.for_many())
 
     def _schedule(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> None:
@@ -217,14 +303,12 @@ class Scheduler:
             group.effort.num_prefill_steps += 1
             group.effort.num_computed_tokens += num_tokens
             group.effort_is_news = True
-            self.lives.timelines.chunk(seq, num_tokens, is_last=num_tokens == wanted, is_shared=budget.shares is not None)
+            self.lives.timelines.chunk(
+                seq, num_tokens, is_last=num_tokens == wanted, is_shared=budget.shares is not None
+            )
         self.lives.writer.add(seq, num_tokens, self.blocks.append(seq, num_tokens))
         self._scheduled[seq.seq_id] = seq
-        if budget.shares is not None:
-            budget.shares.charge(seq, num_tokens)
-        budget.num_tokens -= num_tokens
-        if wanted == 1:
-            budget.num_single = max(0, budget.num_single - 1)
+        budget.charge(seq, num_tokens)
 
     def _preempt(self, seq: Sequence, budget: StepBudget) -> None:
         """Take the blocks of a running sequence that is not part of this step."""

@@ -40,6 +40,7 @@ class Sequence:
         "num_to_fork",
         "num_tokens_sent",
         "num_writable_tokens",
+        "rank",
         "seq_id",
         "served_at",
         "status",
@@ -53,6 +54,8 @@ class Sequence:
         self.branch = branch
         self.token_ids = token_ids
         """Prompt and output."""
+        self.rank = (*group.rank, branch)
+        """Where it stands among all sequences: lower ones are served first."""
         self.status = SequenceStatus.WAITING
         self.num_computed_tokens = 0
         self.tables: list[BlockTable] = []
@@ -81,9 +84,25 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def num_left(self) -> int:
+        """Tokens that it has and that are not computed."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_unscored(self) -> int:
+        """Prompt tokens whose logprobs were asked for and are still to be computed."""
+        params, group = self.group.request.sampling_params, self.group
+        return 0 if params.prompt_logprobs is None else max(0, group.num_prompt_tokens - self.num_computed_tokens)
+
+    @property
     def num_output_tokens(self) -> int:
         """Output tokens."""
         return len(self.token_ids) - self.group.num_prompt_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds, shared ones included."""
+        return sum(len(table.held) for table in self.tables)
 
     @property
     def num_own_blocks(self) -> int:
@@ -117,6 +136,7 @@ class SequenceGroup:
         "num_cached_tokens",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "rank",
         "request",
         "request_id",
         "sequences",
@@ -125,8 +145,10 @@ class SequenceGroup:
         "tenant",
     )
 
-    def __init__(self, request: EngineCoreRequest, tenant: Tenant) -> None:
+    def __init__(self, request: EngineCoreRequest, tenant: Tenant, rank: tuple[float, int]) -> None:
         self.request = request
+        self.rank = rank
+        """Where it stands among all requests (`policy`)."""
         self.tenant = tenant
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)

@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable
 
 from quire.config.engine import QuireConfig
+from quire.config.weight_shapes import context_per_token
 from quire.core.activity import activity_of
 from quire.core.block_manager import BlockManager
+from quire.core.budget import StepCost
+from quire.core.policy import policy_of
 from quire.core.scheduler import Scheduler
 from quire.engine.identity import Identity, identity_of
 from quire.engine.quarantine import execute_guarded
@@ -54,6 +57,8 @@ class EngineCore:
             max_model_len=config.model_config.max_model_len,
             max_chunk_tokens=limits.max_chunk_tokens,
             clock=clock,
+            policy=policy_of(limits.policy, limits.priority_ageing_s),
+            cost=StepCost(context_per_token(config.model_config.arch)),
         )
         self.lives = self.scheduler.lives
 
@@ -61,7 +66,7 @@ class EngineCore:
         """Queue a validated request."""
         if self._status is not None and not self.has_work():
             self._status.resume(self._totals)
-        self.lives.add(request)
+        self.scheduler.add(request)
 
     def abort(self, abort: AbortRequest) -> bool:
         """Drop a request or one of its branches, at once; False when it is not here."""

@@ -44,6 +44,8 @@ class EngineCoreRequest:
     cache_salt: str | None = None
     tenant: str = ""
     """Who asks, as the server tells clients apart: tenants share the engine evenly."""
+    priority: int = 0
+    """Lower ones are served first, where the engine serves by priority."""
     received_at: float = 0.0
     """When it came in, before it was read and tokenised."""
     arrived_at: float = 0.0

@@ -57,7 +57,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
             max_tokens=9,
             cache_salt=salt,
         )
-        seq = Sequence(self.num_started, SequenceGroup(request, Tenant("")), 0, list(token_ids))
+        seq = Sequence(
+            self.num_started, SequenceGroup(request, Tenant(""), (0.0, self.num_started)), 0, list(token_ids)
+        )
         self.num_started += 1
         matched = self.blocks.match_prefix(seq)
         expected = self._longest_cached(seq)

@@ -76,7 +76,9 @@ def test_moved_branches_compute_their_prompt_once_and_nobody_waits_for_them(max_
         given = [*first.tokens["many", branch], *second.tokens["many", branch]]
         assert given == expected_tokens(list(range(50)), branch, 9)
     outputs = 5 * 9 + 4
-    assert second.scheduler.lives.totals.num_computed_tokens < 53 + outputs + 4 * (50 % 16), "full blocks of the prompt: once"
+    assert second.scheduler.lives.totals.num_computed_tokens < 53 + outputs + 4 * (50 % 16), (
+        "full blocks of the prompt: once"
+    )
 
 
 def test_withdrawn_branches_are_those_that_still_run() -> None:

@@ -192,7 +192,7 @@ def test_what_ends_a_sequence_and_why(
         max_tokens=max_tokens,
         eos_token_ids=tuple(eos),
     )
-    seq = Sequence(0, SequenceGroup(request, Tenant("")), 0, [9, 9, *[7] * (num_output_tokens - 1), last])
+    seq = Sequence(0, SequenceGroup(request, Tenant(""), (0.0, 0)), 0, [9, 9, *[7] * (num_output_tokens - 1), last])
     expected: tuple[FinishReason, int | None] | None = None
     if num_output_tokens >= max_tokens or 2 + num_output_tokens >= max_model_len:
         expected = FinishReason.LENGTH, None

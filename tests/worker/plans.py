@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from quire.core.block_manager import BlockManager
+from quire.core.budget import StepCost
+from quire.core.policy import FirstComeFirstServed
 from quire.core.scheduler import Scheduler
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
@@ -69,6 +71,8 @@ def scheduler(block_size: int, num_blocks: int, chunk: int, windows: Sequence[in
         max_model_len=MAX_MODEL_LEN,
         max_chunk_tokens=chunk,
         clock=lambda: 0.0,
+        policy=FirstComeFirstServed(),
+        cost=StepCost(context_per_token=1000.0),
     )
 
 

@@ -51,8 +51,8 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
         while waiting and (together or len(requests) - len(waiting) <= step):
             core.add(waiting.pop(0))
         if step in aborted:
-            core.abort(AbortRequest(request_id=str(aborted[step]), branch=None if step % 2 else 0))
-        if not core.has_work() and not waiting:
+            core.lives.abort(AbortRequest(request_id=str(aborted[step]), branch=None if step % 2 else 0))
+        if not core.lives.has_work() and not waiting:
             break
         plan = core.schedule()
         batch.apply(plan)
@@ -95,8 +95,8 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
 
         result = plans.null_result(plan, core, step)
         core.update(plan, result)
-        core.check()
-    assert not core.has_work()
+        core.lives.check()
+    assert not core.lives.has_work()
     batch.apply(core.schedule())
     assert not batch.rows, "finished sequences stay behind"
     assert not batch._controls, "and so do their requests"
