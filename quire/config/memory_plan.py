@@ -208,8 +208,8 @@ def plan_blocks(capabilities: Capabilities, bare: MemoryPlan, *, fraction: float
         raise ConfigError(
             f"no memory is left for the KV cache: {gib(allowed)} may be used ({fraction:.0%} of "
             f"{gib(capabilities.total_memory)}, {gib(capabilities.available_memory)} free now), but {parts_text(bare)} "
-            "are needed. Raise gpu_memory_utilization, lower kv_ram, max_num_batched_tokens, max_num_seqs or "
-            "max_logprobs, or use a smaller model or dtype. `quire plan` shows what would fit."
+            "are needed. Raise gpu_memory_utilization, lower max_num_batched_tokens, max_num_seqs, max_logprobs "
+            "or kv_ram, or use a smaller model or dtype. `quire plan` shows what would fit."
         )
     return min(left // block_bytes, most)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -56,9 +57,10 @@ class MemoryPages:
 
     def __init__(self, num_slots: int, page_bytes: int) -> None:
         self.num_slots = num_slots
-        self._pages: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, num_slots * page_bytes), np.uint8).reshape(
-            num_slots, page_bytes
-        )
+        memory = mmap.mmap(-1, num_slots * page_bytes)
+        with suppress(AttributeError, OSError):  # not Linux, or a kernel without: small pages then
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._pages: NDArray[np.uint8] = np.frombuffer(memory, np.uint8).reshape(num_slots, page_bytes)
         self._held: dict[int, tuple[PageContent, bytes]] = {}
 
     def content(self, slot: int) -> PageContent | None:

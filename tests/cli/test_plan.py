@@ -15,7 +15,7 @@ from quire.cli.main import main
 from quire.config.args import EngineArgs
 from quire.engine.core_startup import create_config
 
-PARTS = ("weights", "kv_cache", "workspace", "logits", "logprobs", "requests", "loading", "process")
+PARTS = ("weights", "kv_cache", "kv_ram", "workspace", "logits", "logprobs", "requests", "loading", "process")
 Plan = Callable[..., dict[str, Any]]
 
 

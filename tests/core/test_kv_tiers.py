@@ -6,6 +6,7 @@ import pytest
 
 from quire.core.kv_tiers import KVTiers
 from quire.messages.kv_tiers import PageContent
+from quire.messages.stats import Phase, Wait
 from quire.messages.step import SchedulerOutputs
 from tests.fakes import FakeCore, expected_tokens
 
@@ -93,6 +94,9 @@ def test_a_loading_sequence_is_computed_from_the_next_step_on_and_holds_nobody_u
     assert len(core.last_plan.seq_ids) == 1, "only the other one is computed meanwhile"
     core.step()
     assert len(core.last_plan.seq_ids) == 2
+    effort = core.lives.groups["again"].effort
+    assert effort.held_s[Wait.LOADING] > 0, "and its timeline says so"
+    assert Phase.STALLED in effort.phase_s
     core.run()
     assert core.tokens["again", 0] == expected_tokens(prompt(1), 0, 4)
 
