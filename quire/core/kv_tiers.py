@@ -179,11 +179,10 @@ class KVTiers:
         return block_ids
 
     def clear(self) -> None:
-        """Forget all pages, between two steps."""
-        assert not self._busy
+        """Forget all pages. Slots that a step uses (it was interrupted) are free when that has been cleared up."""
         for tier in self._tiers:
             tier.used.clear()
-            tier.free = list(reversed(tier.slots))
+            tier.free = [slot for slot in reversed(tier.slots) if slot not in self._busy]
         self._slots.clear()
         self._contents.clear()
 

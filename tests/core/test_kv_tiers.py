@@ -220,6 +220,19 @@ def test_an_interrupted_step_leaves_nothing_that_was_not_moved() -> None:
     assert core.tokens["again", 0] == expected_tokens(prompt(1), 0, 4)
 
 
+def test_a_reset_after_an_interrupted_step_loses_no_slot() -> None:
+    core = core_of((40,))
+    computed_tokens(core, "a", prompt(1))
+    evict(core)
+    core.submit("again", prompt(1))
+    assert core.scheduler.schedule().blocks_to_swap_in
+    core.blocks.forget_cached()
+    core.executor.pages.clear()
+    core.run()
+    core.lives.check()
+    assert core.tokens["again", 0] == expected_tokens(prompt(1), 0, 4)
+
+
 def test_a_failing_step_does_not_save_what_it_has_written_over() -> None:
     core = core_of((40,))
     computed_tokens(core, "a", prompt(1))
@@ -231,6 +244,24 @@ def test_a_failing_step_does_not_save_what_it_has_written_over() -> None:
     assert computed_tokens(core, "again", prompt(1)) == 4
     assert core.blocks.tiers is not None
     assert core.blocks.tiers.num_failures == 0
+
+
+def test_a_load_that_fails_beside_a_failing_request_is_told_too() -> None:
+    core = core_of((40,), num_blocks=16)
+    computed_tokens(core, "a", prompt(1))
+    for first in range(2, 6):
+        computed_tokens(core, str(first), prompt(first))
+    core.executor.corrupt |= set(core.executor.pages)
+    core.executor.fail_on = lambda request_id: request_id == "poison"
+    core.submit("poison", [7, 8, 9])
+    core.submit("again", prompt(1))
+    core.step()
+    assert core.last_plan.blocks_to_swap_in
+    assert ("poison", 0) in core.finished
+    core.run()
+    assert core.tokens["again", 0] == expected_tokens(prompt(1), 0, 4)
+    assert core.blocks.tiers is not None
+    assert core.blocks.tiers.num_failures > 0
 
 
 def test_aborting_a_sequence_while_it_is_loaded_leaves_what_was_loaded() -> None:
@@ -264,6 +295,16 @@ def test_pages_go_down_the_tiers_the_least_recently_used_first() -> None:
         tiers.check()
     assert [tiers.find(content(number)) is not None for number in range(5)] == [False, True, True, True, True]
     assert [(tiers.find(content(number)) or 0) >= 2 for number in range(1, 5)] == [True, True, False, False]
+
+
+def test_a_page_with_the_same_hash_and_other_tokens_is_another_page() -> None:
+    tiers = KVTiers((2,), min_load_tokens=1)
+    tiers.save(0, content(1))
+    group, own, parent, tokens = content(1)
+    assert tiers.find(content(1)) == 0
+    assert tiers.find((group, own, parent, (*tokens, 5))) is None
+    assert tiers.find((group, own, b"x", tokens)) is None
+    assert tiers.find((group + 1, own, parent, tokens)) is None
 
 
 def test_within_a_step_no_slot_is_used_twice() -> None:
