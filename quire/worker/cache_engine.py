@@ -62,6 +62,8 @@ class CacheEngine:
 
     def apply(self, plan: SchedulerOutputs) -> None:
         """Save, begin to load, and copy pages, in order; and get ready for what follows the new ones."""
+        if self._loads is not None:  # of a step that was interrupted: its blocks may be others' now
+            self.end_loads()
         if plan.blocks_to_swap_out or plan.pages_to_move:
             self.swap_out(plan.blocks_to_swap_out, plan.pages_to_move)
         if plan.blocks_to_swap_in:
@@ -101,8 +103,11 @@ class CacheEngine:
 
     def end_loads(self) -> list[int]:
         """Wait for the pages that `apply` began to load. Gives the blocks for which there were none."""
-        loads, self._loads = self._loads, None
-        return [] if loads is None else loads.result()
+        if self._loads is None:
+            return []
+        failed = self._loads.result()
+        self._loads = None
+        return failed
 
     def close(self) -> None:
         """End the thread that loads, and close what it reads. Idempotent."""
