@@ -67,6 +67,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {**_COMMON, "head_dim": 32, "tie_word_embeddings": True},
     "phi3": _COMMON,
     "gemma2": {**_COMMON, "head_dim": 24, "sliding_window": 24, "query_pre_attn_scalar": 20},
+    "gemma3_text": {
+        **_COMMON,
+        "num_hidden_layers": 6,
+        "head_dim": 24,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 20,
+    },
     "opt": _OPT,
     "gpt2": _GPT2,
 }

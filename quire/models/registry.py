@@ -22,7 +22,7 @@ log = get_logger(__name__)
 ENTRY_POINT_GROUP = "quire.models"
 SUFFIX = "forcausallm"
 NEAR = 0.88
-"""Similarity of two stems that differ by a slip; Mamba is not Llama, and Gemma3 is not Gemma2."""
+"""Similarity of two stems that differ by a slip; Mamba is not Llama, and Gemma4 is not Gemma3."""
 
 
 class ModelRegistry:
@@ -32,6 +32,7 @@ class ModelRegistry:
         "architecture",
         {
             "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2ForCausalLM",
+            "Gemma3ForCausalLM": "quire.models.gemma3:Gemma3ForCausalLM",
             "GPT2LMHeadModel": "quire.models.gpt2:GPT2LMHeadModel",
             "LlamaForCausalLM": "quire.models.llama:LlamaForCausalLM",
             "MistralForCausalLM": "quire.models.mistral:MistralForCausalLM",

@@ -14,7 +14,7 @@ import pytest
 
 import quire
 from quire.cli.run import RULE
-from quire.config.arch import ARCHITECTURES
+from quire.config.families import ARCHITECTURES
 from quire.errors import ConfigError, ModelNotFound
 from quire.loader import hub
 from quire.loader.names import names_a_model, repository_of, short_name_of, short_names

@@ -75,6 +75,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {}),
     "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma2-biases": ("gemma2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "gemma3": ("gemma3_text", {}),
+    "gemma3-six": ("gemma3_text", {"num_hidden_layers": 7, "sliding_window_pattern": 6}),
+    "gemma3-linear": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
+            }
+        },
+    ),
+    "gemma3-layer-types": (
+        "gemma3_text",
+        {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "gemma3-caps": ("gemma3_text", {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 0.5}),
+    "gemma3-biases": ("gemma3_text", {"attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "gemma3-wide-window": ("gemma3_text", {"sliding_window": 4096, "head_dim": 32}),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
