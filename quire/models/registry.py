@@ -99,4 +99,6 @@ class ModelRegistry:
 
 
 def _is_near(known: str, stem: str) -> bool:
+    if known != stem and (stem.startswith(known) or known.startswith(stem)):
+        return False  # Gemma3n is a relative of Gemma3
     return difflib.SequenceMatcher(None, known, stem).ratio() >= NEAR

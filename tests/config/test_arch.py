@@ -15,6 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.rope import RopeConfig, RopeType
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec, PageSpec, SlidingWindowSpec
+from tests.checkpoints import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -348,9 +349,7 @@ def test_wrong_config_names_key_value_and_remedy(name: str) -> None:
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "opt", "gpt2"]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_keys_left_out_mean_what_transformers_means(
     checkpoint: Callable[..., Path], family: str, tmp_path: Path
 ) -> None:
