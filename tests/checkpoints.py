@@ -75,6 +75,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 3,
         "query_pre_attn_scalar": 20,
     },
+    "seed_oss": {**_COMMON, "head_dim": 32},
     "opt": _OPT,
     "gpt2": _GPT2,
 }

@@ -135,6 +135,19 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
             has_head_norms=True,
             has_post_norms=True,
         ),
+        "seed_oss": FamilySpec(
+            architecture="SeedOssForCausalLM",
+            defaults={
+                **_SILU,
+                "max_position_embeddings": 524_288,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "attention_bias": True,
+                "bos_token_id": 0,
+                "eos_token_id": 2,
+            },
+            biases=("attention_bias", "attention_out_bias", "mlp_bias"),
+        ),
         "opt": FamilySpec(
             architecture="OPTForCausalLM",
             defaults={

@@ -40,6 +40,7 @@ class ModelRegistry:
             "Phi3ForCausalLM": "quire.models.phi3:Phi3ForCausalLM",
             "Qwen2ForCausalLM": "quire.models.qwen2:Qwen2ForCausalLM",
             "Qwen3ForCausalLM": "quire.models.qwen3:Qwen3ForCausalLM",
+            "SeedOssForCausalLM": "quire.models.seed_oss:SeedOssForCausalLM",
         },
     )
     classes: ClassVar[dict[str, ModelClass]] = {}
