@@ -76,6 +76,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20,
     },
     "seed_oss": {**_COMMON, "head_dim": 32},
+    "ernie4_5": {**_COMMON, "head_dim": 16},
     "opt": _OPT,
     "gpt2": _GPT2,
 }

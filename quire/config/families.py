@@ -148,6 +148,21 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
             },
             biases=("attention_bias", "attention_out_bias", "mlp_bias"),
         ),
+        "ernie4_5": FamilySpec(
+            architecture="Ernie4_5ForCausalLM",
+            defaults={
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131_072,
+                "num_key_value_heads": 2,
+                "head_dim": 128,
+                "rope_theta": 500_000.0,
+                "tie_word_embeddings": True,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            },
+            biases=("use_bias", "use_bias", "use_bias"),
+        ),
         "opt": FamilySpec(
             architecture="OPTForCausalLM",
             defaults={

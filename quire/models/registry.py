@@ -31,6 +31,7 @@ class ModelRegistry:
     paths: ClassVar[LazyTable] = LazyTable(
         "architecture",
         {
+            "Ernie4_5ForCausalLM": "quire.models.ernie4_5:Ernie4_5ForCausalLM",
             "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2ForCausalLM",
             "Gemma3ForCausalLM": "quire.models.gemma3:Gemma3ForCausalLM",
             "GPT2LMHeadModel": "quire.models.gpt2:GPT2LMHeadModel",

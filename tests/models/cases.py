@@ -96,6 +96,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("seed_oss", {}),
     "seed-oss-biases": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
     "seed-oss-plain": ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "tie_word_embeddings": True}),
+    "ernie4.5": ("ernie4_5", {}),
+    "ernie4.5-biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False, "head_dim": 24}),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
