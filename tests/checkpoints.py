@@ -77,6 +77,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {**_COMMON, "head_dim": 32},
     "ernie4_5": {**_COMMON, "head_dim": 16},
+    "helium": {**_COMMON, "head_dim": 16},
     "opt": _OPT,
     "gpt2": _GPT2,
 }

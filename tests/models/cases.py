@@ -98,6 +98,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss-plain": ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "tie_word_embeddings": True}),
     "ernie4.5": ("ernie4_5", {}),
     "ernie4.5-biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False, "head_dim": 24}),
+    "helium": ("helium", {}),
+    "helium-biases": ("helium", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
