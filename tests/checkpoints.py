@@ -78,6 +78,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "seed_oss": {**_COMMON, "head_dim": 32},
     "ernie4_5": {**_COMMON, "head_dim": 16},
     "helium": {**_COMMON, "head_dim": 16},
+    "ministral": {**_COMMON, "head_dim": 16, "sliding_window": 24},
     "opt": _OPT,
     "gpt2": _GPT2,
 }

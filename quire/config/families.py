@@ -177,6 +177,19 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
             },
             biases=("attention_bias", False, "mlp_bias"),
         ),
+        "ministral": FamilySpec(
+            architecture="MinistralForCausalLM",
+            defaults={
+                **_SILU,
+                "max_position_embeddings": 131_072,
+                "num_key_value_heads": 8,
+                "sliding_window": 4096,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            },
+            layer_kinds=listed_or(all_sliding),
+            biases=(False, False, False),
+        ),
         "opt": FamilySpec(
             architecture="OPTForCausalLM",
             defaults={

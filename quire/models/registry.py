@@ -37,6 +37,7 @@ class ModelRegistry:
             "GPT2LMHeadModel": "quire.models.gpt2:GPT2LMHeadModel",
             "HeliumForCausalLM": "quire.models.helium:HeliumForCausalLM",
             "LlamaForCausalLM": "quire.models.llama:LlamaForCausalLM",
+            "MinistralForCausalLM": "quire.models.ministral:MinistralForCausalLM",
             "MistralForCausalLM": "quire.models.mistral:MistralForCausalLM",
             "OPTForCausalLM": "quire.models.opt:OPTForCausalLM",
             "Phi3ForCausalLM": "quire.models.phi3:Phi3ForCausalLM",

@@ -100,6 +100,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4.5-biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False, "head_dim": 24}),
     "helium": ("helium", {}),
     "helium-biases": ("helium", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "ministral": ("ministral", {}),
+    "ministral-layer-types": (
+        "ministral",
+        {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "head_dim": 24},
+    ),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
