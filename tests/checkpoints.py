@@ -79,6 +79,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie4_5": {**_COMMON, "head_dim": 16},
     "helium": {**_COMMON, "head_dim": 16},
     "ministral": {**_COMMON, "head_dim": 16, "sliding_window": 24},
+    "gemma": {**_COMMON, "head_dim": 24},
     "opt": _OPT,
     "gpt2": _GPT2,
 }

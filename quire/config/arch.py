@@ -121,7 +121,7 @@ class ModelArch:
             head_size=head_size,
             max_position_embeddings=max_position,
             norm_eps=keys.positive("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", default=1e-5),
-            activation=keys.text("hidden_activation", "hidden_act", "activation_function"),
+            activation=_activation(keys, family),
             tie_word_embeddings=keys.flag("tie_word_embeddings", default=False),
             attention_bias=attention_bias,
             output_bias=output_bias,
@@ -221,6 +221,11 @@ def _report_ignored(keys: ConfigKeys, family: FamilySpec) -> None:
 
 def _soft_cap(keys: ConfigKeys, family: FamilySpec, name: str) -> float | None:
     return None if name in family.ignored else keys.optional_positive(name)
+
+
+def _activation(keys: ConfigKeys, family: FamilySpec) -> str:
+    name = keys.text("hidden_activation", "hidden_act", "activation_function")
+    return family.aliases.get(name, name)
 
 
 def _biases(keys: ConfigKeys, family: FamilySpec) -> tuple[bool, bool, bool]:

@@ -37,7 +37,7 @@ class FamilySpec:
     """Of query, key and value projections, of the attention's output, of the MLP: whether they have one, or the key
     that says so."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Values of rope_type that mean another one in configs of this family."""
+    """Values of rope_type and of the activation that mean another one in configs of this family."""
     has_learned_positions: bool = False
     """A table of positions instead of rotation, layer norms instead of RMS norms, a plain MLP."""
     has_head_norms: bool = False
@@ -109,6 +109,19 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
             layer_kinds=all_sliding,
             biases=(False, False, False),
             aliases={"yarn": "longrope"},  # in early configs
+        ),
+        "gemma": FamilySpec(
+            architecture="GemmaForCausalLM",
+            defaults={
+                "hidden_act": "gelu_pytorch_tanh",
+                "rms_norm_eps": 1e-6,
+                "max_position_embeddings": 8192,
+                "head_dim": 256,
+                "tie_word_embeddings": True,
+                "bos_token_id": 2,
+                "eos_token_id": 1,
+            },
+            aliases={"gelu": "gelu_pytorch_tanh"},  # in early configs
         ),
         "gemma2": FamilySpec(
             architecture="Gemma2ForCausalLM",

@@ -34,6 +34,7 @@ class ModelRegistry:
             "Ernie4_5ForCausalLM": "quire.models.ernie4_5:Ernie4_5ForCausalLM",
             "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2ForCausalLM",
             "Gemma3ForCausalLM": "quire.models.gemma3:Gemma3ForCausalLM",
+            "GemmaForCausalLM": "quire.models.gemma:GemmaForCausalLM",
             "GPT2LMHeadModel": "quire.models.gpt2:GPT2LMHeadModel",
             "HeliumForCausalLM": "quire.models.helium:HeliumForCausalLM",
             "LlamaForCausalLM": "quire.models.llama:LlamaForCausalLM",

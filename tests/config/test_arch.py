@@ -203,6 +203,11 @@ def test_a_cap_that_gemma3_never_applies_is_reported(caplog: pytest.LogCaptureFi
     assert "attn_logit_softcapping" in caplog.text
 
 
+def test_early_gemma_configs_say_gelu_and_mean_its_approximation() -> None:
+    assert arch_of({**LLAMA, "model_type": "gemma"}, hidden_act="gelu").activation == "gelu_pytorch_tanh"
+    assert arch_of(hidden_act="gelu").activation == "gelu"
+
+
 def test_gemma2_scales_and_caps() -> None:
     arch = arch_of(GEMMA2, head_dim=32, query_pre_attn_scalar=16, attn_logit_softcapping=None)
     assert (arch.head_size, arch.query_scale) == (32, 0.25)

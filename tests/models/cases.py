@@ -105,6 +105,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "ministral",
         {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "head_dim": 24},
     ),
+    "gemma": ("gemma", {}),
+    "gemma-mqa": ("gemma", {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": False}),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
