@@ -80,6 +80,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "helium": {**_COMMON, "head_dim": 16},
     "ministral": {**_COMMON, "head_dim": 16, "sliding_window": 24},
     "gemma": {**_COMMON, "head_dim": 24},
+    "smollm3": {**_COMMON, "no_rope_layer_interval": 2},
     "opt": _OPT,
     "gpt2": _GPT2,
 }

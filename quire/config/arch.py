@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.families import ARCHITECTURES, FamilySpec, family_of
-from quire.config.layer_kinds import LayerKind
+from quire.config.layer_kinds import LayerKind, rotated_layers
 from quire.config.rope import RopeConfig, read_ropes
 from quire.errors import ConfigError, shown
 from quire.log import get_logger
@@ -249,8 +249,10 @@ def _layers(
     ropes: Mapping[LayerKind, RopeConfig] = {}
     if not family.has_learned_positions:
         ropes = read_ropes(keys, head_size, max_position, family.aliases)
-    specs = {kind: LayerSpec(window=None if kind is LayerKind.FULL else window, rope=ropes.get(kind)) for kind in kinds}
-    return tuple(specs[kind] for kind in kinds)
+    return tuple(
+        LayerSpec(window=None if kind is LayerKind.FULL else window, rope=ropes.get(kind) if rotates else None)
+        for kind, rotates in zip(kinds, rotated_layers(keys, num_layers), strict=True)
+    )
 
 
 def _window(keys: ConfigKeys) -> int | None:

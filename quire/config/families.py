@@ -18,6 +18,7 @@ from quire.config.layer_kinds import (
     full_by_pattern,
     full_every,
     listed_or,
+    sliding_where_not_rotated,
 )
 
 
@@ -202,6 +203,21 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
             },
             layer_kinds=listed_or(all_sliding),
             biases=(False, False, False),
+        ),
+        "smollm3": FamilySpec(
+            architecture="SmolLM3ForCausalLM",
+            defaults={
+                **_SILU,
+                "max_position_embeddings": 32_768,
+                "num_key_value_heads": 4,
+                "rope_theta": 2_000_000.0,
+                "no_rope_layer_interval": 4,
+                "use_sliding_window": False,
+                "tie_word_embeddings": True,
+                "bos_token_id": 128_000,
+                "eos_token_id": 128_001,
+            },
+            layer_kinds=listed_or(sliding_where_not_rotated),
         ),
         "opt": FamilySpec(
             architecture="OPTForCausalLM",

@@ -48,6 +48,24 @@ def full_below(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind.SLIDING if index >= first else LayerKind.FULL for index in range(num_layers))
 
 
+def rotated_layers(keys: ConfigKeys, num_layers: int) -> tuple[bool, ...]:
+    """Which layers rotate queries and keys: those with a 1 in `no_rope_layers`, or all but every n-th."""
+    if "no_rope_layer_interval" not in keys.defaults:
+        return (True,) * num_layers
+    listed = keys.raw.get("no_rope_layers")
+    if listed is None:
+        interval = keys.count("no_rope_layer_interval")
+        return tuple(number % interval != 0 for number in range(1, num_layers + 1))
+    if not isinstance(listed, list) or len(listed) < num_layers or not all(item in (0, 1) for item in listed):
+        keys.refuse("no_rope_layers", listed, f"must list a 1 or a 0 for each of {counted(num_layers, 'layer')}")
+    return tuple(map(bool, listed[:num_layers]))
+
+
+def sliding_where_not_rotated(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """Layers without rotation have the window, if the config gives one."""
+    return tuple(LayerKind.FULL if rotates else LayerKind.SLIDING for rotates in rotated_layers(keys, num_layers))
+
+
 def listed_or(rule: LayerRule) -> LayerRule:
     """The kinds that `layer_types` lists, or a rule's where config.json has no such list."""
 

@@ -45,6 +45,7 @@ class ModelRegistry:
             "Qwen2ForCausalLM": "quire.models.qwen2:Qwen2ForCausalLM",
             "Qwen3ForCausalLM": "quire.models.qwen3:Qwen3ForCausalLM",
             "SeedOssForCausalLM": "quire.models.seed_oss:SeedOssForCausalLM",
+            "SmolLM3ForCausalLM": "quire.models.smollm3:SmolLM3ForCausalLM",
         },
     )
     classes: ClassVar[dict[str, ModelClass]] = {}

@@ -37,6 +37,7 @@ PHI3 = {**LLAMA, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
 QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 GEMMA2 = {**LLAMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 32}
+SMOLLM3 = {**LLAMA, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
     "vocab_size": 1000,
@@ -339,6 +340,9 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"text_config": {"model_type": "gemma3_text"}},
         ["Gemma3ForConditionalGeneration", "text_config", "text-only checkpoint of the family (Gemma3ForCausalLM)"],
     ),
+    "rotation of too few layers": (SMOLLM3, {"no_rope_layers": [1, 0]}, ["no_rope_layers", "4 layers"]),
+    "rotation of other numbers": (SMOLLM3, {"no_rope_layers": [1, 0, 2, 1]}, ["no_rope_layers", "a 1 or a 0"]),
+    "rotation of every zeroth": (SMOLLM3, {"no_rope_layer_interval": 0}, ["no_rope_layer_interval", "is 0"]),
     "query scalar zero": (GEMMA2, {"query_pre_attn_scalar": 0}, ["query_pre_attn_scalar", "is 0"]),
     "embedding width zero": (LLAMA, {"word_embed_proj_dim": 0}, ["word_embed_proj_dim"]),
 }
