@@ -285,13 +285,17 @@ def _dtype(keys: ConfigKeys) -> str:
 _ABSENT = object()
 
 
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def _token_ids(keys: ConfigKeys, name: str, vocab_size: int) -> tuple[int, ...]:
     """One id, several or none. Family defaults that do not fit the vocabulary belong to another tokenizer."""
     value = keys.raw.get(name, _ABSENT)
     if value is _ABSENT:
-        default = keys.defaults.get(name)
-        return () if default is None or default >= vocab_size else (default,)
-    listed = value if isinstance(value, list) else [] if value is None else [value]
+        defaults = _as_list(keys.defaults.get(name))
+        return tuple(defaults) if all(token_id < vocab_size for token_id in defaults) else ()
+    listed = _as_list(value)
     for token_id in listed:
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
             keys.refuse(name, value, f"must be a token id from 0 to {vocab_size - 1}, a list of them, or null")

@@ -66,6 +66,17 @@ _GEMMA = {
     "eos_token_id": 1,
 }
 
+_GLM = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1.5625e-7,
+    "max_position_embeddings": 131_072,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "eos_token_id": [151_329, 151_336, 151_338],
+}
+
 FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
     {
         "llama": FamilySpec(
@@ -219,6 +230,7 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
             },
             layer_kinds=listed_or(sliding_where_not_rotated),
         ),
+        "glm": FamilySpec(architecture="GlmForCausalLM", defaults=_GLM, biases=("attention_bias", False, False)),
         "opt": FamilySpec(
             architecture="OPTForCausalLM",
             defaults={

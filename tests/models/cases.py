@@ -113,6 +113,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"use_sliding_window": True, "sliding_window": 20, "tie_word_embeddings": False, "num_key_value_heads": 4},
     ),
+    "glm": ("glm", {}),
+    "glm-plain": ("glm", {"attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
