@@ -82,6 +82,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {**_COMMON, "head_dim": 24},
     "smollm3": {**_COMMON, "no_rope_layer_interval": 2},
     "glm": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
+    "glm4": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
     "opt": _OPT,
     "gpt2": _GPT2,
 }

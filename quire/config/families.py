@@ -231,6 +231,12 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
             layer_kinds=listed_or(sliding_where_not_rotated),
         ),
         "glm": FamilySpec(architecture="GlmForCausalLM", defaults=_GLM, biases=("attention_bias", False, False)),
+        "glm4": FamilySpec(
+            architecture="Glm4ForCausalLM",
+            defaults=_GLM,
+            biases=("attention_bias", False, False),
+            has_post_norms=True,
+        ),
         "opt": FamilySpec(
             architecture="OPTForCausalLM",
             defaults={

@@ -35,6 +35,7 @@ class ModelRegistry:
             "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2ForCausalLM",
             "Gemma3ForCausalLM": "quire.models.gemma3:Gemma3ForCausalLM",
             "GemmaForCausalLM": "quire.models.gemma:GemmaForCausalLM",
+            "Glm4ForCausalLM": "quire.models.glm4:Glm4ForCausalLM",
             "GlmForCausalLM": "quire.models.glm:GlmForCausalLM",
             "GPT2LMHeadModel": "quire.models.gpt2:GPT2LMHeadModel",
             "HeliumForCausalLM": "quire.models.helium:HeliumForCausalLM",

@@ -115,6 +115,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm": ("glm", {}),
     "glm-plain": ("glm", {"attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "glm4": ("glm4", {}),
+    "glm4-plain": ("glm4", {"attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 1}),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
