@@ -1,6 +1,6 @@
 """`FamilySpec`: how a family of models differs from Llama, as data. Knows no tensors.
 
-A new family is an entry of FAMILIES, a class in `quire.models`, and rows in the tests.
+A new family is an entry of FAMILIES, a class in `quire.models` with its line in the registry, and rows in the tests.
 """
 
 from __future__ import annotations
