@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tarfile
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,6 +19,8 @@ AXE = "4.14.1"
 MAX_WEIGHT = 300_000
 """Bytes of the first load, not compressed."""
 MAX_REQUESTS = 40
+MAX_FIRST_WEIGHT = 40_000
+"""Bytes that the first paint waits for, not compressed."""
 
 
 def test_nothing_is_shown_before_a_key_is_given(serve: Any, page: Any) -> None:
@@ -170,6 +173,29 @@ def test_the_first_load_is_light_and_only_the_style_keeps_it_from_the_screen(ser
         ".map((one) => new URL(one.name).pathname)"
     )
     assert blocking == ["/console/style.css"]
+
+
+def test_the_first_paint_needs_the_page_and_its_style_alone(server: Running, page: Any) -> None:
+    held: list[Any] = []
+    asked: dict[str, int] = {}
+    page.route("**/console/start.js", lambda route: held.append(route))
+    page.on("requestfinished", lambda one: asked.update({urlsplit(one.url).path: len(one.response().body())}))
+    page.goto(server.url, wait_until="commit")
+    wait_for(lambda: page.evaluate("performance.getEntriesByName('first-contentful-paint').length"))
+    assert page.locator("header").is_visible()
+    assert page.locator("#state").text_content() == "connecting"
+    assert asked.keys() - {"/console/icon.svg"} == {"/", "/console/style.css"}
+    print(f"console: first paint after {sum(asked.values()):,} bytes in {len(asked)} requests")
+    assert sum(asked.values()) < MAX_FIRST_WEIGHT
+    (script,) = held
+    script.continue_()
+    page.locator("#state[data-state=ready]").wait_for()
+
+
+def test_a_browser_that_does_not_tell_when_it_paints_loads_the_console_too(server: Running, page: Any) -> None:
+    page.add_init_script("PerformanceObserver.prototype.observe = () => {}")
+    page.goto(server.url)
+    page.locator("#state[data-state=ready]").wait_for()
 
 
 _CONTRASTS = """() => {
