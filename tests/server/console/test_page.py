@@ -130,8 +130,29 @@ def axe(tmp_path_factory: Any) -> str:
         return source.read().decode()
 
 
+def violations(page: Any) -> list[Any]:
+    """What axe, which the page has loaded, finds: rules, and the elements that break them."""
+    found = page.evaluate("axe.run()")["violations"]
+    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
+
+
 @pytest.mark.network
-@pytest.mark.parametrize("width", [1440, 420])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_where_a_key_is_asked_for(serve: Any, page: Any, axe: str, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    with serve(api_key=(KEY,)) as guarded:
+        page.goto(guarded.url)
+        page.locator("#gate").wait_for()
+        page.evaluate(axe)
+        assert violations(page) == []
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        page.locator("#refusal:visible").wait_for()
+        assert violations(page) == []
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("width", [1440, 1000, 420])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(server: Running, page: Any, axe: str, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
@@ -141,8 +162,7 @@ def test_axe_finds_nothing(server: Running, page: Any, axe: str, width: int, sch
 
     def check(what: str) -> None:
         page.wait_for_timeout(200)  # a drawer that is half transparent has no contrast
-        found = page.evaluate("axe.run()")["violations"]
-        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], what
+        assert violations(page) == [], what
 
     check("conversation")
     for opener in ("#open-conversations", "#open-side"):
