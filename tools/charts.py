@@ -50,7 +50,6 @@ class Bar:
     share: float
     """Of the panel's longest bar."""
     value: str
-    """Empty for an engine that was measured in a run of its own."""
     ratio: str
     """How many times better quire is; empty for quire."""
 
@@ -69,15 +68,14 @@ def read(name: str) -> dict[str, Any]:
 def bars(panel: dict[str, Any]) -> list[Bar]:
     """One bar for each engine of a panel, quire first."""
     values, measured = panel["values"], panel.get("ratios", {})
-    lengths = {engine: values[OURS] / ratio for engine, ratio in measured.items()} | values
     return [
         Bar(
             engine=engine,
-            share=lengths[engine] / max(lengths.values()),
-            value=number(values[engine]) if engine in values else "",
+            share=value / max(values.values()),
+            value=number(value),
             ratio="" if engine == OURS else f"{measured.get(engine) or _ratio(panel, engine):.3g}",
         )
-        for engine in values | measured
+        for engine, value in values.items()
     ]
 
 
@@ -97,7 +95,7 @@ def label(bar: Bar, unit: str) -> str:
     """What stands at the end of a bar."""
     if bar.engine == OURS:
         return f"{bar.value} {unit}"
-    return f"{bar.value} ({bar.ratio}{TIMES})" if bar.value else f"({bar.ratio}{TIMES}) †"
+    return f"{bar.value} ({bar.ratio}{TIMES})"
 
 
 def description(figures: dict[str, Any]) -> str:
