@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from quire.cli.http_client import EventReader
-from quire.cli.load import Record, due_times, figures
+from quire.cli.load import Record, figures
 from quire.cli.main import main
+from quire.simulation.synthetic import due_times
 from tests.server.conftest import Running
 
 SMALL = ["--num-prompts", "6", "--random-input-len", "8", "--random-output-len", "5", "--disable-tqdm"]

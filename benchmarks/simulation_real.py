@@ -1,0 +1,116 @@
+"""The simulator against the real engine: one trace, served by the embedded model and by a simulation of it.
+
+    python -m benchmarks.simulation_real [--requests 200] [--loads 0.3 0.6] [--rounds 3]
+
+First the steps of the engine are measured and a cost model is fitted, then the trace is served in real time, then it is
+simulated. Prints percentiles of both. Nothing else may run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+
+from quire.cli.bench_steps import measure_steps
+from quire.config.args import EngineArgs
+from quire.engine.llm_engine import LLMEngine
+from quire.sampling_params import SamplingParams
+from quire.simulation.fit import fit_cost
+from quire.simulation.measure import MeasuringExecutor
+from quire.simulation.report import METRICS, PERCENTILES, times_ms
+from quire.simulation.routing import RoundRobin
+from quire.simulation.run import Result, simulate
+from quire.simulation.synthetic import synthetic_trace
+from quire.simulation.trace import TraceRequest
+from quire.simulation.workload import Workload
+from quire.utils.math import percentile
+
+
+def serve(engine: LLMEngine, trace: list[TraceRequest]) -> list[Result]:
+    """Serve a trace in real time, with random prompts."""
+    rng, results = random.Random(1), dict[int, Result]()
+    vocab_size = engine.config.model_config.arch.vocab_size
+    prompts = [[rng.randrange(vocab_size) for _ in range(request.prompt_tokens)] for request in trace]
+    started_at, num_sent = time.monotonic(), 0
+    while len(results) < len(trace):
+        now = time.monotonic() - started_at
+        while num_sent < len(trace) and trace[num_sent].arrival_s <= now:
+            params = SamplingParams(
+                temperature=0.0, max_tokens=trace[num_sent].output_tokens, ignore_eos=True, detokenize=False
+            )
+            engine.add_request(str(num_sent), prompts[num_sent], params)
+            num_sent += 1
+        if not engine.has_unfinished_requests():
+            time.sleep(max(0.0, trace[num_sent].arrival_s - (time.monotonic() - started_at)))
+            continue
+        for output in engine.step():
+            if output.finished and output.metrics is not None:
+                number, stats = int(output.request_id), output.metrics
+                results[number] = Result(
+                    arrived_at=trace[number].arrival_s,
+                    first_token_at=stats.first_token_at - started_at,
+                    ended_at=stats.last_token_at - started_at,
+                    num_output_tokens=stats.num_generation_tokens,
+                    num_preemptions=stats.num_preemptions,
+                    num_cached_tokens=0,
+                    replica=0,
+                )
+    return [results[number] for number in range(len(trace))]
+
+
+def compare(real: list[Result], simulated: list[Result]) -> None:
+    """Print percentiles of both, and how they differ."""
+    found = times_ms(real), times_ms(simulated)
+    for metric in METRICS:
+        for percent in PERCENTILES:
+            one, other = (percentile(times[metric], percent) for times in found)
+            print(f"  {metric} p{percent:<3} real {one:9.2f} ms, simulated {other:9.2f} ms, {other / one - 1:+.1%}")
+
+
+def main() -> None:
+    """Fit, serve, simulate, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=64)
+    args = parser.parse_args()
+    with LLMEngine.from_engine_args(EngineArgs(enable_prefix_caching=False)) as engine:
+        core = engine.parts.core
+        executor, inner = MeasuringExecutor(core.executor), core.executor
+        core.executor = executor
+        measure_steps(engine, executor, args.rounds, 32)
+        core.executor = inner
+        fit = fit_cost(executor.steps, "measured")
+        print(
+            f"{fit.num_steps} steps, median error {fit.median_error:.1%}, p90 {fit.p90_error:.1%}: {fit.cost.as_dict()}"
+        )
+        for load in args.loads:
+            workload = Workload(
+                num_requests=args.requests,
+                rate=load * rate_of(engine, args),
+                prompt_len=args.prompt_len,
+                output_len=args.output_len,
+                lengths="uniform",
+                max_model_len=engine.config.model_config.max_model_len,
+            )
+            trace = synthetic_trace(workload, seed=0)
+            real = serve(engine, trace)
+            simulated = simulate(engine.config, fit.cost, trace, RoundRobin()).results
+            print(f"load {load}: {workload.rate:.2f} requests/s")
+            compare(real, simulated)
+
+
+def rate_of(engine: LLMEngine, args: argparse.Namespace) -> float:
+    """Requests a second of 32 that are served at once."""
+    trace = [
+        TraceRequest(arrival_s=0.0, prompt_tokens=args.prompt_len, output_tokens=args.output_len) for _ in range(32)
+    ]
+    results = serve(engine, trace)
+    return len(results) / max(result.ended_at for result in results)
+
+
+if __name__ == "__main__":
+    main()
