@@ -39,8 +39,8 @@ NUM_BLOCKS, BLOCK_SIZE, CONTEXT = 981, 16, 2048
 WORKLOADS = {"ShareGPT": (161, 338, 1.0), "Alpaca": (19, 58, 0.8)}
 """Mean prompt, mean output, sigma."""
 RATES = {
-    "ShareGPT": (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.5),
-    "Alpaca": (1, 2, 4, 6, 8, 10, 12, 15, 18, 21, 24, 28, 32),
+    "ShareGPT": (0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0),
+    "Alpaca": (2, 5, 10, 15, 20, 25, 30, 35, 40, 50, 60, 80),
 }
 MOST_LATENCY_S = 1.0
 """Normalized latency per token at which the chart ends, as in figure 12."""

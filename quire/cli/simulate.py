@@ -227,9 +227,12 @@ def _requests(args: argparse.Namespace, config: QuireConfig) -> Sequence[TraceRe
         return read_trace(args.trace)
     burstiness = 1.0 if args.arrivals == "poisson" else args.burstiness or BURSTS
     length = config.model_config.max_model_len
-    shortest = args.prefix_len + 2
-    if shortest > length:
-        raise ConfigError(f"--prefix-len {args.prefix_len} leaves no room in the context of {length} tokens")
+    num_tokens = args.prefix_len + args.prompt_len + args.output_len
+    if num_tokens > length:
+        raise ConfigError(
+            f"--prefix-len {args.prefix_len}, --prompt-len {args.prompt_len} and --output-len {args.output_len} make "
+            f"{num_tokens} tokens, and the context has {length}; lower them or raise --max-model-len"
+        )
     workload = Workload(
         num_requests=args.num_requests,
         rate=args.rate,

@@ -23,7 +23,7 @@ from quire.simulation.usage import Usage
 
 SHORTEST = 2
 """Steps; fewer are as quickly made."""
-LONGEST = 1024
+LONGEST = 64
 """Steps; what is planned beyond an interruption is lost work."""
 
 
@@ -115,11 +115,15 @@ def plan_run(scheduler: Scheduler, cost: CostModel, max_model_len: int, now: flo
         return None
     if len(running) >= scheduler.max_num_batched_tokens or any(group.trims for group in blocks.groups):
         return None
-    num_steps = min(LONGEST, *(_num_plain_steps(seq, max_model_len) for seq in running))
-    while num_steps >= SHORTEST and _num_new_blocks(scheduler, num_steps) > blocks.pool.num_free:
+    num_steps = LONGEST
+    for seq in running:
+        num_steps = min(num_steps, _num_plain_steps(seq, max_model_len))
+        if num_steps < SHORTEST:
+            return None
+    while _num_new_blocks(scheduler, num_steps) > blocks.pool.num_free:
         num_steps //= 2
-    if num_steps < SHORTEST:
-        return None
+        if num_steps < SHORTEST:
+            return None
     num_seqs = len(running)
     context = sum(seq.num_computed_tokens for seq in running) + num_seqs
     base_s = cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs))

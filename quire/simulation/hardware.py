@@ -8,8 +8,9 @@ Sources, all for dense 16-bit floats:
 - L4: NVIDIA L4 Tensor Core GPU data sheet (2023): 121 Tflop/s, 300 GB/s, 24 GB.
 - L40S: NVIDIA L40S data sheet (2023): 362 Tflop/s, 864 GB/s, 48 GB.
 
-What software reaches of a peak is assumed: `COMPUTE_SHARE`, `BANDWIDTH_SHARE`. The CPU's entry is the roughest: so many
-operations a cycle for each core, and a share of a server's memory bandwidth. `quire bench steps` measures instead.
+Memory is what the driver reports. What software reaches of a peak is assumed: `COMPUTE_SHARE`, `BANDWIDTH_SHARE`. The
+CPU's entry is the roughest: so many operations a cycle for each core, and a share of a server's memory bandwidth.
+`quire bench steps` measures instead.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ class Device:
     """Of a step."""
 
 
-GB = 10**9
+MIB = 1 << 20
 GPUS = {
-    "a100-40gb": Device(title="NVIDIA A100 40 GB", flops=312e12, bandwidth=1555e9, memory=40 * GB),
-    "a100-80gb": Device(title="NVIDIA A100 80 GB SXM", flops=312e12, bandwidth=2039e9, memory=80 * GB),
-    "h100": Device(title="NVIDIA H100 80 GB SXM", flops=989.4e12, bandwidth=3350e9, memory=80 * GB),
-    "h200": Device(title="NVIDIA H200 141 GB", flops=989.4e12, bandwidth=4800e9, memory=141 * GB),
-    "l4": Device(title="NVIDIA L4", flops=121e12, bandwidth=300e9, memory=24 * GB),
-    "l40s": Device(title="NVIDIA L40S", flops=362e12, bandwidth=864e9, memory=48 * GB),
+    "a100-40gb": Device(title="NVIDIA A100 40 GB", flops=312e12, bandwidth=1555e9, memory=40536 * MIB),
+    "a100-80gb": Device(title="NVIDIA A100 80 GB SXM", flops=312e12, bandwidth=2039e9, memory=81920 * MIB),
+    "h100": Device(title="NVIDIA H100 80 GB SXM", flops=989.4e12, bandwidth=3350e9, memory=81559 * MIB),
+    "h200": Device(title="NVIDIA H200 141 GB", flops=989.4e12, bandwidth=4800e9, memory=143771 * MIB),
+    "l4": Device(title="NVIDIA L4", flops=121e12, bandwidth=300e9, memory=23034 * MIB),
+    "l40s": Device(title="NVIDIA L40S", flops=362e12, bandwidth=864e9, memory=46068 * MIB),
 }
 HERE = "cpu"
 """Name of this machine."""
