@@ -44,7 +44,7 @@ def chart_names() -> list[str]:
 
 def read(name: str) -> dict[str, Any]:
     """The figures of a chart."""
-    figures: dict[str, Any] = json.loads((RESULTS / f"{name}.json").readtext_at(encoding="utf-8"))
+    figures: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return figures
 
 
@@ -140,7 +140,7 @@ def main() -> None:
     """Write every chart."""
     CHARTS.mkdir(exist_ok=True)
     for name in chart_names():
-        (CHARTS / f"{name}.svg").writetext_at(svg(read(name)), encoding="utf-8")
+        (CHARTS / f"{name}.svg").write_text(svg(read(name)), encoding="utf-8")
 
 
 if __name__ == "__main__":
