@@ -13,7 +13,7 @@ import argparse
 import random
 import time
 
-from quire.cli.bench_steps import measure_steps
+from quire.cli.bench.steps import measure_steps
 from quire.config.args import EngineArgs
 from quire.engine.llm_engine import LLMEngine
 from quire.executor.base import Executor

@@ -20,7 +20,7 @@ DARK_COLOURS = ("#6cc0b4", "#e39a68", "#a79ff0", "#8b969c", "#e0809c", "#9cc96f"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line; points beyond the axes are left out."""
+    """One line; it ends where it leaves the axes."""
 
     name: str
     points: Sequence[Point]
@@ -81,13 +81,26 @@ def _panel(panel: Panel, x: float, width: float) -> list[str]:
         body.append(text_at(round(left + share * (right - left) - 8, 1), bottom + 18, f"{share * most_x:.3g}", "note"))
     body.append(text_at(left, bottom + 38, panel.x_label, "quiet"))
     for index, line in enumerate(panel.lines):
-        inside = [(px, py) for px, py in line.points if py <= most_y]
+        inside = _clipped(line.points, most_y)
         steps = [
             f"{left + px / most_x * (right - left):.1f} {bottom - py / most_y * PLOT_HEIGHT:.1f}" for px, py in inside
         ]
         if steps:
             body.append(f'<path class="line{index % len(COLOURS)}" d="M{"L".join(steps)}"/>')
     return body
+
+
+def _clipped(points: Sequence[Point], most_y: float) -> list[Point]:
+    """The points up to the first one beyond the axis, and where the line to that one crosses its end."""
+    inside: list[Point] = []
+    for x, y in points:
+        if y > most_y:
+            if inside:
+                last_x, last_y = inside[-1]
+                inside.append((last_x + (x - last_x) * (most_y - last_y) / (y - last_y), most_y))
+            break
+        inside.append((x, y))
+    return inside
 
 
 def _legend(index: int, name: str) -> list[str]:

@@ -28,11 +28,15 @@ def test_lines_are_drawn_to_scale() -> None:
     assert said == "A & B, ms over rate: one 20 at 10"
 
 
-def test_points_beyond_the_axis_are_left_out() -> None:
-    line = Line(name="one", points=[(1.0, 1.0), (2.0, 2.0), (4.0, 50.0)])
+def test_a_line_ends_where_it_leaves_the_axis() -> None:
+    line = Line(name="one", points=[(0.0, 0.0), (2.0, 1.0), (4.0, 3.0), (3.0, 0.0)])
     root = ElementTree.fromstring(line_chart("Title", "below", [panel(line, most_y=2.0)], "note"))
     drawn, _ = root.findall(f"{SVG}path[@class='line0']")
-    assert (drawn.get("d") or "").count(" ") == 2
+    steps = (drawn.get("d") or "").removeprefix("M").split("L")
+    assert len(steps) == 3
+    x, y = map(float, steps[-1].split())
+    assert y == TOP
+    assert x == pytest.approx(MARGIN + LEFT + 3 / 4 * (WIDTH - 2 * MARGIN - LEFT), abs=0.1)
 
 
 @pytest.mark.parametrize("num_panels", [1, 2, 3])

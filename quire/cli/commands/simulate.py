@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.commands.show import config_directory
 from quire.cli.output import check_writable, reason_of
-from quire.cli.show import config_directory
 from quire.config.args import EMBEDDED, add_flags, from_namespace
 from quire.config.knobs import whole_number
 from quire.errors import ConfigError, counted
