@@ -9,7 +9,6 @@ of it, down to which block a sequence gets and the last bit of each time, is wha
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
@@ -64,11 +63,7 @@ class DecodeRun:
         held in each step."""
         blocks, num_steps, ended_at = self.scheduler.blocks, self.num_steps, self.ends_at
         first = [seq.num_computed_tokens for seq in running]
-        events = sorted(
-            (step, index)
-            for index, seq in enumerate(running)
-            for step in _block_ends(seq, num_steps, blocks.block_size)
-        )
+        events = _block_ends(running, num_steps, blocks.block_size)
         for seq in running:
             seq.token_ids.extend([token_of(seq.seq_id)] * num_steps)
             seq.num_tokens_sent = len(seq.token_ids) - 1
@@ -88,7 +83,8 @@ class DecodeRun:
         held.extend([blocks.pool.num_blocks - blocks.pool.num_free] * (num_steps - len(held)))
         for seq, num_computed in zip(running, first, strict=True):
             seq.num_computed_tokens = num_computed + num_steps
-            blocks.retire(seq)
+            if blocks.enable_prefix_caching:
+                blocks.retire(seq)
         return held
 
     def _count(self) -> None:
@@ -120,7 +116,7 @@ def plan_run(scheduler: Scheduler, cost: CostModel, max_model_len: int, now: flo
         num_steps = min(num_steps, _num_plain_steps(seq, max_model_len))
         if num_steps < SHORTEST:
             return None
-    while _num_new_blocks(scheduler, num_steps) > blocks.pool.num_free:
+    while not _has_blocks(scheduler, num_steps):
         num_steps //= 2
         if num_steps < SHORTEST:
             return None
@@ -141,13 +137,22 @@ def _num_plain_steps(seq: Sequence, max_model_len: int) -> int:
     return min(group.max_num_tokens, max_model_len) - num_tokens - 1
 
 
-def _block_ends(seq: Sequence, num_steps: int, block_size: int) -> Iterator[int]:
-    """Steps of a run before which the sequence takes a block, its last one being full."""
-    return iter(range(seq.num_writable_tokens - seq.num_computed_tokens, num_steps, block_size))
+def _block_ends(running: list[Sequence], num_steps: int, block_size: int) -> list[tuple[int, int]]:
+    """(step, index) in order: before which step of a run which sequence takes a block, its last one being full."""
+    ends = []
+    for index, seq in enumerate(running):
+        step = seq.num_writable_tokens - seq.num_computed_tokens
+        while step < num_steps:
+            ends.append((step, index))
+            step += block_size
+    ends.sort()
+    return ends
 
 
-def _num_new_blocks(scheduler: Scheduler, num_steps: int) -> int:
-    size, num_groups = scheduler.blocks.block_size, len(scheduler.blocks.groups)
-    return num_groups * sum(
-        len(range(seq.num_writable_tokens - seq.num_computed_tokens, num_steps, size)) for seq in scheduler.running
-    )
+def _has_blocks(scheduler: Scheduler, num_steps: int) -> bool:
+    """Whether so many steps find the blocks that they take."""
+    blocks, running = scheduler.blocks, scheduler.running
+    size, num_groups, num_free = blocks.block_size, len(blocks.groups), blocks.pool.num_free
+    if num_groups * len(running) * (num_steps // size + 1) <= num_free:
+        return True
+    return num_groups * len(_block_ends(running, num_steps, size)) <= num_free
