@@ -3,7 +3,7 @@
     python -m benchmarks.simulation_scale [--replicas 1000] [--requests 1000000] [--processes 1]
 
 Llama 3.1 8B on H100s, prompts of 128 and outputs of 128 tokens on average, lognormal; Poisson arrivals. Several
-processes have a part of the replicas each, and what round-robin routing sends to them: the same simulation, in parts.
+processes have some replicas at a time, and what round-robin routing sends to them: the same simulation, in parts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import resource
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from multiprocessing import get_context
 
@@ -20,9 +21,12 @@ from benchmarks.simulated_models import LLAMA_8B, engine_on
 from quire.simulation.routing import ROUTERS
 from quire.simulation.run import simulate
 from quire.simulation.synthetic import synthetic_trace
+from quire.simulation.trace import TraceRequest
 from quire.simulation.workload import Workload
 
 CONTEXT = 4096
+PART = 20
+"""Replicas that one process simulates at a time: their state stays in its caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,12 @@ class Part:
     args: argparse.Namespace
     first: int
     last: int
+
+
+@cache
+def whole_trace(workload: Workload) -> list[TraceRequest]:
+    """The requests of all replicas; made once in each process."""
+    return synthetic_trace(workload, seed=0)
 
 
 def simulate_part(part: Part) -> tuple[float, float, int, float]:
@@ -49,7 +59,7 @@ def simulate_part(part: Part) -> tuple[float, float, int, float]:
         max_model_len=CONTEXT,
     )
     began_at = time.process_time()
-    trace = synthetic_trace(workload, seed=0)
+    trace = whole_trace(workload)
     mine = [one for number, one in enumerate(trace) if part.first <= number % args.replicas < part.last]
     made_at = time.process_time()
     outcome = simulate(config, cost, mine, ROUTERS[args.routing](), num_replicas=part.last - part.first)
@@ -72,13 +82,16 @@ def main() -> None:
     args = parser.parse_args()
     if args.processes > 1 and args.routing != "round-robin":
         parser.error("several processes need --routing round-robin: no other one can be taken apart")
-    borders = [args.replicas * index // args.processes for index in range(args.processes + 1)]
+    is_whole = args.routing != "round-robin"
+    num_parts = 1 if is_whole else max(args.processes, args.replicas // PART)
+    borders = [args.replicas * index // num_parts for index in range(num_parts + 1)]
     parts = [Part(args, first, last) for first, last in pairwise(borders)]
     began_at = time.perf_counter()
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(simulate_part, parts))
     wall_s = time.perf_counter() - began_at
-    trace_s, seconds, steps, peak = (sum(column) for column in zip(*found, strict=True))
+    trace_s, seconds, steps = (sum(part[column] for part in found) for column in range(3))
+    peak = args.processes * max(part[3] for part in found)
     print(
         f"{args.replicas} replicas, {args.requests:,} requests, {steps:,} steps: {seconds:.1f} s of one core and "
         f"{trace_s:.1f} s for the trace; {wall_s:.1f} s with {args.processes} processes; "
