@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools.charts import CHARTS, OURS, WIDTH, bars, chart_names, number, read, svg
+from quire.utils.svg import WIDTH
+from tools.charts import CHARTS, OURS, bars, chart_names, number, read, svg
 
 ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
