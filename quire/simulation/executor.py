@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.errors import ConfigError
+from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.simulation.clock import VirtualClock
 from quire.simulation.cost_model import CostModel, StepShape, shape_of
@@ -36,6 +38,16 @@ class SimExecutor:
     def determine_num_available_blocks(self) -> int:
         """See `Executor`."""
         return self._num_blocks
+
+    def open_kv_tiers(self, engine: bytes) -> TierReport:
+        """See `Executor`.
+
+        Raises: ConfigError always: what moving pages costs is not part of the cost model.
+        """
+        raise ConfigError("the simulator has no tiers below the KV cache; leave out kv_ram and kv_disk")
+
+    def clear_kv_tiers(self) -> None:
+        """See `Executor`: there are none."""
 
     def close(self) -> None:
         """Nothing is held."""

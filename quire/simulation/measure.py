@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from quire.executor.base import Executor
+from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.simulation.cost_model import StepShape, shape_of
 from quire.simulation.fit import Step
@@ -35,6 +36,14 @@ class MeasuringExecutor:
     def determine_num_available_blocks(self) -> int:
         """See `Executor`."""
         return self._inner.determine_num_available_blocks()
+
+    def open_kv_tiers(self, engine: bytes) -> TierReport:
+        """See `Executor`."""
+        return self._inner.open_kv_tiers(engine)
+
+    def clear_kv_tiers(self) -> None:
+        """See `Executor`."""
+        self._inner.clear_kv_tiers()
 
     def close(self) -> None:
         """See `Executor`."""

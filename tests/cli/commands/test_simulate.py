@@ -113,6 +113,7 @@ def test_people_get_a_table_and_a_chart(capsys: pytest.CaptureFixture[str], tmp_
         ([*POISSON, "--goodput", "ttft"], "--goodput takes METRIC:MS"),
         ([*POISSON, "--goodput", "ttft:1", "ttft:2"], "--goodput has two limits of ttft"),
         ([*POISSON, "--plot", "/nowhere/plot.svg"], "--plot /nowhere/plot.svg cannot be written"),
+        ([*POISSON, "--kv-ram", "64MiB"], "no tiers below the KV cache"),
         (["/nowhere", *POISSON], "no directory '/nowhere'"),
     ],
 )
