@@ -38,8 +38,8 @@ def knob(
     most: int = 2**63 - 1,
     is_secret: bool = False,
 ) -> Any:
-    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers. `short` is a
-    flag of one letter; `spellings` are other words for a choice; `refusals` say of a known word what to use instead. No
+    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound numbers; a float without them is a share,
+    above 0 and at most 1. `short` is a flag of one letter; `spellings` are other words for a choice; `refusals` say of a known word what to use instead. No
     message shows a secret.
     """
     metadata: dict[str, Any] = {"help": help, "choices": choices, "aliases": aliases, "short": short}
@@ -140,8 +140,10 @@ def _check_range(option: dataclasses.Field[Any], value: object) -> None:
         raise ConfigError(f"option {option.name} must be at least {least}, got {shown(value)}")
     if isinstance(value, int) and value > most:
         raise ConfigError(f"option {option.name} must be at most {most}, got {shown(value)}")
-    if isinstance(value, float) and not 0 < value <= 1:
+    if isinstance(value, float) and least is None and not 0 < value <= 1:
         raise ConfigError(f"option {option.name} must be in (0, 1], got {value}")
+    if isinstance(value, float) and least is not None and not least <= value <= most:
+        raise ConfigError(f"option {option.name} must be a number from {least} to {most}, got {value}")
 
 
 def whole_number(text: str) -> int:
