@@ -39,8 +39,8 @@ def knob(
     is_secret: bool = False,
 ) -> Any:
     """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound numbers; a float without them is a share,
-    above 0 and at most 1. `short` is a flag of one letter; `spellings` are other words for a choice; `refusals` say of a known word what to use instead. No
-    message shows a secret.
+    above 0 and at most 1. `short` is a flag of one letter; `spellings` are other words for a choice; `refusals` say of
+    a known word what to use instead. No message shows a secret.
     """
     metadata: dict[str, Any] = {"help": help, "choices": choices, "aliases": aliases, "short": short}
     metadata.update(least=least, most=most, spellings=spellings or {}, refusals=refusals or {})

@@ -106,7 +106,7 @@ class StepBudget:
         return sum(one.num_left for one in self.urgent) >= self.for_many()
 
     def beside_urgent(self, seq: Sequence, granted: int) -> int:
-        """What a running prompt has of the tokens that it could have, beside those that come before it and are to start.
+        """What a running prompt has of the tokens that it could have, beside those before it that are to start.
 
         At least one, so that a step is never empty, whatever keeps those from starting.
         """

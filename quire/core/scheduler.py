@@ -172,6 +172,8 @@ class Scheduler:
         one_each = budget.shares is not None or budget.portions is not None
         for tenant in self.waiting.tenants.values():
             for seq in filter(self._is_ready, list(tenant.waiting)):
+                if any(one.group is seq.group for one in budget.urgent):
+                    continue  # when that one has started, this one is ready no more
                 if not self._makes_way(seq, budget) or one_each or budget.is_full_of_urgent():
                     break
 

@@ -70,9 +70,7 @@ class LLMEngine:
             }
         )
         check_request_id(request_id, self.parts.output_processor)
-        request = self.parts.input_processor.process(
-            request_id, prompt, as_params(params), priority=priority
-        )
+        request = self.parts.input_processor.process(request_id, prompt, as_params(params), priority=priority)
         self.parts.output_processor.add(request)
         self.parts.core.add(request.core)
 

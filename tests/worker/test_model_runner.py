@@ -141,8 +141,7 @@ def test_what_was_reported_before_a_preemption_is_not_scored_again(
     whole = step(runner, [(0, 0, 170, 1)], **introducing(new(0, prompt, prompt_logprobs=2))).prompt_logprobs[0]
     runner.execute(SchedulerOutputs(removed_seq_ids=[0], preempted_seq_ids=[0]))
     runner.model.num_logit_rows.clear()  # type: ignore[attr-defined]
-    request, sequence = new(0, prompt, prompt_logprobs=2)
-    back = replace(sequence, num_prompt_logprobs=num_reported)
+    back = replace(new(0, prompt, prompt_logprobs=2).sequence, num_prompt_logprobs=num_reported)
     positions: list[PositionLogprobs] = []
     computed = 0
     for count in chunks:
