@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.fairness import Shares
 from quire.core.policy import ByPriority, FirstComeFirstServed, Policy, policy_of
 from quire.core.sequence import Sequence
 from quire.messages.request import EngineCoreRequest
@@ -156,6 +157,7 @@ def test_nobody_is_preempted_where_those_before_hold_the_memory() -> None:
     core.submit("large", prompt_of(3, 22), priority=5, max_tokens=2)
     core.step()
     assert running(core) == {"first", "low"}
+    assert core.scheduler.num_preemptions == 0
     core.run()
     assert core.finished["first", 0].stats is not None
     assert core.finished["first", 0].stats.num_preemptions == 0
@@ -169,6 +171,7 @@ def test_nobody_is_preempted_where_a_half_computed_prompt_before_needs_the_memor
     core.submit("large", prompt_of(3, 20), priority=5, max_tokens=2)
     core.step()
     assert running(core) == {"first", "low"}, "five blocks of ten are promised to the first"
+    assert core.scheduler.num_preemptions == 0
     core.run()
 
 
@@ -182,7 +185,7 @@ def test_shared_blocks_of_those_before_are_not_counted_as_free() -> None:
     assert running(core) == {"first", "low"}
     core.submit("large", prompt_of(3, 16), priority=5, max_tokens=4)
     core.step()
-    assert "low" in running(core), "it has one block of its own, and the large one lacks two"
+    assert core.scheduler.num_preemptions == 0, "the low one has one block of its own, and the large one lacks two"
     core.run()
 
 
@@ -244,6 +247,19 @@ def test_priorities_order_the_requests_of_a_tenant_and_not_tenants() -> None:
             assert max(map(tenants.count, tenants), default=0) <= 2, "an equal share of the seats for each"
     modest = [int(name.removeprefix("modest")) for name in ended if name.startswith("modest")]
     assert modest == sorted(modest, reverse=True), "lower priorities first, within the tenant"
+
+
+def test_of_the_first_sequences_of_tenants_the_one_that_came_first_never_waits() -> None:
+    core = core_by_priority(max_num_seqs=4, num_blocks=64)
+    core.submit("modest", [1, 2], priority=9, max_tokens=9, tenant="modest")
+    core.submit("pushy", [3, 4], priority=-9, max_tokens=9, tenant="pushy")
+    core.step()
+    queue, seqs = core.scheduler.waiting, core.scheduler.running
+    shares = Shares(queue, seqs, max_num_seqs=4, num_blocks=64, max_num_tokens=32, step=2)
+    assert [seq.group.request_id for seq in seqs] == ["pushy", "modest"]
+    assert shares.in_turn(seqs)[0].group.request_id == "modest"
+    assert shares.victim(seqs, ()).group.request_id == "pushy"
+    core.run()
 
 
 def test_a_tenant_with_low_priorities_cannot_take_the_memory_of_another_again_and_again() -> None:
