@@ -66,22 +66,24 @@ class LLM:
         sampling_params: ParamsLike | Sequence[ParamsLike] | None = None,
         use_tqdm: bool = True,
         *,
+        priority: Sequence[int] | None = None,
         lora_request: None = None,
-        priority: None = None,
         tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs come in the order of the prompts.
 
         One set of sampling parameters serves all prompts, or give one for each; None takes the model's defaults. A
         request that fails while it runs ends with finish reason `error` and says why in `warnings`; the others go on.
-        Nothing runs unless every prompt and every parameter is valid. `lora_request`, `priority` and
-        `tokenization_kwargs` are vLLM's, and only None is taken.
+        Nothing runs unless every prompt and every parameter is valid. `priority`, one for each prompt, counts with
+        `scheduling_policy="priority"`: lower ones are served first. `lora_request` and `tokenization_kwargs` are
+        vLLM's, and only None is taken.
 
         Raises: RequestError naming prompt, field and remedy.
         """
-        refuse_foreign({"lora_request": lora_request, "priority": priority, "tokenization_kwargs": tokenization_kwargs})
+        refuse_foreign({"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs})
         items = _as_prompts(prompts)
-        return self._run(items, _for_each(sampling_params, len(items)), use_tqdm)
+        priorities = _priorities(priority, len(items))
+        return self._run(items, _for_each(sampling_params, len(items)), priorities, use_tqdm)
 
     def chat(
         self,
@@ -94,14 +96,15 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
         lora_request: None = None,
         chat_template_content_format: str = "auto",
         mm_processor_kwargs: None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them.
 
-        `tools` go to the chat template; calls in the answer are not parsed. The last three are vLLM's, and only their
-        defaults are taken.
+        `tools` go to the chat template; calls in the answer are not parsed. `priority`, one for each conversation, as
+        in `generate`. The last three are vLLM's, and only their defaults are taken.
 
         Raises: RequestError, also when the model has no chat template, or one that does not read `tools`.
         """
@@ -128,7 +131,8 @@ class LLM:
                         chat_template_kwargs=chat_template_kwargs,
                     )
                 )
-        return self._run(prompts, _for_each(sampling_params, len(prompts)), use_tqdm)
+        priorities = _priorities(priority, len(prompts))
+        return self._run(prompts, _for_each(sampling_params, len(prompts)), priorities, use_tqdm)
 
     def chat_prompt(
         self,
@@ -243,17 +247,21 @@ class LLM:
         return self._templates[key]
 
     def _run(
-        self, prompts: Sequence[PromptType], params: Sequence[SamplingParams | None], use_tqdm: bool
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int],
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
         """Queue everything, step until all is finished; on any exception nothing stays behind."""
         _check_bool(use_tqdm=use_tqdm)
         request_ids: list[str] = []
         try:
-            for index, (prompt, given) in enumerate(zip(prompts, params, strict=True)):
+            for index, (prompt, given, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
                 final = (given or self.engine.default_params).clone(output_kind=RequestOutputKind.FINAL_ONLY)
                 request_id = str(next(self._ids))
                 with _named(f"prompt {index}", among=len(prompts)):
-                    self.engine.add_request(request_id, prompt, final)
+                    self.engine.add_request(request_id, prompt, final, priority=priority)
                 request_ids.append(request_id)
             done = self._drain(len(prompts), use_tqdm)
         except BaseException:
@@ -333,6 +341,18 @@ def _for_each(given: ParamsLike | Sequence[ParamsLike] | None, count: int) -> li
                 checked.append(as_params(one))
         return checked
     return [as_params(given)] * count
+
+
+def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
+    """One for each prompt; `InputProcessor` checks their values."""
+    if given is None:
+        return [0] * count
+    if not isinstance(given, (list, tuple)) or len(given) != count:
+        raise InvalidParameter(
+            f"priority must be a list with one integer for each of {counted(count, 'prompt')}, got {shown(given)}",
+            parameter="priority",
+        )
+    return given
 
 
 def _check_bool(**flags: object) -> None:

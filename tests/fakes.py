@@ -15,7 +15,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.quarantine import execute_guarded
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
 from quire.messages.kv_tiers import PageContent
-from quire.messages.output import EngineCoreOutput
+from quire.messages.output import EngineCoreOutput, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.step import BlockChange, ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.sampling_params import SamplingParams
@@ -125,7 +125,19 @@ class MemoryExecutor:
             result.token_ids.append(drawn if num_draws == 1 else [])
             if num_draws > 1:
                 result.forks[seq_id] = drawn
+            scored = self._score(seq, computed, count)
+            if scored:
+                result.prompt_logprobs[seq_id] = scored
         return result
+
+    def _score(self, seq: NewSequenceData, computed: int, count: int) -> list[PositionLogprobs]:
+        """What a worker gives of a prompt's logprobs; the rank tells the position."""
+        request = self.requests[seq.request_id]
+        if request.sampling_params.prompt_logprobs is None:
+            return []
+        last = min(computed + count, len(request.prompt_token_ids) - 1)
+        rows = range(max(computed, seq.num_prompt_logprobs), last)
+        return [PositionLogprobs(token_ids=[0], logprobs=[0.0], rank=row + 1) for row in rows]
 
     def close(self) -> None:
         self.sequences.clear()
@@ -209,6 +221,8 @@ class FakeCore:
         self.executor = MemoryExecutor(num_blocks, block_size, windows)
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], EngineCoreOutput] = {}
+        self.scored: dict[str, list[int]] = {}
+        """The prompt positions whose logprobs were reported, by request."""
         self.last_plan = SchedulerOutputs()
         self.known_requests: set[str] = set()
 
@@ -240,6 +254,7 @@ class FakeCore:
             key = (output.request_id, output.branch)
             assert key not in self.finished, f"{key} speaks after its end"
             self.tokens.setdefault(key, []).extend(output.new_token_ids)
+            self.scored.setdefault(key[0], []).extend(entry.rank for entry in output.new_prompt_logprobs or ())
             if output.finish_reason is not None:
                 self.finished[key] = output
         self.lives.check()

@@ -19,6 +19,7 @@ from quire.utils.lazy import nearest
 
 EMBEDDED = "quire-tiny"
 """Name of the embedded model."""
+DEFAULT_PRIORITY_AGEING_S = 60
 
 
 _ROUNDED = (
@@ -138,6 +139,18 @@ class EngineArgs:
     max_num_seqs: int | None = knob(None, "Most sequences in one step.", least=1)
     max_num_batched_tokens: int | None = knob(None, "Most tokens in one step.", least=1)
     long_prefill_token_threshold: int = knob(0, "Most tokens of one prompt in one step; 0 sets no limit.", least=0)
+    scheduling_policy: str = knob(
+        "fcfs",
+        "Who is served first: fcfs takes requests in order of arrival, priority those with a lower priority.",
+        choices=("fcfs", "priority"),
+    )
+    priority_ageing: float | None = knob(
+        None,
+        "Seconds of waiting that count as much as a priority that is lower by one, with --scheduling-policy priority; "
+        f"0: waiting does not count. {DEFAULT_PRIORITY_AGEING_S} when left out.",
+        least=0,
+        most=10**9,
+    )
     ops: str = knob("auto", "Implementation of the ops.", choices=("auto", "reference", "cpu"))
     num_threads: int | None = knob(None, "Threads that compute; one per core when left out.", least=1, most=512)
     use_tqdm_on_load: bool = knob(True, "Show a progress bar while weights are read.")
@@ -162,6 +175,11 @@ class EngineArgs:
             given = [name for name in names if getattr(self, name) not in (None, False)]
             if len(given) > 1:
                 raise ConfigError(f"options {' and '.join(given)} contradict each other; give one of them")
+        if self.priority_ageing is not None and self.scheduling_policy != "priority":
+            raise ConfigError(
+                f"priority_ageing={self.priority_ageing:g} has no effect with scheduling_policy="
+                f"{self.scheduling_policy!r}: set scheduling_policy to 'priority', or leave priority_ageing out"
+            )
 
     def __repr__(self) -> str:
         """Only what differs from the defaults."""

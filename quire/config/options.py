@@ -72,6 +72,10 @@ class EngineOptions(TypedDict, total=False):
     """Most tokens in one step."""
     long_prefill_token_threshold: int
     """Most tokens of one prompt in one step; 0 sets no limit."""
+    scheduling_policy: str
+    """Who is served first: fcfs takes requests in order of arrival, priority those with a lower priority."""
+    priority_ageing: float | None
+    """Seconds of waiting that count as much as a priority that is lower by one; 0: waiting does not count."""
     ops: str
     """Implementation of the ops."""
     num_threads: int | None

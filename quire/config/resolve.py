@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arch import ModelArch
-from quire.config.args import EMBEDDED, EngineArgs
+from quire.config.args import DEFAULT_PRIORITY_AGEING_S, EMBEDDED, EngineArgs
 from quire.config.engine import (
     CacheConfig,
     Capabilities,
@@ -178,7 +178,23 @@ def _resolve_scheduler(args: EngineArgs, choices: _Choices) -> SchedulerConfig:
             f"every sequence its token. Raise the first to {max_num_seqs} or lower the second to {tokens}."
         )
     chunk = min(args.long_prefill_token_threshold or tokens, tokens)
-    return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens, max_chunk_tokens=chunk)
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens,
+        max_chunk_tokens=chunk,
+        policy=args.scheduling_policy,
+        priority_ageing_s=_resolve_ageing(args, choices),
+    )
+
+
+def _resolve_ageing(args: EngineArgs, choices: _Choices) -> float:
+    """Seconds; the policy and they are shown among the choices."""
+    if args.scheduling_policy == "fcfs":
+        choices.made["scheduling_policy"] = Choice("fcfs", "requests are served in order of arrival")
+        return 0.0
+    choices.made["scheduling_policy"] = Choice(args.scheduling_policy, "given")
+    default = DEFAULT_PRIORITY_AGEING_S
+    return float(choices.pick("priority_ageing", args.priority_ageing, default, "seconds; default with priorities"))
 
 
 def _resolve_max_model_len(args: EngineArgs, arch: ModelArch, choices: _Choices) -> int:

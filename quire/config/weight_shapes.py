@@ -6,6 +6,7 @@ Says of numbers what `quire.models` builds: a test compares the two for every fa
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from quire.config.arch import ModelArch
@@ -117,9 +118,18 @@ def _output(arch: ModelArch) -> LinearShape:
 
 
 def context_per_token(arch: ModelArch) -> float:
-    """Tokens of context whose attention takes as many operations as all linear layers of one token."""
+    """Tokens of context whose attention, in all layers, takes as many operations as all linear layers of one token.
+
+    Of a longer context than their window, layers that have one read only that: see `window_shares`.
+    """
     linear = sum(shape.count * shape.num_weights for shape in weight_shapes(arch).body)
     return linear / (2 * arch.num_heads * arch.head_size * arch.num_layers)
+
+
+def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
+    """(window, share of the layers that have it): they read no more of the context than that."""
+    windows = Counter(layer.window for layer in arch.layers if layer.window is not None)
+    return tuple((window, count / arch.num_layers) for window, count in sorted(windows.items()))
 
 
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:

@@ -8,7 +8,8 @@ one of them writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from itertools import chain, cycle
 
@@ -90,10 +91,17 @@ class BlockManager:
         from_free = sum(self.pool.is_free(block_id) for block_id in held)
         return self.most_blocks(seq) - len(held) + from_free
 
+    def num_freed(self, seqs: Iterable[Sequence], matched: list[list[int]]) -> int:
+        """Blocks that would become free without these sequences, those of a matched prefix not counted."""
+        held = Counter(block_id for seq in seqs for table in seq.tables for block_id in table.held)
+        kept = {block_id for block_ids in matched for block_id in block_ids}
+        blocks = self.pool.blocks
+        return sum(blocks[block_id].ref_count == count for block_id, count in held.items() if block_id not in kept)
+
     def still_needed(self, seq: Sequence) -> int:
         """Free blocks that a running sequence takes at most until all tokens it has now are computed."""
         if seq.num_left == 1:
-            return 0
+            return 0 if seq.num_computed_tokens < seq.num_writable_tokens else self.num_needed(seq, 1)
         return max(0, self.most_blocks(seq) - seq.num_blocks)
 
     def most_blocks(self, seq: Sequence) -> int:

@@ -7,16 +7,16 @@ short requests keep coming, steps with a long prompt are short, too, and half of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.core.fairness import Shares
-from quire.core.sequence import Sequence
+from quire.core.sequence import Sequence, SequenceStatus
 
 SHORT_STEP_WORK = 256
 """Work of a short step, in tokens without context. On the CPUs measured it takes some five times as long as the
 shortest step, in which the weights are read for one token."""
 MAX_SCORED_TOKENS = 64
-"""Prompt tokens whose logprobs a step computes while others generate: each takes as long as many tokens without."""
+"""Prompt logprobs that a step computes while others have none to compute: each takes as long as many tokens."""
 CROWDED_STEPS = 16
 """A request counts as one of many until so many full steps' tokens were computed after it came."""
 
@@ -26,15 +26,22 @@ class StepCost:
     """How the work of a chunk grows with the context that it reads."""
 
     context_per_token: float
-    """Context whose reading costs as much as the rest of a token's computation."""
+    """Context whose reading, in all layers, costs as much as the rest of a token's computation."""
+    windows: tuple[tuple[int, float], ...] = ()
+    """(window, share of the layers that read no more of the context); all other layers read everything."""
 
     def work(self, num_computed: int, num_tokens: int) -> float:
         """Of the tokens [num_computed, num_computed + num_tokens) of a sequence."""
-        return num_tokens * (1.0 + (num_computed + num_tokens / 2) / self.context_per_token)
+        return num_tokens * self._each(num_computed + num_tokens / 2)
 
     def tokens_for(self, num_computed: int, work: float) -> int:
         """How many tokens after `num_computed` make about so much work; at least one."""
-        return max(1, int(work / (1.0 + num_computed / self.context_per_token)))
+        return max(1, int(work / self._each(num_computed)))
+
+    def _each(self, position: float) -> float:
+        """The work of one token."""
+        unread = sum(share * max(0.0, position - window) for window, share in self.windows)
+        return 1.0 + (position - unread) / self.context_per_token
 
 
 class Portions:
@@ -86,24 +93,50 @@ class StepBudget:
     portions: Portions | None = None
     """What each prompt may have of it, while a long one is computed and others keep coming."""
     num_scored: int | None = None
-    """Prompt tokens whose logprobs it may compute; None: any number."""
+    """Prompt logprobs that it may compute; None: any number."""
+    urgent: list[Sequence] = field(default_factory=list)
+    """Waiting sequences that are to start in it before running prompts of a higher rank go on."""
 
     def for_many(self) -> int:
         """Tokens available to a sequence that wants more than one."""
         return self.num_tokens - self.num_single
 
+    def is_full_of_urgent(self) -> bool:
+        """Whether those that are to start take all that is left."""
+        return sum(one.num_left for one in self.urgent) >= self.for_many()
+
+    def beside_urgent(self, seq: Sequence, granted: int) -> int:
+        """What a running prompt has of the tokens that it could have, beside those before it that are to start.
+
+        At least one, so that a step is never empty, whatever keeps those from starting.
+        """
+        if not self.urgent or granted <= 1:
+            return granted
+        return max(1, granted - sum(one.num_left for one in self._urgent_before(seq)))
+
+    def may_score(self, seq: Sequence) -> bool:
+        """Whether a sequence could start, by the prompt logprobs that it needs."""
+        return self.num_scored is None or self.num_scored > 0 or not seq.num_unscored
+
     def unscored_for(self, seq: Sequence, wanted: int) -> int:
         """How many of the tokens that a sequence wants it may have, by their logprobs."""
         if self.num_scored is None or not seq.num_unscored:
             return wanted
-        return min(wanted, self.num_scored)
+        again = max(0, seq.group.num_prompt_logprobs - seq.num_computed_tokens)
+        is_urgent = any(one.num_unscored for one in self._urgent_before(seq))
+        num_scored = min(1, self.num_scored) if is_urgent else self.num_scored
+        return wanted if seq.num_scored_by(wanted) <= num_scored else min(wanted, again + num_scored)
+
+    def _urgent_before(self, seq: Sequence) -> list[Sequence]:
+        waiting = [one for one in self.urgent if one.status is SequenceStatus.WAITING and one.rank < seq.rank]
+        return [one for one in waiting if one.group.tenant is seq.group.tenant]
 
     def charge(self, seq: Sequence, num_tokens: int) -> None:
         """Count what the step computes for a sequence."""
         if self.shares is not None:
             self.shares.charge(seq, num_tokens)
-        if self.num_scored is not None:
-            self.num_scored = max(0, self.num_scored - min(num_tokens, seq.num_unscored))
+        if self.num_scored is not None and seq.group.num_prompt_logprobs_asked:
+            self.num_scored = max(0, self.num_scored - seq.num_scored_by(num_tokens))
         self.num_tokens -= num_tokens
         if seq.num_left == 1:
             self.num_single = max(0, self.num_single - 1)

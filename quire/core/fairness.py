@@ -93,20 +93,28 @@ class Shares:
         seq.served_at = self._step
         self._queue.charge(seq.group.tenant, work)
 
-    def may_hold(self, seq: Sequence, num_blocks: int) -> bool:
-        """Whether its tenant stays within its share with one more sequence of so many blocks.
+    def may_hold(self, seq: Sequence, num_blocks: int, without: Collection[Sequence] = ()) -> bool:
+        """Whether its tenant stays within its share with one more sequence of so many blocks, and without others.
 
         One sequence may always run, however large: who holds nothing is below any share.
         """
         usage = self._usage[seq.group.tenant]
-        if not usage.num_running:
+        if usage.num_running <= len(without):
             return True
-        fits = usage.num_slots + seq.num_to_fork <= self.max_slots
-        return fits and usage.num_blocks + num_blocks <= self.max_blocks
+        num_slots = usage.num_slots - sum(one.num_to_fork for one in without)
+        num_held = usage.num_blocks - sum(one.num_own_blocks for one in without)
+        return num_slots + seq.num_to_fork <= self.max_slots and num_held + num_blocks <= self.max_blocks
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """The running sequences, those first that have waited longest; the oldest never waits."""
-        return [*running[:1], *sorted(running[1:], key=lambda seq: seq.served_at)]
+        """The running sequences, those first that have waited longest; the oldest never waits.
+
+        That is the first of some tenant: which of them, arrival decides, as priorities hold within a tenant only.
+        """
+        firsts: dict[Tenant, Sequence] = {}
+        for seq in running:
+            firsts.setdefault(seq.group.tenant, seq)
+        oldest = min(firsts.values(), key=_arrival, default=None)
+        return sorted(running, key=lambda seq: -1 if seq is oldest else seq.served_at)
 
     def latest_beyond(self, running: list[Sequence], tenant: Tenant, *, slots: bool) -> Sequence | None:
         """The latest sequence of another tenant that holds more than its share of slots, or of blocks."""
@@ -125,4 +133,11 @@ class Shares:
         """
         idle = [seq for seq in reversed(running) if seq.seq_id not in busy]
         several = [seq for seq in idle if self._usage[seq.group.tenant].num_running > 1]
-        return max(several or idle[:1], key=lambda seq: self._usage[seq.group.tenant].num_blocks)
+        if not several:
+            return max(idle, key=_arrival)
+        return max(several, key=lambda seq: self._usage[seq.group.tenant].num_blocks)
+
+
+def _arrival(seq: Sequence) -> tuple[int, int]:
+    """Where a sequence stands among those of all tenants."""
+    return seq.group.number, seq.branch

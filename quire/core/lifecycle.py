@@ -178,4 +178,5 @@ class Lifecycle:
         assert all(seq.num_computed_tokens < seq.num_tokens for seq in self.running)
         assert sum(tenant.num_groups for tenant in self.waiting.tenants.values()) == len(self.groups)
         assert all(seq.num_own_blocks >= 0 for seq in live)
-        assert self.running == sorted(self.running, key=rank_of)
+        for queue in (self.running, *(tenant.waiting for tenant in self.waiting.tenants.values())):
+            assert queue == sorted(queue, key=rank_of)

@@ -55,6 +55,7 @@ class PlanWriter:
                 branch=seq.branch,
                 output_token_ids=seq.token_ids[group.num_prompt_tokens :],
                 block_ids=seq.unsent_blocks(),
+                num_prompt_logprobs=group.num_prompt_logprobs,
             )
         )
 

@@ -33,7 +33,8 @@ class Results:
                 continue
             seq.num_computed_tokens += num_tokens
             self._lives.blocks.retire(seq)
-            prompt_logprobs = _unreported(seq, num_tokens, result) if result.prompt_logprobs else None
+            prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
+            seq.group.num_prompt_logprobs += len(prompt_logprobs or ())
             runs = [drawn] if drawn else [[token_id] for token_id in result.forks.get(seq_id, ())]
             if runs:
                 logprobs = result.logprobs.get(seq_id) if result.logprobs else None
@@ -89,17 +90,6 @@ class Results:
         self._lives.timelines.leaves(seq.group, Outcome.FAILED)
         self._lives.finish(seq)
         return outputs
-
-
-def _unreported(seq: Sequence, num_tokens: int, result: ModelRunnerOutput) -> list[PositionLogprobs] | None:
-    """The prompt logprobs of this step without those that an earlier, preempted pass has reported."""
-    entries = result.prompt_logprobs.get(seq.seq_id)
-    if not entries:
-        return None
-    group, first = seq.group, seq.num_computed_tokens - num_tokens
-    entries = entries[max(0, group.num_prompt_logprobs - first) :]
-    group.num_prompt_logprobs += len(entries)
-    return entries or None
 
 
 def _output(seq: Sequence, prompt_logprobs: list[PositionLogprobs] | None = None) -> EngineCoreOutput:

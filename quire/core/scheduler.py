@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from itertools import islice
+from collections.abc import Sequence as Many
+from itertools import chain, islice
 
 from quire.core.block_manager import BlockManager
 from quire.core.budget import CROWDED_STEPS, MAX_SCORED_TOKENS, Portions, StepBudget, StepCost
@@ -94,7 +95,7 @@ class Scheduler:
         budget = self._budget()
         if budget.shares is not None:
             self._make_room(budget, budget.shares)
-        if self.policy.preempts:
+        if self.policy.preempts and self.waiting:
             self._make_way(budget)
         num_preemptions = self.num_preemptions
         self._schedule_running(budget)
@@ -120,7 +121,7 @@ class Scheduler:
     def _budget(self) -> StepBudget:
         """What the step may take on. Shares need nothing set aside: whoever came too late comes first in the next."""
         budget = StepBudget(self.max_num_batched_tokens)
-        if any(not seq.num_unscored for seq in self.running):
+        if any(not seq.num_unscored for seq in chain(self.running, self.waiting.candidates(self._is_ready))):
             budget.num_scored = MAX_SCORED_TOKENS
         if len(self.waiting.tenants) > 1 and len(self.waiting.active()) > 1:
             budget.shares = Shares(
@@ -165,30 +166,69 @@ class Scheduler:
             self._preempt(latest, budget)
 
     def _make_way(self, budget: StepBudget) -> None:
-        """Preempt for the first in each tenant's queue those of its own that come after it, if that lets it start."""
-        for seq in self.waiting.candidates(self._is_ready):
-            group = seq.group
-            later = [one for one in self.running if one.rank > seq.rank and one.group.tenant is group.tenant]
-            if later and not self._fits(seq, budget) and self._would_fit(seq, later):
-                while later and not self._fits(seq, budget):
-                    self._preempt(later.pop(), budget)
+        """Preempt for the first in each tenant's queue those of its own that come after it, if that lets it start.
 
-    def _fits(self, seq: Sequence, budget: StepBudget) -> bool:
-        """Whether a waiting sequence has a seat and memory."""
-        if budget.shares is not None and not budget.shares.may_hold(seq, self.blocks.most_blocks(seq)):
+        Where steps are short it is one sequence of each tenant, else as many as this step could compute.
+        """
+        self._count_promised()
+        one_each = budget.shares is not None or budget.portions is not None
+        for tenant in self.waiting.tenants.values():
+            for seq in filter(self._is_ready, list(tenant.waiting)):
+                if any(one.group is seq.group for one in budget.urgent):
+                    continue  # when that one has started, this one is ready no more
+                if not self._makes_way(seq, budget) or one_each or budget.is_full_of_urgent():
+                    break
+
+    def _makes_way(self, seq: Sequence, budget: StepBudget) -> bool:
+        """Whether a waiting sequence is to start before some that run; those of them in its way are preempted."""
+        position = bisect_left(self.running, seq.rank, key=rank_of)
+        later = [one for one in self.running[position:] if one.group.tenant is seq.group.tenant]
+        if not later or not self._could_score(seq, position, budget) or not self._fits(seq, budget, later):
             return False
-        self._promised = sum(map(self.blocks.still_needed, self.running))
-        return self.lives.has_seats(seq) and self._room_for(seq) is not None
+        for victim in self._in_the_way(seq, budget, later):
+            self._preempt(victim, budget)
+        budget.urgent.append(seq)
+        self._promised += self.blocks.num_new_blocks(seq, self.blocks.match_prefix(seq))
+        return True
 
-    def _would_fit(self, seq: Sequence, without: list[Sequence]) -> bool:
-        """Whether a waiting sequence would have a seat and memory if these were preempted."""
+    def _in_the_way(self, seq: Sequence, budget: StepBudget, later: list[Sequence]) -> list[Sequence]:
+        """Those, the last first, that must be preempted so that a waiting sequence can start, and none besides."""
+        victims: list[Sequence] = []
+        while not self._fits(seq, budget, victims):
+            victims.append(later.pop())
+        for one in reversed(victims):
+            others = [victim for victim in victims if victim is not one]
+            if self._fits(seq, budget, others):
+                victims = others
+        return victims
+
+    def _could_score(self, seq: Sequence, position: int, budget: StepBudget) -> bool:
+        """Whether those that run before a waiting sequence leave it some of the prompt logprobs of this step."""
+        if budget.num_scored is None or not seq.num_unscored:
+            return True
+        before = chain(self.running[:position], budget.urgent)
+        return sum(one.num_unscored for one in before) < budget.num_scored
+
+    def _fits(self, seq: Sequence, budget: StepBudget, without: Many[Sequence] = ()) -> bool:
+        """Whether a waiting sequence has a seat and memory beside those that are to start, if these were preempted."""
         num_slots = self.lives.num_slots - sum(one.num_to_fork for one in without)
-        return num_slots + seq.num_to_fork <= self.max_num_seqs and self._would_have_memory(seq, without)
+        num_slots += sum(one.num_to_fork for one in budget.urgent)
+        if num_slots + seq.num_to_fork > self.max_num_seqs:
+            return False
+        shares = budget.shares
+        if shares is not None and not shares.may_hold(seq, self.blocks.most_blocks(seq), without):
+            return False
+        return self._has_memory(seq, without)
 
-    def _would_have_memory(self, seq: Sequence, without: list[Sequence]) -> bool:
-        num_free = self.blocks.pool.num_free + sum(one.num_blocks for one in without)
-        cached = self.blocks.match_prefix(seq)
-        return self.blocks.num_new_blocks(seq, cached) <= num_free
+    def _has_memory(self, seq: Sequence, without: Many[Sequence]) -> bool:
+        """Whether a waiting sequence would fit beside what is promised, if these were preempted."""
+        matched = self.blocks.match_prefix(seq)
+        promised = self._promised - sum(map(self.blocks.still_needed, without))
+        missing = self.blocks.num_new_blocks(seq, matched) + promised - self.blocks.pool.num_free
+        return missing <= 0 or (bool(without) and missing <= self.blocks.num_freed(without, matched))
+
+    def _count_promised(self) -> None:
+        self._promised = sum(map(self.blocks.still_needed, self.running))
 
     def _schedule_running(self, budget: StepBudget) -> None:
         shares = budget.shares
@@ -213,9 +253,9 @@ class Scheduler:
         """Start who fits; what keeps the next one out."""
         if not self.waiting:
             return Constraint.ARRIVALS if budget.for_many() > 0 else Constraint.TOKEN_BUDGET
-        self._promised = sum(map(self.blocks.still_needed, self.running))
+        self._count_promised()
         while self.waiting and budget.may_start_more():
-            seq, constraint = self._next_waiting(budget.shares)
+            seq, constraint = self._next_waiting(budget)
             if seq is None:
                 return constraint
             if not self.lives.has_seats(seq):
@@ -232,6 +272,8 @@ class Scheduler:
         if budget.shares is not None:
             budget.shares.started(seq, self.blocks.most_blocks(seq))
         self.lives.admit(seq, matched, self._step_started_at)
+        if budget.shares is None and budget.portions is None:
+            budget.portions = self._portions([seq])
         if self.blocks.is_loading(seq):
             self.lives.timelines.loading(seq)  # it is computed from the next step on
         else:
@@ -250,18 +292,18 @@ class Scheduler:
         There is none once `first` would fit without those that have overtaken it.
         """
         overtakers = self.running[bisect_left(self.running, first.rank, key=rank_of) :]
-        if not self._would_have_memory(first, overtakers):
+        if not self._has_memory(first, overtakers):
             for seq in islice(first.group.tenant.waiting, MOST_OVERTAKERS):
-                if seq is not first and self._is_ready(seq) and self.lives.has_seats(seq):
+                if seq is not first and self._may_be_next(seq, budget) and self.lives.has_seats(seq):
                     matched = self._room_for(seq)
                     if matched is not None and (budget.shares is None or self._may_start(seq, budget.shares)):
                         return seq, matched
         return None, []
 
-    def _next_waiting(self, shares: Shares | None) -> tuple[Sequence | None, Constraint]:
+    def _next_waiting(self, budget: StepBudget) -> tuple[Sequence | None, Constraint]:
         """Who is to start next; without anybody, what keeps them out."""
-        constraint = Constraint.TOKEN_BUDGET
-        for seq in self.waiting.candidates(self._is_ready):
+        shares, constraint = budget.shares, Constraint.TOKEN_BUDGET
+        for seq in self.waiting.candidates(lambda seq: self._may_be_next(seq, budget)):
             if shares is None:
                 return seq, constraint
             if self._may_start(seq, shares):
@@ -274,6 +316,10 @@ class Scheduler:
     def _may_start(self, seq: Sequence, shares: Shares) -> bool:
         """Whether its tenant's share has room for a sequence, and tokens in this step."""
         return shares.may_hold(seq, self.blocks.most_blocks(seq)) and bool(shares.tokens_for(seq, 1))
+
+    def _may_be_next(self, seq: Sequence, budget: StepBudget) -> bool:
+        """Whether a waiting sequence could use this step; those that need prompt logprobs wait until some are left."""
+        return budget.may_score(seq) and self._is_ready(seq)
 
     def _is_ready(self, seq: Sequence) -> bool:
         """Whether no other branch is computing the same prompt now; else its blocks can be shared some steps later.
@@ -293,13 +339,15 @@ class Scheduler:
         if budget.shares is not None:
             if seq.status is not SequenceStatus.RUNNING:
                 return 0  # preempted a moment ago
-            wanted = budget.shares.tokens_for(seq, wanted)
+            wanted = min(wanted, budget.beside_urgent(seq, budget.shares.tokens_for(seq, self.max_num_batched_tokens)))
         if wanted == 1 and seq.is_known:
             return 1
         if budget.portions is not None:
             wanted = budget.portions.tokens_for(seq, wanted)
         wanted = budget.unscored_for(seq, wanted)
-        return min(wanted, self.max_chunk_tokens, budget.num_tokens if wanted == 1 else budget.for_many())
+        if wanted <= 1:
+            return min(wanted, budget.num_tokens)
+        return min(wanted, self.max_chunk_tokens, budget.beside_urgent(seq, budget.for_many()))
 
     def _schedule(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> None:
         wanted = len(seq.token_ids) - seq.num_computed_tokens
@@ -322,6 +370,7 @@ class Scheduler:
             budget.num_single = max(0, budget.num_single - 1)
         if budget.shares is not None:
             budget.shares.stopped(seq)
+        self._promised -= self.blocks.still_needed(seq)
         self.lives.preempt(seq)
 
     def update(self, plan: SchedulerOutputs, result: ModelRunnerOutput) -> list[EngineCoreOutput]:

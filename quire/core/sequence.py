@@ -93,9 +93,16 @@ class Sequence:
 
     @property
     def num_unscored(self) -> int:
-        """Prompt tokens whose logprobs were asked for and are still to be computed."""
-        params, group = self.group.request.sampling_params, self.group
-        return 0 if params.prompt_logprobs is None else max(0, group.num_prompt_tokens - self.num_computed_tokens)
+        """Prompt logprobs that were asked for and are still to be computed."""
+        group = self.group
+        done = max(self.num_computed_tokens, group.num_prompt_logprobs)
+        return max(0, group.num_prompt_logprobs_asked - done)
+
+    def num_scored_by(self, num_tokens: int) -> int:
+        """Prompt logprobs that computing its next tokens gives."""
+        group, first = self.group, self.num_computed_tokens
+        last = min(first + num_tokens, group.num_prompt_logprobs_asked)
+        return max(0, last - max(first, group.num_prompt_logprobs))
 
     @property
     def num_output_tokens(self) -> int:
@@ -138,7 +145,9 @@ class SequenceGroup:
         "min_num_tokens",
         "num_cached_tokens",
         "num_prompt_logprobs",
+        "num_prompt_logprobs_asked",
         "num_prompt_tokens",
+        "number",
         "rank",
         "request",
         "request_id",
@@ -152,6 +161,8 @@ class SequenceGroup:
         self.request = request
         self.rank = rank
         """Where it stands among all requests (`policy`)."""
+        self.number = rank[1]
+        """How many were queued before it."""
         self.tenant = tenant
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -170,7 +181,9 @@ class SequenceGroup:
         self.num_cached_tokens = progress.num_cached_tokens
         """Prompt tokens found in the prefix cache when first scheduled; -1 before."""
         self.num_prompt_logprobs = progress.num_prompt_logprobs
-        """Prompt positions already reported: a recomputed prompt does not report them again."""
+        """Prompt positions already reported: a recomputed prompt does not score them again."""
+        self.num_prompt_logprobs_asked = 0 if params.prompt_logprobs is None else self.num_prompt_tokens - 1
+        """Nothing predicts the first token of a prompt."""
 
     def so_far(self) -> EngineCoreRequest:
         """The request with its progress, as another scheduler (or this one) can go on with it.

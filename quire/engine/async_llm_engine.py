@@ -235,17 +235,18 @@ class AsyncLLMEngine:
         *,
         tenant: str = "",
         received_at: float = 0.0,
+        priority: int = 0,
         lora_request: None = None,
         tokenization_kwargs: None = None,
         trace_headers: None = None,
-        priority: int = 0,
         data_parallel_rank: None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, the last one with `finished`. Leaving the loop aborts the request.
 
         Tenants, the API keys of a server, share the engine evenly. `received_at` is when the request came in, by
-        `time.monotonic()`, if that was before this call. The keywords after it are vLLM's, and only their defaults are
-        taken.
+        `time.monotonic()`, if that was before this call. `priority` counts with `scheduling_policy="priority"`: of the
+        requests of a tenant, lower ones are served first. The keywords after it are vLLM's, and only their defaults
+        are taken.
 
         Raises: RequestError, EngineOverloaded or EngineUnavailable before the first output; EngineDeadError when the
         engine stops; RequestQuarantined when it stops again and again because of this request.
@@ -255,7 +256,6 @@ class AsyncLLMEngine:
                 "lora_request": lora_request,
                 "tokenization_kwargs": tokenization_kwargs,
                 "trace_headers": trace_headers,
-                "priority": priority,
                 "data_parallel_rank": data_parallel_rank,
             }
         )
@@ -271,7 +271,7 @@ class AsyncLLMEngine:
         try:
             if not self._settled.is_set():
                 await self.wait_ready()
-            request = await self._process(stream.core_id, prompt, params, tenant, received_at)
+            request = await self._process(stream.core_id, prompt, params, tenant, received_at, priority)
             self._check_alive()
             self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
             self._start(stream, request)
@@ -402,16 +402,22 @@ class AsyncLLMEngine:
         self._loop = loop
 
     async def _process(
-        self, core_id: str, prompt: PromptType, params: SamplingParams | None, tenant: str, received_at: float
+        self,
+        core_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None,
+        tenant: str,
+        received_at: float,
+        priority: int,
     ) -> ProcessedRequest:
         """Check and complete a request: in a thread, unless the thread would cost more than the work."""
         process = self._parts.input_processor.process
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
         has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
-            return process(core_id, prompt, params, tenant, received_at)
+            return process(core_id, prompt, params, tenant, received_at, priority)
         try:
-            return await self._work.run(process, core_id, prompt, params, tenant, received_at)
+            return await self._work.run(process, core_id, prompt, params, tenant, received_at, priority)
         except EngineUnavailable:
             self._check_alive()
             raise

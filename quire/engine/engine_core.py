@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from quire.config.engine import CacheConfig, QuireConfig
-from quire.config.weight_shapes import context_per_token
+from quire.config.weight_shapes import context_per_token, window_shares
 from quire.core.activity import activity_of
 from quire.core.block_manager import BlockManager
 from quire.core.budget import StepCost
@@ -66,7 +66,7 @@ class EngineCore:
             max_chunk_tokens=limits.max_chunk_tokens,
             clock=clock,
             policy=policy_of(limits.policy, limits.priority_ageing_s),
-            cost=StepCost(context_per_token(config.model_config.arch)),
+            cost=StepCost(context_per_token(config.model_config.arch), window_shares(config.model_config.arch)),
         )
         self.lives = self.scheduler.lives
 

@@ -13,7 +13,7 @@ from typing import Any
 from quire.config.engine import QuireConfig
 from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, counted, shown
 from quire.inputs import PromptType
-from quire.messages.request import EngineCoreRequest
+from quire.messages.request import MAX_PRIORITY, EngineCoreRequest
 from quire.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams, checked_names, read_integer
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.lazy import nearest
@@ -64,12 +64,16 @@ class InputProcessor:
         params: SamplingParams | None = None,
         tenant: str = "",
         received_at: float = 0.0,
+        priority: int = 0,
     ) -> ProcessedRequest:
         """Check and complete one request of a tenant; it came in at `received_at`, or now.
+
+        `priority`: lower ones are served first, where the engine serves by priority.
 
         Raises: RequestErrors naming the field, the numbers and the remedy.
         """
         received_at = received_at or self.clock()
+        priority = self._checked_priority(priority)
         params = self.default_params if params is None else params
         text, token_ids, salt = self._parse(prompt)
         if token_ids is None:
@@ -88,6 +92,7 @@ class InputProcessor:
             allowed_tokens=allowed,
             cache_salt=salt,
             tenant=tenant,
+            priority=priority,
             received_at=received_at,
             arrived_at=self.clock(),
         )
@@ -192,6 +197,26 @@ class InputProcessor:
                 raise InvalidParameter(
                     f"{name} holds {shown(token_id)}; this model's token ids are 0 to {vocab_size - 1}", parameter=name
                 )
+
+    def _checked_priority(self, given: object) -> int:
+        try:
+            priority = read_integer(given)
+        except TypeError:
+            raise InvalidParameter(
+                f"priority must be an integer, got {shown(given)} ({type(given).__name__})", parameter="priority"
+            ) from None
+        if not -MAX_PRIORITY - 1 <= priority <= MAX_PRIORITY:
+            raise InvalidParameter(
+                f"priority must be in [{-MAX_PRIORITY - 1}, {MAX_PRIORITY}], got {shown(priority)}",
+                parameter="priority",
+            )
+        if priority and self.config.scheduler_config.policy != "priority":
+            raise InvalidParameter(
+                f"priority={priority} has no effect: this engine serves requests in order of arrival. Start it with "
+                "--scheduling-policy priority, or leave priority out.",
+                parameter="priority",
+            )
+        return priority
 
     def _check_params(self, params: SamplingParams) -> None:
         model, limits = self.config.model_config, self.config.scheduler_config

@@ -56,7 +56,8 @@ class LLMEngine:
     ) -> None:
         """Validate and queue a request.
 
-        What follows `params` is vLLM's, and only the defaults are taken.
+        `priority` counts with `scheduling_policy="priority"`: lower ones are served first. What else follows `params`
+        is vLLM's, and only the defaults are taken.
 
         Raises: RequestError; nothing has happened then.
         """
@@ -66,11 +67,10 @@ class LLMEngine:
                 "lora_request": lora_request,
                 "tokenization_kwargs": tokenization_kwargs,
                 "trace_headers": trace_headers,
-                "priority": priority,
             }
         )
         check_request_id(request_id, self.parts.output_processor)
-        request = self.parts.input_processor.process(request_id, prompt, as_params(params))
+        request = self.parts.input_processor.process(request_id, prompt, as_params(params), priority=priority)
         self.parts.output_processor.add(request)
         self.parts.core.add(request.core)
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from quire.messages.stats import RequestEffort, RequestStats
 from quire.sampling_params import SamplingParams
 
+MAX_PRIORITY = 2**31 - 1
+"""Priorities are signed integers of 32 bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:

@@ -27,6 +27,8 @@ class NewSequenceData:
     """What follows the prompt."""
     block_ids: list[BlockChange]
     """Its table in each KV group. Entries before the index are not read."""
+    num_prompt_logprobs: int = 0
+    """Prompt logprobs that were reported before a preemption: they are not computed again."""
 
 
 @dataclass(slots=True)
@@ -88,7 +90,8 @@ class ModelRunnerOutput:
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     """seq_id -> one entry for each of its tokens here, by position or by branch, for sequences that asked."""
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    """seq_id -> one entry per prompt token scored in this step: positions num_computed+1 up to the end of the chunk."""
+    """seq_id -> one entry per prompt token scored in this step: positions num_computed+1 up to the end of the chunk,
+    without the first `NewSequenceData.num_prompt_logprobs` of the prompt."""
     failed_loads: list[int] = field(default_factory=list)
     """Blocks of `blocks_to_swap_in` whose page was not what the instruction says, and was not loaded."""
     errors: dict[int, Failure] = field(default_factory=dict)

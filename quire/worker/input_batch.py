@@ -19,8 +19,8 @@ class InputBatch:
         self.rows: dict[int, SamplingRow] = {}
         self._controls: dict[str, Controls] = {}
         """Of each request, by its id: its branches share them."""
-        self.to_score: dict[int, int] = {}
-        """Candidates to report for each token of the prompt, for sequences that asked."""
+        self.to_score: dict[int, tuple[int, int]] = {}
+        """(the first position whose row is scored, candidates to report for each), for sequences that asked."""
         self.block_tables = np.zeros((num_groups, max_num_seqs, max_num_blocks), dtype=np.int32)
         """What attention reads, by KV group; which row is whose, `arrange` decides. Entries that no query reads, behind
         a window or past the end, are those of some other time: always blocks that there are."""
@@ -57,7 +57,7 @@ class InputBatch:
             controls=controls,
         )
         if request.sampling_params.prompt_logprobs is not None:
-            self.to_score[new.seq_id] = request.sampling_params.prompt_logprobs
+            self.to_score[new.seq_id] = new.num_prompt_logprobs, request.sampling_params.prompt_logprobs
         self._write(new.seq_id, new.block_ids)
 
     def _write(self, seq_id: int, changes: list[BlockChange]) -> None:

@@ -93,15 +93,14 @@ class ModelRunner:
         for seq_id, first, num_tokens in zip(
             plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
         ):
-            row, k = self.batch.rows[seq_id], self.batch.to_score.get(seq_id)
-            count = min(num_tokens, row.num_prompt_tokens - 1 - first)
-            if k is not None and count > 0:
-                scored: list[PositionLogprobs] = []
-                for low in range(0, count, PROMPT_LOGPROB_ROWS):
-                    high = min(count, low + PROMPT_LOGPROB_ROWS)
-                    token_ids = row.token_ids[first + low + 1 : first + high + 1]
-                    scored += self._score(hidden[start + low : start + high], token_ids, k)
-                found[seq_id] = scored
+            row, (first_scored, k) = self.batch.rows[seq_id], self.batch.to_score.get(seq_id, (0, None))
+            begin, end = max(first, first_scored), min(first + num_tokens, row.num_prompt_tokens - 1)
+            if k is not None and begin < end:
+                found[seq_id] = []
+                for low in range(begin, end, PROMPT_LOGPROB_ROWS):
+                    high = min(end, low + PROMPT_LOGPROB_ROWS)
+                    rows = hidden[start + low - first : start + high - first]
+                    found[seq_id] += self._score(rows, row.token_ids[low + 1 : high + 1], k)
             start += num_tokens
         return found
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,7 @@ def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
         "num_blocks": config.cache_config.num_blocks,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "scheduling_policy": config.scheduler_config.policy,
         "ops": config.device_config.ops,
         "num_threads": config.device_config.num_threads,
     }
@@ -68,6 +71,7 @@ def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
         "num_blocks": 0,
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
+        "scheduling_policy": "fcfs",
         "ops": "cpu",
         "num_threads": 6,
     }
@@ -89,6 +93,41 @@ def test_what_is_given_wins_and_says_that_it_was_given(tmp_path: Path) -> None:
     assert (config.cache_config.num_blocks, config.cache_config.num_tokens) == (77, 77 * 8)
     assert config.scheduler_config.max_chunk_tokens == 9
     assert config.cache_config.dtype == "float32"
+
+
+@pytest.mark.parametrize(("ageing", "seconds"), [(None, 60.0), (0, 0.0), (2, 2.0), (0.25, 0.25), (10**9, 1e9)])
+def test_priorities_age_as_told_or_within_a_minute(tmp_path: Path, ageing: float | None, seconds: float) -> None:
+    config = resolved(tmp_path, scheduling_policy="priority", priority_ageing=ageing)
+    limits = config.scheduler_config
+    assert (limits.policy, limits.priority_ageing_s) == ("priority", seconds)
+    assert config.choices["scheduling_policy"].reason == "given"
+    assert float(config.choices["priority_ageing"].value) == seconds
+
+
+def test_without_priorities_nothing_ages(tmp_path: Path) -> None:
+    config = resolved(tmp_path)
+    assert (config.scheduler_config.policy, config.scheduler_config.priority_ageing_s) == ("fcfs", 0.0)
+    assert "priority_ageing" not in config.choices
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheduling_policy": "lifo"}, "scheduling_policy must be one of fcfs, priority, got 'lifo'"),
+        ({"scheduling_policy": None}, "scheduling_policy must be str"),
+        ({"priority_ageing": 5}, "priority_ageing=5 has no effect with scheduling_policy='fcfs'"),
+        ({"priority_ageing": 0, "scheduling_policy": "fcfs"}, "priority_ageing=0 has no effect"),
+        ({"priority_ageing": -1, "scheduling_policy": "priority"}, "must be a number from 0 to 1000000000, got -1"),
+        ({"priority_ageing": math.nan, "scheduling_policy": "priority"}, "must be a number from 0 to 1000000000"),
+        ({"priority_ageing": math.inf, "scheduling_policy": "priority"}, "must be a number from 0 to 1000000000"),
+        ({"priority_ageing": 10**400, "scheduling_policy": "priority"}, "priority_ageing"),
+        ({"priority_ageing": True, "scheduling_policy": "priority"}, "priority_ageing must be float or None"),
+        ({"priority_ageing": "60", "scheduling_policy": "priority"}, "priority_ageing must be float or None"),
+    ],
+)
+def test_orders_that_there_are_not_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        EngineArgs(**options)
 
 
 @pytest.mark.parametrize(("given", "meant"), [("float", "float32"), ("half", "float16")])

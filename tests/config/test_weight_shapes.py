@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
-from quire.config.weight_shapes import LinearShape, num_parameters, packed_bytes, weight_bytes, weight_shapes
+from quire.config.weight_shapes import (
+    LinearShape,
+    context_per_token,
+    num_parameters,
+    packed_bytes,
+    weight_bytes,
+    weight_shapes,
+    window_shares,
+)
 from quire.loader.load import load_model
 from quire.ops import table
 from quire.ops.cpu.dtypes import COMPACT, WEIGHT_DTYPES
@@ -148,3 +156,41 @@ def test_parts_that_begin_inside_a_panel_are_not_packed_in_12_bits() -> None:
     whole = packed_bytes(LinearShape(parts=(128,), in_features=1024), "bfloat16", ops="cpu")
     assert packed(64, 64) == packed(128) < whole
     assert packed(60, 68) == whole
+
+
+def test_reading_context_is_weighed_against_the_linear_layers() -> None:
+    """Numbers of Llama 3.2 1B's config.json, by hand."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    }
+    linear = 2048 * (32 + 8 + 8) * 64 + 32 * 64 * 2048 + 3 * 2048 * 8192  # of a layer: q, k, v; o; gate, up, down
+    attention = 2 * 32 * 64  # of a layer and a token of context: scores, and the sum of values
+    arch = ModelArch.from_config(config, source="config.json")
+    assert linear == 60_817_408
+    assert context_per_token(arch) == linear / attention == 14_848
+    assert window_shares(arch) == ()
+
+
+def test_layers_with_a_window_are_told_apart() -> None:
+    config = {
+        "model_type": "gemma2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 256,
+        "max_position_embeddings": 8192,
+        "sliding_window": 100,
+    }
+    arch = ModelArch.from_config(config, source="config.json")
+    assert window_shares(arch) == ((100, 3 / 5),)

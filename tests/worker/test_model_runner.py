@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,28 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut(runner: ModelRun
         assert len(position.token_ids) == (k + 1 if position.rank > k else max(k, 1))
     rows = runner.model.num_logit_rows  # type: ignore[attr-defined]
     assert max(rows) <= model_runner.PROMPT_LOGPROB_ROWS
+
+
+@pytest.mark.parametrize("chunks", [[170], [1] * 170, [100, 70], [65, 1, 63, 41]])
+@pytest.mark.parametrize("num_reported", [0, 1, 64, 99, 168, 169])
+def test_what_was_reported_before_a_preemption_is_not_scored_again(
+    runner: ModelRunner, chunks: list[int], num_reported: int
+) -> None:
+    prompt = [i * i % VOCAB_SIZE for i in range(170)]
+    whole = step(runner, [(0, 0, 170, 1)], **introducing(new(0, prompt, prompt_logprobs=2))).prompt_logprobs[0]
+    runner.execute(SchedulerOutputs(removed_seq_ids=[0], preempted_seq_ids=[0]))
+    runner.model.num_logit_rows.clear()  # type: ignore[attr-defined]
+    back = replace(new(0, prompt, prompt_logprobs=2).sequence, num_prompt_logprobs=num_reported)
+    positions: list[PositionLogprobs] = []
+    computed = 0
+    for count in chunks:
+        fields = {} if computed else {"new_sequences": [back]}
+        result = step(runner, [(0, computed, count, int(computed + count == 170))], **fields)
+        positions += result.prompt_logprobs.get(0, [])
+        computed += count
+    assert positions == whole[num_reported:], "the same bits"
+    num_rows = sum(runner.model.num_logit_rows)  # type: ignore[attr-defined]
+    assert num_rows == 169 - num_reported + 1, "and the last one, which is sampled"
 
 
 def test_prompts_are_scored_beside_sequences_that_did_not_ask(runner: ModelRunner) -> None:

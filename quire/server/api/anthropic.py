@@ -141,7 +141,13 @@ class _Reply:
         fields = body if body.stop_sequences is None else body.model_copy(update={"stop": body.stop_sequences})
         make_params = partial(sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream)
         return await converse(
-            self._service, self._context, _messages(body), make_params, fields=_fields(body), salt=body.cache_salt
+            self._service,
+            self._context,
+            _messages(body),
+            make_params,
+            fields=_fields(body),
+            salt=body.cache_salt,
+            priority=body.priority,
         )
 
 

@@ -80,6 +80,7 @@ async def converse(
     *,
     fields: ConversationFields,
     salt: str | None,
+    priority: int | None = None,
 ) -> Conversation:
     """Render and tokenise a conversation, off the event loop, and make it ready to be generated.
 
@@ -91,7 +92,8 @@ async def converse(
         text, ids, warnings = chat_text(service, messages, fields)
         cut = fields if isinstance(fields, GenerationFields) else None
         prompt = finish_prompt(service, text, ids, params, fields=cut, salt=cache_salt(context, salt))
-        return Conversation(Generation(service, context, [prompt], params), params, text, warnings)
+        generation = Generation(service, context, [prompt], params, priority=priority)
+        return Conversation(generation, params, text, warnings)
 
     return await service.work.run(prepare)
 
@@ -191,7 +193,13 @@ class _Reply:
             prompt_logprobs=body.prompt_logprobs,
         )
         return await converse(
-            self._service, self._context, body.messages, make_params, fields=body, salt=body.cache_salt
+            self._service,
+            self._context,
+            body.messages,
+            make_params,
+            fields=body,
+            salt=body.cache_salt,
+            priority=body.priority,
         )
 
     def _echoed(self) -> str:

@@ -131,7 +131,14 @@ class _Reply:
 
     async def _prepare(self, *, stream: bool) -> tuple[Generation, SamplingParams]:
         params, prompts = await self._service.work.run(self._prompts, stream=stream)
-        generation = Generation(self._service, self._context, prompts, params, operation="text_completion")
+        generation = Generation(
+            self._service,
+            self._context,
+            prompts,
+            params,
+            priority=self._body.priority,
+            operation="text_completion",
+        )
         return generation, params
 
     def _prompts(self, *, stream: bool) -> tuple[SamplingParams, list[TokensPrompt]]:

@@ -38,12 +38,14 @@ class Generation:
         prompts: Sequence[TokensPrompt],
         params: SamplingParams,
         *,
+        priority: int | None = None,
         operation: str = "chat",
     ) -> None:
         self._service = service
         self._context = context
         self._prompts = prompts
         self._params = params
+        self._priority = priority or 0
         self._operation = operation
         self._tenant = context.engine_tenant
         self.num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
@@ -242,6 +244,7 @@ class Generation:
             engine_id,
             tenant=self._tenant,
             received_at=self._context.started_at,
+            priority=self._priority,
         )
 
     def _span(self, engine_id: str) -> RequestSpan | None:

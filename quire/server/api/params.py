@@ -74,7 +74,6 @@ REFUSED: Mapping[str, Refusal] = {
     "mm_payload": _NO_MEDIA,
     "mm_processor_kwargs": _NO_MEDIA,
     "modalities": Refusal(_NO_MEDIA.why, (["text"],)),
-    "priority": Refusal("requests are served in the order of their arrival", (0,)),
     "prompt_embeds": Refusal("send text or token ids"),
     "prompt_logprob_token_ids": Refusal("ask for prompt_logprobs instead"),
     "repetition_detection": Refusal("use repetition_penalty instead"),

@@ -159,7 +159,13 @@ class _Reply:
         )
         fields = ConversationFields(chat_template_kwargs=body.chat_template_kwargs, reasoning_effort=self._effort)
         return await converse(
-            self._service, self._context, _messages(body), make_params, fields=fields, salt=body.cache_salt
+            self._service,
+            self._context,
+            _messages(body),
+            make_params,
+            fields=fields,
+            salt=body.cache_salt,
+            priority=body.priority,
         )
 
     def _check(self) -> list[str]:

@@ -109,6 +109,18 @@ def test_an_interrupted_run_goes_on_where_it_was(batch: tuple[Path, Path]) -> No
     assert texts[0] == texts[1]
 
 
+def test_lines_may_have_priorities_where_the_engine_serves_by_them(batch: tuple[Path, Path]) -> None:
+    source, out = batch
+    source.write_text("\n".join(line(f"r{i}", **TEXT, priority=-i) for i in range(2)))
+    command = ["run-batch", "-i", str(source), "-o", str(out), *FLAGS]
+    assert main([*command, "--scheduling-policy", "priority", "--priority-ageing", "0"]) == 0
+    assert main([*command, "--overwrite"]) == 1
+    statuses = {number: reply["response"]["status_code"] for number, reply in replies(out).items()}
+    assert statuses == {1: 200, 2: 400}, "0 is what every request has"
+    message = replies(out)[2]["response"]["body"]["error"]["message"]
+    assert message.startswith("priority=-1 has no effect")
+
+
 def test_a_file_that_is_there_is_not_replaced_unasked(
     batch: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:

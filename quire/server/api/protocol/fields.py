@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError, ValidationError
 
+from quire.messages.request import MAX_PRIORITY
 from quire.sampling_params import RANGES
 
 MAX_LABEL = 1024
@@ -73,7 +74,8 @@ class StreamOptions(Body):
 
 
 class SamplingFields(Body):
-    """Fields that become SamplingParams, under the same names; None leaves the choice to the model."""
+    """Fields that become SamplingParams, under the same names; None leaves the choice to the model. The last three say
+    something about the request itself."""
 
     model: Label | None = None
     temperature: float | None = bounded("temperature")
@@ -95,6 +97,9 @@ class SamplingFields(Body):
     bad_words: Each[str] | None = None
     logit_bias: Annotated[dict[str, float], of_kind("an object of numbers by token id")] | None = None
     cache_salt: str | None = None
+    priority: int | None = Field(
+        default=None, json_schema_extra={"minimum": -MAX_PRIORITY - 1, "maximum": MAX_PRIORITY}
+    )
     request_id: Label | None = None
 
 
