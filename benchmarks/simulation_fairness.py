@@ -89,15 +89,15 @@ def main() -> None:
     parser.add_argument("--hardware", default="h100")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.02, 0.1, 0.3, 0.5])
     parser.add_argument("--short-step-work", type=int, nargs="+", default=[budget.SHORT_STEP_WORK])
-    parser.add_argument("--crowded-steps", type=int, nargs="+", default=[budget.CROWDED_STEPS])
+    parser.add_argument("--crowded-s", type=float, nargs="+", default=[budget.CROWDED_S])
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/simulation/fairness.json"))
     args = parser.parse_args()
     config, cost = engine_on(args.hardware, LLAMA_8B, enable_prefix_caching=False)
     rows = []
-    for work, steps, load in itertools.product(args.short_step_work, args.crowded_steps, args.loads):
-        budget.SHORT_STEP_WORK, scheduler.CROWDED_STEPS = work, steps
+    for work, seconds, load in itertools.product(args.short_step_work, args.crowded_s, args.loads):
+        budget.SHORT_STEP_WORK, scheduler.CROWDED_S = work, seconds
         figures = measure(config, cost, args.requests, load)
-        rows.append({"short_step_work": work, "crowded_steps": steps, **figures})
+        rows.append({"short_step_work": work, "crowded_s": seconds, **figures})
         print({name: round(value, 3) for name, value in rows[-1].items()})
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     Path(args.output).write_text(json.dumps({"cost": cost.as_dict(), "rows": rows}, indent=1) + "\n")

@@ -216,7 +216,7 @@ class FakeCore:
             tiers=KVTiers(tiers, min_load_tokens=min_load_tokens) if tiers else None,
         )
         ticks = itertools.count()
-        self.scheduler = Scheduler(self.blocks, **limits, clock=lambda: float(next(ticks)))
+        self.scheduler = Scheduler(self.blocks, **limits, clock=lambda: next(ticks) / 1024)
         self.lives = self.scheduler.lives
         self.executor = MemoryExecutor(num_blocks, block_size, windows)
         self.tokens: dict[tuple[str, int], list[int]] = {}

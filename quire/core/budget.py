@@ -1,7 +1,7 @@
 """What a step may still take on, and how prompts share it while a long one is among them.
 
 A step with thousands of tokens of a long prompt takes long, and whoever comes meanwhile waits for its end. So while
-short requests keep coming, steps with a long prompt are short, too, and half of each is left to the others.
+short requests keep coming, steps with a long prompt are short, too, and prompts share each of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SHORT_STEP_WORK = 256
 shortest step, in which the weights are read for one token."""
 MAX_SCORED_TOKENS = 64
 """Prompt logprobs that a step computes while others have none to compute: each takes as long as many tokens."""
-CROWDED_STEPS = 16
-"""A request counts as one of many until so many full steps' tokens were computed after it came."""
+CROWDED_S = 30.0
+"""Seconds after a short request in which more of them are expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +52,38 @@ class Portions:
     ) -> None:
         """`long` and `others` are the prompts that run, in order of rank.
 
-        The first long one has half of the step, and all that nobody else wants. The rest is for the others, those with
-        the least to compute first; the other long ones, and all while somebody waits to start, leave half of it.
+        The first long one has the work of half a short step beside what the others have, of a whole one where they
+        want nothing. They have that of a short step, those with the least to compute first; what it cannot complete
+        leaves half of it while somebody waits to start. Other long ones have what is left beyond half a step.
         """
         self._cost = cost
-        self._left = SHORT_STEP_WORK / 2
+        self._left: float = SHORT_STEP_WORK
         self._tokens: dict[int, int] = {}
         for seq in sorted(others, key=lambda seq: seq.num_left):
-            self._take(seq, self._left / 2 if somebody_waits else self._left)
+            leaves_half = somebody_waits and cost.work(seq.num_computed_tokens, seq.num_left) > self._left
+            self._take(seq, self._left / 2 if leaves_half else self._left)
         for seq in long[1:]:
-            self._take(seq, self._left / 2)
-        most = SHORT_STEP_WORK / 2 + (0 if somebody_waits else self._left)
+            self._take(seq, self._beyond_half() / 2)
+        is_wanted = somebody_waits or self._left < SHORT_STEP_WORK
+        most = SHORT_STEP_WORK / 2 if is_wanted else self._left
         self._tokens[long[0].seq_id] = cost.tokens_for(long[0].num_computed_tokens, most)
 
     def tokens_for(self, seq: Sequence, wanted: int) -> int:
-        """How many of the tokens that a sequence wants it may have; one that has just started takes what is left."""
+        """How many of the tokens that a sequence wants it may have.
+
+        One that has just started takes what is left; if it needs several steps anyway, what is left beyond half a step.
+        """
         if seq.seq_id not in self._tokens:
-            self._take(seq, self._left)
+            is_short = self._cost.work(seq.num_computed_tokens, seq.num_left) <= 2 * SHORT_STEP_WORK
+            self._take(seq, self._left if is_short else self._beyond_half())
         return min(wanted, self._tokens[seq.seq_id])
 
     def has_left(self) -> bool:
         """Whether another sequence could start."""
         return self._left >= 1
+
+    def _beyond_half(self) -> float:
+        return max(0.0, self._left - SHORT_STEP_WORK / 2)
 
     def _take(self, seq: Sequence, most: float) -> None:
         num_tokens = min(seq.num_left, self._cost.tokens_for(seq.num_computed_tokens, most))

@@ -18,7 +18,7 @@ from collections.abc import Sequence as Many
 from itertools import chain, islice
 
 from quire.core.block_manager import BlockManager
-from quire.core.budget import CROWDED_STEPS, MAX_SCORED_TOKENS, Portions, StepBudget, StepCost
+from quire.core.budget import CROWDED_S, MAX_SCORED_TOKENS, Portions, StepBudget, StepCost
 from quire.core.fairness import Shares
 from quire.core.lifecycle import Lifecycle
 from quire.core.policy import Policy
@@ -70,8 +70,8 @@ class Scheduler:
         self._scheduled: dict[int, Sequence] = {}
         self._promised = 0
         """Blocks that admitted sequences still need for the tokens they have."""
-        self._crowded_until = 0
-        """Further short requests are expected until so many tokens have been computed."""
+        self._crowded_until = 0.0
+        """Further short requests are expected until then."""
 
     @property
     def num_preemptions(self) -> int:
@@ -82,8 +82,7 @@ class Scheduler:
         """Queue a request, new or with progress."""
         self.lives.add(request)
         if self.cost.work(0, len(request.prompt_token_ids)) <= self.max_num_batched_tokens:
-            expected = CROWDED_STEPS * self.max_num_batched_tokens
-            self._crowded_until = self.lives.totals.num_computed_tokens + expected
+            self._crowded_until = self.clock() + CROWDED_S
 
     def schedule(self) -> SchedulerOutputs:
         """Decide one step."""
@@ -140,7 +139,7 @@ class Scheduler:
 
     def _portions(self, prompts: list[Sequence]) -> Portions | None:
         """How prompts share a short step; None while no long one runs, or short ones are not expected."""
-        if self.lives.totals.num_computed_tokens >= self._crowded_until:
+        if self._step_started_at >= self._crowded_until:
             return None
         most = self.max_num_batched_tokens
         long = [seq for seq in prompts if self.cost.work(seq.num_computed_tokens, seq.num_left) > most]
