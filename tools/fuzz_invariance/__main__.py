@@ -1,0 +1,138 @@
+"""Compare the answers of random mixes with those of each request alone.
+
+    python -m tools.fuzz_invariance --seeds 0:10000 [--jobs 2] [--seconds 600] [--planted stale-page]
+
+A case is a seed. The first one that fails is made smaller and described, and the exit status is 1. `--planted` breaks
+the engine under test on purpose: then a case has to fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tools.fuzz_invariance.cases import Case
+from tools.fuzz_invariance.check import Verdict, check
+from tools.fuzz_invariance.draw import draw_case
+from tools.fuzz_invariance.engines import Engines
+from tools.fuzz_invariance.faults import FAULTS
+from tools.fuzz_invariance.shrink import shrink
+
+SEEDS_AT_ONCE = 20
+"""That a process is given."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the cases; the exit status says whether one failed."""
+    args = _parser().parse_args(argv)
+    quiet()
+    with tempfile.TemporaryDirectory() as directory:
+        engines = Engines(Path(directory))
+        engines.write_all()
+        counts, failed = _run(engines, args)
+        _report(counts)
+        if failed is None:
+            return 0
+        _explain(engines, failed, args.planted)
+    return 1
+
+
+def quiet() -> None:
+    """Say nothing of quarantined requests: they are wanted."""
+    logging.getLogger("quire").setLevel(logging.CRITICAL)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.fuzz_invariance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=_seeds, default=range(1000), help="FIRST:END, or one seed (default: 0:1000)")
+    parser.add_argument("--planted", choices=sorted(FAULTS), help="the fault that the engine shall have")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many seconds")
+    return parser
+
+
+def _seeds(text: str) -> range:
+    first, colon, end = text.partition(":")
+    return range(int(first), int(end) if colon else int(first) + 1)
+
+
+def _run(engines: Engines, args: argparse.Namespace) -> tuple[Counter[str], Verdict | None]:
+    """What all cases together have reached, and the first that failed."""
+    counts: Counter[str] = Counter()
+    ends_at = time.monotonic() + args.seconds
+    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(args.seeds))
+        for verdict in verdicts(engines, args.seeds, args.planted, args.jobs):
+            counts["cases"] += 1
+            counts += verdict.counts
+            bar.advance(task)
+            if verdict.problems:
+                return counts, verdict
+            if time.monotonic() > ends_at:
+                break
+    return counts, None
+
+
+def verdicts(engines: Engines, seeds: range, fault: str | None, jobs: int) -> Iterator[Verdict]:
+    """One for each seed, in order."""
+    if jobs == 1:
+        for seed in seeds:
+            yield check(engines, draw_case(seed), fault)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, _start_process, (engines.directory,)) as pool:
+        parts = [seeds[first : first + SEEDS_AT_ONCE] for first in range(0, len(seeds), SEEDS_AT_ONCE)]
+        waiting = [pool.submit(_check_all, part, fault) for part in parts]
+        try:
+            for part_of in waiting:
+                yield from part_of.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_process: list[Engines] = []
+"""The engines of a process that was started for some of the seeds."""
+
+
+def _start_process(directory: Path) -> None:
+    quiet()
+    _process.append(Engines(directory))
+
+
+def _check_all(seeds: range, fault: str | None) -> list[Verdict]:
+    return [check(_process[0], draw_case(seed), fault) for seed in seeds]
+
+
+def _report(counts: Counter[str]) -> None:
+    print(", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())))
+
+
+def _explain(engines: Engines, failed: Verdict, fault: str | None) -> None:
+    """Describe a failing case, made smaller, and say how to run it again."""
+
+    def fails(case: Case) -> bool:
+        return bool(check(engines, case, fault).problems)
+
+    print(f"\nseed {failed.seed} fails:", *failed.problems, sep="\n  ")
+    case = shrink(draw_case(failed.seed), fails)
+    print("\na smaller case that fails:", case.describe(), *check(engines, case, fault).problems, sep="\n  ")
+    again = f"python -m tools.fuzz_invariance --seeds {failed.seed}"
+    print(f"\nagain: {again} --planted {fault}" if fault else f"\nagain: {again}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
