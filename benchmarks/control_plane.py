@@ -98,6 +98,10 @@ def request(request_id: str, prompt: list[int]) -> EngineCoreRequest:
     )
 
 
+def group_of(prompt: list[int]) -> SequenceGroup:
+    return SequenceGroup(request("", prompt), Tenant(""), (0.0, 0))
+
+
 def null_result(plan: SchedulerOutputs, tokens: itertools.count[int]) -> ModelRunnerOutput:
     """One made-up token for each sequence that samples."""
     return ModelRunnerOutput(token_ids=[[next(tokens) % VOCAB_SIZE] if count else [] for count in plan.num_draws])
@@ -111,7 +115,7 @@ def time_prefix(num_tokens: int) -> tuple[float, float]:
     block_hashes(b"parent", prompt, BLOCK_SIZE)
     hashing_ms = 1000 * (time.perf_counter() - start)
     blocks = block_manager(cdiv(num_tokens, BLOCK_SIZE))
-    first, again = (Sequence(i, SequenceGroup(request(str(i), prompt), Tenant(""), (0.0, i)), 0, prompt) for i in (0, 1))
+    first, again = (Sequence(i, group_of(prompt), 0, prompt) for i in range(2))
     blocks.allocate_prefix(first, blocks.match_prefix(first))
     blocks.append(first, num_tokens)
     first.num_computed_tokens = num_tokens

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.core.block_manager import BlockManager
 from quire.core.block_pool import Block, BlockPool
-from quire.core.block_table import NULL_BLOCK, BlockTable
+from quire.core.block_table import BlockTable
 from quire.core.kv_groups import FullAttention, SlidingWindow
-from quire.core.queue import Tenant
-from quire.core.sequence import Sequence, SequenceGroup
 from quire.messages.kv import SlidingWindowSpec, kv_layout
-from quire.messages.request import EngineCoreRequest
-from quire.sampling_params import SamplingParams
-from quire.utils.math import cdiv
-from tests.fakes import FakeCore, expected_tokens, specs_of
+from tests.fakes import WINDOWS, FakeCore, expected_tokens, specs_of
+
 
 def long_run(core: FakeCore) -> None:
     """Forks, prompts in chunks, prefix hits and preemptions: whatever a fault in the memory may hurt."""

@@ -11,7 +11,7 @@ import pytest
 
 from tools.fuzz_invariance.__main__ import main, verdicts
 from tools.fuzz_invariance.cases import Case, Event, Kind
-from tools.fuzz_invariance.check import check
+from tools.fuzz_invariance.check import Checker
 from tools.fuzz_invariance.draw import draw_case
 from tools.fuzz_invariance.engines import Engines
 from tools.fuzz_invariance.faults import FAULTS
@@ -22,36 +22,36 @@ REACHED = ("preemptions", "cached prompt tokens", "copied blocks", "failed", "st
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    return Engines(tmp_path_factory.mktemp("models"))
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Checker:
+    return Checker(Engines(tmp_path_factory.mktemp("models")))
 
 
-def assert_clean(engines: Engines, seeds: range) -> None:
+def assert_clean(checker: Checker, seeds: range) -> None:
     counts: Counter[str] = Counter()
-    for verdict in verdicts(engines, seeds, None, 1):
+    for verdict in verdicts(checker, seeds, None, 1):
         assert not verdict.problems, f"seed {verdict.seed}: {verdict.problems}"
         counts += verdict.counts
     assert not set(REACHED) - counts.keys()
     assert counts["refused"] < counts["requests"] / 20
 
 
-def test_requests_get_what_they_get_alone(engines: Engines) -> None:
-    assert_clean(engines, range(60))
+def test_requests_get_what_they_get_alone(checker: Checker) -> None:
+    assert_clean(checker, range(60))
 
 
 @pytest.mark.slow
-def test_requests_get_what_they_get_alone_in_many_cases(engines: Engines) -> None:
-    assert_clean(engines, range(10_000, 12_000))
+def test_requests_get_what_they_get_alone_in_many_cases(checker: Checker) -> None:
+    assert_clean(checker, range(10_000, 12_000))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_seen(fault: str, engines: Engines) -> None:
-    assert any(verdict.problems for verdict in verdicts(engines, range(60), fault, 1))
+def test_a_planted_fault_is_seen(fault: str, checker: Checker) -> None:
+    assert any(verdict.problems for verdict in verdicts(checker, range(60), fault, 1))
 
 
-def test_a_failing_case_is_made_smaller(engines: Engines) -> None:
+def test_a_failing_case_is_made_smaller(checker: Checker) -> None:
     def fails(case: Case) -> bool:
-        return bool(check(engines, case, "early-trim").problems)
+        return bool(checker.check(case, "early-trim").problems)
 
     case = next(case for case in map(draw_case, range(60)) if fails(case))
     smaller = shrink(case, fails)

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tools.fuzz_invariance.cases import Case
-from tools.fuzz_invariance.check import Verdict, check
+from tools.fuzz_invariance.check import Checker, Verdict
 from tools.fuzz_invariance.draw import draw_case
 from tools.fuzz_invariance.engines import Engines
 from tools.fuzz_invariance.faults import FAULTS
@@ -40,11 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         engines = Engines(Path(directory))
         engines.write_all()
-        counts, failed = _run(engines, args)
+        checker = Checker(engines)
+        counts, failed = _run(checker, args)
         _report(counts)
         if failed is None:
             return 0
-        _explain(engines, failed, args.planted)
+        _explain(checker, failed, args.planted)
     return 1
 
 
@@ -55,7 +56,9 @@ def quiet() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.fuzz_invariance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.fuzz_invariance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=_seeds, default=range(1000), help="FIRST:END, or one seed (default: 0:1000)")
     parser.add_argument("--planted", choices=sorted(FAULTS), help="the fault that the engine shall have")
@@ -69,14 +72,14 @@ def _seeds(text: str) -> range:
     return range(int(first), int(end) if colon else int(first) + 1)
 
 
-def _run(engines: Engines, args: argparse.Namespace) -> tuple[Counter[str], Verdict | None]:
+def _run(checker: Checker, args: argparse.Namespace) -> tuple[Counter[str], Verdict | None]:
     """What all cases together have reached, and the first that failed."""
     counts: Counter[str] = Counter()
     ends_at = time.monotonic() + args.seconds
     columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(args.seeds))
-        for verdict in verdicts(engines, args.seeds, args.planted, args.jobs):
+        for verdict in verdicts(checker, args.seeds, args.planted, args.jobs):
             counts["cases"] += 1
             counts += verdict.counts
             bar.advance(task)
@@ -87,14 +90,14 @@ def _run(engines: Engines, args: argparse.Namespace) -> tuple[Counter[str], Verd
     return counts, None
 
 
-def verdicts(engines: Engines, seeds: range, fault: str | None, jobs: int) -> Iterator[Verdict]:
+def verdicts(checker: Checker, seeds: range, fault: str | None, jobs: int) -> Iterator[Verdict]:
     """One for each seed, in order."""
     if jobs == 1:
         for seed in seeds:
-            yield check(engines, draw_case(seed), fault)
+            yield checker.check(draw_case(seed), fault)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _start_process, (engines.directory,)) as pool:
+    with ProcessPoolExecutor(jobs, context, _start_process, (checker.directory,)) as pool:
         parts = [seeds[first : first + SEEDS_AT_ONCE] for first in range(0, len(seeds), SEEDS_AT_ONCE)]
         waiting = [pool.submit(_check_all, part, fault) for part in parts]
         try:
@@ -104,32 +107,32 @@ def verdicts(engines: Engines, seeds: range, fault: str | None, jobs: int) -> It
             pool.shutdown(cancel_futures=True)
 
 
-_process: list[Engines] = []
-"""The engines of a process that was started for some of the seeds."""
+_process: list[Checker] = []
+"""The one of a process that was started for some of the seeds."""
 
 
 def _start_process(directory: Path) -> None:
     quiet()
-    _process.append(Engines(directory))
+    _process.append(Checker(Engines(directory)))
 
 
 def _check_all(seeds: range, fault: str | None) -> list[Verdict]:
-    return [check(_process[0], draw_case(seed), fault) for seed in seeds]
+    return [_process[0].check(draw_case(seed), fault) for seed in seeds]
 
 
 def _report(counts: Counter[str]) -> None:
     print(", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())))
 
 
-def _explain(engines: Engines, failed: Verdict, fault: str | None) -> None:
+def _explain(checker: Checker, failed: Verdict, fault: str | None) -> None:
     """Describe a failing case, made smaller, and say how to run it again."""
 
     def fails(case: Case) -> bool:
-        return bool(check(engines, case, fault).problems)
+        return bool(checker.check(case, fault).problems)
 
     print(f"\nseed {failed.seed} fails:", *failed.problems, sep="\n  ")
     case = shrink(draw_case(failed.seed), fails)
-    print("\na smaller case that fails:", case.describe(), *check(engines, case, fault).problems, sep="\n  ")
+    print("\na smaller case that fails:", case.describe(), *checker.check(case, fault).problems, sep="\n  ")
     again = f"python -m tools.fuzz_invariance --seeds {failed.seed}"
     print(f"\nagain: {again} --planted {fault}" if fault else f"\nagain: {again}")
 

@@ -26,7 +26,7 @@ def draw_case(seed: int) -> Case:
     texts = [_tokens(rng, MAX_PROMPT) for _ in range(NUM_TEXTS)]
     tenants = [""] if rng.random() < 0.6 else ["a", "b", "c"][: rng.randint(2, 3)]
     requests: list[RequestChoice] = []
-    for _ in range(rng.randint(2, 7)):
+    for _ in range(rng.randint(2, 6)):
         requests.append(_request(rng, engine, texts, tenants, requests))
     num_events = rng.choice([0, 0, 1, 2, 4])
     events = sorted((_event(rng, len(requests)) for _ in range(num_events)), key=lambda event: event.at)
@@ -35,7 +35,7 @@ def draw_case(seed: int) -> Case:
 
 def _engine(rng: random.Random) -> EngineChoice:
     max_num_seqs = rng.randint(1, 8)
-    ops = "cpu" if rng.random() < 0.85 else "reference"
+    ops = "cpu" if rng.random() < 0.96 else "reference"
     return EngineChoice(
         model=rng.choice(list(MODELS)),
         dtype=rng.choice(["float32", "float32", "bfloat16", "float16"]),

@@ -91,9 +91,7 @@ class Engines:
         layout = read_arch(args, path).kv_layout(engine.block_size, kv_dtype, ops=ops)
         num_blocks = layout.most_blocks(MAX_MODEL_LEN, chunk) + engine.num_spare_blocks
         config = create_config(replace(args, num_gpu_blocks_override=num_blocks))
-        scheduler = replace(
-            config.scheduler_config, policy=engine.policy, priority_ageing_s=engine.priority_ageing_s
-        )
+        scheduler = replace(config.scheduler_config, policy=engine.policy, priority_ageing_s=engine.priority_ageing_s)
         return replace(config, scheduler_config=scheduler)
 
     def _tokenizer_of(self, model: str) -> Tokenizer:
