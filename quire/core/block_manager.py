@@ -130,8 +130,9 @@ class BlockManager:
 
         The step that computed them must have ended: it reads what is freed here.
         """
-        if self.enable_prefix_caching:
-            for index in range(seq.num_hashed_blocks, seq.num_computed_tokens // self.block_size):
+        num_full_blocks = seq.num_computed_tokens // self.block_size
+        if self.enable_prefix_caching and num_full_blocks > seq.num_hashed_blocks:
+            for index in range(seq.num_hashed_blocks, num_full_blocks):
                 content = self._content(seq, index)
                 for group, table in enumerate(seq.tables):
                     self.pool.remember(table.block_ids[index], group, *content)

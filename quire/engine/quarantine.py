@@ -19,6 +19,9 @@ log = get_logger(__name__)
 
 def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOutput:
     """The result of a step; a request that makes it raise is reported in `errors`, alone."""
+    if plan.blocks_to_copy:
+        executor.execute(_housekeeping(plan))
+        plan = _computing(plan)
     try:
         return executor.execute(plan)
     except EngineDeadError:
@@ -28,18 +31,25 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
             raise
         log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
         executor.execute(_housekeeping(plan))
-        rest = replace(plan, blocks_to_copy=[], removed_seq_ids=[], removed_request_ids=[])
-        return _bisect(executor, rest, error)
+        return _bisect(executor, _computing(plan), error)
 
 
 def _housekeeping(plan: SchedulerOutputs) -> SchedulerOutputs:
-    """What a step does besides computing: rows to drop, blocks to copy. It runs once, before all parts: a copy that
-    came after a part had written to its destination would undo what was written there."""
+    """What a step does besides computing: rows to drop, blocks to copy.
+
+    Copies run once, before anything is computed: repeated, they would undo what was written to a destination, or bring
+    there what a sequence has written to a source that was given back in the same step.
+    """
     return SchedulerOutputs(
         blocks_to_copy=plan.blocks_to_copy,
         removed_seq_ids=plan.removed_seq_ids,
         removed_request_ids=plan.removed_request_ids,
     )
+
+
+def _computing(plan: SchedulerOutputs) -> SchedulerOutputs:
+    """The rest of a step."""
+    return replace(plan, blocks_to_copy=[], removed_seq_ids=[], removed_request_ids=[])
 
 
 def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:
