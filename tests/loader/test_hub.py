@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import quire
-from quire.cli.run import RULE
+from quire.cli.commands.run import RULE
 from quire.config.arch import ARCHITECTURES
 from quire.errors import ConfigError, ModelNotFound
 from quire.loader import hub
