@@ -34,8 +34,8 @@ class SchedulerOutputs:
 
     Everything in it is an assignment, and to draw a token changes nothing in the worker, which hears of the token in
     the next instruction. So applying an instruction twice is the same as applying it once, and a step that failed can
-    be run again in parts, but its copies only before the first of them: a part may write to the destination of another
-    part's copy.
+    be run again in parts. Its copies are the exception: they run once, before anything is computed, since a sequence of
+    the same step may write to their destinations, and to a source that nobody else has any more.
     """
 
     new_requests: list[EngineCoreRequest] = field(default_factory=list)
