@@ -9,12 +9,13 @@ from collections import Counter
 
 import pytest
 
-from tools.fuzz_invariance.__main__ import main, verdicts
+from tools.fuzz_invariance.__main__ import main
 from tools.fuzz_invariance.cases import Case, Event, Kind
 from tools.fuzz_invariance.check import Checker
 from tools.fuzz_invariance.draw import draw_case
 from tools.fuzz_invariance.engines import Engines
 from tools.fuzz_invariance.faults import FAULTS
+from tools.fuzz_invariance.run import verdicts
 from tools.fuzz_invariance.shrink import shrink
 
 REACHED = ("preemptions", "cached prompt tokens", "copied blocks", "failed", "stopped by a string", *Kind)
@@ -84,3 +85,9 @@ def test_the_command_says_how_to_run_a_failing_seed_again(capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "again: python -m tools.fuzz_invariance --seeds" in printed
     assert "--planted stale-parameters" in printed
+
+
+@pytest.mark.multiproc
+def test_several_processes_share_the_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "0:30", "--jobs", "2"]) == 0
+    assert "30 cases" in capsys.readouterr().out

@@ -9,14 +9,11 @@ the engine under test on purpose: then a case has to fail.
 from __future__ import annotations
 
 import argparse
-import logging
-import multiprocessing
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -27,10 +24,8 @@ from tools.fuzz_invariance.check import Checker, Verdict
 from tools.fuzz_invariance.draw import draw_case
 from tools.fuzz_invariance.engines import Engines
 from tools.fuzz_invariance.faults import FAULTS
+from tools.fuzz_invariance.run import quiet, verdicts
 from tools.fuzz_invariance.shrink import shrink
-
-SEEDS_AT_ONCE = 20
-"""That a process is given."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,11 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         _explain(checker, failed, args.planted)
     return 1
-
-
-def quiet() -> None:
-    """Say nothing of quarantined requests: they are wanted."""
-    logging.getLogger("quire").setLevel(logging.CRITICAL)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,36 +78,6 @@ def _run(checker: Checker, args: argparse.Namespace) -> tuple[Counter[str], Verd
             if time.monotonic() > ends_at:
                 break
     return counts, None
-
-
-def verdicts(checker: Checker, seeds: range, fault: str | None, jobs: int) -> Iterator[Verdict]:
-    """One for each seed, in order."""
-    if jobs == 1:
-        for seed in seeds:
-            yield checker.check(draw_case(seed), fault)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _start_process, (checker.directory,)) as pool:
-        parts = [seeds[first : first + SEEDS_AT_ONCE] for first in range(0, len(seeds), SEEDS_AT_ONCE)]
-        waiting = [pool.submit(_check_all, part, fault) for part in parts]
-        try:
-            for part_of in waiting:
-                yield from part_of.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-_process: list[Checker] = []
-"""The one of a process that was started for some of the seeds."""
-
-
-def _start_process(directory: Path) -> None:
-    quiet()
-    _process.append(Checker(Engines(directory)))
-
-
-def _check_all(seeds: range, fault: str | None) -> list[Verdict]:
-    return [_process[0].check(draw_case(seed), fault) for seed in seeds]
 
 
 def _report(counts: Counter[str]) -> None:
