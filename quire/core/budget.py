@@ -105,8 +105,8 @@ class StepBudget:
         if self.num_scored is not None:
             self.num_scored = max(0, self.num_scored - min(num_tokens, seq.num_unscored))
         self.num_tokens -= num_tokens
-        if self.num_single and seq.num_left == 1:
-            self.num_single -= 1
+        if seq.num_left == 1:
+            self.num_single = max(0, self.num_single - 1)
 
     def may_start_more(self) -> bool:
         """Whether there is something for another sequence."""

@@ -28,7 +28,7 @@ class Results:
             seq = scheduled.pop(seq_id)
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
-            if result.errors and seq_id in result.errors:
+            if seq_id in result.errors:
                 outputs += self._fail(seq, result.errors[seq_id])
                 continue
             seq.num_computed_tokens += num_tokens

@@ -91,9 +91,8 @@ class Sequence:
     @property
     def num_unscored(self) -> int:
         """Prompt tokens whose logprobs were asked for and are still to be computed."""
-        group = self.group
-        num_left = group.num_prompt_tokens - self.num_computed_tokens
-        return num_left if num_left > 0 and group.request.sampling_params.prompt_logprobs is not None else 0
+        params, group = self.group.request.sampling_params, self.group
+        return 0 if params.prompt_logprobs is None else max(0, group.num_prompt_tokens - self.num_computed_tokens)
 
     @property
     def num_output_tokens(self) -> int:
