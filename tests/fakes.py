@@ -63,9 +63,6 @@ class MemoryExecutor:
         self.lost: list[str] = []
         """What sequences did not find; a failing step is run again, so an exception alone may go unseen."""
         self.fail_on: Callable[[str], bool] = lambda request_id: False
-        """Requests whose steps raise before they are computed."""
-        self.fail_late_on: Callable[[str], bool] = lambda request_id: False
-        """Requests whose steps raise when they have been computed."""
         self.num_steps = 0
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
@@ -88,8 +85,6 @@ class MemoryExecutor:
             result.token_ids.append(drawn if num_draws == 1 else [])
             if num_draws > 1:
                 result.forks[seq_id] = drawn
-        if any(self.fail_late_on(self.sequences[i].request_id) for i in plan.seq_ids):
-            raise RuntimeError("poison")
         return result
 
     def close(self) -> None:

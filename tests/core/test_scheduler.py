@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.queue import Tenant
@@ -12,7 +12,7 @@ from quire.core.stop import finish_of
 from quire.messages.output import FinishReason
 from quire.messages.request import EngineCoreRequest
 from quire.sampling_params import SamplingParams
-from tests.fakes import FakeCore, expected_tokens
+from tests.fakes import FakeCore, expected_tokens, specs_of
 
 
 def assert_right(core: FakeCore, request_id: str, prompt: list[int], num_tokens: int, branch: int = 0) -> None:
@@ -254,3 +254,72 @@ def test_a_request_that_turns_bad_later_fails_then() -> None:
     core.run()
     assert {core.finished["bad", branch].finish_reason for branch in (0, 1)} == {FinishReason.ERROR}
     assert_right(core, "good", [1, 2], 8)
+
+
+PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=20)
+"""Few different tokens, so that prefixes coincide."""
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), PROMPTS, st.integers(1, 12), st.integers(1, 4), st.sampled_from("abc")),
+    st.tuples(st.just("step"), st.integers(1, 5)),
+    st.tuples(st.just("abort"), st.integers(0, 30), st.one_of(st.none(), st.integers(0, 3))),
+    st.tuples(st.just("poison"), st.integers(0, 30)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    actions=st.lists(ACTIONS, max_size=40),
+    windows=st.sampled_from([(None,), (5,), (None, 6), (None, 1, 9)]),
+    spare_blocks=st.integers(0, 16),
+    budget=st.integers(4, 40),
+    caching=st.booleans(),
+    several_tenants=st.booleans(),
+)
+def test_any_sequence_of_events_keeps_every_invariant(
+    actions: list[tuple[object, ...]],
+    windows: tuple[int | None, ...],
+    spare_blocks: int,
+    budget: int,
+    caching: bool,
+    several_tenants: bool,
+) -> None:
+    core = FakeCore(
+        num_blocks=sum(spec.most_blocks(32, 7) for spec in specs_of(4, windows)) + spare_blocks,
+        windows=windows,
+        max_num_seqs=4,
+        max_num_batched_tokens=budget,
+        max_chunk_tokens=7,
+        max_model_len=32,
+        enable_prefix_caching=caching,
+    )
+    submitted: list[tuple[list[int], int, int]] = []
+    disturbed: set[str] = set()
+    poisoned: set[str] = set()
+    core.executor.fail_on = poisoned.__contains__
+    for action in actions:
+        match action:
+            case ("add", list() as prompt, int() as max_tokens, int() as n, str() as tenant):
+                if not several_tenants:
+                    tenant = ""
+                core.submit(str(len(submitted)), prompt, max_tokens=max_tokens, params={"n": n}, tenant=tenant)
+                submitted.append((prompt, max_tokens, n))
+            case ("step", int() as count):
+                for _ in range(count):
+                    core.step()
+            case ("abort", int() as which, branch):
+                assert branch is None or isinstance(branch, int)
+                if core.abort(str(which), branch):
+                    disturbed.add(str(which))
+                core.lives.check()
+            case ("poison", int() as which):
+                poisoned.add(str(which))
+    core.run()
+    for index, (prompt, max_tokens, n) in enumerate(submitted):
+        request_id = str(index)
+        for branch in range(n):
+            length = min(max_tokens, 32 - len(prompt))
+            produced = core.tokens.get((request_id, branch), [])
+            assert produced == expected_tokens(prompt, branch, length)[: len(produced)]
+            if request_id not in disturbed | poisoned:
+                assert len(produced) == length
+                assert core.finished[request_id, branch].finish_reason is FinishReason.LENGTH

@@ -18,8 +18,9 @@ from quire.core.policy import policy_of
 from quire.core.sequence import Sequence
 from quire.engine.quarantine import execute_guarded
 from quire.messages.output import EngineCoreOutput, FinishReason
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.utils.math import cdiv
-from tests.fakes import WINDOWS, FakeCore, expected_tokens, specs_of
+from tests.fakes import WINDOWS, FakeCore, MemoryExecutor, expected_tokens, specs_of
 
 MAX_MODEL_LEN, MAX_CHUNK, BLOCK_SIZE = 32, 7, 4
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=20)
@@ -39,6 +40,22 @@ class Asked:
     given: dict[int, int] = field(default_factory=dict)
     """Tokens that each unfinished branch has given; all branches from the start."""
     is_forked: bool = False
+
+
+class FailingExecutor(MemoryExecutor):
+    """Raises for poisoned requests: before a step, or when it has been computed."""
+
+    def __init__(self, poisoned: dict[str, bool], *layout: Any) -> None:
+        """`poisoned`: request -> whether late."""
+        super().__init__(*layout)
+        self.poisoned = poisoned
+        self.fail_on = lambda request_id: poisoned.get(request_id) is False
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        result = super().execute(plan)
+        if any(self.poisoned.get(self.sequences[seq_id].request_id) for seq_id in plan.seq_ids):
+            raise RuntimeError("poison")
+        return result
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -72,17 +89,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             "enable_prefix_caching": caching,
             "policy": policy_of(*policy),
         }
+        self.poisoned: dict[str, bool] = {}
+        """Requests whose steps raise, and whether only when they have been computed."""
         self.core = self.new_core()
         self.asked: dict[str, Asked] = {}
         """Unfinished requests."""
-        self.poisoned: dict[str, bool] = {}
-        """Requests whose steps raise, and whether only when they have been computed."""
         self.num_added = self.num_asked = self.now = 0
 
     def new_core(self) -> FakeCore:
         core = FakeCore(**self.options)
-        core.executor.fail_on = lambda request_id: self.poisoned.get(request_id) is False
-        core.executor.fail_late_on = lambda request_id: self.poisoned.get(request_id) is True
+        core.executor = FailingExecutor(self.poisoned, self.options["num_blocks"], BLOCK_SIZE, self.windows)
         return core
 
     # -- operations ------------------------------------------------------------------------------------------------
