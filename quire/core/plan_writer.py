@@ -27,15 +27,15 @@ class PlanWriter:
 
     def add(self, seq: Sequence, num_tokens: int, copies: list[tuple[int, int]] | None) -> None:
         """Schedule the next tokens of a sequence. `copies` make blocks its own; None: its tables have not changed."""
-        plan, length = self.plan, len(seq.token_ids)
-        is_complete = seq.num_computed_tokens + num_tokens == length
+        plan = self.plan
+        is_complete = seq.num_computed_tokens + num_tokens == len(seq.token_ids)
         if copies:
             plan.blocks_to_copy += copies
         if not seq.is_known:
             self._introduce(seq)
-        elif copies is not None or length > seq.num_tokens_sent:
+        else:
             self._tell_changes(seq, has_blocks=copies is not None)
-        seq.num_tokens_sent = length
+        seq.num_tokens_sent = len(seq.token_ids)
         plan.seq_ids.append(seq.seq_id)
         plan.num_computed_tokens.append(seq.num_computed_tokens)
         plan.num_scheduled_tokens.append(num_tokens)
