@@ -7,6 +7,7 @@ they would have got.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.errors import EngineDeadError
 from quire.executor.base import Executor
@@ -19,9 +20,15 @@ log = get_logger(__name__)
 
 def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOutput:
     """The result of a step; a request that makes it raise is reported in `errors`, alone."""
-    if plan.blocks_to_copy:
-        executor.execute(_housekeeping(plan))
-        plan = _computing(plan)
+    if not plan.blocks_to_copy:
+        return _execute(executor, plan)
+    moved = executor.execute(_housekeeping(plan))
+    result = _execute(executor, _computing(plan))
+    result.failed_loads = moved.failed_loads
+    return result
+
+
+def _execute(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOutput:
     try:
         return executor.execute(plan)
     except EngineDeadError:
@@ -30,26 +37,35 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
         if not plan.seq_ids:
             raise
         log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
-        executor.execute(_housekeeping(plan))
-        return _bisect(executor, _computing(plan), error)
+        moved = executor.execute(_housekeeping(plan))
+        result = _bisect(executor, _computing(plan), error)
+        result.failed_loads = moved.failed_loads
+        return result
+
+
+_ONCE = (
+    "pages_to_move",
+    "blocks_to_swap_out",
+    "blocks_to_swap_in",
+    "blocks_to_copy",
+    "removed_seq_ids",
+    "removed_request_ids",
+)
 
 
 def _housekeeping(plan: SchedulerOutputs) -> SchedulerOutputs:
-    """What a step does besides computing: rows to drop, blocks to copy.
+    """What a step does besides computing: rows to drop, pages to move, blocks to copy.
 
     Copies run once, before anything is computed: repeated, they would undo what was written to a destination, or bring
     there what a sequence has written to a source that was given back in the same step.
     """
-    return SchedulerOutputs(
-        blocks_to_copy=plan.blocks_to_copy,
-        removed_seq_ids=plan.removed_seq_ids,
-        removed_request_ids=plan.removed_request_ids,
-    )
+    return SchedulerOutputs(**{name: getattr(plan, name) for name in _ONCE})
 
 
 def _computing(plan: SchedulerOutputs) -> SchedulerOutputs:
     """The rest of a step."""
-    return replace(plan, blocks_to_copy=[], removed_seq_ids=[], removed_request_ids=[])
+    nothing: Any = {name: [] for name in _ONCE}
+    return replace(plan, **nothing)
 
 
 def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:

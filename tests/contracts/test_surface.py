@@ -45,6 +45,10 @@ FLAGS = {
     "--hf-overrides",
     "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
+    "--kv-disk",
+    "--kv-disk-size",
+    "--kv-load-min-tokens",
+    "--kv-ram",
     "--load-format",
     "--log-stats-interval",
     "--long-prefill-token-threshold",
@@ -67,6 +71,7 @@ FLAGS = {
     "--revision",
     "--seed",
     "--skip-tokenizer-init",
+    "--swap-space",
     "--tokenizer",
     "--use-tqdm-on-load",
 }
