@@ -21,6 +21,8 @@ from quire.messages.step import BlockChange, ModelRunnerOutput, NewSequenceData,
 from quire.sampling_params import SamplingParams
 
 VOCAB_SIZE = 50
+WINDOWS: list[tuple[int | None, ...]] = [(None,), (5,), (None, 6), (None, 1, 9), (3, 8), (None, None, 4)]
+"""Of each KV group: one group, several of one kind, several kinds; None sees everything."""
 
 
 def next_token(token_ids: list[int], branch: int) -> int:
@@ -242,12 +244,17 @@ class FakeCore:
     def abort(self, request_id: str, branch: int | None = None) -> bool:
         return self.lives.abort(AbortRequest(request_id=request_id, branch=branch))
 
-    def step(self) -> list[EngineCoreOutput]:
+    def plan(self) -> SchedulerOutputs:
+        """Decide a step."""
         self.last_plan = plan = self.scheduler.schedule()
         self.known_requests.difference_update(plan.removed_request_ids)
         new = {request.request_id for request in plan.new_requests}
         assert not self.known_requests & new, "a request crosses once"
         self.known_requests |= new
+        return plan
+
+    def step(self) -> list[EngineCoreOutput]:
+        plan = self.plan()
         outputs = self.scheduler.update(plan, execute_guarded(self.executor, plan))
         assert not self.executor.lost, self.executor.lost
         for output in outputs:

@@ -20,6 +20,15 @@ log = get_logger(__name__)
 
 def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOutput:
     """The result of a step; a request that makes it raise is reported in `errors`, alone."""
+    if not plan.blocks_to_copy:
+        return _execute(executor, plan)
+    moved = executor.execute(_housekeeping(plan))
+    result = _execute(executor, _computing(plan))
+    result.failed_loads = moved.failed_loads
+    return result
+
+
+def _execute(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOutput:
     try:
         return executor.execute(plan)
     except EngineDeadError:
@@ -29,9 +38,7 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
             raise
         log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
         moved = executor.execute(_housekeeping(plan))
-        nothing: Any = {name: [] for name in _ONCE}
-        rest = replace(plan, **nothing)
-        result = _bisect(executor, rest, error)
+        result = _bisect(executor, _computing(plan), error)
         result.failed_loads = moved.failed_loads
         return result
 
@@ -47,9 +54,18 @@ _ONCE = (
 
 
 def _housekeeping(plan: SchedulerOutputs) -> SchedulerOutputs:
-    """What a step does besides computing: rows to drop, pages to move, blocks to copy. It runs once, before all parts:
-    a copy that came after a part had written to its destination would undo what was written there."""
+    """What a step does besides computing: rows to drop, pages to move, blocks to copy.
+
+    Copies run once, before anything is computed: repeated, they would undo what was written to a destination, or bring
+    there what a sequence has written to a source that was given back in the same step.
+    """
     return SchedulerOutputs(**{name: getattr(plan, name) for name in _ONCE})
+
+
+def _computing(plan: SchedulerOutputs) -> SchedulerOutputs:
+    """The rest of a step."""
+    nothing: Any = {name: [] for name in _ONCE}
+    return replace(plan, **nothing)
 
 
 def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:

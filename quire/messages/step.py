@@ -37,9 +37,10 @@ class SchedulerOutputs:
 
     Everything in it is an assignment, and to draw a token changes nothing in the worker, which hears of the token in
     the next instruction. So applying an instruction twice is the same as applying it once, and a step that failed can
-    be run again in parts, but its copies only before the first of them: a part may write to the destination of another
-    part's copy. Pages are moved to slots once only: a slot that holds a page already is left alone, for the block that
-    the page came from may have been written since.
+    be run again in parts. Its copies are the exception: they run once, before anything is computed, since a sequence of
+    the same step may write to their destinations, and to a source that nobody else has any more. Pages are moved to
+    slots once only: a slot that holds a page already is left alone, for the block that the page came from may have been
+    written since.
     """
 
     new_requests: list[EngineCoreRequest] = field(default_factory=list)

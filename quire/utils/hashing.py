@@ -21,6 +21,11 @@ def root_hash(engine_digest: bytes, salt: str | None) -> bytes:
     return blake2b(engine_digest + (salt or "").encode(), digest_size=16, key=ROOT).digest()
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a full block given its parent's."""
-    return blake2b(array("q", token_ids).tobytes(), digest_size=16, key=parent).digest()
+def block_hashes(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """The hashes of the full blocks in a row of tokens, given that of the block before them."""
+    data, size = memoryview(array("q", token_ids)).cast("B"), 8 * block_size
+    hashes = []
+    for first in range(0, len(data) - size + 1, size):
+        parent = blake2b(data[first : first + size], digest_size=16, key=parent).digest()
+        hashes.append(parent)
+    return hashes

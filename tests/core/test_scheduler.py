@@ -119,7 +119,8 @@ def test_a_request_with_prompt_logprobs_does_not_read_the_cache() -> None:
 
 
 def test_a_colliding_hash_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.core.block_manager.block_hash", lambda parent, tokens: b"same")
+    same = lambda parent, token_ids, block_size: [b"same"] * (len(token_ids) // block_size)  # noqa: E731
+    monkeypatch.setattr("quire.core.block_manager.block_hashes", same)
     core = FakeCore()
     for name, prompt in (("a", list(range(9))), ("b", list(range(20, 29))), ("c", [5] * 9)):
         core.submit(name, prompt, max_tokens=3)

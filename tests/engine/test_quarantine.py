@@ -43,6 +43,32 @@ def test_copies_of_a_fork_are_not_repeated_over_what_the_halves_have_written(n: 
         assert core.tokens["forked", branch] == expected_tokens([1, 2, 3, 4, 5], branch, 6)
 
 
+class FailsLate:
+    """Two blocks of one number each: applies copies, writes, and raises when a guilty sequence was part of it."""
+
+    def __init__(self) -> None:
+        self.blocks = [7, 0]
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        for source, destination in plan.blocks_to_copy:
+            self.blocks[destination] = self.blocks[source]
+        if 2 in plan.seq_ids:
+            self.blocks[0] = 99
+            raise RuntimeError("guilty")
+        return ModelRunnerOutput(token_ids=[[1] for _ in plan.seq_ids])
+
+    def close(self) -> None: ...
+
+
+def test_a_copy_is_not_repeated_when_another_sequence_has_written_to_its_source() -> None:
+    """The source was given back by its last owner in the same step, and taken by a sequence that fails."""
+    counts = {"num_computed_tokens": [0, 0], "num_scheduled_tokens": [1, 1], "num_draws": [1, 1]}
+    plan = SchedulerOutputs(seq_ids=[1, 2], blocks_to_copy=[(0, 1)], **counts)
+    executor = FailsLate()
+    assert set(execute_guarded(executor, plan).errors) == {2}
+    assert executor.blocks[1] == 7
+
+
 class Closed:
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         raise EngineDeadError("the executor is closed")

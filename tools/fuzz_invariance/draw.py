@@ -1,0 +1,130 @@
+"""A case from a seed. Everything is drawn from one generator, in one order: equal seeds give equal cases.
+
+To try a new feature, add a field to `cases` and draw it here.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tools.fuzz_invariance.cases import MAX_MODEL_LEN, WHOSE, Case, EngineChoice, Event, Kind, RequestChoice
+from tools.fuzz_invariance.engines import MODELS
+
+NUM_TOKEN_IDS = 300
+LAST_STEP = 40
+"""Requests arrive, and things happen, before it."""
+MAX_PROMPT = 70
+NUM_TEXTS = 3
+"""Prompts begin with parts of so many texts, so that prefixes coincide."""
+
+
+def draw_case(seed: int) -> Case:
+    """The case of a seed."""
+    rng = random.Random(seed)
+    engine = _engine(rng)
+    texts = [_tokens(rng, MAX_PROMPT) for _ in range(NUM_TEXTS)]
+    tenants = [""] if rng.random() < 0.6 else ["a", "b", "c"][: rng.randint(2, 3)]
+    requests: list[RequestChoice] = []
+    for _ in range(rng.randint(2, 6)):
+        requests.append(_request(rng, engine, texts, tenants, requests))
+    num_events = rng.choice([0, 0, 1, 2, 4])
+    events = sorted((_event(rng, len(requests)) for _ in range(num_events)), key=lambda event: event.at)
+    return Case(seed=seed, engine=engine, requests=tuple(requests), events=tuple(events))
+
+
+def _engine(rng: random.Random) -> EngineChoice:
+    max_num_seqs = rng.randint(1, 8)
+    ops = "cpu" if rng.random() < 0.96 else "reference"
+    return EngineChoice(
+        model=rng.choice(list(MODELS)),
+        dtype=rng.choice(["float32", "float32", "bfloat16", "float16"]),
+        kv_cache_dtype=rng.choice(["auto", "auto", "auto", "int8"]),
+        ops=ops,
+        block_size=rng.choice([4, 8, 12, 16, 16, 32]),
+        num_threads=2 if ops == "cpu" and rng.random() < 0.1 else 1,
+        num_spare_blocks=rng.choice([0, 1, 2, 3, 5, 8, 13, 100]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(max_num_seqs, rng.choice([8, 16, 40, 256])),
+        long_prefill_token_threshold=rng.choice([0, 0, 3, 7, 16, 33]),
+        enable_prefix_caching=rng.random() < 0.8,
+        policy=rng.choice(["fcfs", "priority"]),
+        priority_ageing_s=rng.choice([0.0, 0.02, 0.2]),
+    )
+
+
+def _request(
+    rng: random.Random, engine: EngineChoice, texts: list[list[int]], tenants: list[str], earlier: list[RequestChoice]
+) -> RequestChoice:
+    follows = rng.randrange(len(earlier)) if earlier and rng.random() < 0.15 else None
+    token_ids = _tokens(rng, rng.randint(1, 8)) if follows is not None else _prompt(rng, texts, earlier)
+    return RequestChoice(
+        token_ids=tuple(token_ids),
+        params=_params(rng, engine),
+        arrives_at=0 if rng.random() < 0.4 else rng.randrange(LAST_STEP),
+        follows=follows,
+        cache_salt=rng.choice([None, None, None, "salt"]),
+        tenant=rng.choice(tenants),
+        priority=rng.randint(-2, 2),
+    )
+
+
+def _prompt(rng: random.Random, texts: list[list[int]], earlier: list[RequestChoice]) -> list[int]:
+    """An earlier prompt again, or the beginning of a text, perhaps with another text's head and a tail of its own."""
+    if earlier and rng.random() < 0.2:
+        return list(rng.choice(earlier).token_ids)
+    text = list(rng.choice(texts))
+    if rng.random() < 0.3:
+        head = rng.choice([4, 8, 16, 32])
+        text[:head] = rng.choice(texts)[:head]
+    tail = _tokens(rng, rng.randint(0, 8))
+    return [*text[: rng.randint(1, MAX_PROMPT - len(tail))], *tail]
+
+
+def _params(rng: random.Random, engine: EngineChoice) -> dict[str, Any]:
+    max_tokens = rng.randint(1, 14)
+    params: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": rng.choice([0.0, 0.7, 1.0, 1.5]),
+        "seed": rng.randrange(4),
+        "logprobs": rng.choice([None, 0, 1, 3]),
+        "n": min(engine.max_num_seqs, rng.choice([1, 1, 1, 2, 3, 5])),
+    }
+    for name, value in _seldom(rng, max_tokens).items():
+        if rng.random() < 0.15:
+            params[name] = value
+    return params
+
+
+def _seldom(rng: random.Random, max_tokens: int) -> dict[str, Any]:
+    """What few requests ask for, each by itself; drawn whether it is used or not."""
+    return {
+        "prompt_logprobs": rng.choice([0, 2]),
+        "skip_reading_prefix_cache": True,
+        "top_k": rng.randint(1, 40),
+        "top_p": rng.uniform(0.3, 0.99),
+        "min_p": rng.uniform(0.01, 0.3),
+        "repetition_penalty": rng.uniform(0.7, 1.6),
+        "presence_penalty": rng.uniform(-1, 1),
+        "frequency_penalty": rng.uniform(-1, 1),
+        "min_tokens": rng.randint(1, max_tokens),
+        "stop_token_ids": rng.sample(range(NUM_TOKEN_IDS), 40),
+        "stop": rng.sample("abcdefghijklmnopqrstuvwxyz 0123456789", 8),
+        "bad_words": ["the", "a", rng.choice(["in", "he s", "on the"])],
+        "allowed_token_ids": rng.sample(range(NUM_TOKEN_IDS), rng.randint(5, 200)),
+        "logit_bias": {rng.randrange(NUM_TOKEN_IDS): rng.uniform(-5, 5) for _ in range(5)},
+        "ignore_eos": True,
+    }
+
+
+def _event(rng: random.Random, num_requests: int) -> Event:
+    kind = rng.choice(list(Kind))
+    request = rng.randrange(num_requests)
+    return Event(at=rng.randrange(1, LAST_STEP), kind=kind, request=request if kind in WHOSE else 0)
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(NUM_TOKEN_IDS) for _ in range(count)]
+
+
+assert MAX_PROMPT < MAX_MODEL_LEN

@@ -1,0 +1,161 @@
+"""Engines of tiny random models, cheap to make: weights, tokenizers and configurations are kept between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from quire import EngineArgs
+from quire.config.engine import QuireConfig
+from quire.engine.core_startup import create_config, read_arch
+from quire.engine.engine_core import EngineCore
+from quire.errors import ConfigError
+from quire.executor.inproc import InprocExecutor
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.models.interfaces import Model
+from quire.observability.ledger import Ledger
+from quire.ops import table
+from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from quire.worker import worker
+from tests.checkpoints import make_checkpoint
+from tools.fuzz_invariance.cases import MAX_MODEL_LEN, EngineChoice
+from tools.fuzz_invariance.patches import replaced
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("llama", {"num_hidden_layers": 2}),
+    "learned positions": ("gpt2", {"n_layer": 2}),
+    "window": ("mistral", {"num_hidden_layers": 2, "sliding_window": 14}),
+    "full and window": ("gemma2", {"num_hidden_layers": 2, "sliding_window": 18}),
+    "one full, three of windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 11, "num_hidden_layers": 4, "max_window_layers": 1},
+    ),
+}
+"""name -> family and overrides for `make_checkpoint`. Their KV groups: one, one, one, two, four."""
+Clock = Callable[[], float]
+
+
+class Engines:
+    """Makes cores of tiny models."""
+
+    def __init__(self, directory: Path) -> None:
+        """Checkpoints are written to a directory, or found there if somebody has written them."""
+        self.directory = directory
+        self.config_of = cache(self._config_of)
+        self.tokenizer_of = cache(self._tokenizer_of)
+        self._weights: dict[tuple[object, ...], Model] = {}
+        self._load = worker.load_model
+
+    def write_all(self) -> None:
+        """Make all checkpoints now."""
+        for model in MODELS:
+            self.checkpoint(model)
+
+    def checkpoint(self, model: str) -> Path:
+        """The directory of a model."""
+        path = self.directory / model.replace(" ", "-")
+        if not (path / "config.json").exists():
+            family, overrides = MODELS[model]
+            make_checkpoint(family, path, **overrides)
+        return path
+
+    def core(self, engine: EngineChoice, clock: Clock, executor: Callable[[QuireConfig], InprocExecutor]) -> EngineCore:
+        """A core with an empty cache; `executor` makes it from the configuration."""
+        config = self.config_of(engine)
+        with replaced(worker, "load_model", self._kept_weights):
+            return EngineCore(config, executor(config), clock)
+
+    def _config_of(self, engine: EngineChoice) -> QuireConfig:
+        path = self.checkpoint(engine.model)
+        ops = engine.ops if engine.ops in available_ops() else "reference"
+        args = EngineArgs(
+            model=str(path),
+            dtype=engine.dtype,
+            kv_cache_dtype=engine.kv_cache_dtype,
+            ops=ops,
+            block_size=engine.block_size,
+            num_threads=engine.num_threads if ops == "cpu" else 1,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            long_prefill_token_threshold=engine.long_prefill_token_threshold,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            use_tqdm_on_load=False,
+        )
+        chunk = min(engine.long_prefill_token_threshold or MAX_MODEL_LEN, engine.max_num_batched_tokens)
+        kv_dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+        layout = read_arch(args, path).kv_layout(engine.block_size, kv_dtype, ops=ops)
+        num_blocks = layout.most_blocks(MAX_MODEL_LEN, chunk) + engine.num_spare_blocks
+        config = create_config(replace(args, num_gpu_blocks_override=num_blocks))
+        scheduler = replace(config.scheduler_config, policy=engine.policy, priority_ageing_s=engine.priority_ageing_s)
+        return replace(config, scheduler_config=scheduler)
+
+    def _tokenizer_of(self, model: str) -> Tokenizer:
+        return load_tokenizer(self.checkpoint(model))
+
+    def _kept_weights(self, path: Path, arch: object, **options: Any) -> Model:
+        """What `load_model` gives, read once for each way of computing."""
+        options.pop("progress", None)
+        key = (path, table.in_use(), *sorted((name, str(value)) for name, value in options.items()))
+        if key not in self._weights:
+            self._weights[key] = self._load(path, arch, **options)  # type: ignore[arg-type]
+        return self._weights[key]
+
+
+class DisturbedExecutor(InprocExecutor):
+    """A worker whose steps fail when a case says so."""
+
+    def __init__(self, config: QuireConfig, poisoned: dict[str, bool]) -> None:
+        """`poisoned`: requests that make a step raise, and whether only after it was computed."""
+        super().__init__(config, Ledger())
+        self.poisoned = poisoned
+        self.loses_next = False
+        """The result of the next step is lost."""
+        self.num_copies = 0
+        self._request_of: dict[int, str] = {}
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        """Run one step, or raise."""
+        self._request_of |= {new.seq_id: new.request_id for new in plan.new_sequences}
+        guilty = [self.poisoned[name] for i in plan.seq_ids if (name := self._request_of[i]) in self.poisoned]
+        if guilty and not all(guilty):
+            raise Poisoned("before the step")
+        self.num_copies += len(plan.blocks_to_copy)
+        result = super().execute(plan)
+        if guilty:
+            raise Poisoned("after the step")
+        if self.loses_next:
+            self.loses_next = False
+            raise Lost
+        return result
+
+
+class Poisoned(Exception):
+    """A request is not good for the engine."""
+
+
+class Lost(BaseException):
+    """As a KeyboardInterrupt, which nothing in the engine catches."""
+
+
+def ticking_clock() -> Clock:
+    """A clock that goes on by a millisecond whenever it is read."""
+    ticks = itertools.count()
+    return lambda: next(ticks) / 1000
+
+
+@cache
+def available_ops() -> tuple[str, ...]:
+    """Implementations that run here."""
+    found = []
+    for name in table.IMPLEMENTATIONS:
+        try:
+            table.implementation_of(name)
+        except ConfigError:
+            continue
+        found.append(name)
+    return tuple(found)
