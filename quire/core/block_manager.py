@@ -71,7 +71,7 @@ class BlockManager:
 
     def still_needed(self, seq: Sequence) -> int:
         """Free blocks that a running sequence takes at most until all tokens it has now are computed."""
-        if seq.num_left == 1:
+        if seq.num_left <= 1:
             return 0
         return max(0, self.most_blocks(seq) - seq.num_blocks)
 

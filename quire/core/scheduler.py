@@ -94,7 +94,7 @@ class Scheduler:
         budget = self._budget()
         if budget.shares is not None:
             self._make_room(budget, budget.shares)
-        if self.policy.preempts:
+        if self.policy.preempts or self.lives.num_searches:
             self._make_way(budget)
         num_preemptions = self.num_preemptions
         self._schedule_running(budget)
@@ -163,13 +163,20 @@ class Scheduler:
             self._preempt(latest, budget)
 
     def _make_way(self, budget: StepBudget) -> None:
-        """Preempt for the first in each tenant's queue those of its own that come after it, if that lets it start."""
+        """Preempt for the first in each tenant's queue those of its own that give way to it, if that lets it start."""
         for seq in self.waiting.candidates(self._is_ready):
-            group = seq.group
-            later = [one for one in self.running if one.rank > seq.rank and one.group.tenant is group.tenant]
+            later = [one for one in self.running if self._gives_way(one, seq)]
             if later and not self._fits(seq, budget) and self._would_fit(seq, later):
                 while later and not self._fits(seq, budget):
                     self._preempt(later.pop(), budget)
+
+    def _gives_way(self, one: Sequence, seq: Sequence) -> bool:
+        """Whether a running sequence is preempted for one that waits: idle beams are, or searches would wait forever."""
+        if one.group.tenant is not seq.group.tenant:
+            return False
+        if one.rank > seq.rank:
+            return self.policy.preempts or one.is_idle
+        return one.group is seq.group and one.is_idle
 
     def _fits(self, seq: Sequence, budget: StepBudget) -> bool:
         """Whether a waiting sequence has a seat and memory."""
@@ -276,6 +283,8 @@ class Scheduler:
         Branches that wait by themselves are those of a request that came from another core, or was preempted.
         """
         others = seq.group.sequences
+        if seq.is_idle:
+            return False
         if len(others) == 1 or not self.blocks.reads_cache(seq):
             return True
         prompt = seq.group.num_prompt_tokens
@@ -285,6 +294,8 @@ class Scheduler:
 
     def _share_of(self, seq: Sequence, budget: StepBudget) -> int:
         wanted = len(seq.token_ids) - seq.num_computed_tokens
+        if not wanted:
+            return 0  # a beam that waits for others
         if budget.shares is not None:
             if seq.status is not SequenceStatus.RUNNING:
                 return 0  # preempted a moment ago
