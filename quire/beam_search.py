@@ -52,9 +52,8 @@ class BeamSearchParams:
     def sampling_params(self) -> SamplingParams:
         """The same request, as `LLM.generate` takes it."""
         given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return SamplingParams(
-            **given, n=self.beam_width, use_beam_search=True, output_kind=RequestOutputKind.FINAL_ONLY
-        )
+        params = SamplingParams(**given, use_beam_search=True, output_kind=RequestOutputKind.FINAL_ONLY)
+        return params.clone(n=self.beam_width)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -171,7 +171,7 @@ class Scheduler:
                     self._preempt(later.pop(), budget)
 
     def _gives_way(self, one: Sequence, seq: Sequence) -> bool:
-        """Whether a running sequence is preempted for one that waits: idle beams are, or searches would wait forever."""
+        """Whether a running sequence is preempted for one that waits: idle beams are, or searches would never end."""
         if one.group.tenant is not seq.group.tenant:
             return False
         if one.rank > seq.rank:

@@ -14,13 +14,15 @@ import torch
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from quire.errors import EngineError, InvalidParameter, UnsupportedFeature
+from quire.messages.codec import Codec
+from quire.messages.request import AbortRequest, EngineCoreRequest
 from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import Checkpoint
 
 FAMILIES = ("llama", "qwen3", "gemma2")
 NUM_PROMPTS, NUM_TOKENS = 8, 16
 TOLERANCE = 1e-4
-ENDINGS = list(range(40, 80))
+ENDINGS = list(range(3, VOCAB_SIZE, 5))
 """A random model hardly ever says its end-of-sequence token. With so many of them it does."""
 
 
@@ -121,7 +123,9 @@ def check(directory: Path, outputs: list[RequestOutput], search: Search) -> None
         assert [found.token_ids for found in output.outputs] == [tokens for tokens, _ in expected]
         for found, (tokens, score) in zip(output.outputs, expected, strict=True):
             assert found.cumulative_logprob is not None
-            assert abs(found.cumulative_logprob / len(tokens) ** search.penalty - score) < TOLERANCE
+            assert abs(found.cumulative_logprob / len(tokens) ** search.penalty - score) < TOLERANCE * max(
+                1, abs(score)
+            )
             assert found.finish_reason == ("stop" if tokens[-1] in search.endings else "length")
 
 
@@ -333,3 +337,32 @@ def test_receipts_of_beams_and_of_the_best_are_replayed(llm: LLM) -> None:
         (request,) = llm.receipt(outputs, params).requests
         again = llm.generate([request.prompt_token_ids], request.params())
         assert bits(again) == bits(outputs)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 7, 11])
+def test_another_core_goes_on_where_the_front_says_the_search_stands(checkpoint: Checkpoint, num_steps: int) -> None:
+    params = Search(4, penalty=2.0, early="never", endings=ENDING).params
+    prompt: Any = prompts()[1]
+    with LLM(str(checkpoint("llama")), dtype="float32", max_model_len=128, max_logprobs=-1) as llm:
+        (alone,) = llm.generate([prompt], params)
+        parts = llm.engine.parts
+        llm.engine.add_request("a", prompt, params)
+        for _ in range(num_steps):
+            llm.engine.step()
+        request = parts.output_processor.so_far("a")
+        assert request.progress is not None
+        assert [len(tokens) for tokens in request.progress.branches.values()] == [num_steps] * (4 if num_steps else 0)
+        assert (request.progress.beams is None) == (num_steps == 0)
+        parts.core.abort(AbortRequest(request_id="a"))
+        parts.core.add(Codec([EngineCoreRequest]).decode(0, _body(Codec([EngineCoreRequest]).encode(request))))
+        outputs: list[RequestOutput] = []
+        count = 0
+        while llm.engine.has_unfinished_requests():
+            outputs += llm.engine.step()
+            count += 1
+        assert bits(outputs) == bits([alone])
+        assert count <= NUM_TOKENS - num_steps + 4, "nothing is searched again"
+
+
+def _body(frame: bytearray) -> memoryview:
+    return memoryview(frame)[5:]

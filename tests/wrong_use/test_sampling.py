@@ -222,7 +222,7 @@ def test_what_this_model_cannot_do_is_refused(llm: LLM, name: str) -> None:
 
 def test_beams_that_need_more_candidates_than_the_engine_reports_are_refused(llm: LLM) -> None:
     with refused(InvalidParameter, "beam_width=4", "17 tokens", "21 candidates", "limit is 20", parameter="beam_width"):
-        llm.generate("abc", SamplingParams(**BEAMS, stop_token_ids=list(range(16))))
+        llm.generate("abc", SamplingParams(**BEAMS, stop_token_ids=list(range(15))))
 
 
 PER_PROMPT: dict[str, tuple[Any, list[str]]] = {

@@ -77,6 +77,7 @@ def requests(num_tokens: int = 120) -> list[Request]:
             "else",
             SamplingParams(
                 temperature=0,
+                seed=11,
                 use_beam_search=True,
                 n=3,
                 beam_width=4,

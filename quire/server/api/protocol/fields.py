@@ -106,7 +106,7 @@ class GenerationFields(SamplingFields):
     use_beam_search: bool | None = None
     beam_width: int | None = Field(default=None, json_schema_extra={"minimum": 2, "maximum": 128})
     length_penalty: float | None = bounded("length_penalty")
-    early_stopping: Annotated[bool | Literal["never"], of_kind('a boolean or "never"')] | None = None
+    early_stopping: Annotated[bool | Literal["never"], of_kind('true, false or "never"')] | None = None
     max_tokens: int | None = Field(default=None, json_schema_extra={"minimum": 0})
     stream: bool | None = None
     stream_options: StreamOptions | None = None
