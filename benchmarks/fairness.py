@@ -21,8 +21,8 @@ import time
 from collections import Counter
 
 from benchmarks.serving import running
-from quire.cli.http_client import EventReader, HttpClient
-from quire.cli.load import Record, run_loop
+from quire.cli.bench.load import Record, run_loop
+from quire.cli.client.http_client import EventReader, HttpClient
 from quire.config.args import EMBEDDED
 from quire.utils.math import percentile
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.cli.http_client import HttpClient, authorization
+from quire.cli.client.http_client import HttpClient, authorization
 
 HEALTHY_KEY, FUZZ_KEY = "healthy", "fuzz"
 NUM_STREAMS = 8

@@ -31,8 +31,8 @@ from pathlib import Path
 from benchmarks.checkpoints import QWEN3_06B, write_checkpoint
 from benchmarks.peer_worker import quire as load_quire
 from benchmarks.peers import vllm_environment
-from quire.cli.http_client import HttpClient
-from quire.cli.load import Record, figures, run_loop, send_all
+from quire.cli.bench.load import Record, figures, run_loop, send_all
+from quire.cli.client.http_client import HttpClient
 from quire.config.args import EMBEDDED
 from quire.utils.math import percentile
 

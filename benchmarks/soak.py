@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.cli.http_client import HttpClient
+from quire.cli.client.http_client import HttpClient
 from quire.utils.process import raise_descriptor_limit
 
 MAX_QUEUED = 384

@@ -103,5 +103,5 @@ def create_parser(only: str | None = None) -> Parser:
     for command, help_text in COMMANDS.items():
         child = commands.add_parser(command, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
         if only in (None, command):
-            importlib.import_module(f"quire.cli.{command.replace('-', '_')}").add_arguments(child)
+            importlib.import_module(f"quire.cli.commands.{command.replace('-', '_')}").add_arguments(child)
     return parser

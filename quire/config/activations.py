@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.config.arch import LEARNED_POSITIONS, ModelArch
+from quire.config.arch import ModelArch
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -71,7 +71,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
 
 def _layer(layout: _Layout, arch: ModelArch) -> None:
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
-    keeps_attended = arch.model_type == "gemma2" or arch.model_type in LEARNED_POSITIONS
+    keeps_attended = arch.family.has_post_norms or arch.family.has_learned_positions
     layout.take("normed", size)
     layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
     layout.take("query", heads)

@@ -25,7 +25,7 @@ class MemoryPlan:
     """Bytes by purpose, at the worst moment of an engine."""
 
     weights: int
-    """Parameters as the ops lay them out, and the rotary table."""
+    """Parameters as the ops lay them out, and the rotary tables."""
     kv_cache: int
     workspace: int
     """Activations of the largest step, what kernels work with, and the arrays that a step reads."""
@@ -75,7 +75,7 @@ class MemoryUse:
 def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     """The plan of an engine with so many KV blocks."""
     weights = weight_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
-    weights += 0 if arch.rope is None else use.max_model_len * arch.rope.rotary_dim * 4
+    weights += sum(use.max_model_len * rope.rotary_dim * 4 for rope in arch.ropes)
     layout = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops)
     kv_cache = num_blocks * layout.block_bytes
     workspace, logits, logprobs = (

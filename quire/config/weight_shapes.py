@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from quire.config.arch import HEAD_NORMS, LEARNED_POSITIONS, NORMS_PER_LAYER, ModelArch
+from quire.config.arch import ModelArch
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -59,24 +59,33 @@ class WeightShapes:
 
 def weight_shapes(arch: ModelArch) -> WeightShapes:
     """The parameters of a model; those of an unknown family as if it were a relative of Llama."""
-    floats, body = _learned_positions(arch) if arch.model_type in LEARNED_POSITIONS else _decoder(arch)
+    learned = arch.family.has_learned_positions
+    floats, body = _learned_positions(arch) if learned else _decoder(arch)
     positions = arch.max_position_embeddings + 2 * (arch.model_type == "opt")
     return WeightShapes(
         body=body,
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
-        positions=positions * arch.hidden_size if arch.model_type in LEARNED_POSITIONS else 0,
+        positions=positions * arch.hidden_size if learned else 0,
         floats=floats,
         is_tied=arch.tie_word_embeddings,
         is_transposed=arch.model_type == "gpt2",
     )
 
 
+def num_parameters(arch: ModelArch) -> int:
+    """Parameters of a model, tied ones counted once; exact for the families quire ships."""
+    shapes = weight_shapes(arch)
+    head = 0 if shapes.is_tied else shapes.head.num_weights
+    linears = sum(shape.count * shape.num_weights for shape in shapes.body)
+    return linears + head + shapes.table + shapes.positions + shapes.floats
+
+
 def _decoder(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
     """(floats, linear layers) of the families with gated MLPs."""
     size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
     biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (2 * ffn + size)
-    norms = NORMS_PER_LAYER.get(arch.model_type, 2) * size + 2 * arch.head_size * (arch.model_type in HEAD_NORMS)
+    norms = (4 if arch.family.has_post_norms else 2) * size + 2 * arch.head_size * arch.family.has_head_norms
     gate_up = LinearShape(parts=(ffn, ffn), in_features=size, count=arch.num_layers)
     down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
     return arch.num_layers * (biases + norms) + size, (qkv, _output(arch), gate_up, down)

@@ -3,7 +3,7 @@
 With one tenant none of this exists. With several, each has an equal share of slots and blocks. A tenant that holds more
 gives its latest sequences back when another one waits for them, and starts no further ones. Steps are kept short, so
 that nobody waits long for the step that runs: each tenant gets an equal part of a small amount of work, and its
-sequences take turns. A tenant that was served less may catch up in one step.
+sequences take turns. A tenant that was served less may catch up in few steps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from quire.core.sequence import Sequence
 SHARED_STEP_WORK = 128
 """Work of a step of several tenants that are served alike. It takes some two or three times as long as the shortest
 step, since weights are read once in either (benchmarks/serving.md)."""
+CATCH_UP_WORK = 256
+"""Most work of one tenant in a step, however far it is behind: the others wait for the end of the step."""
 URGENT_PART = 4
 """While a tenant that was served less waits to start, the others get this part of what they would."""
 CONTEXT_PER_TOKEN = 64
@@ -57,7 +59,8 @@ class Shares:
         most_served = max(tenant.virtual_time for tenant in tenants)
         if any(tenant.waiting and most_served - tenant.virtual_time > each for tenant in tenants):
             each = max(1, each // URGENT_PART)
-        self._usage = {tenant: _Usage(each + most_served - tenant.virtual_time) for tenant in tenants}
+        most = max(each, CATCH_UP_WORK)
+        self._usage = {tenant: _Usage(min(most, each + most_served - tenant.virtual_time)) for tenant in tenants}
         for seq in running:
             self.started(seq, seq.num_own_blocks)
 

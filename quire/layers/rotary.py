@@ -1,4 +1,4 @@
-"""Rotary position embedding: one table of cosines and sines per engine, shared by all layers.
+"""Rotary position embedding: tables of cosines and sines, shared by all layers that rotate alike.
 
 The frequencies follow transformers' modeling_rope_utils number by number. Where transformers lets the length of the
 running batch choose them (dynamic, longrope), quire chooses once, from `max_model_len`: a request's tokens must not
@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from quire.config.arch import RopeConfig, RopeType
+from quire.config.rope import RopeConfig, RopeType
 from quire.ops.reference.threads import one_thread
 from quire.utils.math import round_up
 

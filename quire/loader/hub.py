@@ -182,9 +182,11 @@ def check_config(file: Path) -> None:
 
     Raises: ConfigError.
     """
-    from quire.config.arch import ARCHITECTURES
+    from quire.config.arch import refuse_multimodal
+    from quire.config.families import ARCHITECTURES
 
     raw = read_json_object(file, "Download the file again.", CheckpointError) or {}
+    refuse_multimodal(raw, str(file))
     listed = raw.get("architectures")
     name = listed[0] if isinstance(listed, list) and listed else ARCHITECTURES.get(str(raw.get("model_type")))
     registry = importlib.import_module("quire.models.registry").ModelRegistry

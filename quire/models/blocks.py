@@ -36,6 +36,7 @@ class SelfAttention:
 
     def __init__(self, arch: ModelArch, spec: DecoderSpec, ctx: LayerContext, index: int) -> None:
         heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
+        rope, window = arch.layers[index].rope, arch.layers[index].window
         self.qkv_proj = Linear(
             ctx.child("qkv_proj"),
             arch.hidden_size,
@@ -51,15 +52,15 @@ class SelfAttention:
                 num_heads=heads,
                 num_kv_heads=kv_heads,
                 head_size=size,
-                rotary_dim=arch.rope.rotary_dim if arch.rope else 0,
+                rotary_dim=rope.rotary_dim if rope else 0,
                 interleaved=spec.interleaved_rope,
                 norm_eps=arch.norm_eps,
             ),
             scale=arch.query_scale,
-            cos_sin=rotary_table(arch.rope, ctx.max_model_len) if arch.rope else None,
+            cos_sin=rotary_table(rope, ctx.max_model_len) if rope else None,
             q_norm=head_norm(ctx.child("q_norm"), size, spec) if spec.qk_norm else None,
             k_norm=head_norm(ctx.child("k_norm"), size, spec) if spec.qk_norm else None,
-            sliding_window=arch.layer_windows[index],
+            sliding_window=window,
             soft_cap=arch.attn_soft_cap,
         )
 

@@ -40,9 +40,17 @@ class Gemma2ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def spec(arch: ModelArch) -> DecoderSpec:
         """See `DecoderForCausalLM.spec`."""
-        if arch.raw.get("use_bidirectional_attention"):
-            raise ConfigError(
-                f"{arch.source}: use_bidirectional_attention is true, but quire generates with causal attention only. "
-                "Use a generative Gemma 2 checkpoint."
-            )
+        refuse_bidirectional(arch)
         return DecoderSpec(norm_offset=1.0, embedding_scale=math.sqrt(arch.hidden_size))
+
+
+def refuse_bidirectional(arch: ModelArch) -> None:
+    """Gemma checkpoints that embed text, instead of generating it, look at tokens to come.
+
+    Raises: ConfigError.
+    """
+    if arch.raw.get("use_bidirectional_attention"):
+        raise ConfigError(
+            f"{arch.source}: use_bidirectional_attention is true, but quire generates with causal attention only. "
+            "Use a generative checkpoint."
+        )

@@ -6,4 +6,4 @@ from quire.models.decoder import DecoderForCausalLM
 
 
 class MistralForCausalLM(DecoderForCausalLM):
-    """Llama, with a sliding window on every layer (`arch.layer_windows`)."""
+    """Llama, with a sliding window on every layer (`arch.layers`)."""

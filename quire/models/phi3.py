@@ -9,6 +9,6 @@ from quire.models.decoder import DecoderForCausalLM
 
 
 class Phi3ForCausalLM(DecoderForCausalLM):
-    """Llama, with a checkpoint that is already fused; partial rotation and longrope come with `arch.rope`."""
+    """Llama, with a checkpoint that is already fused; partial rotation and longrope come with `arch.layers`."""
 
     weights: ClassVar[WeightMap] = WeightMap()

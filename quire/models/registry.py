@@ -22,7 +22,7 @@ log = get_logger(__name__)
 ENTRY_POINT_GROUP = "quire.models"
 SUFFIX = "forcausallm"
 NEAR = 0.88
-"""Similarity of two stems that differ by a slip; Mamba is not Llama, and Gemma3 is not Gemma2."""
+"""Similarity of two stems that differ by a slip; Mamba is not Llama, and Gemma4 is not Gemma3."""
 
 
 class ModelRegistry:
@@ -31,14 +31,23 @@ class ModelRegistry:
     paths: ClassVar[LazyTable] = LazyTable(
         "architecture",
         {
+            "Ernie4_5ForCausalLM": "quire.models.ernie4_5:Ernie4_5ForCausalLM",
             "Gemma2ForCausalLM": "quire.models.gemma2:Gemma2ForCausalLM",
+            "Gemma3ForCausalLM": "quire.models.gemma3:Gemma3ForCausalLM",
+            "GemmaForCausalLM": "quire.models.gemma:GemmaForCausalLM",
+            "Glm4ForCausalLM": "quire.models.glm4:Glm4ForCausalLM",
+            "GlmForCausalLM": "quire.models.glm:GlmForCausalLM",
             "GPT2LMHeadModel": "quire.models.gpt2:GPT2LMHeadModel",
+            "HeliumForCausalLM": "quire.models.helium:HeliumForCausalLM",
             "LlamaForCausalLM": "quire.models.llama:LlamaForCausalLM",
+            "MinistralForCausalLM": "quire.models.ministral:MinistralForCausalLM",
             "MistralForCausalLM": "quire.models.mistral:MistralForCausalLM",
             "OPTForCausalLM": "quire.models.opt:OPTForCausalLM",
             "Phi3ForCausalLM": "quire.models.phi3:Phi3ForCausalLM",
             "Qwen2ForCausalLM": "quire.models.qwen2:Qwen2ForCausalLM",
             "Qwen3ForCausalLM": "quire.models.qwen3:Qwen3ForCausalLM",
+            "SeedOssForCausalLM": "quire.models.seed_oss:SeedOssForCausalLM",
+            "SmolLM3ForCausalLM": "quire.models.smollm3:SmolLM3ForCausalLM",
         },
     )
     classes: ClassVar[dict[str, ModelClass]] = {}
@@ -98,4 +107,6 @@ class ModelRegistry:
 
 
 def _is_near(known: str, stem: str) -> bool:
+    if known != stem and (stem.startswith(known) or known.startswith(stem)):
+        return False  # Gemma3n is a relative of Gemma3
     return difflib.SequenceMatcher(None, known, stem).ratio() >= NEAR

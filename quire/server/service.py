@@ -94,6 +94,7 @@ class Service:
             max_waiting_per_owner=settings.max_queued_work // 2 if len(settings.api_key) > 1 else 0,
         )
         """What reads, renders and tokenises requests, and builds large replies."""
+        self.work.on_refused = self._count_refused_work
         self.body_budget = BodyBudget(settings.max_total_body_size)
         self.activity = ActivityReports(engine)
         """What the requests of each API key do, for the console."""
@@ -111,6 +112,10 @@ class Service:
         """Count a reply to what was no request yet: no HTTP, or beyond the limits of a connection."""
         if self.is_configured:
             self.metrics.http_requests.labels("none", "other", "4xx").inc()
+
+    def _count_refused_work(self) -> None:
+        if self.is_configured:
+            self.metrics.refused("work")
 
     async def reports(self) -> tuple[FrontReport, Samples]:
         """The whole server, whichever front is asked: what it does, and what all fronts but this one have counted.

@@ -110,6 +110,8 @@ class WorkPool:
         self.num_waiting = 0
         """Jobs that no thread has begun."""
         self.num_running = 0
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called when a job finds the pool full."""
         self._num_threads = num_threads
         self._max_heavy = min(MAX_HEAVY, num_threads)
         self._max_per_owner = num_threads - num_threads // 4
@@ -128,7 +130,11 @@ class WorkPool:
         Raises: EngineOverloaded when too much waits; EngineUnavailable when the pool is closed; what the call raises.
         """
         job = _Job(partial(function, *args, **kwargs), copy_context())
-        self._put(job)
+        try:
+            self._put(job)
+        except EngineOverloaded:
+            self.on_refused()
+            raise
         try:
             return await job.future  # type: ignore[no-any-return]
         finally:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from quire.config.arch import ModelArch, RopeType
+from quire.config.arch import ModelArch
+from quire.config.rope import RopeConfig, RopeType
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec, PageSpec, SlidingWindowSpec
+from tests.checkpoints import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -34,6 +36,8 @@ LLAMA: dict[str, Any] = {
 PHI3 = {**LLAMA, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
 QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 GEMMA2 = {**LLAMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+GEMMA3 = {**LLAMA, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 32}
+SMOLLM3 = {**LLAMA, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
     "vocab_size": 1000,
@@ -56,13 +60,24 @@ def arch_of(base: dict[str, Any] = LLAMA, **changes: Any) -> ModelArch:
     return ModelArch.from_config({**base, **changes}, source="config.json")
 
 
+def windows_of(arch: ModelArch) -> tuple[int | None, ...]:
+    return tuple(layer.window for layer in arch.layers)
+
+
+def rope_of(arch: ModelArch) -> RopeConfig:
+    """The one rotation of all layers."""
+    (rope,) = arch.ropes
+    assert all(layer.rope == rope for layer in arch.layers)
+    return rope
+
+
 def test_llama_is_read() -> None:
     arch = arch_of()
     assert (arch.num_layers, arch.num_heads, arch.num_kv_heads, arch.head_size) == (4, 8, 2, 8)
     assert (arch.hidden_size, arch.intermediate_size, arch.vocab_size) == (64, 128, 1000)
     assert (arch.activation, arch.norm_eps, arch.dtype) == ("silu", 1e-5, "bfloat16")
     assert (arch.eos_token_ids, arch.bos_token_id) == ((2,), 1)
-    assert arch.layer_windows == (None,) * 4
+    assert windows_of(arch) == (None,) * 4
     assert not arch.tie_word_embeddings
     assert arch.query_scale == pytest.approx(8**-0.5)
 
@@ -72,7 +87,7 @@ def test_gpt2_spellings_are_read() -> None:
     assert arch.architecture == "GPT2LMHeadModel"
     assert (arch.hidden_size, arch.intermediate_size, arch.num_layers, arch.num_kv_heads) == (64, 256, 2, 4)
     assert arch.max_position_embeddings == 1024
-    assert arch.rope is None
+    assert arch.ropes == frozenset()
     assert arch.tie_word_embeddings
     assert arch.attention_bias
     assert arch.mlp_bias
@@ -103,34 +118,29 @@ def test_dtype_of_transformers_4_and_5(key: str, value: str) -> None:
 
 
 def test_rope_of_transformers_4() -> None:
-    rope = arch_of(rope_theta=500_000.0, rope_scaling=LLAMA3).rope
-    assert rope is not None
+    rope = rope_of(arch_of(rope_theta=500_000.0, rope_scaling=LLAMA3))
     assert (rope.type, rope.theta, rope.factor, rope.original_max_position) == (RopeType.LLAMA3, 500_000.0, 8.0, 128)
 
 
 def test_rope_of_transformers_5() -> None:
-    rope = arch_of(rope_parameters={**LLAMA3, "rope_theta": 500_000.0}).rope
-    assert rope == arch_of(rope_theta=500_000.0, rope_scaling=LLAMA3).rope
+    rope = rope_of(arch_of(rope_parameters={**LLAMA3, "rope_theta": 500_000.0}))
+    assert rope == rope_of(arch_of(rope_theta=500_000.0, rope_scaling=LLAMA3))
 
 
 def test_rope_defaults() -> None:
-    rope = arch_of(rope_scaling=None).rope
-    assert rope is not None
+    rope = rope_of(arch_of(rope_scaling=None))
     assert (rope.type, rope.theta, rope.rotary_dim, rope.max_position) == (RopeType.DEFAULT, 10_000.0, 8, 512)
 
 
 @pytest.mark.parametrize("spelling", ["su", "yarn", "longrope"])
 def test_early_phi3_spellings_mean_longrope(spelling: str) -> None:
     scaling = {**LONGROPE, "type": spelling}
-    rope = arch_of(PHI3, rope_scaling=scaling, original_max_position_embeddings=128).rope
-    assert rope is not None
+    rope = rope_of(arch_of(PHI3, rope_scaling=scaling, original_max_position_embeddings=128))
     assert (rope.type, rope.original_max_position, rope.factor) == (RopeType.LONGROPE, 128, 4.0)
 
 
 def test_partial_rotation() -> None:
-    rope = arch_of(PHI3, partial_rotary_factor=0.5).rope
-    assert rope is not None
-    assert rope.rotary_dim == 4
+    assert rope_of(arch_of(PHI3, partial_rotary_factor=0.5)).rotary_dim == 4
 
 
 @pytest.mark.parametrize(
@@ -153,11 +163,50 @@ def test_partial_rotation() -> None:
         ),
         (GEMMA2, {"sliding_window": 32}, (32, None, 32, None)),
         (GEMMA2, {"sliding_window": 32, "layer_types": ["full_attention"] * 4}, (None,) * 4),
+        (GEMMA3, {}, (32,) * 4),
+        (GEMMA3, {"num_hidden_layers": 7}, (*(32,) * 5, None, 32)),
+        (GEMMA3, {"sliding_window_pattern": 3}, (32, 32, None, 32)),
+        (GEMMA3, {"sliding_window_pattern": 1}, (None,) * 4),
+        (GEMMA3, {"sliding_window_pattern": 3, "layer_types": ["full_attention"] * 4}, (None,) * 4),
+        (GEMMA3, {"sliding_window": None}, (None,) * 4),
         (PHI3, {"sliding_window": 32}, (32,) * 4),
     ],
 )
 def test_windows_of_layers(base: dict[str, Any], changes: dict[str, Any], expected: tuple[int | None, ...]) -> None:
-    assert arch_of(base, **changes).layer_windows == expected
+    assert windows_of(arch_of(base, **changes)) == expected
+
+
+def test_gemma3_spells_its_rotations_in_two_ways() -> None:
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = arch_of(GEMMA3, sliding_window_pattern=2, rope_theta=7e5, rope_local_base_freq=7e3, rope_scaling=linear)
+    by_kind = {
+        "full_attention": {**linear, "rope_theta": 7e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7e3},
+    }
+    assert old.layers == arch_of(GEMMA3, sliding_window_pattern=2, rope_parameters=by_kind).layers
+    found = [
+        (layer.window, layer.rope and (layer.rope.type, layer.rope.theta, layer.rope.factor)) for layer in old.layers
+    ]
+    assert found == [(32, (RopeType.DEFAULT, 7e3, 1.0)), (None, (RopeType.LINEAR, 7e5, 8.0))] * 2
+
+
+def test_gemma3_bases_that_are_left_out() -> None:
+    """A window that is left out takes no layer's base."""
+    for changes in ({}, {"rope_parameters": {"sliding_attention": None}}, {"sliding_window": None}):
+        arch = arch_of(GEMMA3, sliding_window_pattern=2, **changes)
+        assert [layer.rope and layer.rope.theta for layer in arch.layers] == [10_000.0, 1_000_000.0] * 2
+
+
+def test_a_cap_that_gemma3_never_applies_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    assert arch_of(GEMMA3, final_logit_softcapping=30.0).final_soft_cap == 30.0
+    assert not caplog.text
+    assert arch_of(GEMMA3, attn_logit_softcapping=50.0).attn_soft_cap is None
+    assert "attn_logit_softcapping" in caplog.text
+
+
+def test_early_gemma_configs_say_gelu_and_mean_its_approximation() -> None:
+    assert arch_of({**LLAMA, "model_type": "gemma"}, hidden_act="gelu").activation == "gelu_pytorch_tanh"
+    assert arch_of(hidden_act="gelu").activation == "gelu"
 
 
 def test_gemma2_scales_and_caps() -> None:
@@ -265,6 +314,35 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "layer types too few": (GEMMA2, {"layer_types": ["full_attention"]}, ["layer_types", "4 layers"]),
     "layer types unknown": (GEMMA2, {"layer_types": ["chunked"] * 4}, ["layer_types", "full_attention"]),
     "cap negative": (GEMMA2, {"final_logit_softcapping": -1}, ["final_logit_softcapping", "-1"]),
+    "pattern zero": (GEMMA3, {"sliding_window_pattern": 0}, ["sliding_window_pattern", "is 0"]),
+    "pattern a string": (GEMMA3, {"sliding_window_pattern": "6"}, ["sliding_window_pattern", "'6'"]),
+    "layer types of an unknown kind": (GEMMA3, {"layer_types": ["linear"] * 4}, ["layer_types", "sliding_attention"]),
+    "local base negative": (GEMMA3, {"rope_local_base_freq": -1}, ["rope_local_base_freq", "-1"]),
+    "rope of one object where kinds differ": (
+        GEMMA3,
+        {"rope_parameters": {"rope_type": "default"}},
+        ["rope_parameters", "full_attention and sliding_attention"],
+    ),
+    "rope of a kind a number": (GEMMA3, {"rope_parameters": {"full_attention": 3}}, ["rope_parameters", "one object"]),
+    "rope of a kind without factor": (
+        GEMMA3,
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+        ["rope_parameters.sliding_attention: factor", "missing"],
+    ),
+    "old scaling without factor": (
+        GEMMA3,
+        {"rope_scaling": {"rope_type": "linear"}},
+        ["rope_parameters.full_attention: factor", "missing"],
+    ),
+    "old scaling by kind": (GEMMA3, {"rope_scaling": {"full_attention": {}}}, ["rope_scaling", "rope_type"]),
+    "text and images": (
+        {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+        {"text_config": {"model_type": "gemma3_text"}},
+        ["Gemma3ForConditionalGeneration", "text_config", "text-only checkpoint of the family (Gemma3ForCausalLM)"],
+    ),
+    "rotation of too few layers": (SMOLLM3, {"no_rope_layers": [1, 0]}, ["no_rope_layers", "4 layers"]),
+    "rotation of other numbers": (SMOLLM3, {"no_rope_layers": [1, 0, 2, 1]}, ["no_rope_layers", "a 1 or a 0"]),
+    "rotation of every zeroth": (SMOLLM3, {"no_rope_layer_interval": 0}, ["no_rope_layer_interval", "is 0"]),
     "query scalar zero": (GEMMA2, {"query_pre_attn_scalar": 0}, ["query_pre_attn_scalar", "is 0"]),
     "embedding width zero": (LLAMA, {"word_embed_proj_dim": 0}, ["word_embed_proj_dim"]),
 }
@@ -280,7 +358,7 @@ def test_wrong_config_names_key_value_and_remedy(name: str) -> None:
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "opt", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_keys_left_out_mean_what_transformers_means(
     checkpoint: Callable[..., Path], family: str, tmp_path: Path
 ) -> None:

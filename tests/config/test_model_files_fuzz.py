@@ -34,6 +34,7 @@ KEYS = (
     *("hidden_act", "activation_function", "tie_word_embeddings", "attention_bias", "mlp_bias", "enable_bias"),
     *("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
     *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "query_pre_attn_scalar"),
+    *("sliding_window_pattern", "rope_local_base_freq", "no_rope_layers", "text_config"),
     *("attn_logit_softcapping", "final_logit_softcapping", "dtype", "torch_dtype", "eos_token_id", "bos_token_id"),
     *("quantization_config", "do_layer_norm_before", "layer_norm_elementwise_affine", "scale_attn_weights"),
 )

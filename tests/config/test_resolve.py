@@ -14,6 +14,7 @@ from quire.config.args import EngineArgs
 from quire.config.engine import Capabilities, QuireConfig
 from quire.config.memory_plan import PROCESS_BYTES, MemoryUse, host_bytes_per_block, plan_memory
 from quire.config.resolve import resolve
+from quire.config.weight_shapes import weight_bytes
 from quire.errors import ConfigError
 from tests.config.test_arch import LLAMA
 
@@ -261,6 +262,16 @@ def windowed(tmp_path: Path, layers: list[str], **options: Any) -> QuireConfig:
     keys = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 32, "layer_types": layers}
     arch = ModelArch.from_config({**LLAMA, "head_dim": 8, **keys}, source="config.json")
     return resolve(EngineArgs(**options), arch, MACHINE, path=tmp_path, tokenizer_path=tmp_path)
+
+
+def test_every_rotation_is_planned_with_a_table_of_its_own(tmp_path: Path) -> None:
+    """Of 512 positions and 8 elements in float32; all layers with a window share one, and so do the others."""
+    for pattern, num_tables in ((2, 2), (1, 1), (9, 1)):
+        keys = {"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": pattern}
+        arch = ModelArch.from_config({**LLAMA, **keys}, source="config.json")
+        config = resolve(EngineArgs(), arch, MACHINE, path=tmp_path, tokenizer_path=tmp_path)
+        tables = config.memory_plan["weights"] - weight_bytes(arch, "bfloat16", ops="cpu")
+        assert tables == num_tables * 512 * 8 * 4
 
 
 FULL, WINDOW = "full_attention", "sliding_attention"

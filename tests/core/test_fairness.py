@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.core.fairness import SHARED_STEP_WORK, URGENT_PART
+from quire.core.fairness import CATCH_UP_WORK, SHARED_STEP_WORK, URGENT_PART
 from quire.core.queue import RequestQueue, Tenant
 from tests.fakes import FakeCore, expected_tokens
 
@@ -72,15 +72,19 @@ def test_a_large_prompt_of_one_tenant_does_not_lengthen_the_steps_of_another() -
     core.run()
 
 
-def test_a_prompt_of_the_tenant_served_less_is_computed_in_one_step() -> None:
+def test_a_prompt_of_the_tenant_served_less_is_computed_in_few_steps() -> None:
     core = FakeCore(num_blocks=2048, max_num_batched_tokens=1024, max_chunk_tokens=1024)
     submit_many(core, "greedy", 8, length=900, max_tokens=30)
     for _ in range(4):
         core.step()
     core.submit("modest", prompt_of(9, 700), max_tokens=1, tenant="modest")
     core.step()
-    assert computed(core, "modest") == 700
+    assert computed(core, "modest") == CATCH_UP_WORK
     assert 0 < computed(core, "greedy") <= SHARED_STEP_WORK // 2 // URGENT_PART
+    for _ in range(3):
+        core.step()
+        assert computed(core, "modest") <= CATCH_UP_WORK
+    assert ("modest", 0) in core.finished
     core.run()
 
 

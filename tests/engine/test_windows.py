@@ -20,8 +20,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 20, "num_hidden_layers": 4, "max_window_layers": 1},
     ),
+    "gemma3": ("gemma3_text", {"sliding_window": 24, "num_hidden_layers": 7}),
 }
-"""One group of window layers; one of each kind; one full and three of windows."""
+"""Groups of full layers and of windows: 0 and 1; 1 and 1; 1 and 3; 2 and 5."""
 MAX_MODEL_LEN, NUM_TOKENS = 200, 30
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "block_size": 16}
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
@@ -128,6 +129,31 @@ def test_a_window_bounds_the_memory_of_a_long_sequence(checkpoint: Checkpoint) -
             assert chunk == {200: 2048, 48: 690, 24: 306, 6: 18}[num_blocks]
             expected.append(output.outputs[0].token_ids)
     assert expected == [expected[0]] * 4
+
+
+def test_full_and_window_layers_share_one_pool_without_waste(checkpoint: Checkpoint) -> None:
+    """Two full layers and ten windows: six groups of two layers, of which one keeps all tokens."""
+    directory = str(
+        checkpoint(
+            "gemma3_text",
+            sliding_window=64,
+            sliding_window_pattern=6,
+            num_hidden_layers=12,
+            max_position_embeddings=1024,
+        )
+    )
+    given = {"block_size": 16, "max_model_len": 960, "dtype": "float32", "enable_prefix_caching": False}
+    prompt = [i * i % VOCAB_SIZE for i in range(900)]
+    expected = []
+    for num_blocks in (400, 120, 90):
+        with LLM(directory, **given, num_gpu_blocks_override=num_blocks) as llm:
+            layout = llm.engine.parts.config.kv_layout
+            assert [len(group.layers) for group in layout.groups] == [2] * 6, "no part of a page is unused"
+            peak, output = peak_of(llm, prompt, 60)
+            assert peak == 60 + 5 * 5, "60 blocks for 959 tokens in the full group; 5 in each that has a window of 64"
+            expected.append(output.outputs[0].token_ids)
+    assert expected == [expected[0]] * 3
+    assert expected[0] == expected_by_transformers(directory, prompt, expected[0])
 
 
 def test_an_early_trim_changes_tokens_and_is_seen(checkpoint: Checkpoint) -> None:

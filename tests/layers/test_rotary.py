@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.config.arch import ModelArch
@@ -80,7 +81,7 @@ def config_of(kind: str) -> LlamaConfig:
 
 def table_of(kind: str, max_model_len: int) -> Tensor:
     config = {**config_of(kind).to_dict(), "architectures": ["LlamaForCausalLM"], "dtype": None}
-    rope = ModelArch.from_config(config, source=kind).rope
+    rope = ModelArch.from_config(config, source=kind).layers[0].rope
     assert rope is not None
     return rotary_table(rope, max_model_len)
 
@@ -111,6 +112,20 @@ def test_dynamic_table_equals_transformers_beyond_the_context() -> None:
 )
 def test_a_longer_table_begins_with_the_shorter_one(kind: str) -> None:
     assert torch.equal(table_of(kind, 300)[:100], table_of(kind, 100))
+
+
+def test_window_layers_have_a_table_of_their_own() -> None:
+    """As Gemma 3's rotary embedding computes it for each kind of layer."""
+    linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    kinds = {"full_attention": linear, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    config = Gemma3TextConfig(head_dim=32, num_hidden_layers=6, max_position_embeddings=512, rope_parameters=kinds)
+    embedding = Gemma3RotaryEmbedding(config)
+    raw = {**config.to_dict(), "architectures": ["Gemma3ForCausalLM"], "dtype": None}
+    for layer, kind in zip(ModelArch.from_config(raw, source="").layers, config.layer_types, strict=True):
+        assert layer.rope is not None
+        cos, sin = embedding(torch.zeros(1), torch.arange(512).unsqueeze(0), kind)
+        theirs = torch.cat((cos[0, :, :16], sin[0, :, :16]), dim=-1)
+        torch.testing.assert_close(rotary_table(layer.rope, 512), theirs, rtol=0, atol=1e-6)
 
 
 def test_table_is_shared() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import quire
-from quire.cli.run import RULE
-from quire.config.arch import ARCHITECTURES
+from quire.cli.commands.run import RULE
+from quire.config.families import ARCHITECTURES
 from quire.errors import ConfigError, ModelNotFound
 from quire.loader import hub
 from quire.loader.names import names_a_model, repository_of, short_name_of, short_names
@@ -120,6 +120,18 @@ def test_short_names_stand_for_repositories() -> None:
     assert {name for name in short_names() if ":" not in name} == {name.partition(":")[0] for name in short_names()}
     assert all(hub.is_repository(repository) for repository in short_names().values())
     assert ARCHITECTURES
+
+
+def test_models_for_text_and_images_are_refused_before_their_weights_are_fetched(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": {"model_type": "gemma3_text", "hidden_size": 2560},
+        "vision_config": {"model_type": "siglip_vision_model"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"text and images.*checkpoint of the family \(Gemma3ForCausalLM\)"):
+        hub.check_config(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("word", ["qwen3:0.6b", "QWEN3", "qwen3:9b", "org/name", "./x", "../x", "/x", "~/x", ".", ""])

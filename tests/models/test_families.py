@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.config.weight_shapes import num_parameters
 from quire.ops import table
 from tests.checkpoints import FAMILIES
 from tests.models.cases import CASES, LONGROPE, rope
-from tests.models.harness import Harness
+from tests.models.harness import Harness, arch_of
 from tests.ops.implementations import implementations_of
 
 PROMPT_LENGTHS = (1, 16, 61)
@@ -125,4 +126,4 @@ def test_parameters_are_counted_exactly(checkpoint: Checkpoint, family: str) -> 
             directory = checkpoint(family, **overrides)
             with safe_open(directory / "model.safetensors", "pt") as file:
                 stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-            assert Harness(directory).arch.num_parameters() == stored
+            assert num_parameters(arch_of(directory)) == stored

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from quire.config.arch import ARCHITECTURES
+from quire.config.families import ARCHITECTURES
 from quire.errors import ConfigError
 from quire.models import registry
 from quire.models.llama import LlamaForCausalLM

@@ -116,13 +116,15 @@ def test_a_running_job_ends_at_its_next_check_when_nobody_waits() -> None:
 
 def test_more_than_may_wait_is_refused(gate: Gate) -> None:
     async def main() -> None:
-        pool = WorkPool(num_threads=1, max_waiting=2)
+        pool, refused = WorkPool(num_threads=1, max_waiting=2), list[int]()
+        pool.on_refused = lambda: refused.append(pool.num_waiting)
         tasks = [asyncio.create_task(pool.run(gate))]
         await begun(gate)
         tasks += [asyncio.create_task(pool.run(int)) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(EngineOverloaded):
             await pool.run(int)
+        assert refused == [2]
         gate.may_go.set()
         await asyncio.gather(*tasks)
         assert await pool.run(int) == 0

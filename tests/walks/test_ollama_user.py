@@ -14,7 +14,7 @@ from typing import Any
 import ollama
 import pytest
 
-from tests.cli.test_chat import CTRL_D, PROMPT, Terminal, ask
+from tests.cli.terminal.test_chat import CTRL_D, PROMPT, Terminal, ask
 from tests.loader.hub_server import Hub, serving
 from tests.loader.test_hub import FILES, TINY, Machine
 from tests.server.processes.test_processes import Server

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire import __version__
+from quire.config.weight_shapes import num_parameters
 from quire.errors import UnsupportedFeature
 from quire.server.api.params import check_fields
 from quire.server.api.protocol.ollama import ApiVersion, Details, Model, Models, OllamaError, Shown, ShowRequest
@@ -117,7 +118,7 @@ def _details(service: Service) -> Details:
         "format": "safetensors",
         "family": arch.model_type,
         "families": [arch.model_type],
-        "parameter_size": _in_words(arch.num_parameters()),
+        "parameter_size": _in_words(num_parameters(arch)),
         "quantization_level": _LEVELS[config.model_config.dtype] if method is None else method.upper(),
     }
 
@@ -128,7 +129,7 @@ def _shown(service: Service, name: str) -> Shown:
     kind = arch.model_type
     info = {
         "general.architecture": kind,
-        "general.parameter_count": arch.num_parameters(),
+        "general.parameter_count": num_parameters(arch),
         f"{kind}.attention.head_count": arch.num_heads,
         f"{kind}.attention.head_count_kv": arch.num_kv_heads,
         f"{kind}.block_count": arch.num_layers,

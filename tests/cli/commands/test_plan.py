@@ -123,7 +123,7 @@ def test_what_no_memory_makes_possible_is_refused(
 
 
 def test_no_torch_and_no_weights(tmp_path: Path) -> None:
-    config = json.loads(Path(__file__).parents[2].joinpath("quire/tiny/config.json").read_text())
+    config = json.loads(Path(__file__).parents[3].joinpath("quire/tiny/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     code = (
         "import sys; from quire.cli.main import main; "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.cli.terminal import read_line
+from quire.cli.terminal.answer import read_line
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from quire.cli.http_client import EventReader, HttpClient, authorization, first_model, message_of
+from quire.cli.client.http_client import EventReader, HttpClient, authorization, first_model, message_of
 from quire.cli.sampling_flags import sampling_fields
 from quire.cli.signals import interruptible
-from quire.cli.terminal import Answer, Write, write_plain
+from quire.cli.terminal.answer import Answer, Write, write_plain
 from quire.errors import ConfigError, InvalidParameter
 
 

@@ -68,7 +68,7 @@ def _options(args: EngineArgs) -> str:
 
 def _measure(options: str) -> dict[str, float]:
     """The stages of one start, and their `total`."""
-    code = f"from quire.cli.bench_startup import child; child({os.getpid()})"
+    code = f"from quire.cli.bench.startup import child; child({os.getpid()})"
     env = {**os.environ, STARTED_AT: repr(time.perf_counter())}
     done = subprocess.run([sys.executable, "-c", code, options], capture_output=True, text=True, env=env, check=False)
     if done.returncode != 0:

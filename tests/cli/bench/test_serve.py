@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.http_client import EventReader
-from quire.cli.load import Record, due_times, figures
+from quire.cli.bench.load import Record, due_times, figures
+from quire.cli.client.http_client import EventReader
 from quire.cli.main import main
 from tests.server.conftest import Running
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.markdown import split_blocks
+from quire.cli.terminal.markdown import split_blocks
 
 TIMEOUT = 20
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.cli.http_client import HttpClient
-from quire.cli.load import Record, send_one
+from quire.cli.bench.load import Record, send_one
+from quire.cli.client.http_client import HttpClient
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 TIMEOUT = 30

@@ -12,6 +12,7 @@ from quire.config.arch import ModelArch
 from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
 from quire.config.json_file import read_json_object
 from quire.config.memory_plan import gib
+from quire.config.weight_shapes import num_parameters
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.names import repository_of, short_name_of
 
@@ -76,7 +77,7 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
         "directory": str(path),
         "downloaded": "yes" if is_complete(path) else f"no; quire pull {args.model}",
         "architecture": arch.architecture,
-        "parameters": _count(arch.num_parameters()),
+        "parameters": _count(num_parameters(arch)),
         "context": f"{arch.max_position_embeddings} tokens",
         "checkpoint dtype": arch.dtype,
         "vocabulary": f"{arch.vocab_size} tokens",

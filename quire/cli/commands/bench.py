@@ -8,7 +8,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.cli import bench_serve, bench_startup
+from quire.cli.bench import serve, startup
 from quire.cli.output import check_writable, write_json
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import whole_number
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput = kinds.add_parser("throughput", help="tokens per second over many requests at once")
     throughput.add_argument("--num-prompts", type=whole_number, default=64, metavar="N", help="requests (default: 64)")
     throughput.set_defaults(run=run_throughput)
-    bench_startup.add_arguments(kinds)
-    bench_serve.add_arguments(kinds)
+    startup.add_arguments(kinds)
+    serve.add_arguments(kinds)
     for child in (latency, throughput):
         child.add_argument(
             "--input-len", type=whole_number, default=32, metavar="N", help="prompt tokens (default: 32)"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.cli.terminal import write_plain
+from quire.cli.terminal.answer import write_plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.cli.markdown import create_display
 from quire.cli.output import reason_of, write_json
-from quire.cli.terminal import Answer, Write
+from quire.cli.terminal.answer import Answer, Write
+from quire.cli.terminal.markdown import create_display
 from quire.errors import RequestError, counted
 from quire.inputs import ChatMessage
 from quire.sampling_params import SamplingParams

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quire.cli.http_client import EventReader, HttpClient, message_of
+from quire.cli.client.http_client import EventReader, HttpClient, message_of
 from quire.utils.math import percentile
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from quire.config.knobs import json_object, whole_number
 from quire.errors import ConfigError, counted, shown
 
 if TYPE_CHECKING:
-    from quire.cli.http_client import HttpClient
+    from quire.cli.client.http_client import HttpClient
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 RANDOM_IDS = range(10, 1000)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     metadata = dict(_pair("--metadata", text, "=") for text in args.metadata or [])
     path = _result_file(args)
     prompts = list(_custom(args)) if args.dataset_name == "custom" else list(_random(args))
-    from quire.cli.load import run_loop
+    from quire.cli.bench.load import run_loop
     from quire.utils.process import raise_descriptor_limit
 
     raise_descriptor_limit()
@@ -137,7 +137,7 @@ async def _measure(
     args: argparse.Namespace, prompts: list[Prompt], percentiles: list[float], goodput: dict[str, float]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(figures, lists with an entry for each request)."""
-    from quire.cli.http_client import HttpClient, authorization
+    from quire.cli.client.http_client import HttpClient, authorization
 
     url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
     async with HttpClient(url, headers=authorization(args.api_key), insecure=args.insecure) as client:
@@ -153,7 +153,7 @@ async def _load(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     import msgspec
 
-    from quire.cli.load import Record, due_times, figures, send_all, send_one
+    from quire.cli.bench.load import Record, due_times, figures, send_all, send_one
     from quire.observability.progress import generate_progress
 
     model = args.model or await _ready_model(client, args.ready_check_timeout_sec)
@@ -194,7 +194,7 @@ async def _load(
 
 
 async def _ready_model(client: HttpClient, patience_s: int) -> str:
-    from quire.cli.http_client import first_model
+    from quire.cli.client.http_client import first_model
 
     deadline = time.monotonic() + patience_s
     while True:

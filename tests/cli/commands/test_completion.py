@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.completion import SHELLS
+from quire.cli.commands.completion import SHELLS
 from quire.cli.main import main
 from quire.cli.parser import COMMANDS, create_parser
 from tests.contracts.test_imports import HEAVY, modules_after

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.sampling_flags import add_sampling_flags, add_server_flags, sampling_params
-from quire.cli.terminal import Answer, Write, stream
+from quire.cli.terminal.answer import Answer, Write, stream
 from quire.config.args import EngineArgs, add_flags, from_namespace
 from quire.errors import ConfigError
 from quire.inputs import ChatMessage
 from quire.log import set_default_level
 
 if TYPE_CHECKING:
-    from quire.cli.conversation import Answerer
+    from quire.cli.terminal.conversation import Answerer
     from quire.llm import LLM
 
 HINT = "/help lists the commands, Ctrl-D leaves"
@@ -69,8 +69,8 @@ def run_in_process(args: argparse.Namespace) -> int:
 
 
 def _converse(args: argparse.Namespace, model: str, answer: Answerer) -> int:
-    from quire.cli.conversation import COMMANDS, Conversation
-    from quire.cli.reader import create_reader
+    from quire.cli.terminal.conversation import COMMANDS, Conversation
+    from quire.cli.terminal.reader import create_reader
 
     conversation = Conversation(
         answer, model=model, system_prompt=args.system_prompt, show_stats=args.stats, plain=args.plain
@@ -103,7 +103,7 @@ def _served(args: argparse.Namespace) -> tuple[str, Answerer]:
 
     Raises: ConfigError for flags that are for the server to be given.
     """
-    from quire.cli.served import Served
+    from quire.cli.client.served import Served
 
     for option in dataclasses.fields(EngineArgs):
         if option.name in vars(args) and option.name != "model":

@@ -12,7 +12,7 @@ from quire.config.knobs import whole_number
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.cli.http_client import HttpClient, Reply
+    from quire.cli.client.http_client import HttpClient, Reply
 
 FILE = "quire-trace.json"
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """
     import asyncio
 
-    from quire.cli.http_client import HttpClient, authorization
+    from quire.cli.client.http_client import HttpClient, authorization
 
     path = "/v1/trace" if args.steps is None else f"/v1/trace?steps={args.steps}"
     url = str(args.url).rstrip("/").removesuffix("/v1")

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from quire.cli.serve import add_serve_flags, options_of
-from quire.cli.show import config_directory
+from quire.cli.commands.serve import add_serve_flags, options_of
+from quire.cli.commands.show import config_directory
 from quire.config.args import EMBEDDED, EngineArgs
 from quire.config.engine import QuireConfig
 from quire.config.fit import (

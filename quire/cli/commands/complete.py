@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from quire.cli.sampling_flags import add_sampling_flags, add_server_flags
-from quire.cli.terminal import read_line
+from quire.cli.terminal.answer import read_line
 from quire.errors import RequestError
 
 if TYPE_CHECKING:
-    from quire.cli.served import Served
+    from quire.cli.client.served import Served
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: QuireError.
     """
-    from quire.cli.served import Served
+    from quire.cli.client.served import Served
 
     served = Served(args, args.model)
     if args.quick is not None:

@@ -1,0 +1,1 @@
+"""The commands as clients of a server, over HTTP."""

@@ -1,0 +1,1 @@
+"""One file per command of `quire`, named after it. `quire.cli.parser` imports the one that is called."""

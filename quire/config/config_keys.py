@@ -1,0 +1,90 @@
+"""Typed reads from a parsed config.json; an error names the key, its value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeGuard
+
+from quire.errors import ConfigError, shown
+
+MAX_COUNT = 2**31 - 1
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Of numbers above zero: what float32 can hold, with room for products."""
+
+
+class ConfigKeys:
+    """A raw config; each key may have several spellings, the first one present counts."""
+
+    def __init__(self, raw: Mapping[str, Any], source: str, defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """`defaults` has what a key means that is left out; a family that knows an optional key has one for it."""
+        self.raw = raw
+        self.source = source
+        self.defaults = defaults
+
+    def refuse(self, key: str, value: object, problem: str) -> NoReturn:
+        """Raise the error for one key."""
+        what = "is missing" if value is None else f"is {shown(value)}"
+        raise ConfigError(f"{self.source}: {key} {what}; it {problem}. Correct the file or use another model.")
+
+    def find(self, spellings: tuple[str, ...]) -> tuple[str, Any]:
+        """(spelling, value) of the first spelling that is present and not null; a missing key has the value None."""
+        for source in (self.raw, self.defaults):
+            for name in spellings:
+                if source.get(name) is not None:
+                    return name, source[name]
+        return spellings[0], None
+
+    def count(self, *spellings: str, default: int | None = None, most: int = MAX_COUNT) -> int:
+        """A whole number above zero."""
+        name, value = self.find(spellings)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            self.refuse(name, value, f"must be a whole number above 0, at most {most}")
+        return value
+
+    def positive(self, *spellings: str, default: float | None = None) -> float:
+        """A number above zero that float32 can hold."""
+        name, value = self.find(spellings)
+        value = default if value is None else value
+        if not is_number(value) or not SMALLEST <= value <= LARGEST:
+            self.refuse(name, value, f"must be a number above 0, from {SMALLEST:g} to {LARGEST:g}")
+        return float(value)
+
+    def optional_positive(self, name: str) -> float | None:
+        """A number above zero; None where the config says null or the family has no such key."""
+        value = self.raw.get(name, self.defaults.get(name))
+        if value is None:
+            return None
+        if not is_number(value) or not SMALLEST <= value <= LARGEST:
+            self.refuse(name, value, f"must be null or a number above 0, from {SMALLEST:g} to {LARGEST:g}")
+        return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """true or false; null counts as absent."""
+        _, value = self.find((name,))
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            self.refuse(name, value, "must be true or false")
+        return value
+
+    def text(self, *spellings: str) -> str:
+        """A string."""
+        name, value = self.find(spellings)
+        if not isinstance(value, str):
+            self.refuse(name, value, "must be a string")
+        return value
+
+    def optional_count(self, name: str) -> int | None:
+        """A whole number above zero; None where the config says null or the family has no such key."""
+        value = self.raw.get(name, self.defaults.get(name))
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_COUNT:
+            self.refuse(name, value, f"must be null or a whole number above 0, at most {MAX_COUNT}")
+        return value
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether JSON gave a number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

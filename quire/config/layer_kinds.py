@@ -1,0 +1,89 @@
+"""Which layers of a model see all tokens and which a window: the rules of families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from quire.config.config_keys import ConfigKeys
+from quire.errors import counted
+
+
+class LayerKind(StrEnum):
+    """What the queries of a layer see, as `layer_types` names it."""
+
+    FULL = "full_attention"
+    SLIDING = "sliding_attention"
+
+
+LayerRule = Callable[[ConfigKeys, int], tuple[LayerKind, ...]]
+"""From a config and a number of layers to the kind of each layer."""
+
+
+def all_full(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """No layer has a window."""
+    return (LayerKind.FULL,) * num_layers
+
+
+def all_sliding(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """Every layer has the window, if the config gives one."""
+    return (LayerKind.SLIDING,) * num_layers
+
+
+def full_every(period: int) -> LayerRule:
+    """Every `period`-th layer is full."""
+    return lambda keys, num_layers: _full_every(period, num_layers)
+
+
+def full_by_pattern(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """As many layers as `sliding_window_pattern` says, of which the last one is full, over and over."""
+    return _full_every(keys.count("sliding_window_pattern"), num_layers)
+
+
+def full_below(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """The first `max_window_layers` layers are full."""
+    first = keys.raw.get("max_window_layers", keys.defaults["max_window_layers"])
+    if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+        keys.refuse("max_window_layers", first, "must be a whole number, 0 or more")
+    return tuple(LayerKind.SLIDING if index >= first else LayerKind.FULL for index in range(num_layers))
+
+
+def rotated_layers(keys: ConfigKeys, num_layers: int) -> tuple[bool, ...]:
+    """Which layers rotate queries and keys: those with a 1 in `no_rope_layers`, or all but every n-th."""
+    if "no_rope_layer_interval" not in keys.defaults:
+        return (True,) * num_layers
+    listed = keys.raw.get("no_rope_layers")
+    if listed is None:
+        interval = keys.count("no_rope_layer_interval")
+        return tuple(number % interval != 0 for number in range(1, num_layers + 1))
+    if not isinstance(listed, list) or len(listed) < num_layers or not all(item in (0, 1) for item in listed):
+        keys.refuse("no_rope_layers", listed, f"must list a 1 or a 0 for each of {counted(num_layers, 'layer')}")
+    return tuple(map(bool, listed[:num_layers]))
+
+
+def sliding_where_not_rotated(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """Layers without rotation have the window, if the config gives one."""
+    return tuple(LayerKind.FULL if rotates else LayerKind.SLIDING for rotates in rotated_layers(keys, num_layers))
+
+
+def listed_or(rule: LayerRule) -> LayerRule:
+    """The kinds that `layer_types` lists, or a rule's where config.json has no such list."""
+
+    def kinds(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+        listed = keys.raw.get("layer_types")
+        return rule(keys, num_layers) if listed is None else _listed(keys, listed, num_layers)
+
+    return kinds
+
+
+def _full_every(period: int, num_layers: int) -> tuple[LayerKind, ...]:
+    return tuple(LayerKind.SLIDING if number % period else LayerKind.FULL for number in range(1, num_layers + 1))
+
+
+def _listed(keys: ConfigKeys, listed: object, num_layers: int) -> tuple[LayerKind, ...]:
+    if not isinstance(listed, list) or len(listed) != num_layers:
+        keys.refuse("layer_types", listed, f"must list one type per layer, for {counted(num_layers, 'layer')}")
+    known = [kind.value for kind in LayerKind]
+    if not all(isinstance(kind, str) and kind in known for kind in listed):
+        keys.refuse("layer_types", listed, f"may name only {' and '.join(known)}")
+    return tuple(map(LayerKind, listed))

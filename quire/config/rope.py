@@ -1,0 +1,189 @@
+"""Rotary position embedding, as config.json describes it.
+
+transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 `rope_parameters`; both are the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from quire.config.config_keys import LARGEST, SMALLEST, ConfigKeys, is_number
+from quire.config.layer_kinds import LayerKind
+from quire.utils.lazy import nearest
+
+
+class RopeType(StrEnum):
+    """How rotary frequencies are stretched beyond the context the model was first trained with."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+    LONGROPE = "longrope"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding; fields that a type does not use keep their defaults."""
+
+    type: RopeType = RopeType.DEFAULT
+    theta: float = 10_000.0
+    rotary_dim: int
+    """Leading elements of each head that are rotated."""
+    factor: float = 1.0
+    original_max_position: int
+    """Context length before stretching."""
+    max_position: int
+    """Context length after stretching."""
+    attention_factor: float | None = None
+    """yarn, longrope: multiplies cosines and sines; None derives it."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+_SPELLINGS = {"su": RopeType.LONGROPE, **{kind.value: kind for kind in RopeType}}
+_NEEDS_FACTOR = (RopeType.LINEAR, RopeType.DYNAMIC, RopeType.LLAMA3)
+
+
+def read_ropes(
+    keys: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str]
+) -> dict[LayerKind, RopeConfig]:
+    """How each kind of layer rotates. `aliases` are a family's own spellings of a type.
+
+    A family that knows `rope_local_base_freq` has a base of its own for layers with a window, and stretches the others
+    only; for such a family `rope_parameters` has an object for each kind of layer.
+    Raises: ConfigError naming the key, its value and the remedy.
+    """
+    if "rope_local_base_freq" not in keys.defaults:
+        rope = _parameters(keys, _one_object(keys), "rope_parameters", "rope_theta")
+        return dict.fromkeys(LayerKind, _rope(keys, rope, head_size, max_position, aliases))
+    full, sliding = _two_objects(keys)
+    parameters = {
+        LayerKind.FULL: _parameters(keys, full, "rope_parameters.full_attention", "rope_theta"),
+        LayerKind.SLIDING: _parameters(keys, sliding, "rope_parameters.sliding_attention", "rope_local_base_freq"),
+    }
+    return {kind: _rope(keys, rope, head_size, max_position, aliases) for kind, rope in parameters.items()}
+
+
+def _one_object(keys: ConfigKeys) -> Mapping[str, Any]:
+    name, given = keys.find(("rope_parameters", "rope_scaling"))
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        keys.refuse(name, given, "must be null or an object with a rope_type")
+    if any(isinstance(value, Mapping) for value in given.values()):
+        keys.refuse(name, given, "must be one object for all layers; separate ones per layer type are not supported")
+    return given
+
+
+def _two_objects(keys: ConfigKeys) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Of full layers, and of layers with a window."""
+    given = keys.raw.get("rope_parameters")
+    by_kind = {} if given is None else given
+    if not isinstance(by_kind, Mapping) or not all(_is_of_kind(name, value) for name, value in by_kind.items()):
+        keys.refuse("rope_parameters", given, f"must have one object for each of {' and '.join(LayerKind)}")
+    full, sliding = (by_kind.get(kind) or {} for kind in (LayerKind.FULL, LayerKind.SLIDING))
+    return {**full, **_scaling(keys)}, sliding
+
+
+def _scaling(keys: ConfigKeys) -> Mapping[str, Any]:
+    scaling = keys.raw.get("rope_scaling")
+    if scaling is None:
+        return {}
+    if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
+        keys.refuse("rope_scaling", scaling, "must be null or an object with a rope_type")
+    return scaling
+
+
+def _is_of_kind(name: str, value: object) -> bool:
+    return name in set(LayerKind) and (value is None or isinstance(value, Mapping))
+
+
+def _parameters(keys: ConfigKeys, given: Mapping[str, Any], name: str, theta: str) -> ConfigKeys:
+    """The parameters of one rotation; what they leave out is at the top of the config."""
+    defaults = {
+        "rope_theta": keys.positive(theta, default=10_000.0),
+        "partial_rotary_factor": keys.positive("partial_rotary_factor", default=1.0),
+    }
+    return ConfigKeys(given, f"{keys.source}: {name}", defaults)
+
+
+def _rope(
+    keys: ConfigKeys, rope: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str]
+) -> RopeConfig:
+    kind = _rope_type(rope, aliases)
+    partial = rope.positive("partial_rotary_factor")
+    rotary_dim = int(head_size * partial)
+    if not 0 < rotary_dim <= head_size or rotary_dim % 2:
+        rope.refuse("partial_rotary_factor", partial, f"must rotate an even part of each head's {head_size} elements")
+    original = _original_max_position(keys, rope, kind, max_position)
+    factor = rope.positive("factor", default=None if kind in _NEEDS_FACTOR else max_position / original)
+    if factor < 1:
+        rope.refuse("factor", factor, "must be 1 or more")
+    return RopeConfig(
+        type=kind,
+        theta=rope.positive("rope_theta"),
+        rotary_dim=rotary_dim,
+        factor=factor,
+        original_max_position=original,
+        max_position=max_position,
+        attention_factor=rope.optional_positive("attention_factor"),
+        low_freq_factor=rope.positive("low_freq_factor", default=None if kind is RopeType.LLAMA3 else 1.0),
+        high_freq_factor=_high_freq_factor(rope, kind),
+        beta_fast=rope.positive("beta_fast", default=32.0),
+        beta_slow=rope.positive("beta_slow", default=1.0),
+        mscale=rope.optional_positive("mscale"),
+        mscale_all_dim=rope.optional_positive("mscale_all_dim"),
+        truncate=rope.flag("truncate", default=True),
+        short_factor=_factors(rope, kind, "short_factor", rotary_dim),
+        long_factor=_factors(rope, kind, "long_factor", rotary_dim),
+    )
+
+
+def _rope_type(rope: ConfigKeys, aliases: Mapping[str, str]) -> RopeType:
+    value = rope.raw.get("rope_type", rope.raw.get("type", "default"))
+    if not isinstance(value, str) or aliases.get(value, value) not in _SPELLINGS:
+        known = [kind.value for kind in RopeType]
+        hint = nearest(value, known) if isinstance(value, str) else ""
+        rope.refuse("rope_type", value, f"must be one of {', '.join(known)}{hint}")
+    return _SPELLINGS[aliases.get(value, value)]
+
+
+def _original_max_position(keys: ConfigKeys, rope: ConfigKeys, kind: RopeType, max_position: int) -> int:
+    """transformers lets the top-level key win over the one among the rope parameters; Phi-3 assumes 4096."""
+    if kind in (RopeType.DEFAULT, RopeType.LINEAR, RopeType.DYNAMIC):
+        return max_position
+    name = "original_max_position_embeddings"
+    if keys.raw.get(name) is not None:
+        return keys.count(name)
+    return rope.count(name, default=keys.defaults.get(name, max_position))
+
+
+def _high_freq_factor(rope: ConfigKeys, kind: RopeType) -> float:
+    if kind is not RopeType.LLAMA3:
+        return 4.0
+    low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+    if high <= low:
+        rope.refuse("high_freq_factor", high, f"must exceed low_freq_factor ({low:g})")
+    return high
+
+
+def _factors(rope: ConfigKeys, kind: RopeType, name: str, rotary_dim: int) -> tuple[float, ...]:
+    if kind is not RopeType.LONGROPE:
+        return ()
+    value = rope.raw.get(name)
+    valid = isinstance(value, list) and all(is_number(item) and SMALLEST <= item <= LARGEST for item in value)
+    if value is None or not valid or len(value) != rotary_dim // 2:
+        rope.refuse(name, value, f"must list {rotary_dim // 2} numbers above 0, one per rotated pair")
+    return tuple(float(item) for item in value)
