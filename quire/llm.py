@@ -220,6 +220,12 @@ class LLM:
         )
         transcripts = []
         for output in [outputs] if isinstance(outputs, RequestOutput) else outputs:
+            if not isinstance(output, RequestOutput):
+                raise InvalidParameter(
+                    f"a receipt is made of RequestOutputs, got {type(output).__name__}; a beam search has them as "
+                    "generate(..., SamplingParams(use_beam_search=True, temperature=0, n=...))",
+                    parameter="outputs",
+                )
             transcripts.append(Transcript(params))
             transcripts[-1].add(output)
         return receipt_of(self.engine.identity, transcripts)

@@ -337,6 +337,8 @@ def test_receipts_of_beams_and_of_the_best_are_replayed(llm: LLM) -> None:
         (request,) = llm.receipt(outputs, params).requests
         again = llm.generate([request.prompt_token_ids], request.params())
         assert bits(again) == bits(outputs)
+    with pytest.raises(InvalidParameter, match="got BeamSearchOutput"):
+        llm.receipt(llm.beam_search("a", BeamSearchParams(2, 2)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 7, 11])
