@@ -163,17 +163,18 @@ class Scheduler:
             self._preempt(latest, budget)
 
     def _make_way(self, budget: StepBudget) -> None:
-        """Preempt for the first in each tenant's queue those of its own that give way to it, if that lets it start."""
+        """Preempt for the first in each tenant's queue those that give way to it, if that lets it start."""
         for seq in self.waiting.candidates(self._is_ready):
-            later = [one for one in self.running if self._gives_way(one, seq)]
+            later = [one for one in self.running if self._gives_way(one, seq, budget.shares)]
             if later and not self._fits(seq, budget) and self._would_fit(seq, later):
                 while later and not self._fits(seq, budget):
                     self._preempt(later.pop(), budget)
 
-    def _gives_way(self, one: Sequence, seq: Sequence) -> bool:
-        """Whether a running sequence is preempted for one that waits: idle beams are, or searches would never end."""
+    def _gives_way(self, one: Sequence, seq: Sequence, shares: Shares | None) -> bool:
+        """Whether a running sequence is preempted for one that waits. Idle beams are: what they have reported is kept,
+        and if they held on to what others wait for, searches would wait for each other."""
         if one.group.tenant is not seq.group.tenant:
-            return False
+            return one.is_idle and (shares is None or shares.may_hold(seq, self.blocks.most_blocks(seq)))
         if one.rank > seq.rank:
             return self.policy.preempts or one.is_idle
         return one.group is seq.group and one.is_idle

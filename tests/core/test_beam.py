@@ -150,6 +150,43 @@ def test_with_several_tenants(seed: int) -> None:
         check(found(core, name), name)
 
 
+@pytest.mark.parametrize("seed", [*range(20), 806, 952])
+def test_searches_of_several_tenants_never_wait_for_each_other(seed: int) -> None:
+    rng = random.Random(seed)
+    num_blocks = rng.choice([9, 10, 12, 16, 24, 48])
+    core = FakeCore(
+        num_blocks=num_blocks,
+        max_num_seqs=rng.choice([4, 5, 6, 8]),
+        enable_prefix_caching=rng.random() < 0.7,
+        max_num_batched_tokens=rng.choice([8, 16, 32]),
+        windows=rng.choice([(None,), (None, 6)]) if num_blocks >= 24 else (None,),
+    )
+    fits = {name for name, search in SEARCHES.items() if len(search["prompt"]) + search["max_tokens"] <= num_blocks * 4}
+    names, aborted = [name for name in SEARCHES if name in fits], set()
+    rng.shuffle(names)
+    for index, name in enumerate(names):
+        submit(core, name, tenant=rng.choice("ab"))
+        prompt, max_tokens = list(range(rng.randrange(1, 20))), rng.randrange(1, 12)
+        params = {"n": rng.randrange(1, 4)}
+        core.submit(f"other {index}", prompt, max_tokens=max_tokens, params=params, tenant=rng.choice("abc"))
+        for _ in range(rng.randrange(5)):
+            core.step()
+        if rng.random() < 0.15 and core.abort(name):
+            aborted.add(name)
+        if rng.random() < 0.15 and core.lives.has_work():
+            interrupt(core)
+    core.run(5000)
+    for name in fits - aborted:
+        check(found(core, name), name)
+
+
+def interrupt(core: FakeCore) -> None:
+    """Decide a step of which nobody learns what came."""
+    plan = core.scheduler.schedule()
+    core.known_requests.difference_update(plan.removed_request_ids)
+    core.known_requests |= {request.request_id for request in plan.new_requests}
+
+
 def test_steps_that_are_interrupted() -> None:
     core = FakeCore(num_blocks=64, max_num_seqs=40, max_num_batched_tokens=48)
     rng = random.Random(3)
@@ -157,9 +194,7 @@ def test_steps_that_are_interrupted() -> None:
         submit(core, name)
     while core.lives.has_work():
         if rng.random() < 0.2:
-            plan = core.scheduler.schedule()  # and nobody learns what came of it
-            core.known_requests.difference_update(plan.removed_request_ids)
-            core.known_requests |= {request.request_id for request in plan.new_requests}
+            interrupt(core)
         else:
             core.step()
     for name in SEARCHES:
