@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -102,6 +102,14 @@ class CompletionOutput:
             f"{counted(len(self.token_ids), 'token')}, finish_reason={self.finish_reason!r})"
         )
 
+    def _repr_html_(self) -> str:
+        """Its text as a table, for notebooks."""
+        return _html_table([self._row()])
+
+    def _row(self) -> tuple[str, str, str]:
+        ended = self.finish_reason or "running"
+        return str(self.index), self.text, f"{counted(len(self.token_ids), 'token')}, {ended}"
+
 
 @dataclass(slots=True, repr=False)
 class RequestOutput:
@@ -139,13 +147,9 @@ class RequestOutput:
         """Prompt and completions as a table, for notebooks."""
         prompt = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else self.prompt
         rows = [("prompt", prompt, counted(len(self.prompt_token_ids), "token"))]
-        for completion in self.outputs:
-            ended = completion.finish_reason or "running"
-            rows.append(
-                (str(completion.index), completion.text, f"{counted(len(completion.token_ids), 'token')}, {ended}")
-            )
+        rows += [completion._row() for completion in self.outputs]
         rows += [("warning", warning, "") for warning in self.warnings]
-        return "<table>" + "".join(map(_html_row, rows)) + "</table>"
+        return _html_table(rows)
 
     def merged(self, later: RequestOutput) -> RequestOutput:
         """Two deltas as one: texts, tokens and logprobs of each completion joined, everything else from the later.
@@ -169,6 +173,10 @@ class RequestOutput:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def _html_table(rows: Sequence[tuple[str, str, str]]) -> str:
+    return "<table>" + "".join(map(_html_row, rows)) + "</table>"
 
 
 def _html_row(row: tuple[str, str, str]) -> str:

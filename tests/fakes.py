@@ -12,10 +12,12 @@ from typing import Any
 
 from quire.core.block_manager import BlockManager
 from quire.core.budget import StepCost
+from quire.core.kv_tiers import KVTiers
 from quire.core.policy import FirstComeFirstServed
 from quire.core.scheduler import Scheduler
 from quire.engine.quarantine import execute_guarded
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
+from quire.messages.kv_tiers import PageContent
 from quire.messages.output import EngineCoreOutput, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.step import BlockChange, ModelRunnerOutput, NewSequenceData, SchedulerOutputs
@@ -82,10 +84,50 @@ class MemoryExecutor:
         """What sequences did not find; a failing step is run again, so an exception alone may go unseen."""
         self.fail_on: Callable[[str], bool] = lambda request_id: False
         self.num_steps = 0
+        self.pages: dict[int, tuple[PageContent, list[tuple[int, int, int] | None]]] = {}
+        """What is in the slots of tiers."""
+        self.corrupt: set[int] = set()
+        """Slots whose pages do not have the digest that they should have."""
+        self.skipped_saves: set[int] = set()
+        """Blocks that are not saved, as if a fault had struck."""
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         self.num_steps += 1
+        self._save(plan)
         self._apply(plan)
+        try:
+            result = self._compute(plan)
+        finally:
+            failed_loads = self._load(plan)  # as late as they may come
+        result.failed_loads = failed_loads
+        return result
+
+    def _save(self, plan: SchedulerOutputs) -> None:
+        for source, slot, content in plan.pages_to_move:
+            if self._keeps(source, content) and not self._keeps(slot, content):
+                self.pages[slot] = self.pages[source]
+                (self.corrupt.add if source in self.corrupt else self.corrupt.discard)(slot)
+        for block_id, slot, content in plan.blocks_to_swap_out:
+            if block_id not in self.skipped_saves and not self._keeps(slot, content):
+                self.pages[slot] = content, self.slots[self._page(block_id)]
+                self.corrupt.discard(slot)
+
+    def _load(self, plan: SchedulerOutputs) -> list[int]:
+        failed = []
+        for slot, block_id, content in plan.blocks_to_swap_in:
+            if self._keeps(slot, content) and slot not in self.corrupt:
+                self.slots[self._page(block_id)] = self.pages[slot][1]
+            else:
+                failed.append(block_id)
+        return failed
+
+    def _keeps(self, slot: int, content: PageContent) -> bool:
+        return slot in self.pages and self.pages[slot][0] == content
+
+    def _page(self, block_id: int) -> slice:
+        return slice(block_id * self.block_size, (block_id + 1) * self.block_size)
+
+    def _compute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         if any(self.fail_on(self.sequences[i].request_id) for i in plan.seq_ids):
             raise RuntimeError("poison")
         result = ModelRunnerOutput()
@@ -143,8 +185,7 @@ class MemoryExecutor:
         for seq_id, changes in plan.new_block_ids.items():
             self._learn(seq_id, changes)
         for source, destination in plan.blocks_to_copy:
-            size = self.block_size
-            self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
+            self.slots[self._page(destination)] = self.slots[self._page(source)]
 
     def _learn(self, seq_id: int, changes: list[BlockChange]) -> None:
         for table, (first, block_ids) in zip(self.tables[seq_id], changes, strict=True):
@@ -165,6 +206,8 @@ class FakeCore:
         block_size: int = 4,
         windows: Sequence[int | None] = (None,),
         enable_prefix_caching: bool = True,
+        tiers: Sequence[int] = (),
+        min_load_tokens: int = 1,
         **limits: Any,
     ) -> None:
         defaults = {
@@ -181,6 +224,7 @@ class FakeCore:
             specs_of(block_size, windows),
             max_chunk_tokens=limits["max_chunk_tokens"],
             enable_prefix_caching=enable_prefix_caching,
+            tiers=KVTiers(tiers, min_load_tokens=min_load_tokens) if tiers else None,
         )
         ticks = itertools.count()
         self.scheduler = Scheduler(self.blocks, **limits, clock=lambda: float(next(ticks)))

@@ -30,3 +30,10 @@ def test_a_notebook_shows_text_as_text() -> None:
 def test_a_prompt_of_token_ids_is_shown_by_its_length() -> None:
     assert "1000 token ids" in output(prompt=None)._repr_html_()
     assert "prompt=None" in repr(output(prompt=None))
+
+
+def test_a_notebook_shows_one_completion_with_its_whole_text() -> None:
+    shown = output(text="<i>first\nsecond " + LONG).outputs[0]._repr_html_()
+    assert "&lt;i&gt;first\nsecond" in shown
+    assert LONG in shown
+    assert "1000 tokens, length" in shown

@@ -9,7 +9,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
+
+from quire.utils.svg import MARGIN, card, text_at
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -17,29 +18,10 @@ CHARTS = ROOT / "docs/charts"
 OURS = "quire"
 TIMES = "\N{MULTIPLICATION SIGN}"
 
-WIDTH, MARGIN = 760, 24
 NAMES_AT, BARS_AT, LONGEST = 200, 322, 284
 """Where engines' names and bars begin, and the length of a panel's longest bar."""
 HEAD, PITCH, LINE, THICKNESS, GAP, FOOT = 84, 22, 18, 14, 16, 40
 """Height above the panels; of a row, a line of text, a bar, the space between panels; and below them."""
-STYLE = """\
-  svg { color-scheme: light dark; font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; }
-  .card { fill: #fffefb; stroke: #dedbd2; }
-  text { fill: #23282b; }
-  .title { font-size: 18px; font-weight: 650; }
-  .strong { font-weight: 600; }
-  .quiet { fill: #5c6468; }
-  .note { fill: #5c6468; font-size: 12px; }
-  .ours { fill: #1f6f6e; }
-  .theirs { fill: #a3a199; }
-  @media (prefers-color-scheme: dark) {
-    .card { fill: #1c2124; stroke: #333b3f; }
-    text { fill: #e4e6e3; }
-    .quiet, .note { fill: #9ba5a8; }
-    .ours { fill: #6cc0b4; }
-    .theirs { fill: #6b767c; }
-  }
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +32,6 @@ class Bar:
     share: float
     """Of the panel's longest bar."""
     value: str
-    """Empty for an engine that was measured in a run of its own."""
     ratio: str
     """How many times better quire is; empty for quire."""
 
@@ -69,15 +50,14 @@ def read(name: str) -> dict[str, Any]:
 def bars(panel: dict[str, Any]) -> list[Bar]:
     """One bar for each engine of a panel, quire first."""
     values, measured = panel["values"], panel.get("ratios", {})
-    lengths = {engine: values[OURS] / ratio for engine, ratio in measured.items()} | values
     return [
         Bar(
             engine=engine,
-            share=lengths[engine] / max(lengths.values()),
-            value=number(values[engine]) if engine in values else "",
+            share=value / max(values.values()),
+            value=number(value),
             ratio="" if engine == OURS else f"{measured.get(engine) or _ratio(panel, engine):.3g}",
         )
-        for engine in values | measured
+        for engine, value in values.items()
     ]
 
 
@@ -97,7 +77,7 @@ def label(bar: Bar, unit: str) -> str:
     """What stands at the end of a bar."""
     if bar.engine == OURS:
         return f"{bar.value} {unit}"
-    return f"{bar.value} ({bar.ratio}{TIMES})" if bar.value else f"({bar.ratio}{TIMES}) †"
+    return f"{bar.value} ({bar.ratio}{TIMES})"
 
 
 def description(figures: dict[str, Any]) -> str:
@@ -117,26 +97,18 @@ def svg(figures: dict[str, Any]) -> str:
         body.append(_panel(panel, y))
         y += _height(panel) + GAP
     height = y - GAP + FOOT
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'role="img" aria-labelledby="title description">',
-        f'<title id="title">{escape(figures["title"])}</title>',
-        f'<desc id="description">{escape(description(figures))}</desc>',
-        f"<style>\n{STYLE}</style>",
-        f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        _text(MARGIN, 38, figures["title"], "title"),
-        _text(MARGIN, 60, figures["subtitle"], "quiet"),
-        *body,
-        _text(MARGIN, height - 18, figures["note"], "note"),
-        "</svg>",
-    ]
-    return "\n".join(lines) + "\n"
+    return card(
+        figures["title"], figures["subtitle"], body, figures["note"], description=description(figures), height=height
+    )
 
 
 def _panel(panel: dict[str, Any], y: int) -> str:
     lines = [
-        _text(MARGIN, y + THICKNESS - 2, panel["title"], "strong"),
-        *(_text(MARGIN, y + THICKNESS - 2 + LINE * line, part, "quiet") for line, part in enumerate(_detail(panel), 1)),
+        text_at(MARGIN, y + THICKNESS - 2, panel["title"], "strong"),
+        *(
+            text_at(MARGIN, y + THICKNESS - 2 + LINE * line, part, "quiet")
+            for line, part in enumerate(_detail(panel), 1)
+        ),
     ]
     for row, bar in enumerate(bars(panel)):
         lines += _bar(bar, panel["unit"], y + PITCH * row)
@@ -156,15 +128,10 @@ def _bar(bar: Bar, unit: str, y: int) -> list[str]:
     length = round(bar.share * LONGEST, 1)
     base = y + THICKNESS - 2
     return [
-        _text(NAMES_AT, base, bar.engine, weight),
+        text_at(NAMES_AT, base, bar.engine, weight),
         f'<rect class="{colour}" x="{BARS_AT}" y="{y}" width="{length}" height="{THICKNESS}" rx="2"/>',
-        _text(BARS_AT + length + 8, base, label(bar, unit), weight),
+        text_at(BARS_AT + length + 8, base, label(bar, unit), weight),
     ]
-
-
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    attribute = f' class="{kind}"' if kind else ""
-    return f'<text{attribute} x="{x:g}" y="{y:g}">{escape(text)}</text>'
 
 
 def main() -> None:

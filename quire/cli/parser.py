@@ -17,6 +17,7 @@ COMMANDS = {
     "list": "list the models on this machine",
     "show": "show what a model is and the memory it needs here, without loading it",
     "plan": "say what memory a model will take and what fits, without loading it",
+    "simulate": "say how engines would serve requests, without computing them",
     "rm": "delete downloaded models",
     "complete": "complete prompts with a model that is served",
     "run-batch": "answer a file of requests in OpenAI's batch format",

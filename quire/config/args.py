@@ -118,6 +118,23 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = knob(
         None, "Number of KV blocks, instead of share or bytes.", aliases=("num_blocks",), least=1
     )
+    kv_ram: int | None = knob(
+        None,
+        "Bytes of memory for KV blocks that the cache evicts; they are loaded when they are wanted again.",
+        least=0,
+    )
+    swap_space: float | None = knob(None, "The same in GiB, as vLLM spells it.", least=0, most=1 << 30)
+    kv_disk: str | None = knob(
+        None,
+        "Directory of a file for KV blocks that leave kv_ram, or the cache without one; a restart finds them again. "
+        "One engine uses it at a time.",
+    )
+    kv_disk_size: int | None = knob(None, "Bytes of that file; 4 GiB when left out.", least=1)
+    kv_load_min_tokens: int | None = knob(
+        None,
+        "Shortest prefix in tokens that is loaded from kv_ram or kv_disk; measured at the start when left out.",
+        least=1,
+    )
     max_num_seqs: int | None = knob(None, "Most sequences in one step.", least=1)
     max_num_batched_tokens: int | None = knob(None, "Most tokens in one step.", least=1)
     long_prefill_token_threshold: int = knob(0, "Most tokens of one prompt in one step; 0 sets no limit.", least=0)
@@ -173,6 +190,7 @@ EngineArgs.__signature__ = signature_of(EngineArgs)  # type: ignore[attr-defined
 
 CONTRADICTIONS = (
     ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"),
+    ("kv_ram", "swap_space"),
     ("skip_tokenizer_init", "tokenizer"),
     ("skip_tokenizer_init", "chat_template"),
 )

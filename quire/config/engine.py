@@ -89,6 +89,13 @@ class CacheConfig:
     dtype: str
     num_groups: int
     """KV groups of the model: a token takes a slot in a block of each."""
+    num_ram_slots: int = 0
+    """Evicted pages that are kept in memory."""
+    kv_disk: str = ""
+    """Directory of the file with further ones; empty without one."""
+    num_disk_slots: int = 0
+    kv_load_min_tokens: int | None = None
+    """Tokens of the shortest prefix that is loaded from there; None: as measured at the start."""
 
     @property
     def num_tokens(self) -> int:

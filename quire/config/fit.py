@@ -135,7 +135,12 @@ def max_context(machine: Machine, args: EngineArgs) -> int:
 
 def changes(machine: Machine, args: EngineArgs, wish: Wish) -> Iterator[Change]:
     """Changes with which the wish fits, the cheapest first. Each is enough by itself."""
-    candidates = (*_of_size(machine, args, wish), *_of_step(args, wish), *_of_numbers(machine, args))
+    candidates = (
+        *_of_size(machine, args, wish),
+        *_of_tiers(args),
+        *_of_step(args, wish),
+        *_of_numbers(machine, args),
+    )
     enough: list[Change] = []
     for change in candidates:
         is_more = any(other.options.items() <= change.options.items() for other in enough)
@@ -186,6 +191,13 @@ def _of_size(machine: Machine, args: EngineArgs, wish: Wish) -> Iterator[Change]
         share = math.ceil(100 * total / memory.total_memory) / 100
         if share <= LARGEST_SHARE:
             yield Change(options={"gpu_memory_utilization": share}, cost=cost)
+
+
+def _of_tiers(args: EngineArgs) -> Iterator[Change]:
+    """The memory that is kept for evicted blocks."""
+    for name in ("kv_ram", "swap_space"):
+        if getattr(args, name):
+            yield Change(options={name: 0}, cost="evicted blocks are computed again")
 
 
 def _of_most(machine: Machine, args: EngineArgs) -> Iterator[Change]:

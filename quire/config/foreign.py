@@ -52,7 +52,7 @@ _MEDIA = "models take text only."
 _TOOLS = "tool calls are not parsed; the text is the model's own."
 _REASONING = "reasoning is not taken apart; it is part of the text."
 _COMPILER = "nothing is compiled; leave it out."
-_OFFLOAD = "weights and KV cache stay in memory; --quantization and --kv-cache-dtype int8 make them smaller."
+_OFFLOAD = "weights stay in memory; --quantization makes them smaller."
 _POOLING = "quire generates text; embeddings, scores and classes are not built yet."
 _CODE = "no code is loaded by name or from model repositories."
 _CONNECTOR = "there is no transfer of KV caches between servers."
@@ -84,7 +84,7 @@ ENGINE: Mapping[str, Foreign] = {
     "hf_token": Foreign("set HF_TOKEN: a command line can be read by others.", (None,)),
     "kv_cache_metrics": Foreign("/metrics and /v1/stats tell about the KV cache.", (False,)),
     "kv_events_config": Foreign(_CONNECTOR, (None,)),
-    "kv_offloading_size": Foreign(_OFFLOAD, (None,)),
+    "kv_offloading_size": Foreign("--kv-ram keeps KV blocks that the cache evicts.", (None,)),
     "kv_transfer_config": Foreign(_CONNECTOR, (None,)),
     "limit_mm_per_prompt": Foreign(_MEDIA, (None,)),
     "logits_processors": Foreign(_CODE, (None,)),
@@ -110,7 +110,6 @@ ENGINE: Mapping[str, Foreign] = {
     "spec_model": Foreign(_DRAFTS, (None,)),
     "speculative_config": Foreign(_DRAFTS, (None,), "-sc"),
     "structured_outputs_config": Foreign("output is not constrained to a grammar.", (None,)),
-    "swap_space": Foreign("preempted requests are computed again.", (0,)),
     "task": Foreign(_POOLING, ("auto", "generate")),
     "tensor_parallel_size": Foreign(_DEVICES, (1,), "-tp"),
     "tokenizer_mode": Foreign("tokenizer.json or tokenizer.model is read, whichever there is.", ("auto",)),

@@ -38,9 +38,9 @@ def knob(
     most: int = 2**63 - 1,
     is_secret: bool = False,
 ) -> Any:
-    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound integers. `short` is a
-    flag of one letter; `spellings` are other words for a choice; `refusals` say of a known word what to use instead. No
-    message shows a secret.
+    """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound numbers; a float without `least` is
+    a share. `short` is a flag of one letter; `spellings` are other words for a choice; `refusals` say of a known word
+    what to use instead. No message shows a secret.
     """
     metadata: dict[str, Any] = {"help": help, "choices": choices, "aliases": aliases, "short": short}
     metadata.update(least=least, most=most, spellings=spellings or {}, refusals=refusals or {})
@@ -136,11 +136,11 @@ def _plain(value: Any, kinds: tuple[Any, ...]) -> Any:
 
 def _check_range(option: dataclasses.Field[Any], value: object) -> None:
     least, most = option.metadata["least"], option.metadata["most"]
-    if isinstance(value, int) and least is not None and value < least:
+    if isinstance(value, (int, float)) and least is not None and not value >= least:
         raise ConfigError(f"option {option.name} must be at least {least}, got {shown(value)}")
-    if isinstance(value, int) and value > most:
+    if isinstance(value, (int, float)) and value > most:
         raise ConfigError(f"option {option.name} must be at most {most}, got {shown(value)}")
-    if isinstance(value, float) and not 0 < value <= 1:
+    if isinstance(value, float) and least is None and not 0 < value <= 1:
         raise ConfigError(f"option {option.name} must be in (0, 1], got {value}")
 
 

@@ -27,6 +27,8 @@ class MemoryPlan:
     weights: int
     """Parameters as the ops lay them out, and the rotary tables."""
     kv_cache: int
+    kv_ram: int
+    """Pages that left the KV cache and are kept in memory."""
     workspace: int
     """Activations of the largest step, what kernels work with, and the arrays that a step reads."""
     logits: int
@@ -70,6 +72,10 @@ class MemoryUse:
     max_logprobs: int
     block_size: int
     kv_cache_dtype: str
+    num_ram_slots: int = 0
+    """Pages that are kept in memory beside the KV cache."""
+    num_disk_slots: int = 0
+    """Pages that are kept in a file."""
 
 
 def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
@@ -83,16 +89,19 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
         logits_bytes(arch, use),
         logprobs_bytes(arch, use),
     )
-    requests = use.max_num_seqs * controls_bytes(arch.vocab_size) + num_blocks * host_bytes_per_block(use.block_size)
+    kv_ram = use.num_ram_slots * layout.block_bytes
+    num_pages = num_blocks + use.num_ram_slots + use.num_disk_slots
+    requests = use.max_num_seqs * controls_bytes(arch.vocab_size) + num_pages * host_bytes_per_block(use.block_size)
     loading = loading_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
     return MemoryPlan(
         weights=weights,
         kv_cache=kv_cache,
+        kv_ram=kv_ram,
         workspace=workspace,
         logits=logits,
         logprobs=logprobs,
         requests=requests,
-        loading=max(0, loading - kv_cache - workspace - logits - logprobs - requests),
+        loading=max(0, loading - kv_cache - kv_ram - workspace - logits - logprobs - requests),
         process=PROCESS_BYTES,
     )
 
@@ -199,8 +208,8 @@ def plan_blocks(capabilities: Capabilities, bare: MemoryPlan, *, fraction: float
         raise ConfigError(
             f"no memory is left for the KV cache: {gib(allowed)} may be used ({fraction:.0%} of "
             f"{gib(capabilities.total_memory)}, {gib(capabilities.available_memory)} free now), but {parts_text(bare)} "
-            "are needed. Raise gpu_memory_utilization, lower max_num_batched_tokens, max_num_seqs or max_logprobs, or "
-            "use a smaller model or dtype. `quire plan` shows what would fit."
+            "are needed. Raise gpu_memory_utilization, lower max_num_batched_tokens, max_num_seqs, max_logprobs "
+            "or kv_ram, or use a smaller model or dtype. `quire plan` shows what would fit."
         )
     return min(left // block_bytes, most)
 
@@ -214,7 +223,7 @@ def check_memory(plan: MemoryPlan, capabilities: Capabilities) -> None:
         raise ConfigError(
             f"the engine would take {gib(plan.held)} ({parts_text(plan)}), more than the "
             f"{gib(capabilities.total_memory)} there are. Lower num_gpu_blocks_override, kv_cache_memory_bytes, "
-            "max_num_seqs or max_num_batched_tokens, or use a smaller model or dtype."
+            "kv_ram, max_num_seqs or max_num_batched_tokens, or use a smaller model or dtype."
         )
 
 

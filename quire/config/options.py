@@ -55,6 +55,17 @@ class EngineOptions(TypedDict, total=False):
     """Number of KV blocks, instead of share or bytes."""
     num_blocks: int | None
     """Another name of num_gpu_blocks_override."""
+    kv_ram: int | None
+    """Bytes of memory for KV blocks that the cache evicts; they are loaded when they are wanted again."""
+    swap_space: float | None
+    """The same in GiB, as vLLM spells it."""
+    kv_disk: str | None
+    """Directory of a file for KV blocks that leave kv_ram, or the cache without one; a restart finds them again. One
+    engine uses it at a time."""
+    kv_disk_size: int | None
+    """Bytes of that file; 4 GiB when left out."""
+    kv_load_min_tokens: int | None
+    """Shortest prefix in tokens that is loaded from kv_ram or kv_disk; measured at the start when left out."""
     max_num_seqs: int | None
     """Most sequences in one step."""
     max_num_batched_tokens: int | None

@@ -34,10 +34,12 @@ from quire.config.memory_plan import (
 )
 from quire.errors import ConfigError, InvalidParameter, shown
 from quire.messages.kv import DTYPE_BYTES, KVLayout
+from quire.messages.kv_tiers import ALIGNMENT, slot_bytes, slots_in
 from quire.sampling_params import SamplingParams
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_KV_DISK_SIZE = 4 << 30
 SMALL_CHUNK = 256
 """Prompts are computed so many tokens at a time, if need be, rather than that the context is shortened."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
@@ -207,6 +209,8 @@ def _resolve_memory(
     block_size, max_model_len = use.block_size, use.max_model_len
     layout = arch.kv_layout(block_size, use.kv_cache_dtype, ops=use.ops)
     block_bytes = layout.block_bytes
+    ram_slots, disk_slots = _resolve_tiers(args, layout)
+    use = replace(use, num_ram_slots=ram_slots, num_disk_slots=disk_slots)
     if args.num_gpu_blocks_override is not None:
         num_blocks, reason = args.num_gpu_blocks_override, "given"
     elif args.kv_cache_memory_bytes is not None:
@@ -238,8 +242,44 @@ def _resolve_memory(
         enable_prefix_caching=args.enable_prefix_caching,
         dtype=use.kv_cache_dtype,
         num_groups=len(layout.groups),
+        num_ram_slots=use.num_ram_slots,
+        kv_disk="" if args.kv_disk is None else str(Path(args.kv_disk).expanduser().absolute()),
+        num_disk_slots=use.num_disk_slots,
+        kv_load_min_tokens=args.kv_load_min_tokens,
     )
     return cache, _fit_chunks(layout, num_blocks, scheduler, max_model_len, choices), max_model_len, plan
+
+
+def _resolve_tiers(args: EngineArgs, layout: KVLayout) -> tuple[int, int]:
+    """How many evicted pages are kept in memory, and how many in a file."""
+    num_bytes = args.kv_ram if args.swap_space is None else int(args.swap_space * 2**30)
+    if args.kv_disk is None and args.kv_disk_size is not None:
+        raise ConfigError("kv_disk_size has no effect without kv_disk; give a directory, or leave it out")
+    if not num_bytes and args.kv_disk is None:
+        if args.kv_load_min_tokens is not None:
+            raise ConfigError("kv_load_min_tokens has no effect without kv_ram or kv_disk; give one, or leave it out")
+        return 0, 0
+    if not args.enable_prefix_caching:
+        raise ConfigError(
+            "kv_ram, swap_space and kv_disk keep blocks that are found by their content, and prefix caching is off. "
+            "Leave enable_prefix_caching on, or leave them out."
+        )
+    page, size = layout.block_bytes, layout.page.block_size
+    in_memory = in_file = 0
+    if num_bytes:
+        name = "kv_ram" if args.swap_space is None else "swap_space"
+        in_memory = _slots(name, num_bytes, num_bytes // page, page)
+    if args.kv_disk is not None:
+        file = args.kv_disk_size or DEFAULT_KV_DISK_SIZE
+        least = slot_bytes(page, size) + ALIGNMENT
+        in_file = _slots("kv_disk_size", file, slots_in(file, page, size), least)
+    return in_memory, in_file
+
+
+def _slots(name: str, num_bytes: int, num_slots: int, least: int) -> int:
+    if num_slots == 0:
+        raise ConfigError(f"{name} of {num_bytes} bytes has no room for a single KV block, which takes {least}")
+    return num_slots
 
 
 def _fit_chunks(

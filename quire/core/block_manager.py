@@ -8,14 +8,17 @@ one of them writes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from itertools import cycle
+from itertools import chain, cycle
 
 from quire.core.block_pool import BlockPool
 from quire.core.block_table import NULL_BLOCK, BlockTable
 from quire.core.kv_groups import MANAGERS, Find, GroupManager
+from quire.core.kv_tiers import KVTiers, as_entry, is_slot, slot_of
 from quire.core.sequence import Sequence
 from quire.messages.kv import KVCacheSpec
+from quire.messages.step import SchedulerOutputs
 from quire.utils.hashing import block_hash, root_hash
 
 
@@ -30,16 +33,21 @@ class BlockManager:
         max_chunk_tokens: int,
         enable_prefix_caching: bool,
         engine_digest: bytes = b"",
+        tiers: KVTiers | None = None,
     ) -> None:
         """One spec for each KV group. `max_chunk_tokens` is the most that a sequence computes in one step.
 
-        `engine_digest` goes into every hash: blocks of engines that compute otherwise have other hashes.
+        `engine_digest` goes into every hash: blocks of engines that compute otherwise have other hashes. `tiers` keep
+        what the pool evicts.
         """
         self.pool = BlockPool(num_blocks, len(specs))
         self.groups: list[GroupManager] = [
             MANAGERS[type(spec)](spec, self.pool, max_chunk_tokens=max_chunk_tokens) for spec in specs
         ]
         self._trimming = [index for index, group in enumerate(self.groups) if group.trims]
+        self.tiers = tiers
+        if tiers is not None:
+            self.pool.spill = tiers.save
         self.engine_digest = engine_digest
         self.block_size = specs[0].page.block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -47,14 +55,27 @@ class BlockManager:
         self.num_hit_tokens = 0
 
     def match_prefix(self, seq: Sequence) -> list[list[int]]:
-        """By group, the cached blocks of the longest prefix that all groups accept, its last token never included."""
+        """By group, the cached blocks of the longest prefix that all groups accept, its last token never included.
+
+        What is in a tier is named by `kv_tiers.as_entry`, and found only where loading it is worth the time.
+        """
+        if self.tiers is None:
+            return self._match(seq, self._finder)
+        matched = self._match(seq, self._tier_finder)
+        if any(is_slot(entry) for entries in matched for entry in entries):
+            in_pool = self._match(seq, self._finder)
+            if (len(matched[0]) - len(in_pool[0])) * self.block_size < self.tiers.min_load_tokens:
+                return in_pool
+        return matched
+
+    def _match(self, seq: Sequence, finder: Callable[[Sequence, int], Find]) -> list[list[int]]:
         matched: list[list[int]] = [[] for _ in self.groups]
-        length = (seq.num_tokens - 1) // self.block_size if self.reads_cache(seq) else 0
+        length = min((seq.num_tokens - 1) // self.block_size, self._num_readable_blocks(seq))
         num_agreeing = 0
         for index in cycle(range(len(self.groups))):
             if length == 0 or num_agreeing == len(self.groups):
                 break
-            matched[index] = self.groups[index].match(self._finder(seq, index), length)
+            matched[index] = self.groups[index].match(finder(seq, index), length)
             num_agreeing = num_agreeing + 1 if len(matched[index]) == length else 1
             length = len(matched[index])
         return [block_ids[:length] for block_ids in matched]
@@ -65,7 +86,7 @@ class BlockManager:
 
     def num_new_blocks(self, seq: Sequence, matched: list[list[int]]) -> int:
         """Free blocks that all tokens a sequence has now take, its matched prefix taken from the cache."""
-        held = [block_id for block_ids in matched for block_id in block_ids if block_id != NULL_BLOCK]
+        held = [block_id for block_ids in matched for block_id in block_ids if block_id > NULL_BLOCK]
         from_free = sum(self.pool.is_free(block_id) for block_id in held)
         return self.most_blocks(seq) - len(held) + from_free
 
@@ -83,6 +104,8 @@ class BlockManager:
         """Start a sequence that has no blocks on its matched prefix."""
         assert not seq.tables, seq
         seq.tables = [self._shared_table(block_ids) for block_ids in matched]
+        if self.tiers is not None:
+            self._load(seq, self.tiers)
         seq.num_hashed_blocks = len(matched[0])
         seq.num_computed_tokens = len(matched[0]) * self.block_size
         if self.reads_cache(seq):
@@ -138,6 +161,7 @@ class BlockManager:
 
     def free(self, seq: Sequence) -> None:
         """Give all blocks of the sequence back."""
+        seq.num_blocks_before = max(seq.num_blocks_before, seq.num_hashed_blocks)
         for group, table in zip(self.groups, seq.tables, strict=False):  # it has no tables while it waits
             group.free(table)
         seq.tables = []
@@ -145,21 +169,95 @@ class BlockManager:
         seq.num_writable_tokens = 0
         seq.num_computed_tokens = 0
 
+    def is_loading(self, seq: Sequence) -> bool:
+        """Whether the sequence has blocks that the step in flight loads."""
+        return self.tiers is not None and self.tiers.is_loading(chain(*(table.held for table in seq.tables)))
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a step in flight moves pages between tiers."""
+        return self.tiers is not None and self.tiers.is_in_flight
+
+    def write_moves(self, plan: SchedulerOutputs) -> None:
+        """Say in the instruction for a step which pages are to be moved."""
+        if self.tiers is not None:
+            self.tiers.write(plan)
+
+    def moves_ended(self, failed_loads: Many[int]) -> None:
+        """The step in flight has moved its pages; into these blocks it could not load what it should."""
+        if self.tiers is not None:
+            self.tiers.ended(failed_loads)
+            for block_id in failed_loads:
+                self.pool.forget(block_id)
+
+    def moves_interrupted(self) -> None:
+        """Nobody knows which pages the step in flight has moved: what it should have written is found no more."""
+        if self.tiers is not None:
+            for block_id in self.tiers.interrupted():
+                self.pool.forget(block_id)
+
+    def forget_cached(self) -> None:
+        """Forget all cached prefixes; sequences keep what they use."""
+        self.pool.forget_all()
+        if self.tiers is not None:
+            self.tiers.clear()
+
     def reads_cache(self, seq: Sequence) -> bool:
         """Whether what others have computed may serve this sequence."""
         return self.enable_prefix_caching and seq.group.request.sampling_params.reads_prefix_cache
 
+    def check(self, holders: dict[int, int]) -> None:
+        """Verify every invariant; `holders`: block -> references that sequences hold.
+
+        Raises: AssertionError.
+        """
+        self.pool.check(holders)
+        if self.tiers is not None:
+            self.tiers.check()
+
     def _shared_table(self, block_ids: list[int]) -> BlockTable:
         """A table of cached blocks, with a reference to each."""
         table = BlockTable(block_ids, num_trimmed=block_ids.count(NULL_BLOCK))
-        num_used = sum(not self.pool.is_free(block_id) for block_id in table.held)
-        for block_id in table.held:
+        held = [block_id for block_id in table.held if not is_slot(block_id)]
+        num_used = sum(not self.pool.is_free(block_id) for block_id in held)
+        for block_id in held:
             self.pool.share(block_id)
         table.num_shared = table.num_trimmed + num_used
         return table
 
+    def _load(self, seq: Sequence, tiers: KVTiers) -> None:
+        """Give the sequence blocks for what is in slots. All other blocks have their references already."""
+        wanted = [
+            (group, table, index)
+            for group, table in enumerate(seq.tables)
+            for index in range(table.num_trimmed, len(table.block_ids))
+            if is_slot(table.block_ids[index])
+        ]
+        tiers.hold(slot_of(table.block_ids[index]) for _, table, index in wanted)
+        for group, table, index in wanted:
+            block_id = self.pool.allocate()
+            content = tiers.load(slot_of(table.block_ids[index]), block_id)
+            self.pool.remember(block_id, group, *content[1:])
+            table.block_ids[index] = block_id
+        tiers.num_hit_tokens += self.block_size * len({index for _, _, index in wanted})
+
+    def _num_readable_blocks(self, seq: Sequence) -> int:
+        """Leading blocks that may come from the cache; a sequence that does not read it finds what it had itself."""
+        return seq.num_tokens if self.reads_cache(seq) else seq.num_blocks_before
+
     def _finder(self, seq: Sequence, group: int) -> Find:
         return lambda index: self.pool.find(group, *self._content(seq, index))
+
+    def _tier_finder(self, seq: Sequence, group: int) -> Find:
+        def find(index: int) -> int | None:
+            content = self._content(seq, index)
+            block_id = self.pool.find(group, *content)
+            if block_id is not None or self.tiers is None:
+                return block_id
+            slot = self.tiers.find((group, *content))
+            return None if slot is None else as_entry(slot)
+
+        return find
 
     def _content(self, seq: Sequence, index: int) -> tuple[bytes, bytes, tuple[int, ...]]:
         """(hash, parent's hash, tokens) of a full block of the sequence, the same in every group."""

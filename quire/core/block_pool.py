@@ -8,7 +8,10 @@ are free: they wait in one list, least recently used first, empty ones before al
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from quire.messages.kv_tiers import PageContent
 
 
 @dataclass(slots=True)
@@ -31,6 +34,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._indexes: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         """By group: equal tokens have other keys and values in other layers."""
+        self.spill: Callable[[int, PageContent], None] | None = None
+        """Told of a cached block and its content before the block is used for something else."""
         self.num_shared = 0
         """Blocks with more than one reference."""
         self.num_evictable = 0
@@ -60,6 +65,8 @@ class BlockPool:
             raise IndexError("no free block")
         block_id, _ = self._free.popitem(last=False)
         block = self.blocks[block_id]
+        if block.content is not None and self.spill is not None:
+            self.spill(block_id, (block.group, *block.content))
         self._forget(block)
         block.ref_count = 1
         return block_id
@@ -113,9 +120,21 @@ class BlockPool:
         Blocks that become empty are taken again before those never used, whose memory may not even be there yet.
         """
         for block_id in self._cached():
-            self._forget(self.blocks[block_id])
-            if block_id in self._free:
-                self._free.move_to_end(block_id, last=False)
+            self.forget(block_id)
+
+    def forget(self, block_id: int) -> None:
+        """Take a block out of its index: it does not hold what was said."""
+        self._forget(self.blocks[block_id])
+        if block_id in self._free:
+            self._free.move_to_end(block_id, last=False)
+
+    def cached_contents(self) -> Iterator[tuple[int, PageContent]]:
+        """Blocks whose content can be found by hash, and what it is: those that would be evicted last come first."""
+        referenced = [block.block_id for block in self.blocks if block.ref_count]
+        for block_id in (*referenced, *reversed(self._free)):
+            block = self.blocks[block_id]
+            if block.content is not None:
+                yield block_id, (block.group, *block.content)
 
     def check(self, holders: dict[int, int] | None = None) -> None:
         """Verify every invariant; with `holders` (block -> references its users hold) the counts as well.

@@ -14,7 +14,7 @@ from quire.messages.kv import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire.utils.math import cdiv
 
 Find = Callable[[int], int | None]
-"""The cached block of the group that holds block i of a sequence, or None."""
+"""The cached block of the group that holds block i of a sequence, or the slot of a tier (`kv_tiers`), or None."""
 
 
 class GroupManager(Protocol):

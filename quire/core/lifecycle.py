@@ -186,7 +186,7 @@ class Lifecycle:
         for seq in live:
             for block_id in (block_id for table in seq.tables for block_id in table.held):
                 holders[block_id] = holders.get(block_id, 0) + 1
-        self.blocks.pool.check(holders)
+        self.blocks.check(holders)
         assert sorted(id(s) for s in live) == sorted(id(s) for s in [*self.running, *self.waiting])
         assert self.num_slots == sum(seq.num_to_fork for seq in self.running) <= self.max_num_seqs
         assert all(not seq.tables and not seq.num_computed_tokens for seq in self.waiting)

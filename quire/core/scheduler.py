@@ -89,7 +89,7 @@ class Scheduler:
         self.lives.writer.begin()
         self._step_started_at = self.clock()
         self.lives.timelines.step_started(self.lives.totals.num_steps + 1, self._step_started_at, self.waiting)
-        if self._scheduled:
+        if self._scheduled or self.blocks.is_moving:
             self._start_over()
         budget = self._budget()
         if budget.shares is not None:
@@ -103,6 +103,7 @@ class Scheduler:
             constraint = self._schedule_waiting(budget)
         self.lives.totals.constraint_steps[constraint] += 1
         plan = self.lives.writer.end()
+        self.blocks.write_moves(plan)
         if budget.shares is None and self.running:
             self.waiting.charge(self.running[0].group.tenant, plan.num_batched_tokens)
         self.lives.timelines.step_planned(plan, constraint, self.waiting, len(self.running), self.blocks.pool)
@@ -112,6 +113,7 @@ class Scheduler:
         """The last step was interrupted before `update`: what the worker did of it is unknown, so all is recomputed."""
         self._scheduled = {}
         self.lives.writer.lost()
+        self.blocks.moves_interrupted()
         while self.running:
             self._preempt(self.running[-1], StepBudget(0))
 
@@ -238,7 +240,10 @@ class Scheduler:
         if budget.shares is not None:
             budget.shares.started(seq, self.blocks.most_blocks(seq))
         self.lives.admit(seq, matched, self._step_started_at)
-        self._schedule(seq, max(1, self._share_of(seq, budget)), budget)
+        if self.blocks.is_loading(seq):
+            self.lives.timelines.loading(seq)  # it is computed from the next step on
+        else:
+            self._schedule(seq, max(1, self._share_of(seq, budget)), budget)
         self._promised += self.blocks.still_needed(seq)
 
     def _room_for(self, seq: Sequence) -> list[list[int]] | None:
@@ -336,10 +341,21 @@ class Scheduler:
         now = self.stepped_at = self.clock()
         self.lives.timelines.step_executed(now, result)
         self.lives.writer.arrived(plan)
+        if self.blocks.is_moving:
+            self._end_moves(result.failed_loads)
         outputs = self._results.take_in(self._scheduled, plan, result, now)
         self.lives.totals.add_step(plan, result, now - self._step_started_at)
         self.lives.timelines.step_ended()
         return outputs
+
+    def _end_moves(self, failed_loads: list[int]) -> None:
+        """Pages have been moved; who should have had one of these waits again, and finds a shorter prefix."""
+        self.blocks.moves_ended(failed_loads)
+        lost = set(failed_loads)
+        for seq in [seq for seq in self.running if any(not lost.isdisjoint(table.held) for table in seq.tables)]:
+            self.lives.preempt(seq)
+            if not seq.group.stats.first_token_at:
+                seq.group.num_cached_tokens = -1  # as it is told at the next start
 
     def stats(self, plan: SchedulerOutputs) -> StepStats:
         """How full the engine is after a step."""

@@ -36,6 +36,7 @@ class Sequence:
         "branch",
         "group",
         "is_known",
+        "num_blocks_before",
         "num_computed_tokens",
         "num_hashed_blocks",
         "num_to_fork",
@@ -65,6 +66,8 @@ class Sequence:
         """Hashes of the leading full blocks, as far as needed; the same in all groups, kept over preemption."""
         self.num_hashed_blocks = 0
         """Leading blocks that are in the prefix index (or duplicates of such)."""
+        self.num_blocks_before = 0
+        """The most of those it had when it was preempted: it may find them again even if it does not read the cache."""
         self.num_writable_tokens = 0
         """Up to so many tokens can be computed as the tables are: they have blocks, and nobody else has those."""
         self.num_to_fork = 1

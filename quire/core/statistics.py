@@ -41,7 +41,7 @@ class Totals:
     def after(self, plan: SchedulerOutputs, blocks: BlockManager, num_running: int, num_waiting: int) -> StepStats:
         """How full the engine is after a step, and what it has done."""
         pool = blocks.pool
-        return StepStats(
+        stats = StepStats(
             num_running=num_running,
             num_waiting=num_waiting,
             num_batched_tokens=plan.num_batched_tokens,
@@ -62,3 +62,9 @@ class Totals:
             num_first_tokens=self.num_first_tokens,
             first_token_time_s=self.first_token_time_s,
         )
+        tiers = blocks.tiers
+        if tiers is not None:
+            stats.num_tier_slots, stats.num_tier_pages = tiers.num_slots, tiers.num_pages
+            stats.tier_hit_tokens, stats.num_tier_failures = tiers.num_hit_tokens, tiers.num_failures
+            stats.num_tier_loads, stats.num_tier_saves = tiers.num_loads, tiers.num_saves
+        return stats

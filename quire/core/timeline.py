@@ -123,6 +123,8 @@ class Timelines:
         self._chunks: list[_Chunk] = []
         self._branch_waits: dict[int, tuple[float, float]] = {}
         """By sequence, where one waits while other branches run: since when, and `computing_s` of the request then."""
+        self._loading: set[int] = set()
+        """Sequences whose prefix is loaded in this step."""
         self._step = 0
         self._step_at = 0.0
         self._executed_at = 0.0
@@ -211,6 +213,10 @@ class Timelines:
         self._enter(live, self._running_phase(live), self._step_at)
         seq.group.effort_is_news = True
 
+    def loading(self, seq: Sequence) -> None:
+        """The step loads blocks of a sequence that was just admitted, and computes none of its tokens."""
+        self._loading.add(seq.seq_id)
+
     def held_steps(self, group: SequenceGroup) -> dict[Wait, int]:
         """Steps that have gone by while the request was queued, by what bound them."""
         live, held = self._live[group.request_id], dict(group.effort.held_steps)
@@ -228,6 +234,10 @@ class Timelines:
         before, last_step, live.chunk_step = live.chunk, live.chunk_step, self._step
         if before is not None and last_step == self._step:
             return  # another branch has opened the span
+        if seq.seq_id in self._loading:
+            self._loading.discard(seq.seq_id)
+            if before is None:
+                self._stalled(live, Wait.LOADING)
         if before is not None and last_step < self._step - 1:
             self._stalled(live, Wait.TENANT_SHARE if is_shared else Wait.TOKEN_BUDGET)
             before = None
@@ -241,6 +251,7 @@ class Timelines:
         """A running sequence has lost its blocks, while a step is decided."""
         live = self._live[seq.group.request_id]
         live.computing.discard(seq.seq_id)
+        self._loading.discard(seq.seq_id)
         live.num_running -= 1
         if live.num_running:
             self._branch_waits[seq.seq_id] = self._step_at, live.computing_s(self._step_at)
@@ -268,6 +279,7 @@ class Timelines:
         live = self._live[seq.group.request_id]
         live.num_running -= was_running
         live.computing.discard(seq.seq_id)
+        self._loading.discard(seq.seq_id)
         self._branch_waits.pop(seq.seq_id, None)
         if not seq.group.sequences:
             self._left(live)

@@ -6,22 +6,27 @@ import mmap
 import time
 from collections.abc import Callable
 
-from quire.config.engine import QuireConfig
+from quire.config.engine import CacheConfig, QuireConfig
 from quire.config.weight_shapes import context_per_token
 from quire.core.activity import activity_of
 from quire.core.block_manager import BlockManager
 from quire.core.budget import StepCost
+from quire.core.kv_tiers import KVTiers
 from quire.core.policy import policy_of
 from quire.core.scheduler import Scheduler
 from quire.engine.identity import Identity, identity_of
 from quire.engine.quarantine import execute_guarded
 from quire.executor.base import Executor
+from quire.log import get_logger
+from quire.messages.kv_tiers import TierReport
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Activity, StepStats
 from quire.messages.step import SchedulerOutputs
 from quire.observability.console import StatusLine
 from quire.observability.flight_recorder import FlightRecorder
+
+log = get_logger(__name__)
 
 
 class EngineCore:
@@ -39,6 +44,8 @@ class EngineCore:
         self.executor = executor
         self.identity = identity_of(config, weights="") if identity is None else identity
         """What it computes."""
+        self._keeps_pages = False
+        """Whether there is a file that the next engine can find pages in."""
         self.log_stats = config.observability_config.log_stats
         interval_s = config.observability_config.log_stats_interval_s
         self.on_quarantine: Callable[[], None] = lambda: None
@@ -51,6 +58,7 @@ class EngineCore:
                 max_chunk_tokens=limits.max_chunk_tokens,
                 enable_prefix_caching=cache.enable_prefix_caching,
                 engine_digest=self.identity.digest,
+                tiers=self._open_tiers(config),
             ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -112,8 +120,51 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""
-        self.scheduler.blocks.pool.forget_all()
+        self.scheduler.blocks.forget_cached()
+        if self.scheduler.blocks.tiers is not None:
+            self.executor.clear_kv_tiers()
 
     def close(self) -> None:
-        """Let the executor go."""
-        self.executor.close()
+        """Keep what the next engine can use, and shut the executor down. Idempotent."""
+        try:
+            if self._keeps_pages:
+                self._keeps_pages = False
+                self._flush()
+        finally:
+            self.executor.close()
+
+    def _open_tiers(self, config: QuireConfig) -> KVTiers | None:
+        """The tiers that the configuration asks for; None where loading from them would save no time."""
+        cache = config.cache_config
+        sizes = [size for size in (cache.num_ram_slots, cache.num_disk_slots) if size]
+        if not sizes:
+            return None
+        report = self.executor.open_kv_tiers(self.identity.digest)
+        least = report.break_even if cache.kv_load_min_tokens is None else cache.kv_load_min_tokens
+        _say_what_is_loaded(report, least, cache)
+        if least is None:
+            return None
+        self._keeps_pages = cache.num_disk_slots > 0
+        tiers = KVTiers(sizes, min_load_tokens=least)
+        for slot, content in report.pages:
+            tiers.found(slot, content)
+        return tiers
+
+    def _flush(self) -> None:
+        """Bring what is cached to the last tier."""
+        blocks, plan = self.scheduler.blocks, SchedulerOutputs()
+        if blocks.tiers is None or blocks.is_moving:  # a step was interrupted: nobody knows what is where
+            return
+        blocks.tiers.flush(blocks.pool.cached_contents())
+        blocks.write_moves(plan)
+        self.executor.execute(plan)
+        blocks.moves_ended([])
+
+
+def _say_what_is_loaded(report: TierReport, least: int | None, cache: CacheConfig) -> None:
+    where = f"{cache.num_ram_slots} KV pages in memory, {cache.num_disk_slots} in a file ({len(report.pages)} found)"
+    costs = f"loading {report.load_token_s * 1e6:.1f} us a token, computing {report.compute_token_s * 1e6:.1f} us"
+    if least is None:
+        log.warning("%s are not used: %s. --kv-load-min-tokens loads in spite of it", where, costs)
+    else:
+        log.info("%s: %s, so prefixes of %d tokens and more are loaded", where, costs, least)

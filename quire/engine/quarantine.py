@@ -7,6 +7,7 @@ they would have got.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.errors import EngineDeadError
 from quire.executor.base import Executor
@@ -27,19 +28,28 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
         if not plan.seq_ids:
             raise
         log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
-        executor.execute(_housekeeping(plan))
-        rest = replace(plan, blocks_to_copy=[], removed_seq_ids=[], removed_request_ids=[])
-        return _bisect(executor, rest, error)
+        moved = executor.execute(_housekeeping(plan))
+        nothing: Any = {name: [] for name in _ONCE}
+        rest = replace(plan, **nothing)
+        result = _bisect(executor, rest, error)
+        result.failed_loads = moved.failed_loads
+        return result
+
+
+_ONCE = (
+    "pages_to_move",
+    "blocks_to_swap_out",
+    "blocks_to_swap_in",
+    "blocks_to_copy",
+    "removed_seq_ids",
+    "removed_request_ids",
+)
 
 
 def _housekeeping(plan: SchedulerOutputs) -> SchedulerOutputs:
-    """What a step does besides computing: rows to drop, blocks to copy. It runs once, before all parts: a copy that
-    came after a part had written to its destination would undo what was written there."""
-    return SchedulerOutputs(
-        blocks_to_copy=plan.blocks_to_copy,
-        removed_seq_ids=plan.removed_seq_ids,
-        removed_request_ids=plan.removed_request_ids,
-    )
+    """What a step does besides computing: rows to drop, pages to move, blocks to copy. It runs once, before all parts:
+    a copy that came after a part had written to its destination would undo what was written there."""
+    return SchedulerOutputs(**{name: getattr(plan, name) for name in _ONCE})
 
 
 def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:

@@ -51,13 +51,20 @@ class RequestReceipt:
         return SamplingParams.from_optional(**given).clone(output_kind=RequestOutputKind.FINAL_ONLY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Receipt:
     """What reproduces the answer to one call."""
 
     format: int = FORMAT
     identity: Identity
     requests: list[RequestReceipt]
+
+    def __repr__(self) -> str:
+        num_tokens = sum(len(completion.token_ids) for request in self.requests for completion in request.completions)
+        return (
+            f"Receipt(quire={self.identity.quire!r}, model={self.identity.model!r}, "
+            f"{counted(len(self.requests), 'request')}, {counted(num_tokens, 'token')})"
+        )
 
     def to_json(self) -> str:
         """As a file holds it."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from quire.config.engine import QuireConfig
+from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
 from quire.utils.lazy import LazyTable
@@ -21,6 +22,15 @@ class Executor(Protocol):
 
     def determine_num_available_blocks(self) -> int:
         """KV blocks of the pool, as planned; logs where what was loaded differs from the plan by more than 3 %."""
+
+    def open_kv_tiers(self, engine: bytes) -> TierReport:
+        """Get the tiers below the KV cache ready; called once, if the configuration has any, before the first step.
+
+        `engine` is the digest of the engine's identity. Raises: ConfigError when the file cannot be used.
+        """
+
+    def clear_kv_tiers(self) -> None:
+        """Forget all pages in the tiers, between two steps."""
 
     def close(self) -> None:
         """Let the workers go; harmless when called again."""

@@ -6,6 +6,7 @@ from quire.config.engine import QuireConfig
 from quire.errors import EngineDeadError
 from quire.executor.base import Progress
 from quire.executor.profile import compare_profile
+from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
 from quire.utils.process import memory_status
@@ -23,9 +24,7 @@ class InprocExecutor:
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step."""
-        if self.worker is None:
-            raise EngineDeadError("the engine was closed; make another one")
-        return self.worker.execute(plan)
+        return self._running().execute(plan)
 
     def determine_num_available_blocks(self) -> int:
         """See `Executor`. What the process held before is its own; weights are what it took while they were read."""
@@ -33,6 +32,21 @@ class InprocExecutor:
         compare_profile(self._config.memory_plan, measured)
         return self._config.cache_config.num_blocks
 
+    def open_kv_tiers(self, engine: bytes) -> TierReport:
+        """See `Executor`."""
+        return self._running().open_kv_tiers(engine)
+
+    def clear_kv_tiers(self) -> None:
+        """See `Executor`."""
+        self._running().clear_kv_tiers()
+
     def close(self) -> None:
         """Drop model and cache."""
+        if self.worker is not None:
+            self.worker.close()
         self.worker = None
+
+    def _running(self) -> Worker:
+        if self.worker is None:
+            raise EngineDeadError("the engine was closed; make another one")
+        return self.worker

@@ -31,6 +31,8 @@ class Wait(StrEnum):
     """Its tenant has its share of the engine, while others are active."""
     BRANCH = "another branch"
     """Another branch of the request computes the prompt that both share."""
+    LOADING = "loading"
+    """Blocks of its prefix are loaded from memory or a file."""
 
 
 class Phase(StrEnum):
@@ -249,6 +251,10 @@ class StepStats:
     """Those of the free ones whose content can still be found by a request."""
     num_shared_blocks: int = 0
     """Blocks that several sequences use."""
+    num_tier_slots: int = 0
+    """Pages for which there is room in `kv_ram` and `kv_disk`."""
+    num_tier_pages: int = 0
+    """Pages that are there."""
     prefix_cache_queries: int = 0
     """Tokens looked up since the start."""
     prefix_cache_hits: int = 0
@@ -257,6 +263,14 @@ class StepStats:
     """Steps since the start by what bound them."""
     num_preemptions: int = 0
     """Since the start, as everything below."""
+    tier_hit_tokens: int = 0
+    """Tokens of `prefix_cache_hits` that were loaded, and those that preempted sequences found again there."""
+    num_tier_loads: int = 0
+    """Pages loaded, those that failed included."""
+    num_tier_saves: int = 0
+    """Pages saved when the pool evicted them."""
+    num_tier_failures: int = 0
+    """Pages that were not what they should be, and were computed again."""
     num_steps: int = 0
     step_time_s: float = 0.0
     """Spent in steps, from deciding to learning."""
@@ -273,6 +287,10 @@ _TOTALS = (
     "prefix_cache_queries",
     "prefix_cache_hits",
     "num_preemptions",
+    "tier_hit_tokens",
+    "num_tier_loads",
+    "num_tier_saves",
+    "num_tier_failures",
     "num_steps",
     "step_time_s",
     "num_computed_tokens",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.messages.kv_tiers import PageMove
 from quire.messages.output import Failure, PositionLogprobs
 from quire.messages.request import EngineCoreRequest
 
@@ -35,7 +36,8 @@ class SchedulerOutputs:
     Everything in it is an assignment, and to draw a token changes nothing in the worker, which hears of the token in
     the next instruction. So applying an instruction twice is the same as applying it once, and a step that failed can
     be run again in parts, but its copies only before the first of them: a part may write to the destination of another
-    part's copy.
+    part's copy. Pages are moved to slots once only: a slot that holds a page already is left alone, for the block that
+    the page came from may have been written since.
     """
 
     new_requests: list[EngineCoreRequest] = field(default_factory=list)
@@ -57,10 +59,12 @@ class SchedulerOutputs:
     """seq_id -> what has changed in its table of each KV group. New sequences carry their whole tables."""
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
     """(source, destination) pairs, applied in order before the model runs, whatever group they belong to."""
-    blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
-    """(host block, device block) pairs; empty while preemption recomputes."""
-    blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
-    """(device block, host block) pairs; empty while preemption recomputes."""
+    pages_to_move: list[PageMove] = field(default_factory=list)
+    """From slots of one tier to slots of the next, before anything else."""
+    blocks_to_swap_out: list[PageMove] = field(default_factory=list)
+    """From blocks to slots, before anything writes to the blocks."""
+    blocks_to_swap_in: list[PageMove] = field(default_factory=list)
+    """From slots to blocks, while the model runs: no sequence of this step uses them."""
     removed_seq_ids: list[int] = field(default_factory=list)
     """Finished, aborted or preempted since the last step: forget them."""
     removed_request_ids: list[str] = field(default_factory=list)
@@ -85,5 +89,7 @@ class ModelRunnerOutput:
     """seq_id -> one entry for each of its tokens here, by position or by branch, for sequences that asked."""
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     """seq_id -> one entry per prompt token scored in this step: positions num_computed+1 up to the end of the chunk."""
+    failed_loads: list[int] = field(default_factory=list)
+    """Blocks of `blocks_to_swap_in` whose page was not what the instruction says, and was not loaded."""
     errors: dict[int, Failure] = field(default_factory=dict)
     """seq_id -> what went wrong for that sequence alone (its logits were not finite)."""

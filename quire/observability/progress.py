@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 MIN_BYTES = 256 << 20
 """Smaller checkpoints load faster than a bar can be read."""
@@ -17,7 +17,8 @@ MIN_PAUSE_S = 0.1
 def load_progress(show: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A callback for (bytes read, bytes in all) that draws a bar for checkpoints worth one."""
     if not show or not sys.stderr.isatty():
-        yield None
+        with _load_line() if show and _is_notebook() else nullcontext() as line:
+            yield line
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
@@ -39,9 +40,9 @@ def load_progress(show: bool) -> Iterator[Callable[[int, int], None] | None]:
 def generate_progress(show: bool, num_requests: int) -> Iterator[Callable[[int, int, int], None]]:
     """A callback for (requests finished, prompt tokens, output tokens): so many of `num_requests`, and tokens/s."""
     if not show or not sys.stderr.isatty():
-        yield _line_progress(num_requests) if show and _is_notebook() else lambda finished, prompt, output: None
+        with _generate_line(num_requests) if show and _is_notebook() else nullcontext(_ignore) as line:
+            yield line
         return
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -71,19 +72,59 @@ def _is_notebook() -> bool:
     return Console(stderr=True).is_jupyter
 
 
-def _line_progress(num_requests: int) -> Callable[[int, int, int], None]:
-    """One line that is written over and over; rich's bar needs ipywidgets in a notebook."""
-    started_at = drawn_at = time.perf_counter()
+class _NotebookLine:
+    """A line that is written over and over; rich's bar needs ipywidgets in a notebook."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._written_at = time.perf_counter()
+
+    def write(self, text: str) -> None:
+        """Show a text instead of the last one, unless that was a moment ago."""
+        self._text = text
+        if time.perf_counter() - self._written_at >= MIN_PAUSE_S:
+            self._print(end="")
+
+    def end(self) -> None:
+        """Leave the last text below the cell."""
+        if self._text:
+            self._print(end="\n")
+
+    def _print(self, end: str) -> None:
+        self._written_at = time.perf_counter()
+        print(f"\r{self._text:<70}", end=end, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _load_line() -> Iterator[Callable[[int, int], None]]:
+    started_at, line = time.perf_counter(), _NotebookLine()
+
+    def update(done: int, total: int) -> None:
+        if total >= MIN_BYTES:
+            rate = done / max(time.perf_counter() - started_at, 1e-9) / 1e6
+            line.write(f"loading weights: {done / 1e6:.0f}/{total / 1e6:.0f} MB, {rate:.0f} MB/s")
+
+    try:
+        yield update
+    finally:
+        line.end()
+
+
+@contextmanager
+def _generate_line(num_requests: int) -> Iterator[Callable[[int, int, int], None]]:
+    started_at, line = time.perf_counter(), _NotebookLine()
 
     def update(finished: int, prompt: int, output: int) -> None:
-        nonlocal drawn_at
-        now, is_last = time.perf_counter(), finished == num_requests
-        if is_last or now - drawn_at >= MIN_PAUSE_S:
-            drawn_at = now
-            line = f"processed prompts: {finished}/{num_requests}, {_rates(started_at, prompt, output)}"
-            print(f"\r{line:<70}", end="\n" if is_last else "", file=sys.stderr, flush=True)
+        line.write(f"processed prompts: {finished}/{num_requests}, {_rates(started_at, prompt, output)}")
 
-    return update
+    try:
+        yield update
+    finally:
+        line.end()
+
+
+def _ignore(finished: int, prompt: int, output: int) -> None:
+    """Draw nothing."""
 
 
 def _rates(started_at: float, num_prompt_tokens: int, num_output_tokens: int) -> str:

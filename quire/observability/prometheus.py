@@ -133,6 +133,15 @@ def _cumulated(bounds: Iterable[float], counts: list[int]) -> list[tuple[str, fl
     return list(zip(names, accumulate(counts), strict=True))
 
 
+_TIER_COUNTS = {
+    "tier_hit_tokens": "Tokens loaded from --kv-ram and --kv-disk.",
+    "num_tier_loads": "Pages loaded from there.",
+    "num_tier_saves": "Pages saved there.",
+    "num_tier_failures": "Pages there that were not what they should be.",
+}
+"""By field of `StepStats`."""
+
+
 class Metrics:
     """Everything that is counted about one engine and its server, by one of the server's fronts."""
 
@@ -158,6 +167,10 @@ class Metrics:
         self.running_work = self._front_gauge("front_work_running", "Requests that are read and tokenised.")
         self.prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", core=True)
         self.prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", core=True)
+        self.tiers = {
+            name: self._counter(f"kv_{name.removeprefix('num_')}", text, core=True)
+            for name, text in _TIER_COUNTS.items()
+        }
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were started.")
         self.cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from the prefix cache.")
         self.preemptions = self._counter("num_preemptions", "Times a request was preempted.")
@@ -269,6 +282,8 @@ class Metrics:
             self.constraints.labels(*self._values, constraint.value).inc(new)
         self.prefix_queries.inc(stats.prefix_cache_queries - seen.prefix_cache_queries)
         self.prefix_hits.inc(stats.prefix_cache_hits - seen.prefix_cache_hits)
+        for name, counter in self.tiers.items():
+            counter.inc(getattr(stats, name) - getattr(seen, name))
         self._step_tokens.add(seen, stats)
         self._seen = stats
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
 
 from quire.messages.kv import KVLayout
+from quire.messages.kv_tiers import PageMove
 from quire.messages.step import SchedulerOutputs
 from quire.ops import functional as ops
 from quire.sampling.torch_mode import torch_mode
 from quire.utils.threads import start_essential
+from quire.worker.kv_store import Page, PageStore, digest_of
 
 BLOCKS_AT_ONCE = 16
 """Touched by one call for each part: some 2 MiB."""
@@ -44,6 +48,12 @@ class CacheEngine:
         assert num_bytes == num_blocks * layout.block_bytes, "the memory plan counts what is allocated"
         self.caches = [self.parts[part] for _, part in sorted(layout.part_of_layer.items())]
         """The part of each attention layer."""
+        self._halves = [part.view(torch.uint8).view(2, num_blocks, -1).numpy() for part in self.parts]
+        """The bytes of the parts: keys and values of a block are in two places. Shape [2, B, bytes] of each part."""
+        self.store: PageStore | None = None
+        """Pages that left the pool."""
+        self._loader: ThreadPoolExecutor | None = None
+        self._loads: Future[list[int]] | None = None
         self._num_blocks = num_blocks
         self._num_ahead = num_ahead
         self._touched = self._wanted = 0
@@ -51,12 +61,74 @@ class CacheEngine:
         self._touch_ahead(-1)
 
     def apply(self, plan: SchedulerOutputs) -> None:
-        """Copy (source, destination) pages, in order; and get ready for what follows the new ones."""
+        """Save, begin to load, and copy pages, in order; and get ready for what follows the new ones."""
+        if self._loads is not None:  # of a step that was interrupted: its blocks may be others' now
+            self.end_loads()
+        if plan.blocks_to_swap_out or plan.pages_to_move:
+            self.swap_out(plan.blocks_to_swap_out, plan.pages_to_move)
+        if plan.blocks_to_swap_in:
+            self._begin_loads(plan.blocks_to_swap_in)
         if plan.blocks_to_copy:
-            with torch_mode():
-                ops.copy_blocks(self.parts, plan.blocks_to_copy)
+            self.copy(plan.blocks_to_copy)
         for changes in (*plan.new_block_ids.values(), *(new.block_ids for new in plan.new_sequences)):
             self._touch_ahead(max((block_id for _, block_ids in changes for block_id in block_ids), default=-1))
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy (source, destination) pages within the pool, in order."""
+        with torch_mode():
+            ops.copy_blocks(self.parts, pairs)
+
+    def swap_out(self, saves: Sequence[PageMove], moves: Sequence[PageMove] = ()) -> None:
+        """Make room in the first tier by moving pages to the next, then save (block, slot) pages there."""
+        assert self.store is not None
+        for source, destination, content in moves:
+            self.store.move(source, destination, content)
+        for block_id, slot, content in saves:
+            page = self.store.room_for(slot, content)
+            if page is not None:
+                self._read(block_id, page)
+                self.store.commit(slot, content, digest_of(page))
+
+    def swap_in(self, loads: Sequence[PageMove]) -> list[int]:
+        """Load (slot, block) pages. Gives the blocks whose page is not what it should be; these are left alone."""
+        assert self.store is not None
+        failed = []
+        for slot, block_id, content in loads:
+            page = self.store.verified(slot, content)
+            if page is None:
+                failed.append(block_id)
+            else:
+                self._write(block_id, page)
+        return failed
+
+    def end_loads(self) -> list[int]:
+        """Wait for the pages that `apply` began to load. Gives the blocks for which there were none."""
+        if self._loads is None:
+            return []
+        failed = self._loads.result()
+        self._loads = None
+        return failed
+
+    def close(self) -> None:
+        """End the thread that loads, and close what it reads. Idempotent."""
+        if self._loader is not None:
+            self._loader.shutdown()
+        if self.store is not None:
+            self.store.close()
+
+    def _begin_loads(self, loads: Sequence[PageMove]) -> None:
+        """Load in a thread, while the model runs: no sequence of the step uses these blocks."""
+        if self._loader is None:
+            self._loader = ThreadPoolExecutor(1, thread_name_prefix="kv-load")
+        self._loads = self._loader.submit(self.swap_in, loads)
+
+    def _read(self, block_id: int, page: Page) -> None:
+        for part, place in zip(self._halves, page.reshape(len(self._halves), 2, -1), strict=True):
+            place[:] = part[:, block_id]
+
+    def _write(self, block_id: int, page: Page) -> None:
+        for part, place in zip(self._halves, page.reshape(len(self._halves), 2, -1), strict=True):
+            part[:, block_id] = place
 
     def _touch_ahead(self, last_block: int) -> None:
         wanted = min(self._num_blocks, last_block + 1 + self._num_ahead)

@@ -51,8 +51,14 @@ class ModelRunner:
         if plan.removed_seq_ids or plan.new_sequences:
             self._sampled = None
         self.cache.apply(plan)  # 2. blocks
-        if not plan.seq_ids:
-            return ModelRunnerOutput()
+        try:
+            result = self._compute(plan) if plan.seq_ids else ModelRunnerOutput()
+        finally:
+            failed_loads = self.cache.end_loads()
+        result.failed_loads = failed_loads
+        return result
+
+    def _compute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         hidden, logits = self.graphs.run(self.inputs.build(plan))  # 3. model
         prompt_logprobs = self._score_prompts(plan, hidden) if self.batch.to_score else {}
         if logits is None:

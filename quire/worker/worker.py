@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from quire.config.engine import QuireConfig
 from quire.loader.load import load_model
+from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
 from quire.ops import table
 from quire.ops.cpu import set_num_threads
 from quire.utils.math import cdiv
+from quire.worker.break_even import load_seconds, step_seconds
 from quire.worker.cache_engine import CacheEngine
+from quire.worker.kv_file import FilePages
+from quire.worker.kv_store import MemoryPages, Pages, PageStore
 from quire.worker.model_runner import ModelRunner
 
 
@@ -26,6 +31,7 @@ class Worker:
         Raises: CheckpointError and other ConfigErrors.
         """
         model_config, cache_config = config.model_config, config.cache_config
+        self._config = config
         self.ops = config.device_config.ops
         with ledger.stage("ops"):
             self._num_threads = config.device_config.num_threads
@@ -54,6 +60,46 @@ class Worker:
                 max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
                 max_model_len=model_config.max_model_len,
             )
+
+    def open_kv_tiers(self, engine: bytes) -> TierReport:
+        """Get the tiers below the KV cache ready; `engine` is the digest of the engine's identity.
+
+        Raises: ConfigError when the file cannot be used.
+        """
+        cache, layout = self._config.cache_config, self._config.kv_layout
+        tiers: list[Pages] = []
+        if cache.num_ram_slots:
+            tiers.append(MemoryPages(cache.num_ram_slots, layout.block_bytes))
+        if cache.num_disk_slots:
+            tiers.append(
+                FilePages(
+                    Path(cache.kv_disk),
+                    cache.num_disk_slots,
+                    page_bytes=layout.block_bytes,
+                    block_size=cache.block_size,
+                    engine=engine,
+                )
+            )
+        self.cache.store = PageStore(tiers)
+        self._use_ops()
+        compute_s, step_s = step_seconds(
+            self.runner, layout, cache.num_blocks, self._config.scheduler_config.max_chunk_tokens
+        )
+        return TierReport(
+            pages=self.cache.store.found(),
+            load_token_s=load_seconds(self.cache) * len(layout.groups) / cache.block_size,
+            compute_token_s=compute_s,
+            step_s=step_s,
+        )
+
+    def clear_kv_tiers(self) -> None:
+        """Forget all pages in the tiers, those of the file for good."""
+        if self.cache.store is not None:
+            self.cache.store.clear()
+
+    def close(self) -> None:
+        """Close the file, and end what loads from it. Idempotent."""
+        self.cache.close()
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step."""

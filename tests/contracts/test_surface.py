@@ -48,6 +48,10 @@ FLAGS = {
     "--hf-overrides",
     "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
+    "--kv-disk",
+    "--kv-disk-size",
+    "--kv-load-min-tokens",
+    "--kv-ram",
     "--load-format",
     "--log-stats-interval",
     "--long-prefill-token-threshold",
@@ -70,6 +74,7 @@ FLAGS = {
     "--revision",
     "--seed",
     "--skip-tokenizer-init",
+    "--swap-space",
     "--tokenizer",
     "--use-tqdm-on-load",
 }

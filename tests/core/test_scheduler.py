@@ -262,6 +262,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("step"), st.integers(1, 5)),
     st.tuples(st.just("abort"), st.integers(0, 30), st.one_of(st.none(), st.integers(0, 3))),
     st.tuples(st.just("poison"), st.integers(0, 30)),
+    st.tuples(st.just("corrupt"), st.integers(0, 40)),
+    st.tuples(st.just("reset")),
 )
 
 
@@ -273,6 +275,7 @@ ACTIONS = st.one_of(
     budget=st.integers(4, 40),
     caching=st.booleans(),
     several_tenants=st.booleans(),
+    tiers=st.sampled_from([(), (1,), (3, 2), (40,), (8, 40)]),
 )
 def test_any_sequence_of_events_keeps_every_invariant(
     actions: list[tuple[object, ...]],
@@ -281,8 +284,10 @@ def test_any_sequence_of_events_keeps_every_invariant(
     budget: int,
     caching: bool,
     several_tenants: bool,
+    tiers: tuple[int, ...],
 ) -> None:
     core = FakeCore(
+        tiers=tiers if caching else (),
         num_blocks=sum(spec.most_blocks(32, 7) for spec in specs_of(4, windows)) + spare_blocks,
         windows=windows,
         max_num_seqs=4,
@@ -312,6 +317,11 @@ def test_any_sequence_of_events_keeps_every_invariant(
                 core.lives.check()
             case ("poison", int() as which):
                 poisoned.add(str(which))
+            case ("corrupt", int() as slot):
+                core.executor.corrupt.add(slot)
+            case ("reset",):
+                core.blocks.forget_cached()
+                core.executor.pages.clear()
     core.run()
     for index, (prompt, max_tokens, n) in enumerate(submitted):
         request_id = str(index)

@@ -16,6 +16,7 @@ from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from quire.errors import EngineError, InvalidParameter, UnsupportedFeature
 from quire.messages.codec import Codec
 from quire.messages.request import AbortRequest, EngineCoreRequest
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import Checkpoint
 
@@ -281,9 +282,10 @@ def test_a_search_that_fails_says_so(checkpoint: Checkpoint, monkeypatch: pytest
         assert not llm.engine.has_unfinished_requests()
 
 
-def _raise(plan: Any) -> None:
+def _raise(plan: SchedulerOutputs) -> ModelRunnerOutput:
     if plan.seq_ids:
         raise RuntimeError("broken")
+    return ModelRunnerOutput()
 
 
 # -- best_of -----------------------------------------------------------------------------------------------------

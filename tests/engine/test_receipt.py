@@ -40,6 +40,12 @@ def test_a_receipt_survives_its_file(receipt: Receipt) -> None:
     assert first_difference(receipt.requests[0], again.requests[0]) is None
 
 
+def test_a_receipt_shows_itself_in_a_line(receipt: Receipt) -> None:
+    num_tokens = sum(len(completion.token_ids) for request in receipt.requests for completion in request.completions)
+    version = receipt.identity.quire
+    assert repr(receipt) == f"Receipt(quire={version!r}, model='quire-tiny', 2 requests, {num_tokens} tokens)"
+
+
 def test_replay_says_identical(receipt: Receipt, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", written(receipt, tmp_path), "--num-gpu-blocks-override", "64"]) == 0
     assert capsys.readouterr().out.count(": identical (2 completions") == 2

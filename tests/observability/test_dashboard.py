@@ -92,3 +92,12 @@ def test_steps_are_counted_by_their_tokens_and_counters_never_fall() -> None:
         assert found["iteration_tokens_total_count"] == max(total, 5)
     buckets = re.findall(r'quire:iteration_tokens_total_bucket\{.*le="([^"]+)".*\} (\S+)', text)
     assert [(bound, float(count)) for bound, count in buckets][:4] == [("1.0", 4), ("8.0", 6), ("16.0", 7), ("32.0", 7)]
+
+
+def test_what_tiers_have_done_is_counted() -> None:
+    metrics = Metrics(create_config(EngineArgs()), "m")
+    metrics.expose(StepStats(num_steps=1, tier_hit_tokens=16, num_tier_loads=1, num_tier_saves=5), 0)
+    stats = StepStats(num_steps=2, tier_hit_tokens=48, num_tier_loads=3, num_tier_saves=9, num_tier_failures=1)
+    text = metrics.expose(stats, 0).decode()
+    found = {name: float(value) for name, value in re.findall(r"^quire:kv_tier_(\w+)_total\{.*?\} (\S+)$", text, re.M)}
+    assert found == {"hit_tokens": 48, "loads": 3, "saves": 9, "failures": 1}

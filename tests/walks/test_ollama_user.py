@@ -62,8 +62,9 @@ def pull_and_look(machine: Machine) -> None:
     status, out, err = machine.run("pull", NAME)
     assert status == 0, err
     assert f"pulling {REPOSITORY}" in err
-    assert REPOSITORY in machine.run("list")[1]
-    assert NAME in machine.run("list")[1]
+    listed = machine.run("list")[1]
+    assert REPOSITORY in listed
+    assert NAME in listed
     status, out, _ = machine.run("show", NAME)
     for line in ("LlamaForCausalLM", "6.95 million", "1024 tokens", "memory plan"):
         assert line in out

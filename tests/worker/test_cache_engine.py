@@ -1,15 +1,18 @@
-"""What `CacheEngine` touches ahead of its use."""
+"""What `CacheEngine` touches ahead of its use, and pages that leave and come back."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor
 
 from quire.messages.kv import kv_layout
+from quire.messages.kv_tiers import PageContent
 from quire.messages.step import SchedulerOutputs
 from quire.ops import table
 from quire.worker import cache_engine
 from quire.worker.cache_engine import CacheEngine
+from quire.worker.kv_store import MemoryPages, PageStore
 from tests.fakes import specs_of
 from tests.worker import plans
 
@@ -55,3 +58,40 @@ def test_blocks_are_touched_as_others_before_them_are_used(touched: list[tuple[i
     assert touched_blocks(cache, touched) == list(range(NUM_BLOCKS)), "and never more than there are"
     cache.apply(SchedulerOutputs(new_block_ids={0: [(20, [99])]}))
     assert touched_blocks(cache, touched) == list(range(NUM_BLOCKS))
+
+
+def contents(count: int) -> list[PageContent]:
+    return [(0, bytes([number]), b"", (number,)) for number in range(count)]
+
+
+def test_pages_come_back_into_other_blocks_as_they_were(cache: CacheEngine) -> None:
+    for number, part in enumerate(cache.parts):
+        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(number)))
+    before = [part.clone() for part in cache.parts]
+    cache.store = PageStore([MemoryPages(3, cache.layout.block_bytes)])
+    cache.apply(SchedulerOutputs(blocks_to_swap_out=[(7 + i, i, content) for i, content in enumerate(contents(3))]))
+    for part in cache.parts:
+        part[:, 7:10] = 0
+    wrong = (0, b"?", b"", (9,))
+    loads = [(0, 20, contents(3)[0]), (1, 21, wrong), (2, 9, contents(3)[2])]
+    cache.apply(SchedulerOutputs(blocks_to_swap_in=loads))
+    assert cache.end_loads() == [21]
+    assert cache.end_loads() == []
+    for part, old in zip(cache.parts, before, strict=True):
+        assert torch.equal(part[:, 20], old[:, 7])
+        assert torch.equal(part[:, 9], old[:, 9])
+        assert torch.equal(part[:, 21], old[:, 21]), "left alone"
+    cache.close()
+    cache.close()
+
+
+def test_loads_of_an_interrupted_step_end_before_the_next_one_begins(cache: CacheEngine) -> None:
+    cache.store = PageStore([MemoryPages(3, cache.layout.block_bytes)])
+    content = contents(1)[0]
+    cache.parts[0][:, 7] = 3.0
+    cache.apply(SchedulerOutputs(blocks_to_swap_out=[(7, 0, content)]))
+    cache.apply(SchedulerOutputs(blocks_to_swap_in=[(0, 8, content)]))
+    cache.apply(SchedulerOutputs(blocks_to_copy=[(8, 9)]))
+    assert bool((cache.parts[0][:, 9] == 3.0).all())
+    assert cache.end_loads() == []
+    cache.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import statistics
 import time
 from collections import Counter
@@ -127,17 +126,6 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
-
-
-def due_times(count: int, rate: float, burstiness: float, rng: random.Random) -> list[float]:
-    """When each request is due: gaps of a gamma distribution with mean 1/rate; burstiness 1 is a Poisson process."""
-    if rate == float("inf"):
-        return [0.0] * count
-    now, times = 0.0, []
-    for _ in range(count):
-        times.append(now)
-        now += rng.gammavariate(burstiness, 1 / (rate * burstiness))
-    return times
 
 
 async def send_one(client: HttpClient, path: str, body: bytes, record: Record) -> None:

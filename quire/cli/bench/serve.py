@@ -153,8 +153,9 @@ async def _load(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     import msgspec
 
-    from quire.cli.bench.load import Record, due_times, figures, send_all, send_one
+    from quire.cli.bench.load import Record, figures, send_all, send_one
     from quire.observability.progress import generate_progress
+    from quire.simulation.synthetic import due_times
 
     model = args.model or await _ready_model(client, args.ready_check_timeout_sec)
     if args.backend == "openai-chat" and args.dataset_name == "random":

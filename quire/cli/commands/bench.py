@@ -1,4 +1,4 @@
-"""`quire bench latency|throughput|startup|serve`: how fast this model is here, or a server anywhere."""
+"""`quire bench latency|throughput|startup|steps|serve`: how fast this model is here, or a server anywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.bench import serve, startup
+from quire.cli.bench import serve, startup, steps
 from quire.cli.output import check_writable, write_json
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import whole_number
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput.add_argument("--num-prompts", type=whole_number, default=64, metavar="N", help="requests (default: 64)")
     throughput.set_defaults(run=run_throughput)
     startup.add_arguments(kinds)
+    steps.add_arguments(kinds)
     serve.add_arguments(kinds)
     for child in (latency, throughput):
         child.add_argument(

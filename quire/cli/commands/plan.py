@@ -32,6 +32,7 @@ DOES_NOT_FIT = 1
 PURPOSES = {
     "weights": "parameters as the kernels read them",
     "kv_cache": "keys and values of {tokens} tokens",
+    "kv_ram": "{ram} pages that left the KV cache",
     "workspace": "activations of a step of {step} tokens",
     "logits": "of {seqs} sequences",
     "logprobs": "candidates of every position of a step",
@@ -199,6 +200,8 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "block_size": cache.block_size,
         "block_bytes": plan.kv_cache // cache.num_blocks,
         "kv_cache_tokens": cache.num_tokens,
+        "num_ram_slots": cache.num_ram_slots,
+        "num_disk_slots": cache.num_disk_slots,
         "max_model_len": config.model_config.max_model_len,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
@@ -234,7 +237,10 @@ def _print(answer: Answer) -> None:
 def _purpose(name: str, config: QuireConfig) -> str:
     step, cache = config.scheduler_config, config.cache_config
     return PURPOSES[name].format(
-        tokens=f"{cache.num_tokens:,}", step=f"{step.max_num_batched_tokens:,}", seqs=step.max_num_seqs
+        tokens=f"{cache.num_tokens:,}",
+        ram=f"{cache.num_ram_slots:,}",
+        step=f"{step.max_num_batched_tokens:,}",
+        seqs=step.max_num_seqs,
     )
 
 

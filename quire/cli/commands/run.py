@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         return chat.run_in_process(args)
     if prompt is None:
         prompt = read_text(sys.stdin.read)
+    _check(prompt)
+    _check_system_prompt(args, as_chat=not args.raw)
     return _answer(args, prompt)
 
 
@@ -72,10 +74,8 @@ def _answer(args: argparse.Namespace, prompt: str) -> int:
     from quire.llm import LLM
 
     with LLM.from_engine_args(from_namespace(args)) as llm:
-        _check(prompt)
         as_chat = args.chat or (llm.has_chat_template and not args.raw)
-        if not as_chat and args.system_prompt is not None:
-            raise ConfigError("--system-prompt needs a chat, and here the text of the prompt is continued")
+        _check_system_prompt(args, as_chat=as_chat)
         params = sampling_params(args, llm.get_default_sampling_params(), None if as_chat else RAW_MAX_TOKENS)
         way = "answering as in a chat (--raw continues the text)" if as_chat else "continuing the text"
         title = f"{answering(args)}; {way}"
@@ -98,6 +98,15 @@ def _check(prompt: str) -> None:
     check_unicode(prompt, "prompt")
     if not prompt.strip():
         raise InvalidParameter("the prompt is empty: give a text to answer or to continue", parameter="prompt")
+
+
+def _check_system_prompt(args: argparse.Namespace, *, as_chat: bool) -> None:
+    """Refuse a system prompt where there is no chat.
+
+    Raises: ConfigError.
+    """
+    if args.system_prompt is not None and not as_chat:
+        raise ConfigError("--system-prompt needs a chat, and here the text of the prompt is continued")
 
 
 def _messages(system_prompt: str | None, prompt: str) -> list[ChatMessage]:

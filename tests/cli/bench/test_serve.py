@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.bench.load import Record, due_times, figures
+from quire.cli.bench.load import Record, figures
 from quire.cli.client.http_client import EventReader
 from quire.cli.main import main
+from quire.simulation.synthetic import due_times
 from tests.server.conftest import Running
 
 SMALL = ["--num-prompts", "6", "--random-input-len", "8", "--random-output-len", "5", "--disable-tqdm"]

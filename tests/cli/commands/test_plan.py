@@ -15,7 +15,7 @@ from quire.cli.main import main
 from quire.config.args import EngineArgs
 from quire.engine.core_startup import create_config
 
-PARTS = ("weights", "kv_cache", "workspace", "logits", "logprobs", "requests", "loading", "process")
+PARTS = ("weights", "kv_cache", "kv_ram", "workspace", "logits", "logprobs", "requests", "loading", "process")
 Plan = Callable[..., dict[str, Any]]
 
 
@@ -59,6 +59,7 @@ def test_a_serve_command_can_be_pasted(plan: Plan, tmp_path: Path) -> None:
         (["--memory", "700MiB", "--max-num-seqs", "64", "--sequences", "64"], "gpu_memory_utilization"),
         (["--kv-cache-memory-bytes", "1MiB", "--sequence-len", "1000"], "kv_cache_memory_bytes"),
         (["--num-blocks", "10", "--sequences", "3"], "num_gpu_blocks_override"),
+        (["--memory", "700MiB", "--kv-ram", "500MiB"], "kv_ram"),
         (["--memory", "450MiB"], "max_num_seqs"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.cli.main import main
 from tests.conftest import Checkpoint
+from tests.contracts.test_imports import HEAVY, modules_after
 
 QUESTION = "What is a KV cache?"
 GREEDY = ["--temperature", "0", "-n", "8"]
@@ -98,6 +99,11 @@ def test_an_empty_prompt_is_refused(prompt: str, capsys: Captured) -> None:
     assert main(["run", "quire-tiny", prompt]) == 2
     out, err = capsys.readouterr()
     assert (out, "the prompt is empty" in err) == ("", True)
+
+
+@pytest.mark.parametrize("argv", [["run", " "], ["run", "hi", "--raw", "--system-prompt", "Be brief."]])
+def test_what_no_model_could_answer_is_refused_before_one_is_loaded(argv: list[str]) -> None:
+    assert modules_after(f"import quire.cli.main as m\nassert m.main({argv}) == 2").isdisjoint(HEAVY)
 
 
 def test_both_ways_at_once_are_refused(capsys: Captured) -> None:

@@ -30,11 +30,14 @@ def test_the_page_and_all_it_names_are_served_without_a_key(serve: Any) -> None:
             assert guarded.client.get(path).status_code == 401, path
 
 
-def test_every_module_of_the_start_is_asked_for_at_once() -> None:
+def test_every_module_is_asked_for_at_once_and_none_before_the_first_paint() -> None:
     page = (FILES / console.PAGE).read_text(encoding="utf-8")
     preloaded = re.findall(r'rel="modulepreload" href="([^"]+)"', page)
     needed = {path[1:] for path in console.PATHS - COLOURS if path.endswith(".js")}
-    assert sorted([*preloaded, "console/app.js"]) == sorted(needed)
+    assert sorted([*preloaded, "console/start.js"]) == sorted(needed)
+    at_once = re.sub(r"<template.*?</template>", "", page, flags=re.DOTALL)
+    loaded = re.findall(r'<(?:script|link)[^>]+(?:src|href)="([^"]+)"', at_once)
+    assert sorted(loaded) == ["console/icon.svg", "console/start.js", "console/style.css"]
 
 
 def test_behind_the_path_of_a_proxy_the_same_routes_are_open(serve: Any) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tarfile
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,6 +19,8 @@ AXE = "4.14.1"
 MAX_WEIGHT = 300_000
 """Bytes of the first load, not compressed."""
 MAX_REQUESTS = 40
+MAX_FIRST_WEIGHT = 40_000
+"""Bytes that the first paint waits for, not compressed."""
 
 
 def test_nothing_is_shown_before_a_key_is_given(serve: Any, page: Any) -> None:
@@ -127,8 +130,29 @@ def axe(tmp_path_factory: Any) -> str:
         return source.read().decode()
 
 
+def violations(page: Any) -> list[Any]:
+    """What axe, which the page has loaded, finds: rules, and the elements that break them."""
+    found = page.evaluate("axe.run()")["violations"]
+    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
+
+
 @pytest.mark.network
-@pytest.mark.parametrize("width", [1440, 420])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_where_a_key_is_asked_for(serve: Any, page: Any, axe: str, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    with serve(api_key=(KEY,)) as guarded:
+        page.goto(guarded.url)
+        page.locator("#gate").wait_for()
+        page.evaluate(axe)
+        assert violations(page) == []
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        page.locator("#refusal:visible").wait_for()
+        assert violations(page) == []
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("width", [1440, 1000, 420])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(server: Running, page: Any, axe: str, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
@@ -138,8 +162,7 @@ def test_axe_finds_nothing(server: Running, page: Any, axe: str, width: int, sch
 
     def check(what: str) -> None:
         page.wait_for_timeout(200)  # a drawer that is half transparent has no contrast
-        found = page.evaluate("axe.run()")["violations"]
-        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], what
+        assert violations(page) == [], what
 
     check("conversation")
     for opener in ("#open-conversations", "#open-side"):
@@ -170,6 +193,29 @@ def test_the_first_load_is_light_and_only_the_style_keeps_it_from_the_screen(ser
         ".map((one) => new URL(one.name).pathname)"
     )
     assert blocking == ["/console/style.css"]
+
+
+def test_the_first_paint_needs_the_page_and_its_style_alone(server: Running, page: Any) -> None:
+    held: list[Any] = []
+    asked: dict[str, int] = {}
+    page.route("**/console/start.js", lambda route: held.append(route))
+    page.on("requestfinished", lambda one: asked.update({urlsplit(one.url).path: len(one.response().body())}))
+    page.goto(server.url, wait_until="commit")
+    wait_for(lambda: page.evaluate("performance.getEntriesByName('first-contentful-paint').length"))
+    assert page.locator("header").is_visible()
+    assert page.locator("#state").text_content() == "connecting"
+    assert asked.keys() - {"/console/icon.svg"} == {"/", "/console/style.css"}
+    print(f"console: first paint after {sum(asked.values()):,} bytes in {len(asked)} requests")
+    assert sum(asked.values()) < MAX_FIRST_WEIGHT
+    (script,) = held
+    script.continue_()
+    page.locator("#state[data-state=ready]").wait_for()
+
+
+def test_a_browser_that_does_not_tell_when_it_paints_loads_the_console_too(server: Running, page: Any) -> None:
+    page.add_init_script("PerformanceObserver.prototype.observe = () => {}")
+    page.goto(server.url)
+    page.locator("#state[data-state=ready]").wait_for()
 
 
 _CONTRASTS = """() => {

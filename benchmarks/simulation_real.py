@@ -1,0 +1,185 @@
+"""The simulator against the real engine: one trace, served by the embedded model and by a simulation of it.
+
+    python -m benchmarks.simulation_real [--requests 200] [--loads 0.3 0.6] [--rounds 3]
+
+First the steps of the engine are measured and a cost model is fitted, then the trace is served in real time, then it is
+simulated, twice: with the cost model, and with the time that each step of the real run took. The second one shows what
+the simulator itself gets wrong, also where other work on the machine makes the times of steps vary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+
+from quire.cli.bench.steps import measure_steps
+from quire.config.args import EngineArgs
+from quire.engine.llm_engine import LLMEngine
+from quire.executor.base import Executor
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.sampling_params import SamplingParams
+from quire.simulation.fit import fit_cost
+from quire.simulation.measure import MeasuringExecutor
+from quire.simulation.replica import Hardware, Replica
+from quire.simulation.report import METRICS, PERCENTILES, times_ms
+from quire.simulation.routing import RoundRobin
+from quire.simulation.run import Result, simulate
+from quire.simulation.synthetic import synthetic_trace
+from quire.simulation.trace import TraceRequest
+from quire.simulation.workload import Workload
+from quire.utils.math import percentile
+
+
+class Stopwatch:
+    """Passes steps on, and notes how long each takes: until the next one begins, or the engine has nothing to do."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.seconds: list[float] = []
+        self._inner = inner
+        self._began_at: float | None = None
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        """See `Executor`."""
+        self.pause()
+        self._began_at = time.monotonic()
+        return self._inner.execute(plan)
+
+    def pause(self) -> None:
+        """The last step has ended."""
+        if self._began_at is not None:
+            self.seconds.append(time.monotonic() - self._began_at)
+        self._began_at = None
+
+    def determine_num_available_blocks(self) -> int:
+        """See `Executor`."""
+        return self._inner.determine_num_available_blocks()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._inner.close()
+
+
+def replaying(seconds: list[float]) -> type[Replica]:
+    """A replica whose steps take the given times, in order."""
+
+    class Replayed(Replica):
+        """See `replaying`."""
+
+        def __init__(self, hardware: Hardware) -> None:
+            super().__init__(hardware)
+            self.left = list(reversed(seconds))
+            self.sim_execute = self.core.executor.execute
+            self.core.executor.execute = self.execute  # type: ignore[method-assign]
+
+        def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+            """A step."""
+            began_at = self.clock.now
+            result = self.sim_execute(plan)
+            self.clock.now = began_at + (self.left.pop() if self.left else 0.0)
+            return result
+
+    return Replayed
+
+
+def serve(engine: LLMEngine, trace: list[TraceRequest], stopwatch: Stopwatch) -> list[Result]:
+    """Serve a trace in real time, with random prompts."""
+    stopwatch.seconds.clear()
+    rng, results = random.Random(1), dict[int, Result]()
+    vocab_size = engine.config.model_config.arch.vocab_size
+    prompts = [[rng.randrange(vocab_size) for _ in range(request.prompt_tokens)] for request in trace]
+    started_at, num_sent = time.monotonic(), 0
+    while len(results) < len(trace):
+        now = time.monotonic() - started_at
+        while num_sent < len(trace) and trace[num_sent].arrival_s <= now:
+            params = SamplingParams(
+                temperature=0.0, max_tokens=trace[num_sent].output_tokens, ignore_eos=True, detokenize=False
+            )
+            engine.add_request(str(num_sent), prompts[num_sent], params)
+            num_sent += 1
+        if not engine.has_unfinished_requests():
+            stopwatch.pause()
+            time.sleep(max(0.0, trace[num_sent].arrival_s - (time.monotonic() - started_at)))
+            continue
+        for output in engine.step():
+            if output.finished and output.metrics is not None:
+                number, stats = int(output.request_id), output.metrics
+                results[number] = Result(
+                    arrived_at=trace[number].arrival_s,
+                    first_token_at=stats.first_token_at - started_at,
+                    ended_at=stats.last_token_at - started_at,
+                    num_output_tokens=stats.num_generation_tokens,
+                    num_preemptions=stats.num_preemptions,
+                    num_cached_tokens=0,
+                    replica=0,
+                )
+    stopwatch.pause()
+    return [results[number] for number in range(len(trace))]
+
+
+def compare(real: list[Result], simulated: list[Result]) -> None:
+    """Print percentiles of both, and how they differ."""
+    found = times_ms(real), times_ms(simulated)
+    for metric in METRICS:
+        for percent in PERCENTILES:
+            one, other = (percentile(times[metric], percent) for times in found)
+            print(f"  {metric} p{percent:<3} real {one:9.2f} ms, simulated {other:9.2f} ms, {other / one - 1:+.1%}")
+
+
+def main() -> None:
+    """Fit, serve, simulate, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=64)
+    args = parser.parse_args()
+    with LLMEngine.from_engine_args(EngineArgs(enable_prefix_caching=False)) as engine:
+        core = engine.parts.core
+        executor, inner = MeasuringExecutor(core.executor), core.executor
+        core.executor = executor
+        measure_steps(engine, executor, args.rounds, 32)
+        core.executor = stopwatch = Stopwatch(inner)
+        fit = fit_cost(executor.steps, "measured")
+        print(
+            f"{fit.num_steps} steps, median error {fit.median_error:.1%}, p90 {fit.p90_error:.1%}: {fit.cost.as_dict()}"
+        )
+        for load in args.loads:
+            workload = Workload(
+                num_requests=args.requests,
+                rate=load * rate_of(engine, args, stopwatch),
+                prompt_len=args.prompt_len,
+                output_len=args.output_len,
+                lengths="uniform",
+                max_model_len=engine.config.model_config.max_model_len,
+            )
+            trace = synthetic_trace(workload, seed=0)
+            real = serve(engine, trace, stopwatch)
+            simulated = simulate(engine.config, fit.cost, trace, RoundRobin())
+            print(f"load {load}: {workload.rate:.2f} requests/s, {len(stopwatch.seconds)} steps; with the cost model")
+            compare(real, simulated.results)
+            again = simulate(
+                engine.config,
+                fit.cost,
+                trace,
+                RoundRobin(),
+                skips_steps=False,
+                replica_type=replaying(stopwatch.seconds),
+            )
+            num_steps = again.replicas[0].scheduler.lives.totals.num_steps
+            print(f" with the times of the real steps ({num_steps} steps)")
+            compare(real, again.results)
+
+
+def rate_of(engine: LLMEngine, args: argparse.Namespace, stopwatch: Stopwatch) -> float:
+    """Requests a second of 32 that are served at once."""
+    trace = [
+        TraceRequest(arrival_s=0.0, prompt_tokens=args.prompt_len, output_tokens=args.output_len) for _ in range(32)
+    ]
+    results = serve(engine, trace, stopwatch)
+    return len(results) / max(result.ended_at for result in results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""`quire bench steps`: measure steps of the engine, and fit the cost model that `quire simulate --cost` takes."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from quire.cli.output import check_writable, write_json
+from quire.config.args import add_flags, from_namespace
+from quire.config.knobs import whole_number
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.config.engine import QuireConfig
+    from quire.engine.llm_engine import LLMEngine
+    from quire.simulation.fit import Fit
+    from quire.simulation.measure import MeasuringExecutor
+
+MAX_ROUNDS = 1000
+NUM_OUTPUT = 8
+"""Tokens of each sequence."""
+SHORTEST_PROMPT = 4
+MAX_PROMPTS_PER_BATCH = 8
+"""Full steps of prompts; a batch has no more of them."""
+TERMS = {
+    "fixed_s": "every step",
+    "token_s": "token",
+    "context_token_s": "token of context",
+    "pair_s": "pair of tokens in a prompt",
+    "sequence_s": "sequence",
+    "draw_s": "token that is drawn",
+}
+
+
+def add_arguments(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Flags of this subcommand."""
+    parser = kinds.add_parser("steps", help="times of steps by what is in them, for `quire simulate --cost`")
+    parser.add_argument("--num-rounds", type=whole_number, default=3, metavar="N", help="repetitions (default: 3)")
+    parser.add_argument(
+        "--max-batch-size", type=whole_number, default=64, metavar="N", help="sequences at once at most (default: 64)"
+    )
+    parser.add_argument("--output-json", metavar="FILE", help="write the cost model to a file")
+    add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and fit.
+
+    Raises: QuireError.
+    """
+    for name, value, most in (
+        ("--num-rounds", args.num_rounds, MAX_ROUNDS),
+        ("--max-batch-size", args.max_batch_size, 1 << 20),
+    ):
+        if not 1 <= value <= most:
+            raise ConfigError(f"{name} must be from 1 to {most:,}, got {value}")
+    if args.output_json:
+        check_writable("--output-json", args.output_json)
+    from quire.engine.llm_engine import LLMEngine
+    from quire.simulation.fit import fit_cost
+    from quire.simulation.measure import MeasuringExecutor
+
+    with LLMEngine.from_engine_args(from_namespace(args)) as engine:
+        executor = MeasuringExecutor(engine.parts.core.executor)
+        engine.parts.core.executor = executor
+        measure_steps(engine, executor, args.num_rounds, args.max_batch_size)
+        device = engine.config.device_config
+        source = f"measured: {engine.config.model_config.model} on {device.capabilities.name}"
+    fit = fit_cost(executor.steps, source)
+    _print(fit)
+    if args.output_json:
+        errors = {"steps": fit.num_steps, "outliers": fit.num_outliers, "median_error": fit.median_error}
+        write_json(args.output_json, {"cost": fit.cost.as_dict(), **errors, "p90_error": fit.p90_error})
+    return 0
+
+
+def measure_steps(engine: LLMEngine, executor: MeasuringExecutor, num_rounds: int, max_batch_size: int) -> None:
+    """Run batches of every size with prompts of every length, in another order in each round."""
+    rng = random.Random(0)
+    batches = list(_batches(engine.config, max_batch_size))
+    for round_ in range(num_rounds + 1):
+        if round_ == 1:
+            executor.steps.clear()  # the first round is for warming up
+        for num_seqs, prompt_len in rng.sample(batches, len(batches)):
+            _run_batch(engine, num_seqs, prompt_len, rng)
+            executor.pause()
+
+
+def _batches(config: QuireConfig, max_batch_size: int) -> Iterator[tuple[int, int]]:
+    """(sequences, prompt tokens) in powers of two and four, as far as they fit."""
+    limits, cache = config.scheduler_config, config.cache_config
+    prompt_len = SHORTEST_PROMPT
+    while prompt_len + NUM_OUTPUT <= config.model_config.max_model_len:
+        num_seqs = 1
+        while num_seqs <= min(max_batch_size, limits.max_num_seqs):
+            num_tokens = num_seqs * (prompt_len + NUM_OUTPUT + cache.block_size)
+            is_long = num_seqs * prompt_len > MAX_PROMPTS_PER_BATCH * limits.max_num_batched_tokens
+            if num_tokens <= cache.num_tokens and not is_long:
+                yield num_seqs, prompt_len
+            num_seqs *= 2
+        prompt_len *= 4
+
+
+def _run_batch(engine: LLMEngine, num_seqs: int, prompt_len: int, rng: random.Random) -> None:
+    from quire.sampling_params import SamplingParams
+
+    engine.reset_prefix_cache()
+    vocab_size = engine.config.model_config.arch.vocab_size
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True, detokenize=False)
+    for index in range(num_seqs):
+        engine.add_request(str(index), [rng.randrange(vocab_size) for _ in range(prompt_len)], params)
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+def _print(fit: Fit) -> None:
+    print(f"{fit.num_steps} steps, {fit.num_outliers} of them left out; seconds for each")
+    for name, what in TERMS.items():
+        print(f"  {what:<28} {fit.cost.as_dict()[name]:.3g}")
+    print(f"  tokens that cost nothing     {fit.cost.free_tokens:g}")
+    print(f"error of a step: median {fit.median_error:.1%}, p90 {fit.p90_error:.1%}; of all {fit.total_error:+.1%}")

@@ -1,0 +1,1 @@
+"""Simulation: the real scheduler and block manager under a virtual clock, on hardware that is described by numbers."""

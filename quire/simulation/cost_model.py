@@ -1,0 +1,123 @@
+"""How long a step takes, from counts of what is in it.
+
+Decoding reads the keys and values of each sequence once: that costs by the token of context. A chunk of a prompt
+compares each of its tokens with all before it: that costs by the pair. All other terms are linear as well, apart from
+the first tokens of a step, which are free where the device waits for the weights anyway (a roofline).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from quire.config.json_file import read_json_object
+from quire.errors import ConfigError, shown
+from quire.messages.step import SchedulerOutputs
+from quire.utils.lazy import nearest
+
+MAX_COST_BYTES = 1 << 20
+"""Of a file with a cost model; one has less than 1 KiB."""
+MAX_TERM = 1e6
+"""Seconds or tokens; no term of a step is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Counts of what a step computes."""
+
+    num_tokens: int
+    num_context_tokens: int
+    """Tokens whose keys and values are read, summed over the sequences: their own of this step included."""
+    num_pairs: int
+    """Pairs of a token and one before it (or itself), summed over the chunks of more than one token."""
+    num_sequences: int
+    num_draws: int
+    """Tokens that are sampled."""
+
+
+def shape_of(plan: SchedulerOutputs) -> StepShape:
+    """The counts of a planned step."""
+    num_pairs = 0
+    if plan.num_batched_tokens > len(plan.seq_ids):
+        chunks = zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
+        num_pairs = sum(count * before + count * (count + 1) // 2 for before, count in chunks if count > 1)
+    return StepShape(
+        num_tokens=plan.num_batched_tokens,
+        num_context_tokens=sum(plan.num_computed_tokens) + plan.num_batched_tokens,
+        num_pairs=num_pairs,
+        num_sequences=len(plan.seq_ids),
+        num_draws=sum(plan.num_draws),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Seconds of a step by what is in it."""
+
+    fixed_s: float
+    """Of every step: reading the weights, launching kernels, deciding and learning."""
+    token_s: float
+    """Of a token beyond `free_tokens`."""
+    context_token_s: float = 0.0
+    pair_s: float = 0.0
+    sequence_s: float = 0.0
+    draw_s: float = 0.0
+    free_tokens: float = 0.0
+    """Tokens of a step that are computed while its weights are read."""
+    source: str = ""
+    """Where the numbers come from, for people."""
+
+    def base_s(self, shape: StepShape) -> float:
+        """Seconds of a step, without the reading of context."""
+        return (
+            self.fixed_s
+            + max(0.0, shape.num_tokens - self.free_tokens) * self.token_s
+            + shape.num_pairs * self.pair_s
+            + shape.num_sequences * self.sequence_s
+            + shape.num_draws * self.draw_s
+        )
+
+    def step_s(self, shape: StepShape) -> float:
+        """Seconds of a step."""
+        return self.base_s(shape) + shape.num_context_tokens * self.context_token_s
+
+    def as_dict(self) -> dict[str, float | str]:
+        """As a file holds it."""
+        return asdict(self)
+
+
+def read_cost(name: str) -> CostModel:
+    """The cost model in a file that `quire bench steps` wrote.
+
+    Raises: ConfigError naming the file and what is wrong with it.
+    """
+    remedy = "`quire bench steps --output-json FILE` writes one."
+    value = read_json_object(Path(name), remedy, most_bytes=MAX_COST_BYTES)
+    if value is None:
+        raise ConfigError(f"--cost {name}: there is no such file. {remedy}")
+    terms = value.get("cost", value)
+    if not isinstance(terms, dict):
+        raise ConfigError(f"--cost {name}: cost must be an object, got {shown(terms)}. {remedy}")
+    known = [field.name for field in fields(CostModel)]
+    for term, number in terms.items():
+        if term not in known:
+            raise ConfigError(f"--cost {name}: unknown term {shown(term)}{nearest(term, known)}")
+        _check_term(name, term, number)
+    for term in ("fixed_s", "token_s"):
+        if term not in terms:
+            raise ConfigError(f"--cost {name}: {term} is missing. {remedy}")
+    cost = CostModel(**terms)
+    if cost.fixed_s <= 0:
+        raise ConfigError(f"--cost {name}: fixed_s must be above 0, or a step may take no time")
+    return cost
+
+
+def _check_term(name: str, term: str, number: object) -> None:
+    if term == "source":
+        if not isinstance(number, str):
+            raise ConfigError(f"--cost {name}: source must be a text, got {shown(number)}")
+    elif isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise ConfigError(f"--cost {name}: {term} must be a number, got {shown(number)}")
+    elif not math.isfinite(number) or not 0 <= number <= MAX_TERM:
+        raise ConfigError(f"--cost {name}: {term} must be from 0 to {MAX_TERM:g}, got {number}")

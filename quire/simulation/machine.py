@@ -1,0 +1,24 @@
+"""The configuration of an engine on a device that may not be here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from quire.config.args import EngineArgs
+from quire.config.engine import QuireConfig
+from quire.config.fit import Machine
+from quire.engine.core_startup import read_arch
+from quire.platforms.current import current_capabilities
+from quire.simulation.hardware import Device, capabilities_of, hardware_named
+
+
+def config_on(hardware: str, args: EngineArgs, path: Path) -> tuple[QuireConfig, Device]:
+    """What a start would decide on a device of the table, all of its memory being free, for a model's directory.
+
+    Only config.json is read. Raises: ConfigError.
+    """
+    here = current_capabilities()
+    here = replace(here, available_memory=here.total_memory)
+    machine = Machine(arch=read_arch(args, path), capabilities=capabilities_of(hardware, here), path=path)
+    return machine.resolve(args), hardware_named(hardware, here)

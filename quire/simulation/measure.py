@@ -1,0 +1,50 @@
+"""Measure the steps of a real core: what was in each, and when the next one began."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from quire.executor.base import Executor
+from quire.messages.kv_tiers import TierReport
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.simulation.cost_model import StepShape, shape_of
+from quire.simulation.fit import Step
+
+
+class MeasuringExecutor:
+    """Passes steps on to another executor. A step lasts until the next one begins, so deciding and learning count."""
+
+    def __init__(self, inner: Executor, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.steps: list[Step] = []
+        self._inner = inner
+        self._clock = clock
+        self._open: tuple[StepShape, float] | None = None
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        """See `Executor`."""
+        now = self._clock()
+        if self._open is not None:
+            self.steps.append(Step(self._open[0], now - self._open[1]))
+        self._open = shape_of(plan), now
+        return self._inner.execute(plan)
+
+    def pause(self) -> None:
+        """No step follows the last one directly, so that its end is not known."""
+        self._open = None
+
+    def determine_num_available_blocks(self) -> int:
+        """See `Executor`."""
+        return self._inner.determine_num_available_blocks()
+
+    def open_kv_tiers(self, engine: bytes) -> TierReport:
+        """See `Executor`."""
+        return self._inner.open_kv_tiers(engine)
+
+    def clear_kv_tiers(self) -> None:
+        """See `Executor`."""
+        self._inner.clear_kv_tiers()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._inner.close()

@@ -1,0 +1,207 @@
+"""`FilePages`: slots in a memory-mapped file of a fixed size. A later engine of the same identity finds its pages.
+
+The file begins with what it is for: engine, bytes of a page, number of slots. Then come the slots: a header, and the
+page behind it. A header names all that its page depends on and ends with a digest of itself; it is written after the
+page and taken away before the page is written again. So a process that is killed leaves either a whole page or none. A
+system that crashes may leave parts, whose digests are wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from quire.config.memory_plan import gib
+from quire.errors import ConfigError
+from quire.messages.kv_tiers import ALIGNMENT, PageContent, header_bytes, slot_bytes
+from quire.worker.kv_store import Page
+
+NAME = "quire-kv-pages"
+MAGIC = b"quireKV1"
+_FILE = struct.Struct("<8s32sQQQ16s")
+"""Magic, engine, bytes of a page, slots, tokens of a block, digest of all that."""
+_HEADER = struct.Struct("<8s32sQQ16s16s16s")
+"""Magic, engine, group, number of tokens, hash, parent's hash, digest of the page; then the tokens and a digest."""
+_DIGEST_SIZE = 16
+
+
+class FilePages:
+    """Slots in a file of a directory that this engine has for itself as long as it lives."""
+
+    def __init__(self, directory: Path, num_slots: int, *, page_bytes: int, block_size: int, engine: bytes) -> None:
+        """Open the file or make it. Pages of an engine with another digest are dropped.
+
+        Raises: ConfigError when the directory cannot be used, is used by another engine, or has no room.
+        """
+        self.num_slots = num_slots
+        self._page_bytes, self._block_size, self._engine = page_bytes, block_size, engine
+        self._slot_bytes = slot_bytes(page_bytes, block_size)
+        self._fd = _open(directory, ALIGNMENT + num_slots * self._slot_bytes)
+        try:
+            self._map = mmap.mmap(self._fd, ALIGNMENT + num_slots * self._slot_bytes)
+        except OSError as error:
+            os.close(self._fd)
+            raise _unusable(directory, error) from None
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._held: dict[int, tuple[PageContent, bytes]] = {}
+        self._is_open = True
+        if self._is_mine():
+            self._find()
+        else:
+            self._start_anew()
+
+    def content(self, slot: int) -> PageContent | None:
+        """See `Pages`."""
+        held = self._held.get(slot)
+        return None if held is None else held[0]
+
+    def read(self, slot: int) -> Page:
+        """See `Pages`."""
+        begin = self._begin_of(slot) + header_bytes(self._block_size)
+        return self._bytes[begin : begin + self._page_bytes]
+
+    def digest(self, slot: int) -> bytes:
+        """See `Pages`."""
+        return self._held[slot][1]
+
+    def begin(self, slot: int) -> Page:
+        """See `Pages`."""
+        self.forget(slot)
+        return self.read(slot)
+
+    def commit(self, slot: int, content: PageContent, digest: bytes) -> None:
+        """See `Pages`. The magic word is written last."""
+        self._held[slot] = content, digest
+        header = self._header(content, digest)
+        begin = self._begin_of(slot)
+        self._map[begin + len(MAGIC) : begin + len(header)] = header[len(MAGIC) :]
+        self._map[begin : begin + len(MAGIC)] = MAGIC
+
+    def forget(self, slot: int) -> None:
+        """See `Pages`."""
+        self._held.pop(slot, None)
+        begin = self._begin_of(slot)
+        self._map[begin : begin + len(MAGIC)] = bytes(len(MAGIC))
+
+    def close(self) -> None:
+        """See `Pages`. What is in the file stays there."""
+        if self._is_open:
+            self._is_open = False
+            self._held.clear()
+            self._bytes = np.empty(0, np.uint8)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            with suppress(BufferError):  # a page is still in somebody's hands, and the map ends with that
+                self._map.close()
+            os.close(self._fd)
+
+    def _begin_of(self, slot: int) -> int:
+        return ALIGNMENT + slot * self._slot_bytes
+
+    def _header(self, content: PageContent, digest: bytes) -> bytes:
+        group, own, parent, tokens = content
+        fields = _HEADER.pack(MAGIC, self._engine, group, len(tokens), own, parent, digest)
+        fields += struct.pack(f"<{self._block_size}q", *tokens)
+        return fields + xxhash.xxh3_128_digest(fields)
+
+    def _parse(self, slot: int) -> tuple[PageContent, bytes] | None:
+        """What a header says; None where it is not whole, or another engine's."""
+        begin, size = self._begin_of(slot), _HEADER.size + 8 * self._block_size
+        if self._map[begin : begin + len(MAGIC)] != MAGIC:
+            return None
+        raw = self._map[begin : begin + size + _DIGEST_SIZE]
+        _, engine, group, num_tokens, own, parent, digest = _HEADER.unpack_from(raw)
+        if xxhash.xxh3_128_digest(raw[:size]) != raw[size:] or engine != self._engine or num_tokens != self._block_size:
+            return None
+        return (group, own, parent, struct.unpack_from(f"<{self._block_size}q", raw, _HEADER.size)), digest
+
+    def _find(self) -> None:
+        for slot in range(self.num_slots):
+            held = self._parse(slot)
+            if held is not None:
+                self._held[slot] = held
+
+    def _purpose(self) -> bytes:
+        fields = _FILE.pack(MAGIC, self._engine, self._page_bytes, self.num_slots, self._block_size, b"")
+        fields = fields[:-_DIGEST_SIZE]
+        return fields + xxhash.xxh3_128_digest(fields)
+
+    def _is_mine(self) -> bool:
+        return self._map[: _FILE.size] == self._purpose()
+
+    def _start_anew(self) -> None:
+        self._map[: _FILE.size] = bytes(_FILE.size)
+        for slot in range(self.num_slots):
+            self.forget(slot)
+        self._map[: _FILE.size] = self._purpose()
+
+
+def _open(directory: Path, num_bytes: int) -> int:
+    """A descriptor of the locked file, which has its full size on the disk: a mapped page that has no room there would
+    end the process when it is written.
+
+    Raises: ConfigError.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(directory)
+        fd = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _unusable(directory, error) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(fd, 0o600)
+        _check_room(fd, num_bytes)
+        os.ftruncate(fd, num_bytes)
+        os.posix_fallocate(fd, 0, num_bytes)
+    except BlockingIOError:
+        os.close(fd)
+        raise ConfigError(
+            f"kv_disk={str(directory)!r} is used by another engine. Give each engine a directory of its own."
+        ) from None
+    except OSError as error:
+        os.ftruncate(fd, 0)  # what was allocated before the disk was full
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise ConfigError(
+                f"kv_disk={str(directory)!r} has no room for {gib(num_bytes)} ({os.strerror(error.errno)}). "
+                "Lower kv_disk_size, or give a directory on a larger disk."
+            ) from None
+        raise _unusable(directory, error) from None
+    return fd
+
+
+def _check_room(fd: int, num_bytes: int) -> None:
+    """Before anything is allocated: some file systems do that by writing, until the disk is full.
+
+    Raises: OSError.
+    """
+    disk = os.fstatvfs(fd)
+    if num_bytes > disk.f_bavail * disk.f_frsize + 512 * os.fstat(fd).st_blocks:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _check_private(directory: Path) -> None:
+    """Refuse a directory that others can read or write: keys and values tell about prompts.
+
+    Raises: ConfigError.
+    """
+    status = directory.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ConfigError(
+            f"kv_disk={str(directory)!r} must be a directory of this user that nobody else can use: its mode is "
+            f"{status.st_mode & 0o777:04o}, not 0700. Run chmod 700, or give a directory that does not exist yet."
+        )
+
+
+def _unusable(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"kv_disk={str(directory)!r} cannot be used: {error.strerror or error}. Give a directory that can be written."
+    )

@@ -1,0 +1,144 @@
+"""Cost models: what they count, what a file may hold, and how they are fitted and estimated."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from quire.config.args import EngineArgs
+from quire.engine.core_startup import EMBEDDED_MODEL
+from quire.errors import ConfigError
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.simulation.cost_model import CostModel, StepShape, read_cost, shape_of
+from quire.simulation.fit import Step, fit_cost
+from quire.simulation.hardware import GPUS, NAMES, cost_on, kv_bytes_per_token
+from quire.simulation.machine import config_on
+from quire.simulation.measure import MeasuringExecutor
+from tests.simulation.engines import COST
+
+
+def test_a_plan_is_counted() -> None:
+    plan = SchedulerOutputs(
+        seq_ids=[1, 2, 3],
+        num_computed_tokens=[10, 0, 100],
+        num_scheduled_tokens=[1, 4, 3],
+        num_draws=[1, 2, 0],
+        num_batched_tokens=8,
+    )
+    pairs = (1 + 2 + 3 + 4) + (101 + 102 + 103)
+    assert shape_of(plan) == StepShape(8, 10 + 100 + 8, pairs, 3, 3)
+
+
+def test_a_step_costs_the_sum_of_its_terms() -> None:
+    cost = CostModel(fixed_s=1, token_s=10, context_token_s=100, pair_s=1000, sequence_s=1e4, draw_s=1e5, free_tokens=2)
+    assert cost.step_s(StepShape(5, 6, 7, 8, 9)) == 1 + 30 + 600 + 7000 + 80_000 + 900_000
+    assert cost.step_s(StepShape(1, 0, 0, 0, 0)) == 1
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps({"cost": COST.as_dict(), "steps": 5}))
+    assert read_cost(str(file)) == COST
+    file.write_text(json.dumps({"fixed_s": 1, "token_s": 0}))
+    assert read_cost(str(file)) == CostModel(fixed_s=1, token_s=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "fixed_s is missing"),
+        ('{"cost": 3}', "cost must be an object"),
+        ('{"fixed_s": 1}', "token_s is missing"),
+        ('{"fixed_s": 1, "tokn_s": 1}', "unknown term 'tokn_s'; did you mean 'token_s'"),
+        ('{"fixed_s": -1, "token_s": 1}', "fixed_s must be from 0"),
+        ('{"fixed_s": NaN, "token_s": 1}', "fixed_s must be from 0"),
+        ('{"fixed_s": 1e7, "token_s": 1}', "fixed_s must be from 0"),
+        ('{"fixed_s": true, "token_s": 1}', "fixed_s must be a number"),
+        ('{"fixed_s": "1", "token_s": 1}', "fixed_s must be a number"),
+        ('{"fixed_s": 1, "token_s": 1, "source": 5}', "source must be a text"),
+        ('{"fixed_s": 0, "token_s": 0}', "fixed_s must be above 0"),
+    ],
+)
+def test_what_is_no_cost_model_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "cost.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_cost(str(file))
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read_cost(str(tmp_path / "nothing"))
+
+
+def shapes(count: int) -> list[StepShape]:
+    """Steps of many kinds."""
+    rng = random.Random(0)
+    found = []
+    for _ in range(count):
+        num_seqs, chunk = rng.choice([1, 2, 8, 32, 64]), rng.choice([1, 1, 1, 16, 64, 300])
+        before = rng.choice([0, 100, 1000, 5000])
+        pairs = num_seqs * (chunk * before + chunk * (chunk + 1) // 2) if chunk > 1 else 0
+        draws = rng.choice([0, num_seqs])
+        found.append(StepShape(num_seqs * chunk, num_seqs * (before + chunk), pairs, num_seqs, draws))
+    return found
+
+
+def test_a_fit_finds_the_terms_that_made_the_steps() -> None:
+    truth = CostModel(fixed_s=2e-3, token_s=5e-5, context_token_s=1e-7, pair_s=3e-9, draw_s=4e-5, free_tokens=16)
+    rng = random.Random(1)
+    steps = [Step(shape, truth.step_s(shape) * rng.uniform(0.98, 1.02)) for shape in shapes(600)]
+    steps[::50] = [Step(step.shape, 9 * step.seconds) for step in steps[::50]]
+    fit = fit_cost(steps, "test")
+    assert fit.cost.free_tokens == 16
+    assert fit.num_outliers >= 12
+    assert fit.median_error < 0.02
+    for term in ("fixed_s", "token_s", "context_token_s", "pair_s", "draw_s"):
+        assert getattr(fit.cost, term) == pytest.approx(getattr(truth, term), rel=0.1), term
+    assert fit.cost.sequence_s < 1e-5
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="3 steps were measured"):
+        fit_cost([Step(shape, 1.0) for shape in shapes(3)], "test")
+
+
+class NullExecutor:
+    """Does nothing."""
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        return ModelRunnerOutput()
+
+    def determine_num_available_blocks(self) -> int:
+        return 7
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def test_a_step_lasts_until_the_next_one_begins() -> None:
+    moments = iter([0.0, 1.0, 3.0, 10.0, 14.0])
+    executor = MeasuringExecutor(NullExecutor(), clock=lambda: next(moments))
+    for count in (1, 2, 3):
+        executor.execute(SchedulerOutputs(seq_ids=[0] * count))
+    executor.pause()
+    for count in (4, 5):
+        executor.execute(SchedulerOutputs(seq_ids=[0] * count))
+    assert [(step.shape.num_sequences, step.seconds) for step in executor.steps] == [(1, 1.0), (2, 2.0), (4, 4.0)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_gives_a_roofline(name: str) -> None:
+    config, device = config_on(name, EngineArgs(), EMBEDDED_MODEL)
+    cost = cost_on(device, config)
+    assert cost.fixed_s > device.overhead_s > 0
+    assert cost.token_s * cost.free_tokens == pytest.approx(cost.fixed_s - device.overhead_s)
+    assert cost.context_token_s >= kv_bytes_per_token(config) / device.bandwidth
+    if name in GPUS:
+        assert config.device_config.capabilities.total_memory == device.memory
