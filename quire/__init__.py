@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quire.beam_search import BeamSearchOutput as BeamSearchOutput
+    from quire.beam_search import BeamSearchParams as BeamSearchParams
+    from quire.beam_search import BeamSearchSequence as BeamSearchSequence
     from quire.config.args import EngineArgs as EngineArgs
     from quire.engine.async_llm_engine import AsyncLLMEngine as AsyncLLMEngine
     from quire.engine.llm_engine import LLMEngine as LLMEngine
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncLLMEngine": "quire.engine.async_llm_engine",
+    "BeamSearchOutput": "quire.beam_search",
+    "BeamSearchParams": "quire.beam_search",
+    "BeamSearchSequence": "quire.beam_search",
     "CompletionOutput": "quire.outputs",
     "EngineArgs": "quire.config.args",
     "LLM": "quire.llm",

@@ -13,14 +13,16 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
+from quire.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from quire.config.args import EngineArgs
 from quire.config.foreign import METHODS, raise_no_attribute, refuse_foreign
 from quire.config.knobs import signature_of
 from quire.config.options import EngineOptions
+from quire.core.beam import score_of
 from quire.engine.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.receipt import Receipt, Transcript, receipt_of
-from quire.errors import InvalidParameter, RequestError, UnsupportedFeature, counted, shown
+from quire.errors import EngineError, InvalidParameter, RequestError, UnsupportedFeature, counted, shown
 from quire.inputs import ChatMessage, PromptType, TokensPrompt
 from quire.log import get_logger
 from quire.observability.chrome_trace import Trace, chrome_trace, encoded
@@ -134,6 +136,49 @@ class LLM:
         priorities = _priorities(priority, len(prompts))
         return self._run(prompts, _for_each(sampling_params, len(prompts)), priorities, use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams | Mapping[str, Any],
+        *,
+        lora_request: None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search for the most likely completions of prompts; the outputs come in the order of the prompts.
+
+        Order and scores are those of `generate(num_beams=...)` in transformers. The model's own sampling defaults have
+        no part in it. `lora_request` and `concurrency_limit` are vLLM's, and only None is taken.
+
+        Raises: RequestError naming prompt, field and remedy; EngineError when a search fails while it runs.
+        """
+        refuse_foreign({"lora_request": lora_request, "concurrency_limit": concurrency_limit})
+        given = _as_beam_params(params)
+        items = _as_prompts(prompts)
+        outputs = self._run(items, [given.sampling_params()] * len(items), [0] * len(items), use_tqdm)
+        return [self._beams(output, given) for output in outputs]
+
+    def _beams(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
+        if output.failure is not None:
+            raise EngineError(output.failure.message)
+        tokenizer, sequences = self.engine.tokenizer, []
+        for found in output.outputs:
+            tokens, cum_logprob = [*output.prompt_token_ids, *found.token_ids], found.cumulative_logprob
+            assert cum_logprob is not None
+            sequences.append(
+                BeamSearchSequence(
+                    tokens=tokens,
+                    cum_logprob=cum_logprob,
+                    score=score_of(cum_logprob, len(found.token_ids), params.length_penalty),
+                    text=None
+                    if tokenizer is None
+                    else tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens),
+                    finish_reason=found.finish_reason,
+                    stop_reason=found.stop_reason,
+                )
+            )
+        return BeamSearchOutput(sequences)
+
     def chat_prompt(
         self,
         messages: Sequence[MessageLike],
@@ -179,6 +224,12 @@ class LLM:
         )
         transcripts = []
         for output in [outputs] if isinstance(outputs, RequestOutput) else outputs:
+            if not isinstance(output, RequestOutput):
+                raise InvalidParameter(
+                    f"a receipt is made of RequestOutputs, got {type(output).__name__}; a beam search has them as "
+                    "generate(..., SamplingParams(use_beam_search=True, temperature=0, n=...))",
+                    parameter="outputs",
+                )
             transcripts.append(Transcript(params))
             transcripts[-1].add(output)
         return receipt_of(self.engine.identity, transcripts)
@@ -326,6 +377,20 @@ def _as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     if prompts and all(isinstance(item, Integral) for item in prompts):
         return [list(prompts)]
     return list(prompts)
+
+
+def _as_beam_params(given: object) -> BeamSearchParams:
+    if isinstance(given, Mapping):
+        missing = [name for name in ("beam_width", "max_tokens") if name not in given]
+        if missing:
+            raise InvalidParameter(f"a beam search needs {missing[0]}", parameter=missing[0])
+        return BeamSearchParams(**given)
+    if not isinstance(given, BeamSearchParams):
+        raise InvalidParameter(
+            f"params must be BeamSearchParams or a mapping of its fields, got {shown(given)} ({type(given).__name__})",
+            parameter="params",
+        )
+    return given
 
 
 def _for_each(given: ParamsLike | Sequence[ParamsLike] | None, count: int) -> list[SamplingParams | None]:

@@ -21,6 +21,8 @@ from quire.utils.unicode import check_unicode
 MAX_N = 16_384
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 0.01
+NEVER = "never"
+"""Of `early_stopping`."""
 
 
 class RequestOutputKind(IntEnum):
@@ -44,6 +46,18 @@ class SamplingParams:
 
     n: int = 1
     """Number of completions per prompt; the prompt is computed once."""
+    best_of: int | None = None
+    """Completions to generate per prompt, of which the n with the highest cumulative logprob are returned, best first;
+    None generates n and leaves their order. Nothing is returned before all have ended."""
+    use_beam_search: bool = False
+    """Search for the most likely completions instead of drawing them; see `quire.core.beam`. Needs temperature=0."""
+    beam_width: int | None = None
+    """Beams of a beam search, of which the best n are returned; None means n."""
+    length_penalty: float = 1.0
+    """Beam search ranks by the sum of logprobs divided by the number of tokens to this power, in [-10, 10]."""
+    early_stopping: bool | str = False
+    """When a beam search ends: True as soon as beam_width beams have ended, False when no running beam is better than
+    they are, "never" when no running beam can become better."""
     temperature: float = 1.0
     """0 is greedy; values between 0 and 0.01 are raised to 0.01 with a warning."""
     top_p: float = 1.0
@@ -140,6 +154,26 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run for each prompt, returned or not."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def name_of_num_sequences(self) -> str:
+        """The field that sets `num_sequences`."""
+        return "beam_width" if self.use_beam_search else "best_of" if self.is_ranked else "n"
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the completions are returned in the order of their cumulative logprobs."""
+        return self.best_of is not None and self.best_of > 1
+
+    @property
+    def is_streamable(self) -> bool:
+        """Whether tokens can be returned before all completions have ended."""
+        return not self.use_beam_search and not self.is_ranked
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -266,6 +300,12 @@ def _read_count(value: object) -> int:
     return 1 if value is True else read_integer(value)
 
 
+def _read_stopping(value: object) -> bool | str:
+    if isinstance(value, str) and value == NEVER:
+        return NEVER
+    return _read_bool(value)
+
+
 def _read_kind(value: object) -> RequestOutputKind:
     if not isinstance(value, RequestOutputKind):
         raise TypeError
@@ -297,10 +337,18 @@ def _or_none(read: Reader) -> Reader:
 
 _KINDS: dict[str, tuple[Reader, str]] = {
     **dict.fromkeys(("n", "top_k", "min_tokens"), (read_integer, "an integer")),
-    **dict.fromkeys(("seed", "max_tokens"), (_or_none(read_integer), "an integer or None")),
+    **dict.fromkeys(("seed", "max_tokens", "best_of", "beam_width"), (_or_none(read_integer), "an integer or None")),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), (_or_none(_read_count), "an integer or None")),
     **dict.fromkeys(
-        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        (
+            "temperature",
+            "top_p",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "length_penalty",
+        ),
         (_read_number, "a finite number"),
     ),
     **dict.fromkeys(
@@ -310,9 +358,11 @@ _KINDS: dict[str, tuple[Reader, str]] = {
             "detokenize",
             "skip_special_tokens",
             "spaces_between_special_tokens",
+            "use_beam_search",
         ),
         (_read_bool, "True or False"),
     ),
+    "early_stopping": (_read_stopping, 'True, False or "never"'),
     "skip_reading_prefix_cache": (_or_none(_read_bool), "True, False or None"),
     "stop": (_or_none(_read_texts), "a string, a list of strings or None"),
     "bad_words": (_or_none(_list_of(_read_text)), "a list of strings or None"),
@@ -356,6 +406,9 @@ class Range:
 
 RANGES = {
     "n": Range(1, MAX_N),
+    "best_of": Range(1, MAX_N),
+    "beam_width": Range(2, MAX_N),
+    "length_penalty": Range(-10, 10),  # beyond, a long answer's length to this power overflows float64
     "temperature": Range(0, 2),
     "top_p": Range(0, 1, open_low=True),
     "top_k": Range(-1, 2**31 - 1),
@@ -383,6 +436,7 @@ def _check_ranges(params: SamplingParams) -> None:
 
 
 def _check_together(params: SamplingParams) -> None:
+    _check_branches(params)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidParameter(
             f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({params.max_tokens})", parameter="min_tokens"
@@ -419,6 +473,69 @@ def _check_together(params: SamplingParams) -> None:
         )
 
 
+_FOR_BEAMS = {"beam_width": None, "length_penalty": 1.0, "early_stopping": False}
+"""Fields that only a beam search reads, and their defaults."""
+_NOT_FOR_BEAMS = {
+    "best_of": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "stop": None,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": None,
+}
+"""Fields that a beam search cannot honour, and their defaults."""
+
+
+def _check_branches(params: SamplingParams) -> None:
+    if params.best_of is not None and params.best_of < params.n:
+        raise InvalidParameter(
+            f"best_of ({params.best_of}) must not be less than n ({params.n}): the best n of them are returned",
+            parameter="best_of",
+        )
+    if params.use_beam_search:
+        _check_beams(params)
+    else:
+        for name, default in _FOR_BEAMS.items():
+            if getattr(params, name) != default:
+                raise InvalidParameter(f"{name} needs use_beam_search=True; nothing else reads it", parameter=name)
+    if params.output_kind is RequestOutputKind.DELTA and not params.is_streamable:
+        name = "use_beam_search" if params.use_beam_search else "best_of"
+        raise InvalidParameter(
+            f"{name} cannot be streamed: which completions are the best is known when all have ended. Leave out "
+            f"{name} or the streaming.",
+            parameter=name,
+        )
+
+
+def _check_beams(params: SamplingParams) -> None:
+    width = params.n if params.beam_width is None else params.beam_width
+    if width < 2:
+        raise InvalidParameter(
+            f"beam_width must be at least 2 with use_beam_search, got {width} (without it, n counts): one beam is "
+            "greedy decoding, temperature=0",
+            parameter="beam_width",
+        )
+    if params.n > width:
+        raise InvalidParameter(f"n ({params.n}) must not exceed beam_width ({width})", parameter="n")
+    if not params.is_greedy:
+        raise InvalidParameter(
+            f"temperature must be 0 with use_beam_search, got {params.temperature:g}: a beam search draws nothing",
+            parameter="temperature",
+        )
+    for name, default in _NOT_FOR_BEAMS.items():
+        if getattr(params, name) not in (default, [], {}):
+            raise UnsupportedFeature(
+                f"{name} does not go with use_beam_search: beams are ranked by the model's own logprobs, and their "
+                f"sums are all that is reported. Leave out one of them.",
+                parameter=name,
+            )
+
+
 def _normalise(params: SamplingParams) -> None:
     """Bring equal meanings to one form, so that later code has one case to handle."""
     warnings = []
@@ -428,6 +545,8 @@ def _normalise(params: SamplingParams) -> None:
     elif params.temperature < MIN_TEMPERATURE:
         warnings.append(f"temperature {params.temperature:g} raised to {MIN_TEMPERATURE}; use 0 for greedy decoding")
         changes["temperature"] = MIN_TEMPERATURE
+    if params.use_beam_search and params.beam_width is None:
+        changes["beam_width"] = params.n
     if params.top_k == -1:
         changes["top_k"] = 0
     if params.seed == -1:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -37,6 +40,23 @@ def expected_tokens(prompt: list[int], branch: int, num_tokens: int) -> list[int
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids, branch))
     return token_ids[len(prompt) :]
+
+
+@cache
+def next_logprobs(token_ids: tuple[int, ...]) -> list[float]:
+    """How likely the fake model finds each token after these: a function of all of them and of nothing else."""
+    seed = blake2b(repr(token_ids).encode(), digest_size=8).digest()
+    rng = random.Random(int.from_bytes(seed, "big"))
+    logits = [rng.gauss(0.0, 2.0) for _ in range(VOCAB_SIZE)]
+    total = math.log(sum(map(math.exp, logits)))
+    return [logit - total for logit in logits]
+
+
+def _reported(token_ids: list[int], count: int) -> PositionLogprobs:
+    """As the worker reports the most likely tokens of a greedy row."""
+    logprobs = next_logprobs(tuple(token_ids))
+    best = sorted(range(VOCAB_SIZE), key=lambda token_id: -logprobs[token_id])[:count]
+    return PositionLogprobs(token_ids=best, logprobs=[logprobs[token_id] for token_id in best], rank=1)
 
 
 def specs_of(block_size: int, windows: Sequence[int | None] = (None,)) -> list[KVCacheSpec]:
@@ -130,6 +150,9 @@ class MemoryExecutor:
             scored = self._score(seq, computed, count)
             if scored:
                 result.prompt_logprobs[seq_id] = scored
+            num_logprobs = self.requests[seq.request_id].num_logprobs
+            if num_draws and num_logprobs is not None:
+                result.logprobs[seq_id] = [_reported(token_ids, num_logprobs)] * num_draws
         return result
 
     def _score(self, seq: NewSequenceData, computed: int, count: int) -> list[PositionLogprobs]:

@@ -150,13 +150,14 @@ SERVER: Mapping[str, Foreign] = {
 CALL: Mapping[str, Foreign] = {
     "lora_request": Foreign(_LORA, (None,)),
     "mm_processor_kwargs": Foreign(_MEDIA, (None,)),
+    "concurrency_limit": Foreign("max_num_seqs says how many sequences run at once.", (None,)),
     "chat_template_content_format": Foreign("a template is given what it asks for.", ("auto",)),
     "tokenization_kwargs": Foreign("give token ids as the prompt to tokenise in another way.", (None,)),
     "arrival_time": Foreign("a request arrives when it is added.", (None,)),
     "trace_headers": Foreign("a server traces requests: --otlp-traces-endpoint.", (None,)),
     "data_parallel_rank": Foreign("there is one engine; start several servers behind a balancer.", (None, 0)),
 }
-"""Keywords of `generate`, `chat` and `add_request`."""
+"""Keywords of `generate`, `chat`, `beam_search` and `add_request`."""
 
 _CLOSE = "close() frees the memory; an engine starts again within seconds."
 _NO_SLEEP = "there is no sleep; an engine starts within seconds."
@@ -179,7 +180,6 @@ _ALL_ENGINES = {
 METHODS: Mapping[str, str] = {
     **_ALL_ENGINES,
     **dict.fromkeys(("enqueue", "enqueue_chat"), "LLMEngine.add_request queues a request, and step() runs it."),
-    "beam_search": "SamplingParams(n=...) samples several answers from one prefill.",
     "get_metrics": "a server has them at /metrics and /v1/stats.",
     "get_world_size": "quire runs on one device.",
     "llm_engine": "the engine is the attribute `engine`.",

@@ -38,7 +38,7 @@ def activity_of(scheduler: Scheduler, tenant: str) -> Activity:
 def _request(group: SequenceGroup, sequences: list[Sequence], pool: BlockPool, timelines: Timelines) -> ActiveRequest:
     return ActiveRequest(
         request_id=group.request_id,
-        num_branches=group.request.sampling_params.n,
+        num_branches=group.request.sampling_params.num_sequences,
         num_prompt_tokens=group.num_prompt_tokens,
         num_cached_tokens=group.num_cached_tokens,
         max_tokens=group.request.max_tokens,

@@ -103,6 +103,8 @@ class BlockManager:
 
     def still_needed(self, seq: Sequence) -> int:
         """Free blocks that a running sequence takes at most until all tokens it has now are computed."""
+        if seq.num_left == 0:
+            return 0
         if seq.num_left == 1:
             return 0 if seq.num_computed_tokens < seq.num_writable_tokens else self.num_needed(seq, 1)
         return max(0, self.most_blocks(seq) - seq.num_blocks)

@@ -47,6 +47,8 @@ class Lifecycle:
         """Seats taken by running sequences; one that will fork counts all its branches from the start."""
         self.num_added = 0
         """Requests that were queued, since the start."""
+        self.num_searches = 0
+        """Unfinished requests that are beam searches."""
         self._next_seq_id = 0
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -60,10 +62,11 @@ class Lifecycle:
         branches = request.progress.branches if request.progress else {}
         for branch, output in (branches or {0: []}).items():
             seq = Sequence(self._new_seq_id(), group, branch, [*request.prompt_token_ids, *output])
-            seq.num_to_fork = 1 if branches else request.sampling_params.n
+            seq.num_to_fork = 1 if branches else request.sampling_params.num_sequences
             group.sequences[branch] = seq
             self.waiting.add(seq)
         self.groups[request.request_id] = group
+        self.num_searches += group.beams is not None
         self.timelines.added(group)
 
     def withdraw(self, request_id: str) -> EngineCoreRequest:
@@ -80,8 +83,9 @@ class Lifecycle:
         group = self.groups.get(abort.request_id)
         if group is None:
             return False
-        branches = list(group.sequences) if abort.branch is None else [abort.branch]
-        if abort.branch is None:
+        whole = abort.branch is None or group.beams is not None
+        branches = list(group.sequences) if whole else [abort.branch]
+        if whole:
             self.timelines.leaves(group, Outcome.ABORTED)
         found = [group.sequences[b] for b in branches if b in group.sequences]
         for seq in found:
@@ -124,16 +128,26 @@ class Lifecycle:
 
     def fork(self, parent: Sequence, num_branches: int) -> list[Sequence]:
         """All branches, each in its place among the running; the worker hears of the new ones when they run."""
-        parent.num_to_fork = 1
-        branches = [parent]
-        for branch in range(1, num_branches):
+        return [parent, *(self.branch_off(parent, branch) for branch in range(1, num_branches))]
+
+    def branch_off(self, parent: Sequence, branch: int) -> Sequence:
+        """One more branch with the tokens of `parent`. It runs and shares the blocks of a parent that runs if there is
+        a seat: one that the parent has for it, or a free one. Else it waits."""
+        has_seat = parent.num_to_fork > 1 or self.num_slots < self.max_num_seqs
+        if parent.status is SequenceStatus.RUNNING and has_seat:
             child = parent.fork(self._new_seq_id(), branch)
+            if parent.num_to_fork > 1:
+                parent.num_to_fork -= 1
+            else:
+                self.num_slots += 1
             self.blocks.share_blocks(parent, child)
-            parent.group.sequences[branch] = child
             insort(self.running, child, key=rank_of)
-            branches.append(child)
-        self.timelines.forked(parent.group, num_branches - 1)
-        return branches
+            self.timelines.forked(parent.group, 1)
+        else:
+            child = Sequence(self._new_seq_id(), parent.group, branch, list(parent.token_ids))
+            self.waiting.add(child)
+        parent.group.sequences[branch] = child
+        return child
 
     def finish(self, seq: Sequence) -> None:
         """A sequence gives back all it holds; the group goes with its last branch."""
@@ -150,6 +164,7 @@ class Lifecycle:
         self.timelines.finished(seq, was_running=was_running)
         if not group.sequences:
             del self.groups[group.request_id]
+            self.num_searches -= group.beams is not None
             self.writer.forget_request(group)
             self.waiting.leave(group.tenant)
 
@@ -175,7 +190,7 @@ class Lifecycle:
         assert sorted(id(s) for s in live) == sorted(id(s) for s in [*self.running, *self.waiting])
         assert self.num_slots == sum(seq.num_to_fork for seq in self.running) <= self.max_num_seqs
         assert all(not seq.tables and not seq.num_computed_tokens for seq in self.waiting)
-        assert all(seq.num_computed_tokens < seq.num_tokens for seq in self.running)
+        assert all(seq.num_computed_tokens < seq.num_tokens or seq.is_idle for seq in self.running)
         assert sum(tenant.num_groups for tenant in self.waiting.tenants.values()) == len(self.groups)
         assert all(seq.num_own_blocks >= 0 for seq in live)
         for queue in (self.running, *(tenant.waiting for tenant in self.waiting.tenants.values())):

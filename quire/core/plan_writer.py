@@ -39,7 +39,7 @@ class PlanWriter:
         plan.seq_ids.append(seq.seq_id)
         plan.num_computed_tokens.append(seq.num_computed_tokens)
         plan.num_scheduled_tokens.append(num_tokens)
-        plan.num_draws.append(seq.num_to_fork if is_complete else 0)
+        plan.num_draws.append(seq.num_draws if is_complete else 0)
         plan.num_batched_tokens += num_tokens
 
     def _introduce(self, seq: Sequence) -> None:
@@ -53,7 +53,7 @@ class PlanWriter:
                 seq_id=seq.seq_id,
                 request_id=group.request_id,
                 branch=seq.branch,
-                output_token_ids=seq.token_ids[group.num_prompt_tokens :],
+                output_token_ids=seq.output_token_ids,
                 block_ids=seq.unsent_blocks(),
                 num_prompt_logprobs=group.num_prompt_logprobs,
             )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from quire.core.beam import BeamSearch, Continuation
 from quire.core.lifecycle import Lifecycle
-from quire.core.sequence import Sequence, SequenceStatus
+from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from quire.core.stop import finish_of
-from quire.messages.output import EngineCoreOutput, Failure, FinishReason, PositionLogprobs
+from quire.messages.output import BeamStep, EngineCoreOutput, Failure, FinishReason, PositionLogprobs
+from quire.messages.request import BeamHypothesis
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.flight_recorder import Outcome
 
@@ -33,6 +35,10 @@ class Results:
                 continue
             seq.num_computed_tokens += num_tokens
             self._lives.blocks.retire(seq)
+            if seq.group.beams is not None:
+                if drawn:
+                    outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
+                continue
             prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
             seq.group.num_prompt_logprobs += len(prompt_logprobs or ())
             runs = [drawn] if drawn else [[token_id] for token_id in result.forks.get(seq_id, ())]
@@ -53,11 +59,7 @@ class Results:
     ) -> list[EngineCoreOutput]:
         """`runs`: the tokens that follow, for each branch; the sequence forks when there are several branches."""
         assert len(runs) == seq.num_to_fork, (seq, runs)
-        stats = seq.group.stats
-        if not stats.first_token_at:
-            stats.first_token_at = now
-            self._lives.totals.add_first_token(stats)
-        stats.last_token_at = now
+        self._has_token(seq.group, now)
         outputs = []
         for branch, run in zip([seq] if len(runs) == 1 else self._lives.fork(seq, len(runs)), runs, strict=True):
             output = _output(branch, prompt_logprobs if branch is seq else None)
@@ -81,15 +83,82 @@ class Results:
                 self._lives.finish(seq)
                 return
 
+    def _has_token(self, group: SequenceGroup, now: float) -> None:
+        """Take down when a request's tokens came."""
+        stats = group.stats
+        if not stats.first_token_at:
+            stats.first_token_at = now
+            self._lives.totals.add_first_token(stats)
+        stats.last_token_at = now
+
+    def _report(self, seq: Sequence, beams: BeamSearch, found: PositionLogprobs, now: float) -> list[EngineCoreOutput]:
+        """A beam's continuations are known; when those of all beams are, the search takes a step."""
+        beams.reported[seq.branch] = found
+        if not beams.is_complete:
+            return []
+        group = seq.group
+        parents = [group.sequences[branch] for branch in beams.branches]
+        running, ended = beams.choose(lambda parent: parents[parent].output_token_ids)
+        self._has_token(group, now)
+        group.stats.num_generation_tokens += max(len(running), len(ended))
+        if beams.is_done:
+            return self._end_search(group, beams)
+        output = _output(seq)
+        output.branch, output.new_token_ids = 0, [one.token_id for one in running]
+        output.beam_step = BeamStep([one.parent for one in running], beams.cum_logprobs, ended)
+        beams.branches = [child.branch for child in self._continue(parents, running)]
+        return [output]
+
+    def _continue(self, parents: list[Sequence], running: list[Continuation]) -> list[Sequence]:
+        """Let the sequences be what the search has chosen; the first child of a beam takes over its sequence."""
+        chosen = {one.parent for one in running}
+        for index, parent in enumerate(parents):
+            if index not in chosen:
+                self._lives.finish(parent)
+        free = iter([branch for branch in range(len(running)) if branch not in parents[0].group.sequences])
+        children: list[Sequence] = []
+        for one in running:
+            parent = parents[one.parent]
+            if parent not in children:
+                children.append(parent)
+            else:
+                children.append(self._lives.branch_off(parent, next(free)))
+        for child, one in zip(children, running, strict=True):
+            child.token_ids.append(one.token_id)
+        return children
+
+    def _end_search(self, group: SequenceGroup, beams: BeamSearch) -> list[EngineCoreOutput]:
+        """The best completions become the branches of the request, in order."""
+        best = beams.best.first(group.request.sampling_params.n)
+        outputs = [_found(group, index, hypothesis) for index, hypothesis in enumerate(best)]
+        for seq in list(group.sequences.values()):
+            self._lives.finish(seq)
+        return outputs
+
     def _fail(self, seq: Sequence, error: Failure) -> list[EngineCoreOutput]:
+        """The sequence and all that it was to become fail; one beam of a search takes the whole request with it."""
+        group = seq.group
+        branches = range(seq.branch, seq.branch + seq.num_to_fork)
+        if group.beams is not None:
+            branches = range(group.request.sampling_params.n)
         outputs = []
-        for branch in range(seq.branch, seq.branch + seq.num_to_fork):
+        for branch in branches:
             output = _output(seq)
             output.branch, output.finish_reason, output.error = branch, FinishReason.ERROR, error
             outputs.append(output)
-        self._lives.timelines.leaves(seq.group, Outcome.FAILED)
-        self._lives.finish(seq)
+        self._lives.timelines.leaves(group, Outcome.FAILED)
+        for one in [seq] if group.beams is None else list(group.sequences.values()):
+            self._lives.finish(one)
         return outputs
+
+
+def _found(group: SequenceGroup, branch: int, hypothesis: BeamHypothesis) -> EngineCoreOutput:
+    """A whole completion."""
+    output = EngineCoreOutput(group.request_id, branch, hypothesis.token_ids, stats=group.stats)
+    output.num_cached_tokens = max(group.num_cached_tokens, 0)
+    output.finish_reason = FinishReason.STOP if hypothesis.is_stopped else FinishReason.LENGTH
+    output.stop_reason, output.cum_logprob = hypothesis.stop_reason, hypothesis.cum_logprob
+    return output
 
 
 def _output(seq: Sequence, prompt_logprobs: list[PositionLogprobs] | None = None) -> EngineCoreOutput:

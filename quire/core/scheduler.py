@@ -94,7 +94,7 @@ class Scheduler:
         budget = self._budget()
         if budget.shares is not None:
             self._make_room(budget, budget.shares)
-        if self.policy.preempts and self.waiting:
+        if (self.policy.preempts or self.lives.num_searches) and self.waiting:
             self._make_way(budget)
         num_preemptions = self.num_preemptions
         self._schedule_running(budget)
@@ -132,8 +132,9 @@ class Scheduler:
                 step=self.lives.totals.num_steps + 1,
             )
             return budget
-        prompts = [seq for seq in self.running if len(seq.token_ids) - seq.num_computed_tokens > 1]
-        budget.num_single = len(self.running) - len(prompts)
+        left = [len(seq.token_ids) - seq.num_computed_tokens for seq in self.running]
+        prompts = [seq for seq, num_left in zip(self.running, left, strict=True) if num_left > 1]
+        budget.num_single = left.count(1)
         budget.portions = self._portions(prompts) if prompts else None
         return budget
 
@@ -165,7 +166,7 @@ class Scheduler:
             self._preempt(latest, budget)
 
     def _make_way(self, budget: StepBudget) -> None:
-        """Preempt for the first in each tenant's queue those of its own that come after it, if that lets it start.
+        """Preempt for the first in each tenant's queue those that give way to it, if that lets it start.
 
         Where steps are short it is one sequence of each tenant, else as many as this step could compute.
         """
@@ -178,10 +179,19 @@ class Scheduler:
                 if not self._makes_way(seq, budget) or one_each or budget.is_full_of_urgent():
                     break
 
+    def _gives_way(self, one: Sequence, seq: Sequence, shares: Shares | None) -> bool:
+        """Whether a running sequence is preempted for one that waits. Idle beams are: what they have reported is kept,
+        and if they held on to what others wait for, searches would wait for each other."""
+        if one.group.tenant is not seq.group.tenant:
+            return one.is_idle and (shares is None or shares.may_hold(seq, self.blocks.most_blocks(seq)))
+        if one.rank > seq.rank:
+            return self.policy.preempts or one.is_idle
+        return one.group is seq.group and one.is_idle
+
     def _makes_way(self, seq: Sequence, budget: StepBudget) -> bool:
         """Whether a waiting sequence is to start before some that run; those of them in its way are preempted."""
         position = bisect_left(self.running, seq.rank, key=rank_of)
-        later = [one for one in self.running[position:] if one.group.tenant is seq.group.tenant]
+        later = [one for one in self.running if self._gives_way(one, seq, budget.shares)]
         if not later or not self._could_score(seq, position, budget) or not self._fits(seq, budget, later):
             return False
         for victim in self._in_the_way(seq, budget, later):
@@ -326,6 +336,8 @@ class Scheduler:
         Branches that wait by themselves are those of a request that came from another core, or was preempted.
         """
         others = seq.group.sequences
+        if seq.is_idle:
+            return False
         if len(others) == 1 or not self.blocks.reads_cache(seq):
             return True
         prompt = seq.group.num_prompt_tokens
@@ -335,6 +347,8 @@ class Scheduler:
 
     def _share_of(self, seq: Sequence, budget: StepBudget) -> int:
         wanted = len(seq.token_ids) - seq.num_computed_tokens
+        if not wanted:
+            return 0  # a beam that waits for others
         if budget.shares is not None:
             if seq.status is not SequenceStatus.RUNNING:
                 return 0  # preempted a moment ago

@@ -10,6 +10,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from quire.core.beam import BeamSearch
 from quire.core.block_table import BlockTable
 from quire.messages.request import EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestEffort, RequestStats
@@ -87,6 +88,21 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def num_draws(self) -> int:
+        """Tokens to draw when all it has is computed. Beams are not drawn: one token is, and is not looked at."""
+        return 1 if self.group.beams is not None else self.num_to_fork
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is a beam that waits for the other ones to be computed."""
+        return self.group.beams is not None and self.branch in self.group.beams.reported
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Output tokens."""
+        return self.token_ids[self.group.num_prompt_tokens :]
+
+    @property
     def num_left(self) -> int:
         """Tokens that it has and that are not computed."""
         return len(self.token_ids) - self.num_computed_tokens
@@ -139,6 +155,7 @@ class SequenceGroup:
     """One request and its live branches."""
 
     __slots__ = (
+        "beams",
         "effort",
         "effort_is_news",
         "max_num_tokens",
@@ -172,6 +189,8 @@ class SequenceGroup:
         self.max_num_tokens = self.num_prompt_tokens + request.max_tokens
         self.stop_reasons = _stop_reasons(request)
         """Tokens that end a branch, and the stop reason that they give."""
+        self.beams = BeamSearch(request, self.stop_reasons) if params.use_beam_search else None
+        """The search that its branches are the beams of."""
         self.sequences: dict[int, Sequence] = {}
         """Live branches by branch number."""
         progress = request.progress or RequestProgress()
@@ -191,9 +210,12 @@ class SequenceGroup:
         Branches that have no token yet are part of the progress once the request has forked.
         """
         is_forked = all(seq.num_to_fork == 1 for seq in self.sequences.values())
-        branches = {seq.branch: seq.token_ids[self.num_prompt_tokens :] for seq in self.sequences.values()}
+        branches = {seq.branch: seq.output_token_ids for seq in self.sequences.values()}
+        if self.beams is not None:
+            branches = {index: branches[branch] for index, branch in enumerate(self.beams.branches)}
         progress = RequestProgress(
             branches=branches if is_forked else {},
+            beams=self.beams.progress() if is_forked and self.beams is not None else None,
             num_prompt_logprobs=self.num_prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             stats=self.stats,

@@ -419,7 +419,7 @@ class Timelines:
             num_prompt_tokens=group.num_prompt_tokens,
             num_output_tokens=group.stats.num_generation_tokens,
             num_preemptions=group.stats.num_preemptions,
-            num_branches=request.sampling_params.n,
+            num_branches=request.sampling_params.num_sequences,
             outcome=outcome,
         )
 

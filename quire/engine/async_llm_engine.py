@@ -266,7 +266,7 @@ class AsyncLLMEngine:
         self._bind()
         stream = OutputStream(f"{request_id}#{next(self._ordinals)}")
         params = as_params(sampling_params)
-        self._admission.enter(stream.core_id, tenant, 1 if params is None else params.n)
+        self._admission.enter(stream.core_id, tenant, 1 if params is None else params.num_sequences)
         self._streams[request_id] = stream
         try:
             if not self._settled.is_set():

@@ -224,11 +224,12 @@ class InputProcessor:
             self._check_ids("allowed_token_ids", [max(params.allowed_token_ids or ())])  # ids do not repeat
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._check_ids(name, getattr(params, name) or ())
-        if params.n > limits.max_num_seqs:
+        if params.num_sequences > limits.max_num_seqs:
+            name = params.name_of_num_sequences
             raise InvalidParameter(
-                f"n={params.n} exceeds {counted(limits.max_num_seqs, 'sequence')}, all that the engine runs at once; "
-                "lower n or raise max_num_seqs",
-                parameter="n",
+                f"{name}={params.num_sequences} exceeds {counted(limits.max_num_seqs, 'sequence')}, all that the "
+                f"engine runs at once; lower {name} or raise max_num_seqs",
+                parameter=name,
             )
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
@@ -239,12 +240,28 @@ class InputProcessor:
                     f"{model.max_logprobs}; lower it or start with a larger max_logprobs (-1: no limit)",
                     parameter=name,
                 )
+        if params.use_beam_search:
+            self._check_beams(params)
         for name, wants_text in (("stop", bool(params.stop_strings)), ("bad_words", bool(params.bad_words))):
             if wants_text and self.tokenizer is None:
                 raise UnsupportedFeature(
                     f"{name} needs a tokenizer, and this engine runs with skip_tokenizer_init=True; use token ids",
                     parameter=name,
                 )
+
+    def _check_beams(self, params: SamplingParams) -> None:
+        """Whether the engine reports as many candidates as beams need: `EngineCoreRequest.num_logprobs`."""
+        model = self.config.model_config
+        width = params.num_sequences
+        ending = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else self._eos_token_ids)}
+        limit = min(model.max_logprobs, model.arch.vocab_size)
+        if width + len(ending) > limit:
+            raise InvalidParameter(
+                f"beam_width={width} with {counted(len(ending), 'token')} that end a beam needs "
+                f"{width + len(ending)} candidates per position, the limit is {limit}; lower beam_width or start with "
+                "a larger max_logprobs (-1: the vocabulary)",
+                parameter="beam_width",
+            )
 
     def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> tuple[int, list[str]]:
         """How long the output may get, and a warning where the context has less room than was asked for.

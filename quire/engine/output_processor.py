@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
+from quire.core.beam import BestHypotheses
 from quire.engine.input_processor import ProcessedRequest
-from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason
-from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
+from quire.messages.output import BeamStep, EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason
+from quire.messages.request import AbortRequest, BeamProgress, EngineCoreRequest, RequestProgress
 from quire.messages.stats import Phase, RequestEffort, RequestStats
 from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from quire.sampling_params import RequestOutputKind
+from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -32,6 +33,30 @@ class _Branch:
     new_text: str = ""
 
 
+class _Beams:
+    """Where a beam search stands, for the case that its core ends."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._width = params.num_sequences
+        self._token_ids: list[list[int]] = [[]]
+        self._cum_logprobs = [0.0]
+        self._best = BestHypotheses(self._width, params.length_penalty)
+
+    def follow(self, step: BeamStep, token_ids: list[int]) -> None:
+        """Take a step."""
+        pairs = zip(step.parents, token_ids, strict=True)
+        self._token_ids = [[*self._token_ids[parent], token_id] for parent, token_id in pairs]
+        self._cum_logprobs = step.cum_logprobs
+        self._best.add(step.ended)
+
+    def so_far(self) -> RequestProgress:
+        """What a core needs to go on; nothing before the first step."""
+        if not self._token_ids[0]:
+            return RequestProgress()
+        beams = BeamProgress(cum_logprobs=self._cum_logprobs, ended=self._best.first(self._width))
+        return RequestProgress(branches=dict(enumerate(self._token_ids)), beams=beams)
+
+
 @dataclass(slots=True)
 class _State:
     """One request as it runs."""
@@ -47,6 +72,8 @@ class _State:
     failure: Failure | None = None
     ended_at: float = 0.0
     """When its last branch ended."""
+    beams: _Beams | None = None
+    """Of a beam search. Its branches are the completions that it returns: all of them come when it ends."""
 
 
 class OutputProcessor:
@@ -67,11 +94,13 @@ class OutputProcessor:
     def add(self, request: ProcessedRequest) -> None:
         """Start to follow a request."""
         params = request.core.sampling_params
+        count = params.n if params.use_beam_search else params.num_sequences
         self._states[request.core.request_id] = _State(
             request=request,
-            kind=params.output_kind,
-            branches=[self._new_branch(request) for _ in range(params.n)],
-            num_unfinished=params.n,
+            kind=params.output_kind if params.is_streamable else RequestOutputKind.FINAL_ONLY,
+            branches=[self._new_branch(request) for _ in range(count)],
+            num_unfinished=count,
+            beams=_Beams(params) if params.use_beam_search else None,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             stats=RequestStats(received_at=request.core.received_at, arrived_at=request.core.arrived_at),
             effort=RequestEffort(phase_at=request.core.arrived_at),
@@ -88,8 +117,10 @@ class OutputProcessor:
         if request.sampling_params.prompt_logprobs is not None:  # complete before the first token
             reported = state.prompt_logprobs or []
             num_prompt_logprobs = len(request.prompt_token_ids) - 1 if started else max(0, len(reported) - 1)
-        progress = RequestProgress(
-            branches=live if started else {},
+        begun = state.beams.so_far() if state.beams else RequestProgress(branches=live if started else {})
+        started = bool(begun.branches)
+        progress = replace(
+            begun,
             num_prompt_logprobs=num_prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens if started else -1,
             stats=self._metrics(state),
@@ -116,6 +147,9 @@ class OutputProcessor:
             request_id = output.request_id
             state = self._states.get(request_id)
             if state is None:
+                continue
+            if output.beam_step is not None:
+                self._follow(state, output, output.beam_step, news.stepped_at)
                 continue
             branch = state.branches[output.branch]
             if branch.finish_reason is not None:
@@ -149,20 +183,17 @@ class OutputProcessor:
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
             )
-        wants = params.logprobs is not None
+        wants = params.logprobs is not None or params.is_ranked
         return _Branch(detokenizer, logprobs=[] if wants else None, cumulative_logprob=0.0 if wants else None)
 
     def _take(self, state: _State, branch: _Branch, output: EngineCoreOutput, stepped_at: float) -> bool:
         """Add one branch's news; True when a stop string ended it."""
-        state.num_cached_tokens = output.num_cached_tokens
-        state.stats = output.stats or state.stats
-        state.effort = output.effort or state.effort
-        state.failure = output.error or state.failure
-        if output.new_token_ids:
-            state.stats.last_token_at = stepped_at
+        self._take_numbers(state, output, stepped_at)
         if output.new_prompt_logprobs and state.prompt_logprobs is not None:
             state.prompt_logprobs += [TokenLogprobs(entry, self._text_of) for entry in output.new_prompt_logprobs]
         branch.token_ids += output.new_token_ids
+        if output.cum_logprob is not None:
+            branch.cumulative_logprob = output.cum_logprob
         if branch.logprobs is not None and branch.cumulative_logprob is not None:
             for entry in output.new_logprobs or ():
                 branch.logprobs.append(TokenLogprobs(entry, self._text_of))
@@ -180,6 +211,21 @@ class OutputProcessor:
             state.ended_at = stepped_at
             self._finish(state, branch, output.finish_reason, output.stop_reason)
         return stopped
+
+    def _take_numbers(self, state: _State, output: EngineCoreOutput, stepped_at: float) -> None:
+        """Add what an output says about the request as a whole."""
+        state.num_cached_tokens = output.num_cached_tokens
+        state.stats = output.stats or state.stats
+        state.effort = output.effort or state.effort
+        state.failure = output.error or state.failure
+        if output.new_token_ids:
+            state.stats.last_token_at = stepped_at
+
+    def _follow(self, state: _State, output: EngineCoreOutput, step: BeamStep, stepped_at: float) -> None:
+        """Remember where a beam search stands."""
+        assert state.beams is not None
+        self._take_numbers(state, output, stepped_at)
+        state.beams.follow(step, output.new_token_ids)
 
     def _finish(
         self, state: _State, branch: _Branch, reason: FinishReason | None, stop_reason: int | str | None
@@ -213,7 +259,8 @@ class OutputProcessor:
     def _render(self, state: _State, touched: list[int]) -> RequestOutput:
         core = state.request.core
         delta = state.kind is RequestOutputKind.DELTA
-        shown = range(len(state.branches)) if not delta else touched if len(touched) == 1 else sorted(touched)
+        branches = _best_of(state) if core.sampling_params.is_ranked else state.branches
+        shown = range(len(branches)) if not delta else touched if len(touched) == 1 else sorted(touched)
         finished = state.num_unfinished == 0
         failure = state.failure
         prompt_logprobs = state.prompt_logprobs
@@ -223,7 +270,7 @@ class OutputProcessor:
             core.request_id,
             state.request.prompt,
             core.prompt_token_ids,
-            [self._completion(state.branches[index], index, delta=delta) for index in shown],
+            [self._completion(branches[index], index, delta=delta) for index in shown],
             finished,
             prompt_logprobs,
             state.num_cached_tokens,
@@ -252,6 +299,21 @@ class OutputProcessor:
         return CompletionOutput(
             index, text, token_ids, branch.cumulative_logprob, logprobs, branch.finish_reason, branch.stop_reason
         )
+
+
+def _best_of(state: _State) -> list[_Branch]:
+    """The branches to return, the most likely first. Those that did not end by themselves come last."""
+    params = state.request.core.sampling_params
+    cut_off = (FinishReason.ABORT.value, FinishReason.ERROR.value)
+    ranked = sorted(
+        state.branches,
+        key=lambda branch: (branch.finish_reason not in cut_off, branch.cumulative_logprob),
+        reverse=True,
+    )
+    if params.logprobs is None:
+        for branch in ranked:
+            branch.logprobs = branch.cumulative_logprob = None
+    return ranked[: params.n]
 
 
 def _lost(effort: RequestEffort, last_token_at: float) -> RequestEffort:

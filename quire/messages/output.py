@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from quire.messages.request import BeamHypothesis
 from quire.messages.stats import RequestEffort, RequestStats, StepStats
 
 
@@ -45,8 +46,27 @@ class PositionLogprobs:
 
 
 @dataclass(slots=True)
+class BeamStep:
+    """How the running beams of a search follow from those before the step, best first.
+
+    Their new tokens are the output's `new_token_ids`. Before the first step there is one beam, without tokens.
+    """
+
+    parents: list[int]
+    """Per beam: which of the beams before it continues."""
+    cum_logprobs: list[float]
+    """Per beam: the sum of the logprobs of its tokens."""
+    ended: list[BeamHypothesis] = field(default_factory=list)
+    """Completions that the step has found."""
+
+
+@dataclass(slots=True)
 class EngineCoreOutput:
-    """What is new for one branch of one request."""
+    """What is new for one branch of one request.
+
+    A beam search tells of all its running beams together, as branch 0 and with `beam_step`. Its best completions follow
+    when it ends, as the branches 0, 1, ...
+    """
 
     request_id: str
     branch: int
@@ -65,6 +85,9 @@ class EngineCoreOutput:
     the time of the last one, comes with the tokens. Owned by the core, which goes on counting."""
     effort: RequestEffort | None = None
     """When it has changed."""
+    beam_step: BeamStep | None = None
+    cum_logprob: float | None = None
+    """Of a completion that a beam search has found: the sum of the logprobs of its tokens."""
 
 
 @dataclass(slots=True)

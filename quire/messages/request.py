@@ -12,11 +12,34 @@ MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamHypothesis:
+    """A completion that a beam search has found."""
+
+    token_ids: list[int]
+    cum_logprob: float
+    stop_reason: int | None = None
+    is_stopped: bool = True
+    """A token ended it; otherwise its length did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamProgress:
+    """Where a beam search stands, beside the tokens of its running beams."""
+
+    cum_logprobs: list[float]
+    """Of the running beams, which are the branches 0, 1, ...; best first."""
+    ended: list[BeamHypothesis] = field(default_factory=list)
+    """In the order in which they ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:
     """What a request has given so far, for a core that takes it over: it goes on at exactly the next token."""
 
     branches: dict[int, list[int]] = field(default_factory=dict)
     """Output tokens of each branch that has not ended, also of those without any; empty before the request forks."""
+    beams: BeamProgress | None = None
+    """Of a beam search that has forked."""
     num_prompt_logprobs: int = 0
     """Prompt positions that were reported."""
     num_cached_tokens: int = -1
@@ -56,6 +79,23 @@ class EngineCoreRequest:
     """None for a new request."""
     runs_alone: bool = False
     """Run it with nothing beside it until it has a new token: it may be what ended another core."""
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Tokens that end a branch."""
+        params = self.sampling_params
+        return frozenset([*(params.stop_token_ids or ()), *(() if params.ignore_eos else self.eos_token_ids)])
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to report per output position, -1 for all; None reports no logprobs.
+
+        A beam search must know of each beam its `beam_width` best continuations that do not end it.
+        """
+        params = self.sampling_params
+        if params.use_beam_search:
+            return params.num_sequences + len(self.ending_token_ids)
+        return 0 if params.is_ranked and params.logprobs is None else params.logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,10 @@ class SamplingBatch:
         self.processors = processors_for(self.rows, vocab_size)
         """What changes logits, in order."""
         self.needs_penalties = any(row.needs_penalties for row in self.rows)
-        self.logprobs_rows = [index for index, p in enumerate(params) if p.logprobs is not None]
+        counts = [row.request.num_logprobs for row in self.rows]
+        self.logprobs_rows = [index for index, count in enumerate(counts) if count is not None]
         """Rows that report log-probabilities."""
-        self.logprobs_counts = [
-            vocab_size if p.logprobs == -1 else p.logprobs for p in params if p.logprobs is not None
-        ]
+        self.logprobs_counts = [vocab_size if count == -1 else count for count in counts if count is not None]
         """How many candidates each of these rows reports."""
         self.max_logprobs = max(self.logprobs_counts, default=None)
         """The most candidates a row reports, or None when no row reports any."""

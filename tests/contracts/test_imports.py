@@ -52,7 +52,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
 def test_front_and_control_planes_import_no_torch() -> None:
     names = modules_of(
         "cli", "config", "core", "engine", "messages", "observability", "platforms", "tokenizer", "utils",
-        "envs", "errors", "inputs", "llm", "log", "outputs", "sampling_params", "server", "simulation",
+        "beam_search", "envs", "errors", "inputs", "llm", "log", "outputs", "sampling_params", "server", "simulation",
     )  # fmt: skip
     assert "quire.engine.async_llm_engine" in names
     assert "quire.core.scheduler" in names

@@ -109,6 +109,7 @@ def test_a_misspelt_method_is_an_attribute_error_with_the_nearest(tiny_llm: LLM,
 CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "generate": (LLM.generate, ("text",)),
     "chat": (LLM.chat, ([{"role": "user", "content": "hi"}],)),
+    "beam_search": (LLM.beam_search, ("text", {"beam_width": 2, "max_tokens": 2})),
     "add_request": (lambda llm, *args, **more: llm.engine.add_request(*args, **more), ("1", "text")),
 }
 

@@ -17,6 +17,9 @@ from quire.errors import QuireError, from_wire
 
 NAMES = {
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "LLM",

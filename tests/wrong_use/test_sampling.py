@@ -22,6 +22,9 @@ LAST = f"0 to {VOCAB_SIZE - 1}"
 # field -> (wrong values, what the message says besides the field)
 VALUES: dict[str, tuple[list[Any], str]] = {
     "n": ([0, -1, 16_385, 2**63], "in [1, 16384]"),
+    "best_of": ([0, -1, 16_385, 2**63], "in [1, 16384]"),
+    "beam_width": ([1, 0, -1, 16_385, 2**63], "in [2, 16384]"),
+    "length_penalty": ([-10.5, 11, 1e300], "in [-10, 10]"),
     "temperature": ([-0.1, 2.1, -1e-9], "in [0, 2]"),
     "top_p": ([0, -0.5, 1.01], "in (0, 1]"),
     "top_k": ([-2, 2**63], "in [-1, "),
@@ -42,10 +45,20 @@ VALUES: dict[str, tuple[list[Any], str]] = {
 }
 TYPES: dict[str, tuple[list[Any], str]] = {
     **dict.fromkeys(("n", "top_k", "min_tokens"), ([None, True, 1.0, 2.5, "2", [1], NAN, INF, 1j], "an integer")),
-    **dict.fromkeys(("seed", "max_tokens"), ([False, 1.5, "1", NAN, {}], "an integer or None")),
+    **dict.fromkeys(
+        ("seed", "max_tokens", "best_of", "beam_width"), ([False, 1.5, "1", NAN, {}], "an integer or None")
+    ),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), ([False, 1.0, "5", [5]], "an integer or None")),
     **dict.fromkeys(
-        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        (
+            "temperature",
+            "top_p",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "length_penalty",
+        ),
         ([None, True, "0.5", NAN, INF, -INF, [], HUGE, np.float32(NAN), np.bool_(True)], "a finite number"),
     ),
     **dict.fromkeys(
@@ -55,9 +68,11 @@ TYPES: dict[str, tuple[list[Any], str]] = {
             "detokenize",
             "skip_special_tokens",
             "spaces_between_special_tokens",
+            "use_beam_search",
         ),
         ([None, 0, 1, "yes", np.bool_(True)], "True or False"),
     ),
+    "early_stopping": ([None, 0, 1, "always", "Never", np.bool_(True), ["never"]], 'True, False or "never"'),
     "skip_reading_prefix_cache": ([1, "no"], "True, False or None"),
     "stop": ([5, [5], [None], {"a"}, b"a", {"a": 1}], "a list of strings or None"),
     "bad_words": (["word", [5], [None], b"a"], "a list of strings or None"),
@@ -91,6 +106,20 @@ def test_every_field_with_a_kind_has_wrong_values_here() -> None:
     assert {*VALUES, *TYPES, "structured_outputs"} == set(FIELD_NAMES)
 
 
+BEAMS: dict[str, Any] = {"use_beam_search": True, "temperature": 0, "beam_width": 4}
+NOT_FOR_BEAMS: dict[str, Any] = {
+    "best_of": 8,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "stop": "a",
+    "min_tokens": 2,
+    "logprobs": 0,
+    "prompt_logprobs": 0,
+    "logit_bias": {5: 1.0},
+    "allowed_token_ids": [5, 6],
+    "bad_words": ["a"],
+}
 TOGETHER: dict[str, tuple[dict[str, Any], type[QuireError], list[str]]] = {
     "min above max": ({"min_tokens": 9, "max_tokens": 8}, InvalidParameter, ["min_tokens (9)", "max_tokens (8)"]),
     "min above the default max": ({"min_tokens": 17}, InvalidParameter, ["min_tokens (17)", "max_tokens (16)"]),
@@ -103,7 +132,28 @@ TOGETHER: dict[str, tuple[dict[str, Any], type[QuireError], list[str]]] = {
     "extra arguments": ({"extra_args": {"my": 1}}, UnsupportedFeature, ["extra_args", "'my'"]),
     "misspelt name": ({"temprature": 1.0}, InvalidParameter, ["'temprature'", "did you mean 'temperature'?"]),
     "a name of other libraries": ({"max_new_tokens": 5}, InvalidParameter, ["'max_new_tokens'", "'max_tokens'"]),
-    "a name that is gone": ({"best_of": 2}, InvalidParameter, ["no parameter 'best_of'"]),
+    "a name that is gone": ({"truncate_prompt_tokens": 2}, InvalidParameter, ["no parameter 'truncate_prompt_tokens'"]),
+    "fewer than are returned": ({"n": 3, "best_of": 2}, InvalidParameter, ["best_of (2)", "n (3)"]),
+    "the best, streamed": (
+        {"best_of": 2, "output_kind": RequestOutputKind.DELTA},
+        InvalidParameter,
+        ["best_of cannot be streamed"],
+    ),
+    "a width without beams": ({"beam_width": 4}, InvalidParameter, ["beam_width needs use_beam_search=True"]),
+    "a penalty without beams": ({"length_penalty": 0}, InvalidParameter, ["length_penalty needs use_beam_search"]),
+    "an end without beams": ({"early_stopping": True}, InvalidParameter, ["early_stopping needs use_beam_search"]),
+    "one beam": ({"use_beam_search": True, "temperature": 0}, InvalidParameter, ["beam_width must be at least 2"]),
+    "drawn beams": ({"use_beam_search": True, "n": 2}, InvalidParameter, ["temperature must be 0"]),
+    "more than beams": ({**BEAMS, "n": 5}, InvalidParameter, ["n (5) must not exceed beam_width (4)"]),
+    "streamed beams": (
+        {**BEAMS, "output_kind": RequestOutputKind.DELTA},
+        InvalidParameter,
+        ["use_beam_search cannot be streamed"],
+    ),
+    **{
+        f"beams with {name}": ({**BEAMS, name: value}, UnsupportedFeature, [f"{name} does not go with use_beam_search"])
+        for name, value in NOT_FOR_BEAMS.items()
+    },
     "a result as a field": ({"warnings": ("x",)}, InvalidParameter, ["no parameter 'warnings'"]),
 }
 
@@ -150,6 +200,8 @@ def test_lists_are_copied_so_that_a_later_change_goes_unnoticed_by_nobody() -> N
 
 ENGINE: dict[str, tuple[dict[str, Any], list[str]]] = {
     "n": ({"n": MAX_NUM_SEQS + 1}, ["n=5", f"exceeds {MAX_NUM_SEQS} sequences", "max_num_seqs"]),
+    "best_of": ({"best_of": MAX_NUM_SEQS + 1}, ["best_of=5", f"exceeds {MAX_NUM_SEQS} sequences", "max_num_seqs"]),
+    "beam_width": ({**BEAMS, "beam_width": MAX_NUM_SEQS + 1}, ["beam_width=5", f"exceeds {MAX_NUM_SEQS} sequences"]),
     "logprobs": ({"logprobs": 21}, ["logprobs=21", "limit is 20", "max_logprobs"]),
     "prompt_logprobs": ({"prompt_logprobs": -1}, [f"asks for {VOCAB_SIZE}", "limit is 20", "max_logprobs"]),
     "stop_token_ids": ({"stop_token_ids": [5, VOCAB_SIZE]}, [f"holds {VOCAB_SIZE}", LAST]),
@@ -166,6 +218,11 @@ def test_what_this_model_cannot_do_is_refused(llm: LLM, name: str) -> None:
         llm.generate("abc", SamplingParams(**given))
     with refused(InvalidParameter, "prompt 1:", name, *parts, parameter=name):
         llm.generate(["abc", "abc"], [None, given])  # type: ignore[list-item]
+
+
+def test_beams_that_need_more_candidates_than_the_engine_reports_are_refused(llm: LLM) -> None:
+    with refused(InvalidParameter, "beam_width=4", "17 tokens", "21 candidates", "limit is 20", parameter="beam_width"):
+        llm.generate("abc", SamplingParams(**BEAMS, stop_token_ids=list(range(15))))
 
 
 PER_PROMPT: dict[str, tuple[Any, list[str]]] = {

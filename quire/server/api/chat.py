@@ -19,6 +19,7 @@ from quire.server.api.params import (
     MAX_N,
     REFUSED,
     Refusal,
+    branches,
     check_fields,
     check_stream,
     sampling_params,
@@ -188,7 +189,7 @@ class _Reply:
             body,
             max_tokens=length,
             stream=stream,
-            n=1 if body.n is None else body.n,
+            branching=branches(body),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
         )

@@ -15,7 +15,14 @@ from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import CompletionLogprobsWriter, num_numbers, prompt_logprobs
-from quire.server.api.params import check_fields, check_stream, sampling_params, tokens_as_ids, usage_in_stream
+from quire.server.api.params import (
+    branches,
+    check_fields,
+    check_stream,
+    sampling_params,
+    tokens_as_ids,
+    usage_in_stream,
+)
 from quire.server.api.prompts import cache_salt, check_repeated, completion_prompts
 from quire.server.api.protocol.openai import Completion, CompletionChoice, CompletionRequest, Usage
 from quire.server.http.body import strict_route
@@ -148,7 +155,7 @@ class _Reply:
             body,
             max_tokens=1 if self._only_scores else self._max_tokens(),
             stream=stream,
-            n=1 if body.n is None else body.n,
+            branching=branches(body),
             logprobs=body.logprobs,
             prompt_logprobs=self._prompt_logprobs(),
         )

@@ -60,16 +60,17 @@ class Generation:
 
         Raises: ApiError.
         """
-        settings, n, count = self._service.settings, self._params.n, len(self._prompts)
+        settings, n, count = self._service.settings, self._params.num_sequences, len(self._prompts)
         limit, flag = min(
             (settings.max_sequences_per_request, "--max-sequences-per-request"),
             (settings.max_concurrent_sequences, "--max-concurrent-sequences"),
             (settings.max_concurrent_sequences_per_key or count * n, "--max-concurrent-sequences-per-key"),
         )
         if count * n > limit:
+            name = self._params.name_of_num_sequences
             raise invalid(
-                "n",
-                f"The request asks for {count * n} sequences ({counted(count, 'prompt')}, n={n}); the limit is "
+                name,
+                f"The request asks for {count * n} sequences ({counted(count, 'prompt')}, {name}={n}); the limit is "
                 f"{limit}. Send several requests, or raise {flag}.",
             )
         context = self._service.engine.config.model_config.max_model_len
@@ -90,7 +91,7 @@ class Generation:
         Raises: ApiError 429 when there are too many.
         """
         settings, counts = self._service.settings, self._service.peers.counts
-        key, n = self._context.key, self._params.n
+        key, n = self._context.key, self._params.num_sequences
         total, own = settings.max_concurrent_sequences, settings.max_concurrent_sequences_per_key
         refusal = None
         if own and counts.num_sequences(key) + n > own:
@@ -152,7 +153,7 @@ class Generation:
             self._service.engine.check_room(
                 self._tenant,
                 num_requests=count,
-                num_sequences=count * self._params.n,
+                num_sequences=count * self._params.num_sequences,
                 num_tokens=self.num_prompt_tokens,
             )
         except EngineOverloaded:
@@ -222,7 +223,7 @@ class Generation:
                 self._service.metrics.refused("queue")
             raise
         finally:
-            self._service.peers.counts.leave_sequences(self._context.key, self._params.n)
+            self._service.peers.counts.leave_sequences(self._context.key, self._params.num_sequences)
             record.close()
             if span is not None:
                 span.close(None)

@@ -39,6 +39,8 @@ _DIRECT = (
     "bad_words",
 )
 """Fields that SamplingParams has under the same name and with the same meaning."""
+_BRANCHING = ("n", "best_of", "use_beam_search", "beam_width", "length_penalty", "early_stopping")
+"""Such fields, of completions and chat completions alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,14 @@ class Refusal:
 _NO_GRAMMAR = Refusal("structured output is not supported yet; ask for the format in the prompt and check the text")
 _NO_TOOLS = Refusal("tools are not supported yet; describe them in the prompt, or leave them out")
 _NO_MEDIA = Refusal("this model takes text only")
+_NO_BEAMS = Refusal("/v1/completions and /v1/chat/completions search with beams")
 _NO_TRANSFER = Refusal("the KV cache is not shared between servers yet")
 
 REFUSED: Mapping[str, Refusal] = {
     "audio": _NO_MEDIA,
-    "best_of": Refusal("ask for n completions with logprobs and keep the best", (1,)),
+    "beam_width": _NO_BEAMS,
+    "best_of": Refusal("/v1/completions and /v1/chat/completions have it", (1,)),
+    "early_stopping": Refusal(_NO_BEAMS.why, (False,)),
     "ec_transfer_params": _NO_TRANSFER,
     "function_call": Refusal(_NO_TOOLS.why, ("none",)),
     "functions": _NO_TOOLS,
@@ -67,7 +72,7 @@ REFUSED: Mapping[str, Refusal] = {
     "guided_regex": _NO_GRAMMAR,
     "include_reasoning": Refusal("reasoning is not told apart from the answer yet", (True,)),
     "kv_transfer_params": _NO_TRANSFER,
-    "length_penalty": Refusal("it belongs to beam search, which is not supported yet", (1, 1.0)),
+    "length_penalty": Refusal(_NO_BEAMS.why, (1, 1.0)),
     "logprob_token_ids": Refusal("ask for logprobs instead"),
     "logits_processors": Refusal("plug-ins are not supported yet"),
     "media_io_kwargs": _NO_MEDIA,
@@ -86,7 +91,7 @@ REFUSED: Mapping[str, Refusal] = {
     "thinking_token_budget": Refusal("use max_tokens instead", (-1,)),
     "tool_choice": Refusal(f"tool_choice requires tools, and {_NO_TOOLS.why}", ("none",)),
     "tools": _NO_TOOLS,
-    "use_beam_search": Refusal("beam search is not supported yet; use n with a temperature", (False,)),
+    "use_beam_search": Refusal(_NO_BEAMS.why, (False,)),
     "vllm_xargs": Refusal("plug-ins are not supported yet", ({},)),
     "watermarking": Refusal("it is not supported"),
     "web_search_options": _NO_TOOLS,
@@ -144,24 +149,26 @@ def sampling_params(
     *,
     max_tokens: int | None,
     stream: bool,
-    n: int = 1,
+    branching: Mapping[str, Any] | None = None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The request's own values over the model's defaults over SamplingParams'.
+    """The request's own values over the model's defaults over SamplingParams'; `branching` are those of `branches`.
+
+    A beam search draws nothing, so the model's defaults, which are for drawing, have no part in it.
 
     Raises: ApiError; InvalidParameter from SamplingParams.
     """
     given = {name: value for name in _DIRECT if (value := getattr(body, name)) is not None}
+    branching = branching or {}
+    draws = not branching.get("use_beam_search")
     if body.stop is not None:
         _check_stop(body.stop)
-    if not 1 <= n <= MAX_N:
-        raise invalid("n", f"n must be an integer between 1 and {MAX_N}, got {shown(n)}.")
     return SamplingParams(
         **{
-            **service.engine.config.model_config.generation_defaults,
+            **(service.engine.config.model_config.generation_defaults if draws else {"temperature": 0.0}),
             **given,
-            "n": n,
+            **branching,
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
@@ -170,6 +177,18 @@ def sampling_params(
             "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         }
     )
+
+
+def branches(body: GenerationFields) -> dict[str, Any]:
+    """How many completions a request asks for, and how they are chosen.
+
+    Raises: ApiError.
+    """
+    given = {name: value for name in _BRANCHING if (value := getattr(body, name)) is not None}
+    for name in ("n", "best_of", "beam_width"):
+        if not 1 <= given.get(name, 1) <= MAX_N:
+            raise invalid(name, f"{name} must be an integer between 1 and {MAX_N}, got {shown(given[name])}.")
+    return given
 
 
 def check_stream(body: GenerationFields) -> None:

@@ -48,7 +48,8 @@ Request = tuple[Any, SamplingParams]
 
 
 def requests(num_tokens: int = 120) -> list[Request]:
-    """One of each kind: greedy, drawn, forked, penalised, scored, stopped by a string, cut short by its end."""
+    """One of each kind: greedy, drawn, forked, penalised, scored, stopped by a string, cut short by its end, the best
+    of several, searched with beams."""
     base = SamplingParams(max_tokens=num_tokens, ignore_eos=True, output_kind=DELTA, logprobs=2, seed=1)
     many = [{"prompt_token_ids": [(7 * i + j) % 900 for j in range(200)]} for i in range(3)]
     return [
@@ -69,6 +70,20 @@ def requests(num_tokens: int = 120) -> list[Request]:
                 min_tokens=num_tokens // 2,
                 logit_bias={5: 2.0},
                 output_kind=RequestOutputKind(0),
+            ),
+        ),
+        ("while a", base.clone(seed=10, n=2, best_of=4, logprobs=None, output_kind=RequestOutputKind(0))),
+        (
+            "else",
+            SamplingParams(
+                temperature=0,
+                seed=11,
+                use_beam_search=True,
+                n=3,
+                beam_width=4,
+                max_tokens=num_tokens,
+                stop_token_ids=list(range(20, 34)),
+                early_stopping="never",
             ),
         ),
     ]

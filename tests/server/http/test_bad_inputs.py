@@ -57,7 +57,6 @@ VALUE, KIND, LACKS, CONTENT = "invalid_value", "invalid_type", "unsupported_para
 KINDS = "prompt must be a string, an array of strings, an array of token ids, or an array of arrays of token ids"
 TOO_LONG = "This model's maximum context length is 1024 tokens"
 LACKING: dict[str, Any] = {
-    "best_of": 4,
     "guided_json": {},
     "guided_regex": "a",
     "include_reasoning": False,
@@ -70,9 +69,9 @@ LACKING: dict[str, Any] = {
     "response_format": {"type": "json_object"},
     "structured_outputs": {"json": {}},
     "thinking_token_budget": 5,
-    "use_beam_search": True,
     "vllm_xargs": {"a": 1},
 }
+BEAMS = partial(chat, use_beam_search=True, beam_width=4)
 IMAGES = ("file:///etc/passwd", "http://127.0.0.1:1/x", "data:image/png;base64,!!!")
 
 PROMPTS: list[Case] = [
@@ -103,6 +102,28 @@ SAMPLING: list[Case] = [
     *wrong(chat, "priority", (2**31, -(2**31) - 1, 2**70), VALUE, "@ must be in [-2147483648, 2147483647]"),
     *wrong(text, "priority", (1, -1), VALUE, "@="),
     *wrong(chat, "priority", (1.5, True, "2", [1]), KIND, "@ must be an integer"),
+    *wrong(chat, "best_of", (0, -1, 129, 10**9), VALUE, "@ must be an integer between 1 and 128"),
+    *wrong(chat, "best_of", (2.5, True, "2"), KIND, "@ must be an integer"),
+    *wrong(partial(chat, n=3), "best_of", (2,), VALUE, "@ (2) must not be less than n (3)"),
+    *wrong(partial(chat, stream=True), "best_of", (2,), VALUE, "@ cannot be streamed"),
+    *wrong(partial(chat, use_beam_search=True), "beam_width", (0, 1, 129), VALUE, "@ must be "),
+    *wrong(partial(text, use_beam_search=True, n=1), "beam_width", (None,), VALUE, "@ must be at least 2"),
+    *wrong(partial(text, use_beam_search=True), "beam_width", (19,), VALUE, "@=19 with 2 tokens that end a beam"),
+    *wrong(chat, "beam_width", (4,), VALUE, "@ needs use_beam_search=True"),
+    *wrong(chat, "length_penalty", (2,), VALUE, "@ needs use_beam_search=True"),
+    *wrong(chat, "early_stopping", (True, "never"), VALUE, "@ needs use_beam_search=True"),
+    *wrong(BEAMS, "length_penalty", (11, -10.5), VALUE, "@ must be in [-10, 10]"),
+    *wrong(BEAMS, "early_stopping", ("always", 1), KIND, '@ must be true, false or "never"'),
+    *wrong(BEAMS, "use_beam_search", ("yes", 1), KIND, "@ must be true or false"),
+    *wrong(BEAMS, "temperature", (0.7, 1), VALUE, "@ must be 0 with use_beam_search"),
+    *wrong(BEAMS, "n", (5,), VALUE, "@ (5) must not exceed beam_width (4)"),
+    *wrong(BEAMS, "stop", ("a",), LACKS, "@ does not go with use_beam_search"),
+    *wrong(BEAMS, "best_of", (5,), LACKS, "@ does not go with use_beam_search"),
+    *wrong(BEAMS, "repetition_penalty", (1.1,), LACKS, "@ does not go with use_beam_search"),
+    *wrong(BEAMS, "prompt_logprobs", (1,), LACKS, "@ does not go with use_beam_search"),
+    *wrong(partial(text, use_beam_search=True, n=2), "logprobs", (1,), LACKS, "@ does not go with use_beam_search"),
+    (chat(use_beam_search=True, n=2, stream=True), 400, VALUE, "use_beam_search", "use_beam_search cannot be streamed"),
+    (text(use_beam_search=True, n=2, stream=True), 400, VALUE, "use_beam_search", "use_beam_search cannot be streamed"),
     *wrong(chat, "max_tokens", (0, -5, 10**12), VALUE, "@ must be in [1"),
     *wrong(chat, "max_tokens", (1.5,), KIND, "@ must be an integer"),
     *wrong(text, "max_tokens", (0,), VALUE, "@ must be in [1"),

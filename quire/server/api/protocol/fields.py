@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError, ValidationError
@@ -107,6 +107,11 @@ class GenerationFields(SamplingFields):
     """What completions and chat completions have in common."""
 
     n: int | None = Field(default=None, json_schema_extra={"minimum": 1, "maximum": 128})
+    best_of: int | None = Field(default=None, json_schema_extra={"minimum": 1, "maximum": 128})
+    use_beam_search: bool | None = None
+    beam_width: int | None = Field(default=None, json_schema_extra={"minimum": 2, "maximum": 128})
+    length_penalty: float | None = bounded("length_penalty")
+    early_stopping: Annotated[bool | Literal["never"], of_kind('true, false or "never"')] | None = None
     max_tokens: int | None = Field(default=None, json_schema_extra={"minimum": 0})
     stream: bool | None = None
     stream_options: StreamOptions | None = None
