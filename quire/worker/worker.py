@@ -82,9 +82,8 @@ class Worker:
             )
         self.cache.store = PageStore(tiers)
         self._use_ops()
-        compute_s, step_s = step_seconds(
-            self.runner, layout, cache.num_blocks, self._config.scheduler_config.max_chunk_tokens
-        )
+        most = min(self._config.scheduler_config.max_chunk_tokens, self._config.model_config.max_model_len)
+        compute_s, step_s = step_seconds(self.runner, layout, cache.num_blocks, most)
         return TierReport(
             pages=self.cache.store.found(),
             load_token_s=load_seconds(self.cache) * len(layout.groups) / cache.block_size,

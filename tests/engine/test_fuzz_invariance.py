@@ -18,7 +18,16 @@ from tools.fuzz_invariance.faults import FAULTS
 from tools.fuzz_invariance.run import verdicts
 from tools.fuzz_invariance.shrink import shrink
 
-REACHED = ("preemptions", "cached prompt tokens", "copied blocks", "failed", "stopped by a string", *Kind)
+REACHED = (
+    "preemptions",
+    "cached prompt tokens",
+    "copied blocks",
+    "loaded pages",
+    "beam searches",
+    "failed",
+    "stopped by a string",
+    *Kind,
+)
 """What has to happen in some cases, or they show little."""
 
 

@@ -167,6 +167,12 @@ def test_what_to_load_is_measured_at_the_start_and_said(
         assert bits(llm.generate([[1, 2, 3]], PARAMS))
 
 
+@pytest.mark.parametrize("max_model_len", [2, 20, 96])
+def test_tiers_serve_an_engine_with_a_short_context(max_model_len: int, checkpoint: Checkpoint) -> None:
+    with LLM(str(checkpoint("llama")), kv_ram=MIB, max_model_len=max_model_len, block_size=16) as llm:
+        assert tiers_of(llm).num_slots
+
+
 def test_swap_space_is_kv_ram_in_gib_and_both_are_planned(checkpoint: Checkpoint) -> None:
     directory = str(checkpoint("llama"))
     plans = {}

@@ -26,6 +26,8 @@ class EngineChoice:
     max_num_batched_tokens: int = 256
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
+    num_ram_pages: int = 0
+    """KV blocks kept in memory below the pool."""
     policy: str = "fcfs"
     priority_ageing_s: float = 0.0
 

@@ -35,6 +35,7 @@ def draw_case(seed: int) -> Case:
 
 def _engine(rng: random.Random) -> EngineChoice:
     max_num_seqs = rng.randint(1, 8)
+    enable_prefix_caching = rng.random() < 0.8
     ops = "cpu" if rng.random() < 0.96 else "reference"
     return EngineChoice(
         model=rng.choice(list(MODELS)),
@@ -47,7 +48,8 @@ def _engine(rng: random.Random) -> EngineChoice:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(max_num_seqs, rng.choice([8, 16, 40, 256])),
         long_prefill_token_threshold=rng.choice([0, 0, 3, 7, 16, 33]),
-        enable_prefix_caching=rng.random() < 0.8,
+        enable_prefix_caching=enable_prefix_caching,
+        num_ram_pages=rng.choice([0, 0, 1, 4, 40]) if enable_prefix_caching else 0,
         policy=rng.choice(["fcfs", "priority"]),
         priority_ageing_s=rng.choice([0.0, 0.02, 0.2]),
     )
@@ -83,6 +85,8 @@ def _prompt(rng: random.Random, texts: list[list[int]], earlier: list[RequestCho
 
 def _params(rng: random.Random, engine: EngineChoice) -> dict[str, Any]:
     max_tokens = rng.randint(1, 14)
+    if engine.max_num_seqs > 1 and rng.random() < 0.12:
+        return _beams(rng, engine, max_tokens)
     params: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": rng.choice([0.0, 0.7, 1.0, 1.5]),
@@ -93,7 +97,23 @@ def _params(rng: random.Random, engine: EngineChoice) -> dict[str, Any]:
     for name, value in _seldom(rng, max_tokens).items():
         if rng.random() < 0.15:
             params[name] = value
+    if rng.random() < 0.1:
+        params["best_of"] = rng.randint(params["n"], max(params["n"], min(engine.max_num_seqs, 5)))
     return params
+
+
+def _beams(rng: random.Random, engine: EngineChoice, max_tokens: int) -> dict[str, Any]:
+    width = rng.randint(2, min(engine.max_num_seqs, 5))
+    return {
+        "use_beam_search": True,
+        "temperature": 0.0,
+        "max_tokens": max_tokens,
+        "beam_width": width,
+        "n": rng.randint(1, width),
+        "length_penalty": rng.choice([0.0, 1.0, 2.0]),
+        "early_stopping": rng.choice([True, False, "never"]),
+        "stop_token_ids": rng.choice([None, rng.sample(range(NUM_TOKEN_IDS), 5)]),
+    }
 
 
 def _seldom(rng: random.Random, max_tokens: int) -> dict[str, Any]:

@@ -90,7 +90,10 @@ class Engines:
         kv_dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
         layout = read_arch(args, path).kv_layout(engine.block_size, kv_dtype, ops=ops)
         num_blocks = layout.most_blocks(MAX_MODEL_LEN, chunk) + engine.num_spare_blocks
-        config = create_config(replace(args, num_gpu_blocks_override=num_blocks))
+        args = replace(args, num_gpu_blocks_override=num_blocks)
+        if engine.num_ram_pages:
+            args = replace(args, kv_ram=engine.num_ram_pages * layout.block_bytes, kv_load_min_tokens=1)
+        config = create_config(args)
         scheduler = replace(config.scheduler_config, policy=engine.policy, priority_ageing_s=engine.priority_ageing_s)
         return replace(config, scheduler_config=scheduler)
 

@@ -14,6 +14,7 @@ from quire.core.plan_writer import PlanWriter
 from quire.core.sequence import SequenceGroup
 from quire.messages.kv import SlidingWindowSpec
 from quire.utils.hashing import block_hashes
+from quire.worker.cache_engine import CacheEngine
 from quire.worker.model_runner import ModelRunner
 from tools.fuzz_invariance.patches import replaced
 
@@ -131,6 +132,11 @@ def _missed_preemption(allocate_prefix: Any) -> Any:
     return unaware
 
 
+def _missed_load(swap_in: Any) -> Any:
+    """A page that should come back from memory does not, and nobody is told."""
+    return lambda cache, loads: []
+
+
 def _stale_parameters(batch_of: Any) -> Any:
     """Rows are sampled with the parameters of those that stood there before."""
 
@@ -153,6 +159,7 @@ FAULTS: dict[str, tuple[Any, str, Replacement]] = {
     "token-sent-twice": (SequenceGroup, "so_far", _token_sent_twice),
     "token-lost": (PlanWriter, "_tell_changes", _token_lost),
     "missed-preemption": (BlockManager, "allocate_prefix", _missed_preemption),
+    "missed-load": (CacheEngine, "swap_in", _missed_load),
     "stale-parameters": (ModelRunner, "_batch_of", _stale_parameters),
 }
 """name -> (class, attribute, what to put there)."""

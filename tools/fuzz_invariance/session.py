@@ -118,7 +118,10 @@ class Session:
         self.counts["preemptions"] += scheduler.num_preemptions
         self.counts["cached prompt tokens"] += scheduler.blocks.num_hit_tokens
         self.counts["copied blocks"] += self.executor.num_copies
-        self.counts["forked requests"] += sum(r.core.sampling_params.n > 1 for r in self.requests.values())
+        asked = [request.core.sampling_params for request in self.requests.values()]
+        self.counts["forked requests"] += sum(params.num_sequences > 1 for params in asked)
+        self.counts["beam searches"] += sum(params.use_beam_search for params in asked)
+        self.counts["loaded pages"] += scheduler.blocks.tiers.num_loads if scheduler.blocks.tiers else 0
         pool = scheduler.blocks.pool
         if self._checks:
             assert self.core.has_work() or pool.num_free == pool.num_blocks, "blocks are lost"
