@@ -142,8 +142,6 @@ def _check_range(option: dataclasses.Field[Any], value: object) -> None:
         raise ConfigError(f"option {option.name} must be at most {most}, got {shown(value)}")
     if isinstance(value, float) and least is None and not 0 < value <= 1:
         raise ConfigError(f"option {option.name} must be in (0, 1], got {value}")
-    if isinstance(value, float) and least is not None and not least <= value <= most:
-        raise ConfigError(f"option {option.name} must be a number from {least} to {most}, got {value}")
 
 
 def whole_number(text: str) -> int:

@@ -54,7 +54,8 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "three words": (["run", "one", "two", "three"], ["got 3 words", "quotation marks"]),
     "three words among flags": (["run", "one", "--stats", "two", "three"], ["got 3 words"]),
     "two models": (["run", "one", "two", "-m", "three"], ["the model is given twice: 'one' and --model 'three'"]),
-    "a path that is none": (["run", "./nothing"], ["no directory './nothing'"]),
+    "a path that is none": (["run", "./nothing", "hi"], ["no directory './nothing'"]),
+    "a model and no prompt": (["run", "./nothing"], ["'./nothing' was taken for the model", "no prompt"]),
     "a size that is none": (
         ["run", "qwen3:7b", "hi"],
         ["no short name 'qwen3:7b'; did you mean 'qwen3:", "qwen3:0.6b"],

@@ -34,6 +34,7 @@ class Session:
         self._front = OutputProcessor(tokenizer)
         self.poisoned: dict[str, bool] = {}
         """See `DisturbedExecutor`."""
+        self.aborted: set[str] = set()
         self.requests: dict[str, ProcessedRequest] = {}
         """What was asked, as it was."""
         self.answers: dict[str, RequestOutput] = {}
@@ -83,6 +84,7 @@ class Session:
         output = self._front.abort(request_id)
         if output is not None:
             self.counts["aborted"] += 1
+            self.aborted.add(request_id)
             self.answers[request_id] = output
 
     # -- steps -------------------------------------------------------------------------------------------------------

@@ -61,6 +61,11 @@ def run(args: argparse.Namespace) -> int:
         return chat.run_in_process(args)
     if prompt is None:
         prompt = read_text(sys.stdin.read)
+        if not prompt.strip() and args.words:
+            raise InvalidParameter(
+                f"{args.words[0]!r} was taken for the model, and standard input has no prompt: give one",
+                parameter="prompt",
+            )
     _check(prompt)
     _check_system_prompt(args, as_chat=not args.raw)
     return _answer(args, prompt)
