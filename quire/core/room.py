@@ -64,12 +64,13 @@ class Room:
     def make_way(self, budget: StepBudget) -> None:
         """Preempt for the first in each tenant's queue those that give way to it, if that lets it start.
 
+        Tenants come in the order in which they are served: the seat promised to a later one would keep the first out.
         Where steps are short it is one sequence of each tenant, else as many as this step could compute.
         """
         self.count_promised()
         one_each = budget.shares is not None or budget.portions is not None
-        for tenant in self._lives.waiting.tenants.values():
-            for seq in filter(self.is_ready, list(tenant.waiting)):
+        for first in list(self._lives.waiting.candidates(self.is_ready)):
+            for seq in filter(self.is_ready, list(first.group.tenant.waiting)):
                 if any(one.group is seq.group for one in budget.urgent):
                     continue  # when that one has started, this one is ready no more
                 if not self._makes_way(seq, budget) or one_each or budget.is_full_of_urgent():

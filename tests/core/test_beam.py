@@ -262,3 +262,11 @@ def test_beams_take_their_seats_from_the_start_and_share_what_they_have_in_commo
     assert core.abort("four", branch=2), "one beam cannot go alone"
     assert not core.lives.has_work()
     assert core.blocks.pool.num_free == core.blocks.pool.num_blocks
+
+
+def test_a_request_that_takes_all_seats_is_not_kept_out_by_a_search_of_another_tenant() -> None:
+    core = FakeCore(num_blocks=64, max_num_seqs=4)
+    submit(core, "never")
+    core.submit("all seats", [1], max_tokens=1, params={"n": 4}, tenant="other")
+    core.run(200)
+    check(found(core, "never"), "never")
