@@ -220,6 +220,7 @@ class FakeCore:
         block_size: int = 4,
         windows: Sequence[int | None] = (None,),
         enable_prefix_caching: bool = True,
+        tick_s: float = 1.0,
         tiers: Sequence[int] = (),
         min_load_tokens: int = 1,
         **limits: Any,
@@ -241,7 +242,7 @@ class FakeCore:
             tiers=KVTiers(tiers, min_load_tokens=min_load_tokens) if tiers else None,
         )
         ticks = itertools.count()
-        self.scheduler = Scheduler(self.blocks, **limits, clock=lambda: next(ticks) / 1024)
+        self.scheduler = Scheduler(self.blocks, **limits, clock=lambda: next(ticks) * tick_s)
         self.lives = self.scheduler.lives
         self.executor = MemoryExecutor(num_blocks, block_size, windows)
         self.tokens: dict[tuple[str, int], list[int]] = {}

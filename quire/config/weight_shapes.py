@@ -79,7 +79,8 @@ def num_parameters(arch: ModelArch) -> int:
     shapes = weight_shapes(arch)
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
-    return linears + head + shapes.table + shapes.positions + shapes.floats
+    ones = 0 if _has_norm_weights(arch) else _num_layer_norms(arch) * arch.hidden_size  # made while loading
+    return linears + head + shapes.table + shapes.positions + shapes.floats - ones
 
 
 def _decoder(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
@@ -96,15 +97,24 @@ def _learned_positions(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
     """(floats, linear layers) of OPT and GPT-2."""
     size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
     biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (ffn + size)
-    norm = (2 if arch.raw.get("layer_norm_elementwise_affine", True) else 1) * size
-    has_final = arch.raw.get("do_layer_norm_before", True) and not arch.raw.get("_remove_final_layer_norm", False)
+    norm = (2 if _has_norm_weights(arch) else 1) * size
     up = LinearShape(parts=(ffn,), in_features=size, count=arch.num_layers)
     down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
     body = [qkv, _output(arch), up, down]
     if arch.embedding_size != size:
         body.append(LinearShape(parts=(size,), in_features=arch.embedding_size))
         body.append(LinearShape(parts=(arch.embedding_size,), in_features=size))
-    return arch.num_layers * (biases + 2 * norm) + (norm if has_final else 0), tuple(body)
+    return arch.num_layers * biases + _num_layer_norms(arch) * norm, tuple(body)
+
+
+def _has_norm_weights(arch: ModelArch) -> bool:
+    return bool(arch.raw.get("layer_norm_elementwise_affine", True))
+
+
+def _num_layer_norms(arch: ModelArch) -> int:
+    """Of OPT and GPT-2."""
+    has_final = arch.raw.get("do_layer_norm_before", True) and not arch.raw.get("_remove_final_layer_norm", False)
+    return 2 * arch.num_layers + bool(has_final)
 
 
 def _qkv(arch: ModelArch) -> LinearShape:

@@ -19,7 +19,7 @@ def prompt_of(number: int, length: int) -> list[int]:
 
 def core_with(num_blocks: int = 1024, tokens: int = 1024, **more: object) -> FakeCore:
     limits = {"max_num_batched_tokens": tokens, "max_chunk_tokens": tokens, "cost": FREE, "max_num_seqs": 32}
-    return FakeCore(num_blocks=num_blocks, block_size=16, **{**limits, **more})
+    return FakeCore(num_blocks=num_blocks, block_size=16, tick_s=1 / 1024, **{**limits, **more})
 
 
 def tokens_of(core: FakeCore, request_id: str) -> int:
