@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence as Many
 from itertools import chain
 
+from quire.core.block_manager import BlockManager
 from quire.core.budget import StepBudget
 from quire.core.fairness import Shares
 from quire.core.lifecycle import Lifecycle
@@ -18,9 +19,12 @@ class Room:
 
     def __init__(self, lives: Lifecycle) -> None:
         self._lives = lives
-        self._blocks = lives.blocks
         self.promised = 0
         """Blocks that admitted sequences still need for the tokens they have."""
+
+    @property
+    def _blocks(self) -> BlockManager:
+        return self._lives.blocks
 
     def for_waiting(self, seq: Sequence) -> list[list[int]] | None:
         """The cached prefix of a waiting sequence if the rest of it fits beside what is promised."""
