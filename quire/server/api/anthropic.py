@@ -58,7 +58,7 @@ def routes(service: Service) -> APIRouter:
         """The tokens that a conversation has as a prompt."""
         service.check_model(body.model, is_given="model" in body.model_fields_set)
         warnings = check_fields(body, service, refused=_REFUSED)
-        work = service.work.run(chat_text, service, _messages(body), _fields(body))
+        work = service.work.run(_prompt_of, service, body)
         _, ids, more = await unless_gone(request, service.settings, work)
         reply: dict[str, Any] = {"input_tokens": len(ids)}
         return json_reply({**reply, "warnings": [*warnings, *more]} if warnings or more else reply)
@@ -76,6 +76,13 @@ def _fields(body: CountTokensRequest) -> ConversationFields:
     """A last message of the assistant's is one to go on with."""
     continues = bool(body.messages) and body.messages[-1].get("role") == "assistant"
     return ConversationFields(continue_final_message=continues, chat_template_kwargs=body.chat_template_kwargs)
+
+
+def _prompt_of(service: Service, body: CountTokensRequest) -> tuple[str, list[int], list[str]]:
+    """What `chat_text` gives for a request that would be served. Its sampling parameters have no part in it, but wrong
+    ones are refused as they are where they count."""
+    sampling_params(service, body, max_tokens=1, stream=False)
+    return chat_text(service, _messages(body), _fields(body))
 
 
 class _Reply:

@@ -116,3 +116,13 @@ def test_errors_have_anthropics_shape(
         assert body["type"] == "error"
         assert body["error"]["type"] == type_
         assert body["error"]["message"].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", -1), ("temperature", -1e-300), ("top_p", 2), ("top_k", -2)]
+)
+def test_counting_refuses_what_a_request_may_not_ask_for(server: Running, name: str, value: float) -> None:
+    body = {"messages": QUESTION, name: value}
+    replies = [server.post("/v1/messages", max_tokens=1, **body), server.post("/v1/messages/count_tokens", **body)]
+    assert [reply.status_code for reply in replies] == [400, 400]
+    assert replies[0].json()["error"]["message"] == replies[1].json()["error"]["message"]
