@@ -55,6 +55,14 @@ _QWEN = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
+_MISTRAL = {
+    **_SILU,
+    "max_position_embeddings": 131_072,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
@@ -65,7 +73,6 @@ _GEMMA = {
     "bos_token_id": 2,
     "eos_token_id": 1,
 }
-
 _GLM = {
     "hidden_act": "silu",
     "rms_norm_eps": 1.5625e-7,
@@ -85,14 +92,7 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
         ),
         "mistral": FamilySpec(
             architecture="MistralForCausalLM",
-            defaults={
-                **_SILU,
-                "max_position_embeddings": 131_072,
-                "num_key_value_heads": 8,
-                "sliding_window": 4096,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            },
+            defaults=_MISTRAL,
             layer_kinds=all_sliding,
             biases=(False, False, False),
         ),
@@ -204,14 +204,7 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
         ),
         "ministral": FamilySpec(
             architecture="MinistralForCausalLM",
-            defaults={
-                **_SILU,
-                "max_position_embeddings": 131_072,
-                "num_key_value_heads": 8,
-                "sliding_window": 4096,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            },
+            defaults=_MISTRAL,
             layer_kinds=listed_or(all_sliding),
             biases=(False, False, False),
         ),
