@@ -310,10 +310,9 @@ class LLM:
         try:
             for index, (prompt, given, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
                 final = (given or self.engine.default_params).clone(output_kind=RequestOutputKind.FINAL_ONLY)
-                request_id = str(next(self._ids))
+                request_ids.append(str(next(self._ids)))  # first: a Ctrl-C may end the next line
                 with _named(f"prompt {index}", among=len(prompts)):
-                    self.engine.add_request(request_id, prompt, final, priority=priority)
-                request_ids.append(request_id)
+                    self.engine.add_request(request_ids[-1], prompt, final, priority=priority)
             done = self._drain(len(prompts), use_tqdm)
         except BaseException:
             self.engine.abort_request(request_ids)

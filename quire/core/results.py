@@ -40,7 +40,8 @@ class Results:
                     outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
                 continue
             prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
-            seq.group.num_prompt_logprobs += len(prompt_logprobs or ())
+            if prompt_logprobs:
+                seq.group.num_prompt_logprobs += len(prompt_logprobs)
             runs = [drawn] if drawn else [[token_id] for token_id in result.forks.get(seq_id, ())]
             if runs:
                 logprobs = result.logprobs.get(seq_id) if result.logprobs else None

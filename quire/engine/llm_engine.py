@@ -16,6 +16,7 @@ from quire.messages.stats import StepStats
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.interrupts import interrupts_deferred
 
 
 class LLMEngine:
@@ -70,17 +71,19 @@ class LLMEngine:
             }
         )
         check_request_id(request_id, self.parts.output_processor)
-        request = self.parts.input_processor.process(request_id, prompt, as_params(params), priority=priority)
-        self.parts.output_processor.add(request)
-        self.parts.core.add(request.core)
+        with interrupts_deferred():
+            request = self.parts.input_processor.process(request_id, prompt, as_params(params), priority=priority)
+            self.parts.output_processor.add(request)
+            self.parts.core.add(request.core)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; the outputs of requests that have something new."""
-        news = self.parts.core.step()
-        self.last_stats = news.stats
-        outputs, aborts = self.parts.output_processor.process(news)
-        for abort in aborts:
-            self.parts.core.abort(abort)
+        """Run one step; the outputs of requests that have something new. A Ctrl-C waits for its end."""
+        with interrupts_deferred():
+            news = self.parts.core.step()
+            self.last_stats = news.stats
+            outputs, aborts = self.parts.output_processor.process(news)
+            for abort in aborts:
+                self.parts.core.abort(abort)
         return outputs
 
     def abort_request(self, request_ids: str | Collection[str]) -> list[RequestOutput]:
@@ -89,11 +92,12 @@ class LLMEngine:
         Raises: InvalidParameter for what is no id.
         """
         outputs = []
-        for request_id in _listed(request_ids):
-            self.parts.core.abort(AbortRequest(request_id=request_id))
-            output = self.parts.output_processor.abort(request_id)
-            if output is not None:
-                outputs.append(output)
+        with interrupts_deferred():
+            for request_id in _listed(request_ids):
+                self.parts.core.abort(AbortRequest(request_id=request_id))
+                output = self.parts.output_processor.abort(request_id)
+                if output is not None:
+                    outputs.append(output)
         return outputs
 
     def has_unfinished_requests(self) -> bool:
