@@ -11,10 +11,10 @@ import random
 import statistics
 import time
 
-from quire.core.block_manager import BlockManager
-from quire.core.budget import StepCost
-from quire.core.policy import FirstComeFirstServed
-from quire.core.queue import Tenant
+from quire.core.kv.block_manager import BlockManager
+from quire.core.order.budget import StepCost
+from quire.core.order.policy import FirstComeFirstServed
+from quire.core.order.queue import Tenant
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence, SequenceGroup
 from quire.messages.kv import FullAttentionSpec, PageSpec

@@ -3,7 +3,7 @@
     python -m benchmarks.simulation_fairness [--requests 600] [--hardware h100] [--short-step-work 256]
 
 95 % of the requests have 200 prompt tokens, 5 % have 50,000; all have 50 output tokens. Unloaded is the time of a
-request that is alone. Constants of `core/budget.py` can be set to see what they do.
+request that is alone. Constants of `core/order/budget.py` can be set to see what they do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 
 from benchmarks.simulated_models import LLAMA_8B, engine_on
 from quire.config.engine import QuireConfig
-from quire.core import budget, scheduler
+from quire.core import scheduler
+from quire.core.order import budget
 from quire.simulation.cost_model import CostModel, StepShape
 from quire.simulation.routing import RoundRobin
 from quire.simulation.run import Result, simulate

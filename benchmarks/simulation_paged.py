@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.simulated_models import OPT_13B, engine_on
 from quire.config.engine import QuireConfig
-from quire.core.block_manager import BlockManager
+from quire.core.kv.block_manager import BlockManager
 from quire.core.sequence import Sequence
 from quire.messages.request import EngineCoreRequest
 from quire.simulation.chart import Line, Panel, line_chart

@@ -10,10 +10,10 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any
 
-from quire.core.block_manager import BlockManager
-from quire.core.budget import StepCost
-from quire.core.kv_tiers import KVTiers
-from quire.core.policy import FirstComeFirstServed
+from quire.core.kv.block_manager import BlockManager
+from quire.core.kv.tiers import KVTiers
+from quire.core.order.budget import StepCost
+from quire.core.order.policy import FirstComeFirstServed
 from quire.core.scheduler import Scheduler
 from quire.engine.quarantine import execute_guarded
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec

@@ -9,13 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
-from quire.core.block_manager import BlockManager
+from quire.core.kv.block_manager import BlockManager
+from quire.core.order.policy import Policy
+from quire.core.order.queue import RequestQueue, rank_of
 from quire.core.plan_writer import PlanWriter
-from quire.core.policy import Policy
-from quire.core.queue import RequestQueue, rank_of
+from quire.core.record.statistics import Totals
+from quire.core.record.timeline import Timelines
 from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from quire.core.statistics import Totals
-from quire.core.timeline import Timelines
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.observability.flight_recorder import Outcome
 

@@ -16,14 +16,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 from itertools import chain, islice
 
-from quire.core.block_manager import BlockManager
-from quire.core.budget import CROWDED_S, MAX_SCORED_TOKENS, Portions, StepBudget, StepCost
-from quire.core.fairness import Shares
+from quire.core.kv.block_manager import BlockManager
 from quire.core.lifecycle import Lifecycle
-from quire.core.policy import Policy
-from quire.core.queue import rank_of
+from quire.core.order.budget import CROWDED_S, MAX_SCORED_TOKENS, Portions, StepBudget, StepCost
+from quire.core.order.fairness import Shares
+from quire.core.order.policy import Policy
+from quire.core.order.queue import rank_of
+from quire.core.order.room import Room
 from quire.core.results import Results
-from quire.core.room import Room
 from quire.core.sequence import Sequence, SequenceStatus
 from quire.messages.output import EngineCoreOutput
 from quire.messages.request import EngineCoreRequest

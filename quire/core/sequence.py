@@ -11,13 +11,13 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from quire.core.beam import BeamSearch
-from quire.core.block_table import BlockTable
+from quire.core.kv.block_table import BlockTable
 from quire.messages.request import EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestEffort, RequestStats
 from quire.messages.step import BlockChange
 
 if TYPE_CHECKING:
-    from quire.core.queue import Tenant
+    from quire.core.order.queue import Tenant
 
 
 class SequenceStatus(IntEnum):

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from quire.config.engine import CacheConfig, QuireConfig
 from quire.config.weight_shapes import context_per_token, window_shares
-from quire.core.activity import activity_of
-from quire.core.block_manager import BlockManager
-from quire.core.budget import StepCost
-from quire.core.kv_tiers import KVTiers
-from quire.core.policy import policy_of
+from quire.core.kv.block_manager import BlockManager
+from quire.core.kv.tiers import KVTiers
+from quire.core.order.budget import StepCost
+from quire.core.order.policy import policy_of
+from quire.core.record.activity import activity_of
 from quire.core.scheduler import Scheduler
 from quire.engine.identity import Identity, identity_of
 from quire.engine.quarantine import execute_guarded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.core.activity import MAX_SEQUENCES, activity_of
+from quire.core.record.activity import MAX_SEQUENCES, activity_of
 from quire.messages.codec import Codec, FrameReader
 from quire.messages.stats import Activity, Wait
 from tests.fakes import FakeCore

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.core.block_manager import BlockManager
-from quire.core.block_table import NULL_BLOCK
-from quire.core.queue import Tenant
+from quire.core.kv.block_manager import BlockManager
+from quire.core.kv.block_table import NULL_BLOCK
+from quire.core.order.queue import Tenant
 from quire.core.sequence import Sequence, SequenceGroup
 from quire.messages.request import EngineCoreRequest
 from quire.sampling_params import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.core.block_pool import BlockPool
+from quire.core.kv.block_pool import BlockPool
 
 
 def remembered(pool: BlockPool, name: bytes) -> int:

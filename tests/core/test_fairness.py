@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.core.fairness import CATCH_UP_WORK, SHARED_STEP_WORK, URGENT_PART
-from quire.core.queue import RequestQueue, Tenant
+from quire.core.order.fairness import CATCH_UP_WORK, SHARED_STEP_WORK, URGENT_PART
+from quire.core.order.queue import RequestQueue, Tenant
 from tests.fakes import FakeCore, expected_tokens
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from quire.core.block_pool import Block, BlockPool
-from quire.core.block_table import BlockTable
-from quire.core.kv_groups import FullAttention, SlidingWindow
+from quire.core.kv.block_pool import Block, BlockPool
+from quire.core.kv.block_table import BlockTable
+from quire.core.kv.groups import FullAttention, SlidingWindow
 from quire.messages.kv import SlidingWindowSpec, kv_layout
 from tests.fakes import WINDOWS, FakeCore, expected_tokens, specs_of
 

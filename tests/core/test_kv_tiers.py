@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.core.kv_tiers import KVTiers
+from quire.core.kv.tiers import KVTiers
 from quire.messages.kv_tiers import PageContent
 from quire.messages.stats import Phase, Wait
 from quire.messages.step import SchedulerOutputs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.core.budget import MAX_SCORED_TOKENS, SHORT_STEP_WORK, StepCost
-from quire.core.policy import ByPriority
+from quire.core.order.budget import MAX_SCORED_TOKENS, SHORT_STEP_WORK, StepCost
+from quire.core.order.policy import ByPriority
 from tests.fakes import FakeCore, expected_tokens
 
 FREE = StepCost(context_per_token=1e30)

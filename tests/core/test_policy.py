@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.fairness import Shares
-from quire.core.policy import ByPriority, FirstComeFirstServed, Policy, policy_of
+from quire.core.order.fairness import Shares
+from quire.core.order.policy import ByPriority, FirstComeFirstServed, Policy, policy_of
 from quire.core.sequence import Sequence
 from quire.messages.request import EngineCoreRequest
 from quire.sampling_params import SamplingParams
@@ -370,7 +370,7 @@ def test_any_mix_ends_with_the_right_tokens_and_each_step_does_something(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.core.scheduler.MAX_SCORED_TOKENS", most_scored)
-        patch.setattr("quire.core.budget.SHORT_STEP_WORK", 6)
+        patch.setattr("quire.core.order.budget.SHORT_STEP_WORK", 6)
         core = FakeCore(
             policy=policy_of(name, ageing_s),
             num_blocks=8 + spare_blocks,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.queue import Tenant
+from quire.core.order.queue import Tenant
 from quire.core.sequence import Sequence, SequenceGroup
 from quire.core.stop import finish_of
 from quire.messages.output import FinishReason
@@ -120,7 +120,7 @@ def test_a_request_with_prompt_logprobs_does_not_read_the_cache() -> None:
 
 def test_a_colliding_hash_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     same = lambda parent, token_ids, block_size: [b"same"] * (len(token_ids) // block_size)  # noqa: E731
-    monkeypatch.setattr("quire.core.block_manager.block_hashes", same)
+    monkeypatch.setattr("quire.core.kv.block_manager.block_hashes", same)
     core = FakeCore()
     for name, prompt in (("a", list(range(9))), ("b", list(range(20, 29))), ("c", [5] * 9)):
         core.submit(name, prompt, max_tokens=3)

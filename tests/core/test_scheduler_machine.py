@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.core.block_table import NULL_BLOCK
-from quire.core.policy import policy_of
+from quire.core.kv.block_table import NULL_BLOCK
+from quire.core.order.policy import policy_of
 from quire.core.sequence import Sequence
 from quire.engine.quarantine import execute_guarded
 from quire.messages.output import EngineCoreOutput, FinishReason

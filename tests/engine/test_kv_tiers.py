@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, EngineArgs, SamplingParams
-from quire.core.kv_tiers import KVTiers
+from quire.core.kv.tiers import KVTiers
 from quire.errors import ConfigError
 from quire.messages.stats import StepStats
 from quire.worker.kv_file import NAME

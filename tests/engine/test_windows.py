@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.core.kv_groups import SlidingWindow
+from quire.core.kv.groups import SlidingWindow
 from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops, bits, expected_by_transformers

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from quire.core.block_manager import BlockManager
-from quire.core.budget import StepCost
-from quire.core.policy import FirstComeFirstServed
+from quire.core.kv.block_manager import BlockManager
+from quire.core.order.budget import StepCost
+from quire.core.order.policy import FirstComeFirstServed
 from quire.core.scheduler import Scheduler
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from quire.core.block_manager import BlockManager
-from quire.core.block_pool import BlockPool
-from quire.core.kv_groups import FullAttention, SlidingWindow
+from quire.core.kv.block_manager import BlockManager
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.groups import FullAttention, SlidingWindow
 from quire.core.plan_writer import PlanWriter
 from quire.core.sequence import SequenceGroup
 from quire.messages.kv import SlidingWindowSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.core.block_manager import BlockManager
+from quire.core.kv.block_manager import BlockManager
 from quire.messages.stats import Constraint, RequestStats, StepStats
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from quire.core.queue import RequestQueue, Tenant
+from quire.core.order.queue import RequestQueue, Tenant
 from quire.core.sequence import Sequence
 
 SHARED_STEP_WORK = 128

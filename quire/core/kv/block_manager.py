@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from itertools import chain, cycle
 
-from quire.core.block_pool import BlockPool
-from quire.core.block_table import NULL_BLOCK, BlockTable
-from quire.core.kv_groups import MANAGERS, Find, GroupManager
-from quire.core.kv_tiers import KVTiers, as_entry, is_slot, slot_of
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.block_table import NULL_BLOCK, BlockTable
+from quire.core.kv.groups import MANAGERS, Find, GroupManager
+from quire.core.kv.tiers import KVTiers, as_entry, is_slot, slot_of
 from quire.core.sequence import Sequence
 from quire.messages.kv import KVCacheSpec
 from quire.messages.step import SchedulerOutputs

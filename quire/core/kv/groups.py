@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
-from quire.core.block_pool import BlockPool
-from quire.core.block_table import NULL_BLOCK, BlockTable
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.block_table import NULL_BLOCK, BlockTable
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire.utils.math import cdiv
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.core.fairness import Shares
+from quire.core.order.fairness import Shares
 from quire.core.sequence import Sequence, SequenceStatus
 
 SHORT_STEP_WORK = 256

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from quire.core.record.timeline import Waits
 from quire.core.sequence import Sequence
-from quire.core.timeline import Waits
 
 rank_of = attrgetter("rank")
 

@@ -18,8 +18,8 @@ from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.flight_recorder import FlightRecorder, Outcome
 
 if TYPE_CHECKING:
-    from quire.core.block_pool import BlockPool
-    from quire.core.queue import RequestQueue, Tenant
+    from quire.core.kv.block_pool import BlockPool
+    from quire.core.order.queue import RequestQueue, Tenant
     from quire.core.sequence import Sequence, SequenceGroup
 
 _WAIT_OF = {

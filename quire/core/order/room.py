@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Sequence as Many
 from itertools import chain
 
-from quire.core.block_manager import BlockManager
-from quire.core.budget import StepBudget
-from quire.core.fairness import Shares
+from quire.core.kv.block_manager import BlockManager
 from quire.core.lifecycle import Lifecycle
-from quire.core.queue import rank_of
+from quire.core.order.budget import StepBudget
+from quire.core.order.fairness import Shares
+from quire.core.order.queue import rank_of
 from quire.core.sequence import Sequence, SequenceStatus
 
 

@@ -6,10 +6,10 @@ from bisect import bisect
 from dataclasses import replace
 from itertools import islice
 
-from quire.core.block_pool import BlockPool
+from quire.core.kv.block_pool import BlockPool
+from quire.core.record.timeline import Timelines
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from quire.core.timeline import Timelines
 from quire.messages.stats import ActiveRequest, ActiveSequence, Activity
 
 MAX_SEQUENCES = 100

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from quire.core.block_table import NULL_BLOCK
+from quire.core.kv.block_table import NULL_BLOCK
 from quire.messages.kv_tiers import PageContent, PageMove
 from quire.messages.step import SchedulerOutputs
 

@@ -1,0 +1,1 @@
+"""Who comes next, and how much of a step each one has."""

@@ -1,0 +1,1 @@
+"""What is told of the core's work: phases of requests, totals, reports."""
