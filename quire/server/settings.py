@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,8 +150,11 @@ class ServerSettings:
             _check_tracing(self.otlp_traces_endpoint)
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError("options allow_credentials and allowed_origins=* contradict each other; name the origins")
-        if not self.root_path.startswith("/"):
-            raise ConfigError(f"option root_path must start with /, got {self.root_path!r}")
+        if not re.fullmatch(r"/[\x21-\x7e]*", self.root_path) or set("?#") & set(self.root_path):
+            raise ConfigError(
+                f"option root_path must start with / and hold printable ASCII without spaces, ? and #, got "
+                f"{shown(self.root_path)}; write other characters as %XX"
+            )
         for key in self.api_key:
             if not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("option api_key must hold printable ASCII without spaces: a header cannot carry it")

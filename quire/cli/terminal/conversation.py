@@ -10,6 +10,7 @@ from typing import Any
 from quire.cli.output import reason_of, say, write_json
 from quire.cli.terminal.answer import Answer, Write
 from quire.cli.terminal.markdown import create_display
+from quire.config.json_file import parse_json
 from quire.errors import RequestError, counted
 from quire.inputs import ChatMessage
 from quire.sampling_params import SamplingParams
@@ -128,7 +129,7 @@ class Conversation:
             say(f"{name} is the default")
             return
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except ValueError:
             value = text.strip()
         try:
@@ -160,7 +161,7 @@ class Conversation:
 
     def _do_load(self, name: str) -> None:
         try:
-            saved = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+            saved = parse_json(Path(name).expanduser().read_bytes())
             turns: list[ChatMessage] = [
                 {"role": str(turn["role"]), "content": str(turn["content"])} for turn in saved["messages"]
             ]

@@ -25,6 +25,7 @@ from quire.server.api.protocol.anthropic import (
 )
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.http.body import strict_route
+from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of
 from quire.server.http.streaming import STREAMED, EventStream, encode, event, json_reply, unless_gone
 from quire.server.service import Context, Service, context_of
@@ -93,8 +94,15 @@ class _Reply:
         self._service = service
         self._context = context
         self._body = body
-        self._head = {"id": f"msg_{context.id}", "type": "message", "role": "assistant", "model": model}
+        self._head = {
+            "id": f"msg_{body.request_id or context.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
         self._warnings = check_fields(body, service, refused=_REFUSED)
+        if body.stop is not None and body.stop_sequences is not None:
+            raise invalid("stop", "stop and stop_sequences mean the same; give one of them.")
 
     async def whole(self) -> Response:
         """The reply that comes at once."""

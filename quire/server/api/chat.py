@@ -115,6 +115,8 @@ class _Reply:
             "system_fingerprint": service.fingerprint,
         }
         self._warnings = check_fields(body, service, refused=_REFUSED)
+        if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+            self._warnings.append("max_tokens has no effect beside max_completion_tokens")
         self._role = service.settings.response_role
         self._echo = self._echoed()
         self._logprobs = ChatLogprobsWriter(

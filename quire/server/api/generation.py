@@ -198,9 +198,7 @@ class Generation:
                 else:
                     yield item
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _ended(tasks)
 
     async def _forward(self, index: int, merged: asyncio.Queue[Numbered | Exception | None]) -> None:
         """Put one prompt's outputs into the queue; while nobody takes them the engine merges them."""
@@ -291,3 +289,17 @@ class Generation:
 
 def _explained(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
     return [timeline.explain() for timeline in timelines]
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end. One after the other: each tells the engine and counts, and a thousand at
+    once would keep everybody else waiting."""
+    left = iter(tasks)
+    try:
+        for task in left:
+            task.cancel()
+            await asyncio.sleep(0)
+    finally:
+        for task in left:  # this one was cancelled, too
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

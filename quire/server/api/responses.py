@@ -27,6 +27,7 @@ from quire.server.http.streaming import STREAMED, EventStream, encode, event, un
 from quire.server.service import Context, Service, context_of
 
 LOGPROBS = "message.output_text.logprobs"
+OF_ITEMS = ("type", "id", "status")
 _NO_STORE = Refusal("responses are not stored; send the whole conversation as input")
 _REFUSED = {
     **REFUSED,
@@ -72,7 +73,12 @@ def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
         if kind != "message":
             place = f"input[{index}].type"
             raise invalid(place, f"{place} {str(kind)[:64]!r} is not supported; send messages.", "unsupported_content")
-    return [*system, *({"role": item.get("role"), "content": item.get("content")} for item in body.input)]
+    return [*system, *map(_message, body.input)]
+
+
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as the chat template sees it; what only the API itself gives a message is left out."""
+    return {"content": None, **{name: value for name, value in item.items() if name not in OF_ITEMS}}
 
 
 class _Reply:
@@ -243,7 +249,7 @@ class _Reply:
         status = "in_progress" if completion is None else "incomplete" if cut else "completed"
         item = {**self._item(text, logprobs), "status": status}
         response = {
-            "id": f"resp_{self._context.id}",
+            "id": f"resp_{body.request_id or self._context.id}",
             "object": "response",
             "created_at": self._context.created,
             "status": status,

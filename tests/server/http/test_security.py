@@ -168,6 +168,10 @@ def test_a_server_that_is_open_to_all_says_so(settings: dict[str, Any], warns: b
         ({"ssl_certfile": "/nowhere"}, "option ssl_certfile: there is no file"),
         ({"allow_credentials": True, "allowed_origins": ("*",)}, "contradict each other"),
         ({"root_path": "x"}, "option root_path must start with /"),
+        *(({"root_path": f"/{x}"}, "option root_path must start with /") for x in ("\xe9", "a b", "?", "#", "\n")),
+        ({"served_model_name": ("a", "\udcff")}, "option served_model_name must be text in UTF-8"),
+        ({"response_role": "\udcff"}, "option response_role must be text in UTF-8"),
+        ({"default_chat_template_kwargs": {"a": ["\ud800"]}}, "option default_chat_template_kwargs must be text"),
         ({"prot": 1}, "unknown option 'prot'; did you mean 'port'?"),
     ],
 )
