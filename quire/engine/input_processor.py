@@ -26,7 +26,7 @@ CHARS_PER_TOKEN = 64
 """A text with more characters than this per token of context is refused before it is tokenised."""
 
 
-_Lists = tuple[tuple[int | str, ...] | None, ...]
+_Lists = tuple[tuple[object, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class InputProcessor:
     def _lists_of(self, params: SamplingParams) -> tuple[tuple[tuple[int, ...], ...], bytes | None]:
         """The tokens of bad_words, and the bits of the tokens that are allowed; None allows all."""
         lists = (params.bad_words, params.allowed_token_ids, params.stop_token_ids, [params.min_tokens])
-        given = tuple(None if entries is None else tuple(entries) for entries in lists)
+        given: _Lists = tuple(None if entries is None else tuple(entries) for entries in lists)
         known = self._worked_out
         if known is None or known[0] != given:  # several threads: what is read is whole, whoever wrote it
             bad_words = self._bad_words(params)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
+from quire.server.api.errors import error_shape
+from quire.server.http.errors import SCOPE_SHAPE
+from quire.server.http.middleware import RequestContext
 from tests.server.conftest import MODEL, Running, stand_in
 
 CONVERSATION: Any = [{"role": "user", "content": "hi"}]
@@ -85,3 +92,38 @@ def test_clients_raise_what_a_stream_says(server: Running) -> None:
 def test_the_server_goes_on_after_failures(server: Running) -> None:
     assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
     assert server.client.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "statuses", "logged"),
+    [
+        (ClientDisconnect(), False, [], 0),
+        (ClientDisconnect(), True, [200], 0),
+        (SECRET, False, [500], 1),
+        (SECRET, True, [200], 1),
+    ],
+)
+def test_what_is_raised_while_a_reply_is_sent_stays_here(
+    error: Exception, begun: bool, statuses: list[int], logged: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the HTTP server logs it with its text and all that it passed through."""
+    sent: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise error
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], SCOPE_SHAPE: error_shape("/")}
+    service: Any = SimpleNamespace(tracer=None, is_configured=False)
+    asyncio.run(RequestContext(app, service)(scope, receive, send))
+    assert [message["status"] for message in sent if "status" in message] == statuses
+    assert len(caplog.records) == logged
+    assert "secret" not in caplog.text
+    assert "secret" not in str(sent)

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from math import ceil
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import counted
-from quire.log import get_logger, request_id
+from quire.log import get_logger, request_id, trace_of
 from quire.server import console
-from quire.server.http.errors import ApiError, error_response, overloaded, route_of
+from quire.server.http.errors import ApiError, as_api_error, error_response, overloaded, route_of
 from quire.server.processes.shared_counts import expiry
 from quire.server.service import EXTENSION, Context, Service
 
@@ -29,7 +30,11 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class RequestContext:
-    """Gives each request an id, returns it in the reply, and counts the reply."""
+    """Gives each request an id, returns it in the reply, and counts the reply.
+
+    Nothing is raised through it: what is raised while a reply is sent would be logged with its text, which may be the
+    client's.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -62,6 +67,13 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            pass  # nobody reads it
+        except Exception as error:
+            if status:
+                log.error("the reply ends before its end: %s", trace_of(error))
+            else:
+                await error_response(as_api_error(error), scope)(scope, receive, send_with_id)
         finally:
             self._count(scope, status, time.monotonic() - started_at)
 
