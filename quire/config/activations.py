@@ -71,6 +71,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
 
 def _layer(layout: _Layout, arch: ModelArch) -> None:
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
+    has_mlp = any(layer.experts is None for layer in arch.layers)
     keeps_attended = arch.family.has_post_norms or arch.family.has_learned_positions
     layout.take("normed", size)
     layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
@@ -82,11 +83,12 @@ def _layer(layout: _Layout, arch: ModelArch) -> None:
         layout.free("attended")
     layout.free("normed")
     layout.take("normed", size)
-    layout.take("inner", arch.intermediate_size)
+    if has_mlp:
+        layout.take("inner", arch.intermediate_size)
     layout.take("out", size)
     if keeps_attended:
         layout.free("attended")
-    layout.free("normed", "inner", "between", "hidden")
+    layout.free("normed", "between", "hidden", *(["inner"] if has_mlp else []))
     layout.rename("out", "hidden")
 
 
@@ -95,5 +97,28 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
-    mlp = item * (4 * size + arch.intermediate_size) + 4 * (size + 4 * arch.intermediate_size)
+    inner = arch.widest_mlp
+    mlp = item * (4 * size + inner) + 4 * (size + 4 * inner)
     return max(attention, mlp)
+
+
+def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
+    """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step.
+
+    The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
+    logits and order, and the choice.
+    """
+    item, size = DTYPE_BYTES[dtype], arch.hidden_size
+    return max(
+        (
+            num_tokens
+            * (
+                size * (4 + item + 4)
+                + max(experts.size, experts.shared_size) * item
+                + experts.num_experts * 24
+                + experts.routing.num_chosen * 48
+            )
+            for experts in arch.mixtures
+        ),
+        default=0,
+    )

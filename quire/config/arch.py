@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
+from quire.config.experts import ExpertsSpec
 from quire.config.families import ARCHITECTURES, FamilySpec, family_of
 from quire.config.layer_kinds import LayerKind, rotated_layers
 from quire.config.rope import RopeConfig, read_ropes
@@ -41,6 +42,8 @@ class LayerSpec:
     """Tokens a query sees at most, itself included; None for all."""
     rope: RopeConfig | None
     """None where queries and keys are not rotated."""
+    experts: ExpertsSpec | None = None
+    """None for an MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +149,17 @@ class ModelArch:
         """The rotations of the layers, each once."""
         return frozenset(layer.rope for layer in self.layers if layer.rope is not None)
 
+    @property
+    def mixtures(self) -> frozenset[ExpertsSpec]:
+        """The mixtures of experts of the layers, each once."""
+        return frozenset(layer.experts for layer in self.layers if layer.experts is not None)
+
+    @property
+    def widest_mlp(self) -> int:
+        """Inner features of the widest MLP or expert."""
+        widths = [max(experts.size, experts.shared_size) for experts in self.mixtures]
+        return max(widths + [self.intermediate_size] * any(layer.experts is None for layer in self.layers))
+
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
         """What each attention layer keeps in the KV cache, in the order of the layers, where `ops` serve."""
         page = PageSpec(
@@ -250,8 +264,14 @@ def _layers(
     if not family.has_learned_positions:
         ropes = read_ropes(keys, head_size, max_position, family.aliases)
     return tuple(
-        LayerSpec(window=None if kind is LayerKind.FULL else window, rope=ropes.get(kind) if rotates else None)
-        for kind, rotates in zip(kinds, rotated_layers(keys, num_layers), strict=True)
+        LayerSpec(
+            window=None if kind is LayerKind.FULL else window,
+            rope=ropes.get(kind) if rotates else None,
+            experts=experts,
+        )
+        for kind, rotates, experts in zip(
+            kinds, rotated_layers(keys, num_layers), family.experts(keys, num_layers), strict=True
+        )
     )
 
 

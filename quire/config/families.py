@@ -10,6 +10,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from quire.config.experts import (
+    ExpertsRule,
+    mixtral_experts,
+    no_experts,
+    qwen2_experts,
+    qwen3_experts,
+)
 from quire.config.layer_kinds import (
     LayerRule,
     all_full,
@@ -18,6 +25,7 @@ from quire.config.layer_kinds import (
     full_by_pattern,
     full_every,
     listed_or,
+    sliding_every_other,
     sliding_where_not_rotated,
 )
 
@@ -34,6 +42,8 @@ class FamilySpec:
     ignored: tuple[str, ...] = ()
     """Keys of the family that its model never looks at in transformers; other values than null are reported."""
     layer_kinds: LayerRule = all_full
+    experts: ExpertsRule = no_experts
+    """Which layers have a mixture of experts in place of an MLP."""
     biases: tuple[str | bool, str | bool, str | bool] = ("attention_bias", "attention_bias", "mlp_bias")
     """Of query, key and value projections, of the attention's output, of the MLP: whether they have one, or the key
     that says so."""
@@ -47,6 +57,14 @@ class FamilySpec:
     """Norms behind attention and MLP, too."""
 
 
+_QWEN_MOE = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32_768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "decoder_sparse_step": 1,
+}
 _SILU = {"hidden_act": "silu", "rms_norm_eps": 1e-6}
 _QWEN = {
     **_SILU,
@@ -229,6 +247,56 @@ FAMILIES: Mapping[str, FamilySpec] = MappingProxyType(
             defaults=_GLM,
             biases=("attention_bias", False, False),
             has_post_norms=True,
+        ),
+        "mixtral": FamilySpec(
+            architecture="MixtralForCausalLM",
+            defaults={
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131_072,
+                "num_key_value_heads": 8,
+                "rope_theta": 1_000_000.0,
+                "intermediate_size": 14_336,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            },
+            layer_kinds=all_sliding,
+            experts=mixtral_experts,
+            biases=(False, False, False),
+        ),
+        "qwen2_moe": FamilySpec(
+            architecture="Qwen2MoeForCausalLM",
+            defaults={
+                **_QWEN_MOE,
+                "num_key_value_heads": 16,
+                "max_window_layers": 28,
+                "intermediate_size": 5632,
+                "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632,
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "qkv_bias": True,
+            },
+            layer_kinds=listed_or(sliding_every_other),
+            experts=qwen2_experts,
+            biases=("qkv_bias", False, False),
+        ),
+        "qwen3_moe": FamilySpec(
+            architecture="Qwen3MoeForCausalLM",
+            defaults={
+                **_QWEN_MOE,
+                "num_key_value_heads": 4,
+                "intermediate_size": 6144,
+                "moe_intermediate_size": 768,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+            },
+            layer_kinds=all_sliding,
+            experts=qwen3_experts,
+            biases=("attention_bias", "attention_bias", False),
+            has_head_norms=True,
         ),
         "opt": FamilySpec(
             architecture="OPTForCausalLM",

@@ -48,6 +48,15 @@ def full_below(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind.SLIDING if index >= first else LayerKind.FULL for index in range(num_layers))
 
 
+def sliding_every_other(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """Of the first `max_window_layers` layers, those of even index have the window."""
+    below = full_below(keys, num_layers)
+    return tuple(
+        LayerKind.SLIDING if kind is LayerKind.FULL and index % 2 == 0 else LayerKind.FULL
+        for index, kind in enumerate(below)
+    )
+
+
 def rotated_layers(keys: ConfigKeys, num_layers: int) -> tuple[bool, ...]:
     """Which layers rotate queries and keys: those with a 1 in `no_rope_layers`, or all but every n-th."""
     if "no_rope_layer_interval" not in keys.defaults:

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from quire.config.arch import ModelArch
+from quire.config.experts import ExpertsSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -28,6 +29,10 @@ class LinearShape:
     in_features: int
     count: int = 1
     """How many layers of the model have this shape."""
+    active: int | None = None
+    """How many of them a token passes; None for all."""
+    dtype: str | None = None
+    """What the layer is kept in, whatever the dtype and the quantisation of the model."""
 
     @property
     def out_features(self) -> int:
@@ -38,6 +43,11 @@ class LinearShape:
     def num_weights(self) -> int:
         """Numbers of one layer."""
         return self.out_features * self.in_features
+
+    @property
+    def num_active(self) -> int:
+        """Numbers of all layers that a token passes."""
+        return self.num_weights * (self.count if self.active is None else self.active)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +93,47 @@ def num_parameters(arch: ModelArch) -> int:
     return linears + head + shapes.table + shapes.positions + shapes.floats - ones
 
 
+def num_active_parameters(arch: ModelArch) -> int:
+    """Parameters that one token meets: all of them, but for the experts that it is not sent to."""
+    body = weight_shapes(arch).body
+    return num_parameters(arch) - sum(shape.count * shape.num_weights - shape.num_active for shape in body)
+
+
 def _decoder(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
     """(floats, linear layers) of the families with gated MLPs."""
     size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
-    biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (2 * ffn + size)
+    num_mlps = sum(layer.experts is None for layer in arch.layers)
+    biases = arch.attention_bias * qkv.out_features + arch.output_bias * size
     norms = (4 if arch.family.has_post_norms else 2) * size + 2 * arch.head_size * arch.family.has_head_norms
-    gate_up = LinearShape(parts=(ffn, ffn), in_features=size, count=arch.num_layers)
-    down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
-    return arch.num_layers * (biases + norms) + size, (qkv, _output(arch), gate_up, down)
+    floats = arch.num_layers * (biases + norms) + size + num_mlps * arch.mlp_bias * (2 * ffn + size)
+    shapes = [qkv, _output(arch)]
+    if num_mlps:
+        shapes += _gated_mlp(size, ffn, num_mlps, num_mlps)
+    for experts, count in Counter(layer.experts for layer in arch.layers if layer.experts is not None).items():
+        floats += count * _expert_floats(arch, experts)
+        shapes += _mixture(arch, experts, count)
+    return floats, tuple(shapes)
+
+
+def _gated_mlp(size: int, ffn: int, count: int, active: int) -> list[LinearShape]:
+    return [
+        LinearShape(parts=(ffn, ffn), in_features=size, count=count, active=active),
+        LinearShape(parts=(size,), in_features=ffn, count=count, active=active),
+    ]
+
+
+def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearShape]:
+    """Linear layers of mixtures of experts in so many layers."""
+    size, chosen = arch.hidden_size, experts.routing.num_chosen
+    router = (experts.num_experts, 1) if experts.has_shared_gate else (experts.num_experts,)
+    shapes = [LinearShape(parts=router, in_features=size, count=count, dtype="float32")]
+    shapes += _gated_mlp(size, experts.size, count * experts.num_experts, count * chosen)
+    return shapes + (_gated_mlp(size, experts.shared_size, count, count) if experts.shared_size else [])
+
+
+def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
+    bias = experts.has_shared_bias * (2 * experts.shared_size + arch.hidden_size)
+    return bias + experts.has_choice_bias * experts.num_experts
 
 
 def _learned_positions(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
@@ -132,7 +175,7 @@ def context_per_token(arch: ModelArch) -> float:
 
     Of a longer context than their window, layers that have one read only that: see `window_shares`.
     """
-    linear = sum(shape.count * shape.num_weights for shape in weight_shapes(arch).body)
+    linear = sum(shape.num_active for shape in weight_shapes(arch).body)
     return linear / (2 * arch.num_heads * arch.head_size * arch.num_layers)
 
 
@@ -170,7 +213,10 @@ def weight_bytes(
 ) -> int:
     """Bytes of all weights once loaded. Quantised, a tied table is held twice: rows in `dtype`, the head in int8."""
     shapes = weight_shapes(arch)
-    body = sum(shape.count * packed_bytes(shape, quantization or dtype, ops=ops, isa=isa) for shape in shapes.body)
+    body = sum(
+        shape.count * packed_bytes(shape, shape.dtype or quantization or dtype, ops=ops, isa=isa)
+        for shape in shapes.body
+    )
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     table = 0 if shapes.is_tied and quantization is None else shapes.table
     return body + head + (table + shapes.positions) * DTYPE_BYTES[dtype] + shapes.floats * 4

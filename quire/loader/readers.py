@@ -47,6 +47,10 @@ class HeaderReader:
         self.num_bytes = 0
         """Bytes that a `CheckpointReader` will read."""
 
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return self.names(name) in self.checkpoint.tensors
+
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
         stored = self.names(name)
@@ -103,6 +107,10 @@ class CheckpointReader:
         self.num_bytes_read = 0
         self.progress = progress
 
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return self.names(name) in self.checkpoint.tensors
+
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
         value = self.checkpoint.view(self.names(name))
@@ -126,6 +134,10 @@ class DummyReader:
         self.seed = seed
         generator = torch.Generator().manual_seed(seed)
         self.pattern = (torch.randn(_PATTERN_LENGTH, generator=generator) * _DUMMY_SCALE).to(dtype)
+
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return False
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""

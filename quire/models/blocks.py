@@ -12,6 +12,7 @@ from quire.config.arch import ModelArch
 from quire.layers.activation import activation_of
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
+from quire.layers.experts import MixtureOfExperts
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.rotary import rotary_table
 from quire.ops.functional import RopeAndCacheSpec
@@ -87,6 +88,12 @@ class GatedMLP:
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
         return self.down_proj(self.gate_up_proj.gate(hidden), residual=residual)
+
+
+def mlp_of(arch: ModelArch, ctx: LayerContext, index: int) -> GatedMLP | MixtureOfExperts:
+    """What follows the attention of a decoder layer, whose context is given."""
+    experts = arch.layers[index].experts
+    return GatedMLP(arch, ctx.child("mlp")) if experts is None else MixtureOfExperts(arch, experts, ctx)
 
 
 def head_norm(ctx: LayerContext, head_size: int, spec: DecoderSpec) -> Tensor:

@@ -12,7 +12,7 @@ from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead
 from quire.layers.norm import RMSNorm
 from quire.layers.weights import WeightMap
-from quire.models.blocks import DecoderSpec, GatedMLP, SelfAttention
+from quire.models.blocks import DecoderSpec, SelfAttention, mlp_of
 
 FUSED = WeightMap(fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")})
 """The usual checkpoint: one tensor per projection."""
@@ -26,7 +26,7 @@ class DecoderLayer:
         self.input_layernorm = RMSNorm(ctx.child("input_layernorm"), size, eps, offset=offset)
         self.self_attn = SelfAttention(arch, spec, ctx.child("self_attn"), index)
         self.post_attention_layernorm = RMSNorm(ctx.child("post_attention_layernorm"), size, eps, offset=offset)
-        self.mlp = GatedMLP(arch, ctx.child("mlp"))
+        self.mlp = mlp_of(arch, ctx, index)
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: hidden [T, E] -> [T, E]."""

@@ -1,4 +1,4 @@
-"""Qwen3."""
+"""Qwen3 and Qwen3 MoE."""
 
 from __future__ import annotations
 
@@ -14,3 +14,7 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
     def spec(arch: ModelArch) -> DecoderSpec:
         """See `DecoderForCausalLM.spec`."""
         return DecoderSpec(qk_norm=True)
+
+
+class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
+    """Qwen3, with a mixture of experts in most layers (`arch.layers`)."""
