@@ -113,11 +113,11 @@ def _expert(
             down=ctx.packed([down], [ctx.read(down, (size, inner))]),
         )
     one = ShardSpec(part=index, parts=spec.num_experts)
-    gate_up = ctx.read(spelling.gate_up, (spec.num_experts, 2 * inner, size), one).view(2 * inner, size)
-    down = ctx.read(spelling.down, (spec.num_experts, size, inner), one).view(size, inner)
+    both = ctx.read(spelling.gate_up, (spec.num_experts, 2 * inner, size), one).view(2 * inner, size)
+    last = ctx.read(spelling.down, (spec.num_experts, size, inner), one).view(size, inner)
     return ExpertWeights(
-        gate_up=ctx.packed([spelling.gate_up], list(gate_up.split(inner))),
-        down=ctx.packed([spelling.down], [down]),
+        gate_up=ctx.packed([spelling.gate_up], [both[:inner], both[inner:]]),
+        down=ctx.packed([spelling.down], [last]),
     )
 
 

@@ -28,7 +28,7 @@ def mixture_of_experts(
     if not is_recording():
         _compute(out, x, residual, weights, routing, activation)
         return out
-    given = [untracked(out), untracked(x), None if residual is None else untracked(residual)]
+    given = untracked(out), untracked(x), None if residual is None else untracked(residual)
     call = partial(_compute, *given, weights, routing, activation)
     note_call(call, [tensor.data_ptr() for tensor in given if tensor is not None])
     return out
