@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from quire.config.arch import ModelArch
+from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -59,18 +62,22 @@ class WeightShapes:
 
 
 def weight_shapes(arch: ModelArch) -> WeightShapes:
-    """The parameters of a model; those of an unknown family as if it were a relative of Llama."""
-    learned = arch.family.has_learned_positions
-    floats, body = _learned_positions(arch) if learned else _decoder(arch)
-    positions = arch.max_position_embeddings + 2 * (arch.model_type == "opt")
+    """The parameters of a model; those of a plug-in's class as its spec says."""
+    names = arch.family.names
+    linears = Counter[tuple[tuple[int, ...], int]]()
+    for layer in arch.layers:
+        linears.update([_qkv(arch), _output(arch), *_MLPS[layer.mlp.kind](arch, layer.mlp)])
+    if arch.embedding_size != arch.hidden_size:
+        linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
+    positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
     return WeightShapes(
-        body=body,
+        body=tuple(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
-        positions=positions * arch.hidden_size if learned else 0,
-        floats=floats,
+        positions=positions * arch.hidden_size,
+        floats=_num_floats(arch),
         is_tied=arch.tie_word_embeddings,
-        is_transposed=arch.model_type == "gpt2",
+        is_transposed=bool(names.transposed),
     )
 
 
@@ -79,52 +86,58 @@ def num_parameters(arch: ModelArch) -> int:
     shapes = weight_shapes(arch)
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
-    ones = 0 if _has_norm_weights(arch) else _num_layer_norms(arch) * arch.hidden_size  # made while loading
+    ones = 0 if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size  # made while loading
     return linears + head + shapes.table + shapes.positions + shapes.floats - ones
 
 
-def _decoder(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
-    """(floats, linear layers) of the families with gated MLPs."""
-    size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
-    biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (2 * ffn + size)
-    norms = (4 if arch.family.has_post_norms else 2) * size + 2 * arch.head_size * arch.family.has_head_norms
-    gate_up = LinearShape(parts=(ffn, ffn), in_features=size, count=arch.num_layers)
-    down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
-    return arch.num_layers * (biases + norms) + size, (qkv, _output(arch), gate_up, down)
+Shape = tuple[tuple[int, ...], int]
+"""The parts and the input features of a linear layer."""
 
 
-def _learned_positions(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
-    """(floats, linear layers) of OPT and GPT-2."""
-    size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
-    biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (ffn + size)
-    norm = (2 if _has_norm_weights(arch) else 1) * size
-    up = LinearShape(parts=(ffn,), in_features=size, count=arch.num_layers)
-    down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
-    body = [qkv, _output(arch), up, down]
-    if arch.embedding_size != size:
-        body.append(LinearShape(parts=(size,), in_features=arch.embedding_size))
-        body.append(LinearShape(parts=(arch.embedding_size,), in_features=size))
-    return arch.num_layers * biases + _num_layer_norms(arch) * norm, tuple(body)
+def _qkv(arch: ModelArch) -> Shape:
+    size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
+    if arch.family.names.qkv_by_head:
+        return (heads // kv_heads * size,) * kv_heads + (size,) * 2 * kv_heads, arch.hidden_size
+    return (heads * size, kv_heads * size, kv_heads * size), arch.hidden_size
 
 
-def _has_norm_weights(arch: ModelArch) -> bool:
-    return bool(arch.raw.get("layer_norm_elementwise_affine", True))
+def _output(arch: ModelArch) -> Shape:
+    return (arch.hidden_size,), arch.num_heads * arch.head_size
 
 
-def _num_layer_norms(arch: ModelArch) -> int:
-    """Of OPT and GPT-2."""
-    has_final = arch.raw.get("do_layer_norm_before", True) and not arch.raw.get("_remove_final_layer_norm", False)
-    return 2 * arch.num_layers + bool(has_final)
+def _gated(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
+    inner = mlp.intermediate_size
+    return [((inner, inner), arch.hidden_size), ((arch.hidden_size,), inner)]
 
 
-def _qkv(arch: ModelArch) -> LinearShape:
-    query, key = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
-    return LinearShape(parts=(query, key, key), in_features=arch.hidden_size, count=arch.num_layers)
+def _plain(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
+    inner = mlp.intermediate_size
+    return [((inner,), arch.hidden_size), ((arch.hidden_size,), inner)]
 
 
-def _output(arch: ModelArch) -> LinearShape:
-    heads = arch.num_heads * arch.head_size
-    return LinearShape(parts=(arch.hidden_size,), in_features=heads, count=arch.num_layers)
+_MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec], list[Shape]]] = MappingProxyType(
+    {MlpKind.GATED: _gated, MlpKind.PLAIN: _plain}
+)
+
+
+def _num_floats(arch: ModelArch) -> int:
+    """Numbers of norms and biases."""
+    qkv, output = sum(_qkv(arch)[0]), arch.hidden_size
+    biases = arch.num_layers * (arch.attention_bias * qkv + arch.output_bias * output)
+    for layer in arch.layers:
+        biases += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
+    heads = {
+        HeadNorms.NONE: 0,
+        HeadNorms.EACH: 2 * arch.head_size,
+        HeadNorms.WHOLE: (arch.num_heads + arch.num_kv_heads) * arch.head_size,
+    }[arch.norms.heads]
+    norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
+    return biases + arch.head_bias * arch.vocab_size + norms + arch.num_layers * heads
+
+
+def _num_norms(arch: ModelArch) -> int:
+    """Norms over hidden states."""
+    return arch.num_layers * len(arch.norms.in_layer) + (arch.norms.final is not None)
 
 
 def context_per_token(arch: ModelArch) -> float:
