@@ -45,12 +45,7 @@ class ExpertsSpec:
 
 
 ExpertsRule = Callable[[ConfigKeys, int], tuple[ExpertsSpec | None, ...]]
-"""From a config and a number of layers to the experts of each layer; None for an MLP without."""
-
-
-def no_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
-    """Every layer has an MLP."""
-    return (None,) * num_layers
+"""From a config and a number of layers to the experts of each layer; None for an MLP."""
 
 
 def mixtral_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
+from quire.config.family_spec import MlpSpec
 from quire.errors import ConfigError
 from quire.layers.activation import activation_of
 from quire.layers.context import LayerContext
@@ -18,10 +19,12 @@ from quire.layers.weights import ShardSpec
 from quire.ops import functional
 from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 
-ROUTERS = ("mlp.gate", "block_sparse_moe.gate", "block_sparse_moe.router.layer", "block_sparse_moe.router")
-SHARED = ("mlp.shared_expert", "mlp.shared_experts")
-SHARED_GATE = "mlp.shared_expert_gate"
-CHOICE_BIASES = ("mlp.moe_statics.e_score_correction_bias", "mlp.gate.moe_statics.e_score_correction_bias")
+NEW_BLOCK = "mlp"
+"""What transformers 5 calls every block, where it does not keep to the names of older checkpoints."""
+ROUTERS = ("gate", "router.layer", "router")
+SHARED = ("shared_expert", "shared_experts")
+SHARED_GATE = "shared_expert_gate"
+CHOICE_BIASES = ("moe_statics.e_score_correction_bias", "gate.moe_statics.e_score_correction_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +45,10 @@ class _Stacked:
 
 
 SPELLINGS: tuple[_Single | _Stacked, ...] = (
-    _Single("mlp.experts.#.gate_proj.weight", "mlp.experts.#.up_proj.weight", "mlp.experts.#.down_proj.weight"),
-    _Single(
-        "block_sparse_moe.experts.#.w1.weight",
-        "block_sparse_moe.experts.#.w3.weight",
-        "block_sparse_moe.experts.#.w2.weight",
-    ),
-    _Stacked("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
-    _Stacked("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
-    _Stacked("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    _Single("experts.#.gate_proj.weight", "experts.#.up_proj.weight", "experts.#.down_proj.weight"),
+    _Single("experts.#.w1.weight", "experts.#.w3.weight", "experts.#.w2.weight"),
+    _Stacked("experts.gate_up_proj", "experts.down_proj"),
+    _Stacked("input_linear.weight", "output_linear.weight"),
 )
 """The one that the checkpoint has is read; the first is asked for where it has none."""
 
@@ -58,10 +56,12 @@ SPELLINGS: tuple[_Single | _Stacked, ...] = (
 class MixtureOfExperts:
     """Each token passes the experts that the router chooses for it, and the shared one where there is one."""
 
-    def __init__(self, arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> None:
-        """`ctx` is the decoder layer's: the block has another name in some checkpoints."""
+    def __init__(self, arch: ModelArch, mlp: MlpSpec, ctx: LayerContext) -> None:
+        spec = mlp.experts
+        assert spec is not None
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: experts cannot be split between processes yet. Use one process.")
+        ctx = next((block for block in (ctx, ctx.beside(NEW_BLOCK)) if _router_name(block)), ctx)
         spelling = next((s for s in SPELLINGS if ctx.has(_first(s))), SPELLINGS[0])
         self.routing = spec.routing
         self.activation = activation_of(arch)
@@ -90,11 +90,15 @@ def _first(spelling: _Single | _Stacked) -> str:
     return spelling.gate.replace("#", "0") if isinstance(spelling, _Single) else spelling.gate_up
 
 
+def _router_name(ctx: LayerContext) -> str | None:
+    """The router's in a block; None where the checkpoint has none there."""
+    return next((name for name in ROUTERS if ctx.has(f"{name}.weight")), None)
+
+
 def _router(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> LinearWeight:
     """In float32 whatever the model's dtype: a rounding error that chooses another expert is no small one."""
     size = arch.hidden_size
-    name = next((name for name in ROUTERS if ctx.has(f"{name}.weight")), ROUTERS[0])
-    names, shapes = [f"{name}.weight"], [(spec.num_experts, size)]
+    names, shapes = [f"{_router_name(ctx) or ROUTERS[0]}.weight"], [(spec.num_experts, size)]
     if spec.has_shared_gate:
         names.append(f"{SHARED_GATE}.weight")
         shapes.append((1, size))

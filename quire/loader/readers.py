@@ -41,7 +41,6 @@ class HeaderReader:
     def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap) -> None:
         self.checkpoint = checkpoint
         self.names = Names(checkpoint, weight_map)
-        self.ignored = (*IGNORED, *weight_map.ignored)
         self.problems: list[str] = []
         self.used: set[str] = set()
         self.num_bytes = 0
@@ -84,7 +83,7 @@ class HeaderReader:
         unread = [
             f"{info.file.name}: {info.name} {list(info.shape)} is not used by this model; the file belongs to another"
             for info in unused
-            if not info.name.endswith(self.ignored)
+            if not info.name.endswith(IGNORED)
         ]
         raise_problems(self.checkpoint.directory, self.problems + unread)
 

@@ -93,7 +93,7 @@ def arch_of(config: dict[str, Any], **changes: Any) -> ModelArch:
 
 
 def experts_of(config: dict[str, Any], **changes: Any) -> list[ExpertsSpec | None]:
-    return [layer.experts for layer in arch_of(config, **changes).layers]
+    return [layer.mlp.experts for layer in arch_of(config, **changes).layers]
 
 
 def test_published_models_are_counted_as_their_pages_say() -> None:

@@ -115,7 +115,7 @@ def test_norm_offset_is_added_at_load() -> None:
 
 
 def test_layer_norm_without_parameters_reads_nothing() -> None:
-    norm, x = LayerNorm(context({}).child("norm"), 8, 1e-5, affine=False), rand(3, 8)
+    norm, x = LayerNorm(context({}).child("norm"), 8, 1e-5, has_weight=False, has_bias=False), rand(3, 8)
     assert_close(norm(x), torch.nn.functional.layer_norm(x, (8,)))
 
 

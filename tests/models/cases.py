@@ -113,6 +113,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"use_sliding_window": True, "sliding_window": 20, "tie_word_embeddings": False, "num_key_value_heads": 4},
     ),
+    "smollm3-listed-windows": (
+        "smollm3",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 20,
+            "use_sliding_window": False,
+        },
+    ),
     "glm": ("glm", {}),
     "glm-plain": ("glm", {"attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     "glm4": ("glm4", {}),
