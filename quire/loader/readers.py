@@ -16,7 +16,14 @@ from quire.layers.weights import ShardSpec, WeightMap
 from quire.loader.checkpoint import Checkpoint, raise_problems
 from quire.loader.safetensors_file import DTYPES
 
-IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "lm_head.weight")
+IGNORED = (
+    "rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    "lm_head.weight",
+)
 """Endings of names that older checkpoints store and nobody reads: tables, masks, the second copy of a tied head."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02

@@ -19,6 +19,7 @@ from quire.layers.experts import MixtureOfExperts
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder
+from quire.ops import functional
 from quire.ops.functional import RopeAndCacheSpec
 
 
@@ -39,6 +40,7 @@ class SelfAttention:
         )
         output = ctx.child(names.output)
         self.o_proj = Linear(output, heads * size, arch.hidden_size, bias=arch.output_bias, shard_dim=1)
+        self.norms = WholeNorms(arch, ctx) if arch.norms.heads is HeadNorms.WHOLE else None
         has_norms = arch.norms.heads is HeadNorms.EACH
         self.attention = attention_of(
             arch,
@@ -50,7 +52,28 @@ class SelfAttention:
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
-        return self.o_proj(self.attention(self.qkv_proj(hidden), ctx), residual=residual)
+        return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
+
+    def _qkv(self, hidden: Tensor) -> Tensor:
+        qkv = self.qkv_proj(hidden)
+        if self.norms is not None:
+            self.norms.apply(qkv)
+        return qkv
+
+
+class WholeNorms:
+    """An RMS norm over all query heads of a token, and one over all its key heads."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        names, size = arch.family.names, arch.head_size
+        self.query = _head_norm(arch, ctx.child(names.q_norm), arch.num_heads * size)
+        self.key = _head_norm(arch, ctx.child(names.k_norm), arch.num_kv_heads * size)
+        self.eps = arch.norm_eps
+
+    def apply(self, qkv: Tensor) -> None:
+        """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
+        functional.rms_norm_columns(qkv, self.query, self.eps, first=0)
+        functional.rms_norm_columns(qkv, self.key, self.eps, first=self.query.shape[0])
 
 
 def attention_of(

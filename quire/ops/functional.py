@@ -203,6 +203,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
     return cast("Tensor", op("rms_norm")(x, weight, eps, residual=residual))
 
 
+def rms_norm_columns(x: Tensor, weight: Tensor, eps: float, *, first: int) -> None:
+    """`rms_norm` of the columns from `first` on of each row, as many as the weight has, in place.
+
+    Shapes: x [T, N], weight [E] float32, first + E <= N. Mutates: x.
+    """
+    op("rms_norm_columns")(x, weight, eps, first=first)
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias. Shapes: x [T, E], weight and bias [E] float32 -> [T, E]."""
     return cast("Tensor", op("layer_norm")(x, weight, bias, eps))

@@ -27,6 +27,7 @@ OPS = (
     "scale_add",
     "soft_cap",
     "rms_norm",
+    "rms_norm_columns",
     "layer_norm",
     "rope_and_cache",
     "allocate_kv_cache",

@@ -25,19 +25,32 @@ NEAR = 0.88
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "cohere": "CohereForCausalLM",
+        "cohere2": "Cohere2ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
+        "exaone4": "Exaone4ForCausalLM",
+        "falcon": "FalconForCausalLM",
         "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
         "glm": "GlmForCausalLM",
         "glm4": "Glm4ForCausalLM",
         "gpt2": "GPT2LMHeadModel",
+        "gpt_bigcode": "GPTBigCodeForCausalLM",
+        "gpt_neox": "GPTNeoXForCausalLM",
+        "gptj": "GPTJForCausalLM",
+        "granite": "GraniteForCausalLM",
         "helium": "HeliumForCausalLM",
+        "internlm3": "InternLM3ForCausalLM",
         "llama": "LlamaForCausalLM",
         "ministral": "MinistralForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
+        "olmo": "OlmoForCausalLM",
+        "olmo2": "Olmo2ForCausalLM",
+        "olmo3": "Olmo3ForCausalLM",
         "opt": "OPTForCausalLM",
+        "phi": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen2_moe": "Qwen2MoeForCausalLM",
@@ -45,6 +58,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
+        "stablelm": "StableLmForCausalLM",
+        "starcoder2": "Starcoder2ForCausalLM",
     }
 )
 """model_type -> architecture."""

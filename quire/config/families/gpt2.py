@@ -3,6 +3,16 @@
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, NormKind, Norms, Scales, WeightNames, plain
 
+SPELLINGS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+
 
 def scales(keys: ConfigKeys) -> Scales:
     """Of queries: none, or that of all families, which may sink with the depth."""
@@ -14,15 +24,7 @@ def scales(keys: ConfigKeys) -> Scales:
 
 SPEC = FamilySpec(
     architecture="GPT2LMHeadModel",
-    spellings={
-        "hidden_size": "n_embd",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-        "max_position_embeddings": "n_positions",
-        "intermediate_size": "n_inner",
-        "hidden_act": "activation_function",
-        "rms_norm_eps": "layer_norm_epsilon",
-    },
+    spellings=SPELLINGS,
     defaults={
         "activation_function": "gelu_new",
         "tie_word_embeddings": True,

@@ -11,7 +11,7 @@ from quire.ops.cpu.elementwise import scale_add, soft_cap
 from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
-from quire.ops.cpu.norm import layer_norm, rms_norm
+from quire.ops.cpu.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
@@ -27,6 +27,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "embedding": embedding,
         "scale_add": scale_add,
         "soft_cap": soft_cap,
+        "rms_norm_columns": rms_norm_columns,
         "rms_norm": rms_norm,
         "layer_norm": layer_norm,
         "rope_and_cache": rope_and_cache,

@@ -18,6 +18,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
     return out.to(x.dtype)
 
 
+def rms_norm_columns(x: Tensor, weight: Tensor, eps: float, *, first: int) -> None:
+    """See `functional.rms_norm_columns`."""
+    columns = x[:, first : first + weight.shape[0]]
+    columns.copy_(rms_norm(columns, weight, eps))
+
+
 @one_thread()
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """See `functional.layer_norm`."""
