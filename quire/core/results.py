@@ -42,7 +42,8 @@ class Results:
                 if drawn:
                     outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
                 continue
-            logprobs, prompt_logprobs = result.logprobs.get(seq_id), result.prompt_logprobs.get(seq_id)
+            logprobs = result.logprobs.get(seq_id) if result.logprobs else None
+            prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
             if prompt_logprobs:
                 seq.group.num_prompt_logprobs += len(prompt_logprobs)
             if drawn:
@@ -80,15 +81,16 @@ class Results:
     ) -> EngineCoreOutput:
         """Append tokens as far as the sequence goes on, and tell of them."""
         assert seq.num_to_fork == 1, seq
-        self._has_token(seq.group.stats, now)
-        output, num_before = _output(seq, run, logprobs, prompt_logprobs), len(seq.token_ids)
+        stats, token_ids = seq.group.stats, seq.token_ids
+        self._has_token(stats, now)
+        output, num_before = _output(seq, run, logprobs, prompt_logprobs), len(token_ids)
         for token_id in run:
-            seq.token_ids.append(token_id)
-            seq.group.stats.num_generation_tokens += 1
+            token_ids.append(token_id)
+            stats.num_generation_tokens += 1
             finish = finish_of(seq, self._max_model_len)
             if finish is not None:
                 output.finish_reason, output.stop_reason = finish
-                self._end(seq, output, len(seq.token_ids) - num_before)
+                self._end(seq, output, len(token_ids) - num_before)
                 break
         return output
 

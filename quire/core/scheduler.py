@@ -148,12 +148,12 @@ class Scheduler:
         return Portions(long, others, self.cost, somebody_waits=bool(self.waiting)) if long else None
 
     def _schedule_running(self, budget: StepBudget) -> None:
-        shares = budget.shares
+        shares, can_append = budget.shares, self.blocks.can_append
         for seq in self.running if shares is None else shares.in_turn(self.running):
             if budget.num_tokens <= 0:
                 return
             num_tokens = self._share_of(seq, budget)
-            if num_tokens > 0 and (self.blocks.can_append(seq, num_tokens) or self._free(seq, num_tokens, budget)):
+            if num_tokens > 0 and (can_append(seq, num_tokens) or self._free(seq, num_tokens, budget)):
                 self._schedule(seq, num_tokens, budget)
 
     def _free(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> bool:
