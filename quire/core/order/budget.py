@@ -15,7 +15,7 @@ from quire.core.sequence import Sequence, SequenceStatus
 SHORT_STEP_WORK = 256
 """Work of a short step, in tokens without context. On the CPUs measured it takes some five times as long as the
 shortest step, in which the weights are read for one token."""
-MAX_SCORED_TOKENS = 64
+MAX_SCORED_TOKENS = 32
 """Prompt logprobs that a step computes while others have none to compute: each takes as long as many tokens."""
 CROWDED_S = 30.0
 """Seconds after a short request in which more of them are expected."""
