@@ -183,6 +183,13 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def num_listed(self) -> int:
+        """Entries of all lists and mappings, and characters of all texts: what writing them down costs."""
+        texts = (*self.stop_strings, *(self.bad_words or ()))
+        lists = (self.stop_token_ids, self.logit_bias, self.allowed_token_ids)
+        return sum(map(len, texts)) + sum(len(entries or ()) for entries in lists)
+
+    @property
     def reads_prefix_cache(self) -> bool:
         """Whether cached blocks may stand in for computing the prompt."""
         return not self.skip_reading_prefix_cache and self.prompt_logprobs is None

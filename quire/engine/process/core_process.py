@@ -392,14 +392,14 @@ def serve(
     try:
         identity: Identity | None = None
         with ExitStack() as stack:
+            order = _first_order(control)
+            with ledger.stage("config"):  # before torch is imported: what is refused here needs none
+                if isinstance(order, StartCore):
+                    config = create_config(order.args)
+                    control.socket.send(CoreConfigured(config=config))
+                else:
+                    config, identity = order.config, order.identity
             with importing_torch(ledger):
-                order = _first_order(control)
-                with ledger.stage("config"):
-                    if isinstance(order, StartCore):
-                        config = create_config(order.args)
-                        control.socket.send(CoreConfigured(config=config))
-                    else:
-                        config, identity = order.config, order.identity
                 weights_digest = stack.enter_context(digesting(config))
             core = load_core(config, time.monotonic, ledger, weights_digest, identity)
         core.record_in(memory)

@@ -18,6 +18,7 @@ from quire.server.api.params import check_fields
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.openai import (
     ChromeTrace,
+    ConversationFields,
     DetokenizeRequest,
     EngineStatus,
     ModelCard,
@@ -103,6 +104,7 @@ def _add_state(router: APIRouter, service: Service) -> None:
     async def stats(request: Request, activity: bool = False) -> Response:
         """What the engine does now; the difference of two replies is what it did in between. With `activity=true` also
         how far each request of this API key is; other keys' requests are only counted."""
+        check_query(request, ("activity",))
         engine = service.engine
         server, _ = await service.reports()
         status: EngineStatus = {
@@ -193,9 +195,13 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "Give either prompt or messages.", "missing_required_parameter")
         if body.messages is not None:
+            if body.add_special_tokens:
+                raise invalid("add_special_tokens", "add_special_tokens is for prompt; a chat template writes its own.")
             _, ids, more = chat_text(service, body.messages, body)
             warnings += more
         else:
+            fields = [name for name in ConversationFields.model_fields if getattr(body, name) is not None]
+            warnings += [f"{name} has no effect: it is for messages" for name in fields]
             special = body.add_special_tokens is not False
             ids = service.engine.input_processor.encode(body.prompt or "", add_special_tokens=special)
         strings = [service.tokenizer.token(token_id) for token_id in ids] if body.return_token_strs else None
