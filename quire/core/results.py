@@ -35,13 +35,15 @@ class Results:
                 continue
             seq.num_computed_tokens += num_tokens
             self._lives.blocks.retire(seq)
-            if seq.group.beams is not None:
-                if drawn:
-                    outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
-                continue
             prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
             if prompt_logprobs:
                 seq.group.num_prompt_logprobs += len(prompt_logprobs)
+            if seq.group.beams is not None:
+                if prompt_logprobs:
+                    outputs.append(_output(seq, prompt_logprobs))
+                if drawn:
+                    outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
+                continue
             runs = [drawn] if drawn else [[token_id] for token_id in result.forks.get(seq_id, ())]
             if runs:
                 logprobs = result.logprobs.get(seq_id) if result.logprobs else None
@@ -99,14 +101,15 @@ class Results:
             return []
         group = seq.group
         parents = [group.sequences[branch] for branch in beams.branches]
+        candidates = beams.candidates() if group.request.sampling_params.logprobs is not None else []
         running, ended = beams.choose(lambda parent: parents[parent].output_token_ids)
         self._has_token(group, now)
         group.stats.num_generation_tokens += max(len(running), len(ended))
-        if beams.is_done:
-            return self._end_search(group, beams)
         output = _output(seq)
         output.branch, output.new_token_ids = 0, [one.token_id for one in running]
-        output.beam_step = BeamStep([one.parent for one in running], beams.cum_logprobs, ended)
+        output.beam_step = BeamStep([one.parent for one in running], beams.cum_logprobs, ended, candidates)
+        if beams.is_done:
+            return [output, *self._end_search(group, beams)]
         beams.branches = [child.branch for child in self._continue(parents, running)]
         return [output]
 
