@@ -43,6 +43,7 @@ from quire.engine.startup import EngineParts, start
 from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
 from quire.inputs import PromptType
 from quire.log import get_logger
+from quire.messages.kv_tiers import FLUSH_S
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest
 from quire.messages.stats import Activity, StepStats, continued
@@ -354,10 +355,13 @@ class AsyncLLMEngine:
         for request_id in list(self._streams):
             await self.abort(request_id)
 
-    def close(self) -> None:
-        """Stop the engine; running requests end with EngineDeadError. Harmless when called again."""
+    def close(self, flush_s: float = FLUSH_S) -> None:
+        """Stop the engine; running requests end with EngineDeadError. Harmless when called again.
+
+        An engine process has `flush_s` seconds to write what is cached to its `kv_disk` file, if it has one.
+        """
         if self._source is not None:
-            self._source.close()
+            self._source.close(flush_s)
             self._on_loop(self._disconnect)
         elif self._core is not None:
             self._core.close()
