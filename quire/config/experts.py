@@ -56,6 +56,14 @@ def mixtral_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | No
     return (spec,) * num_layers
 
 
+def granite_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Granite MoE: experts in every layer, weighed by a softmax over those that were chosen."""
+    count = _num_experts(keys, "num_local_experts", "num_experts")
+    routing = Routing(num_chosen=_num_chosen(keys, count, "num_experts_per_tok"), softmax_first=False)
+    spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
+    return (spec,) * num_layers
+
+
 def olmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """OLMoE: experts in every layer."""
     count = _num_experts(keys, "num_experts", "num_local_experts")

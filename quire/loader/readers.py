@@ -25,6 +25,8 @@ IGNORED = (
     "lm_head.weight",
 )
 """Endings of names that older checkpoints store and nobody reads: tables, masks, the second copy of a tied head."""
+DRAFTING = ".mtp_"
+"""In names of layers that predict several tokens at once, which quire does not do."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
 
@@ -90,7 +92,7 @@ class HeaderReader:
         unread = [
             f"{info.file.name}: {info.name} {list(info.shape)} is not used by this model; the file belongs to another"
             for info in unused
-            if not info.name.endswith(IGNORED)
+            if not info.name.endswith(IGNORED) and DRAFTING not in info.name
         ]
         raise_problems(self.checkpoint.directory, self.problems + unread)
 

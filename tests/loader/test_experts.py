@@ -18,7 +18,7 @@ from tests.checkpoints import random_model
 from tests.models.harness import Harness, arch_of
 
 Checkpoint = Callable[..., Path]
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe")
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,22 @@ def test_a_missing_expert_is_named(family: str, checkpoint: Checkpoint, tmp_path
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=missing.replace(".", r"\.")):
         load_model(tmp_path, arch_of(tmp_path), dtype=torch.float32, max_model_len=64)
+
+
+def test_stacked_experts_of_granite_have_one_spelling_more(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory = checkpoint("granitemoe")
+    assert any(name.endswith("input_linear.weight") for name in load_file(directory / "model.safetensors"))
+    random_model("granitemoe").save_pretrained(tmp_path, save_original_format=False)
+    assert not any(name.endswith("input_linear.weight") for name in load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
+
+
+def test_layers_that_draft_tokens_are_not_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory = checkpoint("ernie4_5_moe")
+    tensors = load_file(directory / "model.safetensors")
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    save_file({**tensors, "model.mtp_block.0.mlp.down_proj.weight": torch.ones(3, 3)}, tmp_path / "model.safetensors")
+    assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
 
 
 def test_another_number_of_experts_is_another_model(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -140,6 +140,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixtral-one": ("mixtral", {"num_local_experts": 33, "num_experts_per_tok": 1}),
+    "olmoe": ("olmoe", {}),
+    "olmoe-odd-heads": (
+        "olmoe",
+        {
+            "hidden_size": 72,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granitemoe": ("granitemoe", {}),
+    "granitemoe-tied": (
+        "granitemoe",
+        {
+            "num_experts_per_tok": 6,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "residual_multiplier": 1.0,
+            "intermediate_size": 50,
+        },
+    ),
+    "ernie4.5-moe": ("ernie4_5_moe", {}),
+    "ernie4.5-moe-biases": (
+        "ernie4_5_moe",
+        {
+            "use_bias": True,
+            "tie_word_embeddings": False,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 1,
+            "num_attention_heads": 2,
+        },
+    ),
+    "ernie4.5-moe-none-shared": (
+        "ernie4_5_moe",
+        {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "num_hidden_layers": 4},
+    ),
     "qwen2-moe": ("qwen2_moe", {}),
     "qwen2-moe-all": (
         "qwen2_moe",
