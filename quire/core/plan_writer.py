@@ -3,7 +3,7 @@
 The worker is told of a request once, of a sequence when it starts or comes back, and then only of what has changed: its
 new blocks and its new tokens. It never appends a token by itself, so there is one list of tokens that counts.
 
-What is said of every sequence is written when the step is decided, a column at a time: that costs a third.
+The columns of an instruction, which say the same of every sequence, are written when the whole step is decided.
 """
 
 from __future__ import annotations
