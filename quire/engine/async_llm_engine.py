@@ -324,15 +324,22 @@ class AsyncLLMEngine:
 
         Raises: EngineDeadError; EngineUnavailable while there is no core, and when a step keeps it from answering.
         """
+        return await self._read("recording", "; the trace of one that ended is in a file, which the log names")
+
+    async def finished_requests(self) -> bytes:
+        """When the core's last requests came and how long they were, for `finished_since`.
+
+        Raises: as `recording`.
+        """
+        return await self._read("finished_requests", "; try again")
+
+    async def _read(self, method: str, remedy: str) -> bytes:
         self._check_alive()
         self._bind()
         if self._core is None:
-            raise EngineUnavailable(
-                "there is no engine process now; the trace of one that ended is in a file, which the log names",
-                retry_after=1,
-            )
+            raise EngineUnavailable(f"there is no engine process now{remedy}", retry_after=1)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._core.call("recording")), RECORDING_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.wrap_future(self._core.call(method)), RECORDING_TIMEOUT_S)
         except TimeoutError:
             raise EngineUnavailable(
                 f"the engine has not answered for {RECORDING_TIMEOUT_S} s: it answers between two steps", retry_after=1

@@ -122,6 +122,10 @@ class EngineCore:
         """The records of the last steps and requests, for `chrome_trace`."""
         return self.lives.timelines.recorder.snapshot()
 
+    def finished_requests(self) -> bytes:
+        """When the last requests came and how long they were, for `finished_since`."""
+        return self.lives.timelines.finished_requests.snapshot()
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""
         self.scheduler.blocks.forget_cached()

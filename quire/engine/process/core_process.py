@@ -153,6 +153,7 @@ class EngineCoreProc:
         self._methods: dict[str, Callable[[], bytes | None]] = {
             "reset_prefix_cache": core.reset_prefix_cache,
             "recording": core.recording,
+            "finished_requests": core.finished_requests,
         }
         core.on_quarantine = lambda: control.socket.send(TraceWanted(reason="a request was quarantined"))
         self._stop: StopCore | None = None
