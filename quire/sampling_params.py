@@ -489,8 +489,6 @@ _NOT_FOR_BEAMS = {
     "repetition_penalty": 1.0,
     "stop": None,
     "min_tokens": 0,
-    "logprobs": None,
-    "prompt_logprobs": None,
     "logit_bias": None,
     "allowed_token_ids": None,
     "bad_words": None,
@@ -537,8 +535,8 @@ def _check_beams(params: SamplingParams) -> None:
     for name, default in _NOT_FOR_BEAMS.items():
         if getattr(params, name) not in (default, [], {}):
             raise UnsupportedFeature(
-                f"{name} does not go with use_beam_search: beams are ranked by the model's own logprobs, and their "
-                f"sums are all that is reported. Leave out one of them.",
+                f"{name} does not go with use_beam_search: beams are ranked by the model's own logprobs, and it "
+                f"would change or ignore them. Leave out one of the two.",
                 parameter=name,
             )
 

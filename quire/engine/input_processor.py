@@ -22,6 +22,8 @@ from quire.utils.unicode import check_unicode
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 MAX_CACHE_SALT = 128
 MAX_REQUEST_ID = 512
+MAX_BEAM_CANDIDATES = 1 << 22
+"""Of a step of a beam search, when logprobs are asked for: all beams are told of together, in some 60 MB."""
 CHARS_PER_TOKEN = 64
 """A text with more characters than this per token of context is refused before it is tokenised."""
 
@@ -266,6 +268,13 @@ class InputProcessor:
                 f"{width + len(ending)} candidates per position, the limit is {limit}; lower beam_width or start with "
                 "a larger max_logprobs (-1: the vocabulary)",
                 parameter="beam_width",
+            )
+        asked = model.arch.vocab_size if params.logprobs == -1 else params.logprobs or 0
+        if width * asked > MAX_BEAM_CANDIDATES:
+            raise InvalidParameter(
+                f"logprobs={params.logprobs} with beam_width={width} asks for {width * asked} candidates per step, the "
+                f"limit is {MAX_BEAM_CANDIDATES}; lower one of them",
+                parameter="logprobs",
             )
 
     def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> tuple[int, list[str]]:
