@@ -83,6 +83,41 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {**_COMMON, "no_rope_layer_interval": 2},
     "glm": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
     "glm4": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
+    "mixtral": {**_COMMON, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "olmoe": {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3},
+    "granitemoe": {
+        **_COMMON,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "ernie4_5_moe": {
+        **_COMMON,
+        "moe_intermediate_size": 40,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+    },
+    "qwen2_moe": {
+        **_COMMON,
+        "decoder_sparse_step": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 72,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+    },
+    "qwen3_moe": {
+        **_COMMON,
+        "head_dim": 32,
+        "mlp_only_layers": [1],
+        "moe_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+    },
     "olmo": _COMMON,
     "olmo2": _COMMON,
     "olmo3": {
@@ -154,8 +189,10 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # norms start at one and biases at zero, which would hide mistakes
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith(
+                "_correction_bias"
+            ):  # norms start at one and biases at zero, which would hide mistakes
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     return model
 

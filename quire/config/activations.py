@@ -82,7 +82,9 @@ def _layer(layout: _Layout, arch: ModelArch) -> None:
     elif not arch.is_parallel:
         _end_norm(layout, norms.input)
         _norm(layout, norms.pre_mlp, size)
-    layout.take("inner", max(layer.mlp.intermediate_size for layer in arch.layers))
+    layout.take(
+        "inner", max((layer.mlp.intermediate_size for layer in arch.layers if not layer.mlp.experts), default=0)
+    )
     layout.take("out", size)
     layout.free("inner")
     _join(layout, arch, norms.post_mlp, "out")
@@ -125,7 +127,29 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
-    inner = max(layer.mlp.intermediate_size for layer in arch.layers)
+    inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
     return max(attention, mlp)
+
+
+def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
+    """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step.
+
+    The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
+    logits and order, and the choice.
+    """
+    item, size = DTYPE_BYTES[dtype], arch.hidden_size
+    return max(
+        (
+            num_tokens
+            * (
+                size * (4 + item + 4)
+                + max(experts.size, experts.shared_size) * item
+                + experts.num_experts * 24
+                + experts.routing.num_chosen * 48
+            )
+            for experts in arch.mixtures
+        ),
+        default=0,
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
+from quire.config.experts import ExpertsSpec
 from quire.config.families import ARCHITECTURES, check_supported, family_of
 from quire.config.family_spec import FamilySpec, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind
@@ -135,6 +136,16 @@ class ModelArch:
     def ropes(self) -> frozenset[RopeConfig]:
         """The rotations of the layers, each once."""
         return frozenset(layer.rope for layer in self.layers if layer.rope is not None)
+
+    @property
+    def mixtures(self) -> frozenset[ExpertsSpec]:
+        """The mixtures of experts of the layers, each once."""
+        return frozenset(layer.mlp.experts for layer in self.layers if layer.mlp.experts is not None)
+
+    @property
+    def widest_mlp(self) -> int:
+        """Inner features of the widest MLP or expert."""
+        return max(layer.mlp.intermediate_size for layer in self.layers)
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
         """What each attention layer keeps in the KV cache, in the order of the layers, where `ops` serve."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
+from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
@@ -83,6 +84,8 @@ class MlpKind(StrEnum):
     """down(activation(gate(x)) * up(x))"""
     PLAIN = "plain"
     """down(activation(up(x)))"""
+    EXPERTS = "experts"
+    """Gated MLPs of which each token passes a few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,9 @@ class MlpSpec:
 
     kind: MlpKind
     intermediate_size: int
+    """Of the widest expert in a mixture of experts."""
     has_bias: bool
+    experts: ExpertsSpec | None = None
 
 
 MlpRule = Callable[[ConfigKeys, int, int], tuple[MlpSpec, ...]]
@@ -113,6 +118,21 @@ def gated(bias: Flag = False) -> MlpRule:
 def plain(bias: Flag = False) -> MlpRule:
     """Every layer has an MLP of two linear layers."""
     return lambda keys, num_layers, size: _alike(MlpKind.PLAIN, size, is_set(keys, bias), num_layers)
+
+
+def experts(rule: ExpertsRule, bias: Flag = False) -> MlpRule:
+    """Mixtures of experts in the layers that a rule names, gated MLPs in the others."""
+
+    def mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
+        plain = MlpSpec(kind=MlpKind.GATED, intermediate_size=size, has_bias=is_set(keys, bias))
+        return tuple(plain if spec is None else _mixture(spec) for spec in rule(keys, num_layers))
+
+    return mlps
+
+
+def _mixture(spec: ExpertsSpec) -> MlpSpec:
+    widest = max(spec.size, spec.shared_size)
+    return MlpSpec(kind=MlpKind.EXPERTS, intermediate_size=widest, has_bias=False, experts=spec)
 
 
 def _alike(kind: MlpKind, size: int, has_bias: bool, num_layers: int) -> tuple[MlpSpec, ...]:

@@ -50,6 +50,15 @@ def full_below(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind.SLIDING if index >= first else LayerKind.FULL for index in range(num_layers))
 
 
+def sliding_every_other(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """Of the first `max_window_layers` layers, those of even index have the window."""
+    below = full_below(keys, num_layers)
+    return tuple(
+        LayerKind.SLIDING if kind is LayerKind.FULL and index % 2 == 0 else LayerKind.FULL
+        for index, kind in enumerate(below)
+    )
+
+
 def listed_or(rule: LayerRule) -> LayerRule:
     """The kinds that `layer_types` lists, or a rule's where config.json has no such list."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from quire.config.arch import ModelArch
+from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
@@ -31,6 +32,10 @@ class LinearShape:
     in_features: int
     count: int = 1
     """How many layers of the model have this shape."""
+    active: int | None = None
+    """How many of them a token passes; None for all."""
+    dtype: str | None = None
+    """What the layer is kept in, whatever the dtype and the quantisation of the model."""
 
     @property
     def out_features(self) -> int:
@@ -41,6 +46,11 @@ class LinearShape:
     def num_weights(self) -> int:
         """Numbers of one layer."""
         return self.out_features * self.in_features
+
+    @property
+    def num_active(self) -> int:
+        """Numbers of all layers that a token passes."""
+        return self.num_weights * (self.count if self.active is None else self.active)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +81,10 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
     return WeightShapes(
-        body=tuple(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
+        body=(
+            *(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
+            *_mixtures(arch),
+        ),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
         positions=positions * arch.hidden_size,
@@ -88,6 +101,12 @@ def num_parameters(arch: ModelArch) -> int:
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
     ones = 0 if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size  # made while loading
     return linears + head + shapes.table + shapes.positions + shapes.floats - ones
+
+
+def num_active_parameters(arch: ModelArch) -> int:
+    """Parameters that one token meets: all of them, but for the experts that it is not sent to."""
+    body = weight_shapes(arch).body
+    return num_parameters(arch) - sum(shape.count * shape.num_weights - shape.num_active for shape in body)
 
 
 Shape = tuple[tuple[int, ...], int]
@@ -116,8 +135,35 @@ def _plain(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
 
 
 _MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec], list[Shape]]] = MappingProxyType(
-    {MlpKind.GATED: _gated, MlpKind.PLAIN: _plain}
+    {MlpKind.GATED: _gated, MlpKind.PLAIN: _plain, MlpKind.EXPERTS: lambda arch, mlp: []}
 )
+"""But for mixtures of experts, which `_mixtures` adds."""
+
+
+def _mixtures(arch: ModelArch) -> list[LinearShape]:
+    """Linear layers of the mixtures of experts."""
+    counts = Counter(layer.mlp.experts for layer in arch.layers if layer.mlp.experts is not None)
+    return [shape for experts, count in counts.items() for shape in _mixture(arch, experts, count)]
+
+
+def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearShape]:
+    size, chosen = arch.hidden_size, experts.routing.num_chosen
+    router = (experts.num_experts, 1) if experts.has_shared_gate else (experts.num_experts,)
+    shapes = [LinearShape(parts=router, in_features=size, count=count, dtype="float32")]
+    shapes += _gated_experts(size, experts.size, count * experts.num_experts, count * chosen)
+    return shapes + (_gated_experts(size, experts.shared_size, count, count) if experts.shared_size else [])
+
+
+def _gated_experts(size: int, inner: int, count: int, active: int) -> list[LinearShape]:
+    return [
+        LinearShape(parts=(inner, inner), in_features=size, count=count, active=active),
+        LinearShape(parts=(size,), in_features=inner, count=count, active=active),
+    ]
+
+
+def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
+    bias = experts.has_shared_bias * (2 * experts.shared_size + arch.hidden_size)
+    return bias + experts.has_choice_bias * experts.num_experts
 
 
 def _num_floats(arch: ModelArch) -> int:
@@ -125,6 +171,7 @@ def _num_floats(arch: ModelArch) -> int:
     qkv, output = sum(_qkv(arch)[0]), arch.hidden_size
     biases = arch.num_layers * (arch.attention_bias * qkv + arch.output_bias * output)
     for layer in arch.layers:
+        biases += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         biases += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
     heads = {
         HeadNorms.NONE: 0,
@@ -145,7 +192,7 @@ def context_per_token(arch: ModelArch) -> float:
 
     Of a longer context than their window, layers that have one read only that: see `window_shares`.
     """
-    linear = sum(shape.count * shape.num_weights for shape in weight_shapes(arch).body)
+    linear = sum(shape.num_active for shape in weight_shapes(arch).body)
     return linear / (2 * arch.num_heads * arch.head_size * arch.num_layers)
 
 
@@ -183,7 +230,10 @@ def weight_bytes(
 ) -> int:
     """Bytes of all weights once loaded. Quantised, a tied table is held twice: rows in `dtype`, the head in int8."""
     shapes = weight_shapes(arch)
-    body = sum(shape.count * packed_bytes(shape, quantization or dtype, ops=ops, isa=isa) for shape in shapes.body)
+    body = sum(
+        shape.count * packed_bytes(shape, shape.dtype or quantization or dtype, ops=ops, isa=isa)
+        for shape in shapes.body
+    )
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     table = 0 if shapes.is_tied and quantization is None else shapes.table
     return body + head + (table + shapes.positions) * DTYPE_BYTES[dtype] + shapes.floats * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +32,27 @@ class LayerContext:
     def child(self, name: str | int) -> LayerContext:
         """The context of a part of this layer."""
         return replace(self, name=f"{self.name}.{name}" if self.name else str(name))
+
+    def beside(self, name: str) -> LayerContext:
+        """The context of another part of the same parent."""
+        return replace(self, name=f"{self.name.rpartition('.')[0]}.{name}")
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor of this name, for those that it may spell in several ways."""
+        return self.weights.has(f"{self.name}.{name}")
+
+    def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec = WHOLE) -> Tensor:
+        """A tensor of the checkpoint, or this rank's part of it, for `packed`."""
+        return self.weights.read(f"{self.name}.{name}", shape, shard)
+
+    def packed(self, names: Sequence[str], parts: Sequence[Tensor]) -> LinearWeight:
+        """The packed weight of parts that `read` gave under these names; they are released."""
+        if parts[0].is_meta:
+            out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
+            return LinearWeight(out_features=out_features, in_features=in_features, format="none", tensors={})
+        packed = self.scheme.pack(parts, self.dtype, is_head=False)
+        self.weights.release([f"{self.name}.{name}" for name in names])
+        return packed
 
     # A reader that only checks gives meta tensors. Nothing is computed with those: their arithmetic imports torch's
     # compiler, which takes more than a second.

@@ -84,6 +84,9 @@ class HeadOrder:
 class WeightReader(Protocol):
     """Gives tensors by their checkpoint name."""
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor. A reader without a checkpoint has none, and gives any."""
+
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """This rank's part of a tensor of full shape `shape`, in the checkpoint's dtype. Valid until `release`."""
 

@@ -25,6 +25,8 @@ IGNORED = (
     "lm_head.weight",
 )
 """Endings of names that older checkpoints store and nobody reads: tables, masks, the second copy of a tied head."""
+DRAFTING = ".mtp_"
+"""In names of layers that predict several tokens at once, which quire does not do."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
 
@@ -52,6 +54,10 @@ class HeaderReader:
         self.used: set[str] = set()
         self.num_bytes = 0
         """Bytes that a `CheckpointReader` will read."""
+
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return self.names(name) in self.checkpoint.tensors
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
@@ -86,7 +92,7 @@ class HeaderReader:
         unread = [
             f"{info.file.name}: {info.name} {list(info.shape)} is not used by this model; the file belongs to another"
             for info in unused
-            if not info.name.endswith(IGNORED)
+            if not info.name.endswith(IGNORED) and DRAFTING not in info.name
         ]
         raise_problems(self.checkpoint.directory, self.problems + unread)
 
@@ -108,6 +114,10 @@ class CheckpointReader:
         self.num_bytes = num_bytes
         self.num_bytes_read = 0
         self.progress = progress
+
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return self.names(name) in self.checkpoint.tensors
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
@@ -132,6 +142,10 @@ class DummyReader:
         self.seed = seed
         generator = torch.Generator().manual_seed(seed)
         self.pattern = (torch.randn(_PATTERN_LENGTH, generator=generator) * _DUMMY_SCALE).to(dtype)
+
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return False
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""

@@ -15,6 +15,7 @@ from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.layers.activation import activation_of
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
+from quire.layers.experts import MixtureOfExperts
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder
@@ -141,5 +142,5 @@ class PlainMLP:
 
 
 MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = MappingProxyType(
-    {MlpKind.GATED: GatedMLP, MlpKind.PLAIN: PlainMLP}
+    {MlpKind.GATED: GatedMLP, MlpKind.PLAIN: PlainMLP, MlpKind.EXPERTS: MixtureOfExperts}
 )

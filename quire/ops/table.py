@@ -22,6 +22,7 @@ OPS = (
     "quantize_linear",
     "linear",
     "gated_linear",
+    "mixture_of_experts",
     "embedding",
     "scale_add",
     "soft_cap",

@@ -29,6 +29,9 @@ class DictReader:
         self.tensors = tensors
         self.released: list[str] = []
 
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         assert self.tensors[name].shape == shape
         part = shard.slice_of(shape[shard.dim])

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from quire.ops.cpu.attention import paged_attention
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
 from quire.ops.cpu.elementwise import scale_add, soft_cap
+from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.norm import layer_norm, rms_norm, rms_norm_columns
@@ -22,6 +23,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "quantize_linear": quantize_linear,
         "linear": linear,
         "gated_linear": gated_linear,
+        "mixture_of_experts": mixture_of_experts,
         "embedding": embedding,
         "scale_add": scale_add,
         "soft_cap": soft_cap,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.reference.threads import one_thread
+from quire.ops.threads import one_thread
 
 
 @one_thread()
