@@ -13,7 +13,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsSpec
 from quire.config.families import ARCHITECTURES, check_supported, family_of
-from quire.config.family_spec import FamilySpec, MlpSpec, Norms, Scales, is_set
+from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind
 from quire.config.rope import RopeConfig, read_ropes
 from quire.errors import ConfigError, shown
@@ -105,7 +105,7 @@ class ModelArch:
         keys = _keys(raw, source, family)
         _report_ignored(keys, family)
         _refuse_quantization(keys)
-        return cls(
+        arch = cls(
             source=source,
             architecture=architecture,
             model_type=model_type,
@@ -126,6 +126,9 @@ class ModelArch:
             bos_token_id=next(iter(_token_ids(keys, "bos_token_id")), None),
             raw=raw,
         )
+        if family.model_class == DECODER:
+            _check_joins(arch)
+        return arch
 
     @property
     def family(self) -> FamilySpec:
@@ -210,6 +213,18 @@ def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys
         if value is not None and value is not False:
             raise ConfigError(f"{source}: {name} is {shown(value)}, but quire {instead}")
     return ConfigKeys({**raw, **family.derived(keys)}, source, family.defaults, family.spellings)
+
+
+def _check_joins(arch: ModelArch) -> None:
+    """Refuse what a plug-in's spec may say and the decoder does not compute. Raises: ConfigError."""
+    norms, scales = arch.norms, arch.scales
+    if arch.is_parallel and (norms.post_attention or norms.post_mlp or scales.residual != 1.0):
+        problem = "norms behind parallel attention and MLP, or a factor of their sum"
+    elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
+        problem = "a factor of logits without a last norm, or with a bias of the head"
+    else:
+        return
+    raise ConfigError(f"{arch.source}: the FamilySpec of {arch.architecture!r} has {problem}: that needs a class.")
 
 
 def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Scales:
     residual: float = 1.0
     """Of what attention and MLP add to the residual."""
     logits: float = 1.0
+    """The last norm carries it, so there must be one, and the head must have no bias."""
     query: float | None = None
     """Of query . key; None for 1 / sqrt(head size)."""
     by_depth: bool = False

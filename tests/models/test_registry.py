@@ -12,7 +12,7 @@ import torch
 from quire.config import families
 from quire.config.arch import ModelArch
 from quire.config.families import ARCHITECTURES
-from quire.config.family_spec import FamilySpec, WeightNames, plain
+from quire.config.family_spec import FamilySpec, Norms, Scales, WeightNames, plain
 from quire.config.weight_shapes import num_parameters, weight_bytes
 from quire.errors import ConfigError
 from quire.loader.load import load_model
@@ -161,3 +161,18 @@ def test_an_unknown_architecture_says_so_first(model_type: str) -> None:
         arch_of({"model_type": model_type, "architectures": [UNKNOWN[model_type]]})
     assert f"the architecture {UNKNOWN[model_type]!r} is not supported" in caught.value.message
     assert "missing" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FamilySpec(is_parallel=True, norms=Norms(post_mlp="behind")),
+        FamilySpec(is_parallel=True, scales=lambda keys: Scales(residual=0.5)),
+        FamilySpec(head_bias=True, scales=lambda keys: Scales(logits=0.5)),
+    ],
+)
+def test_a_spec_that_the_decoder_does_not_compute_is_refused(spec: FamilySpec) -> None:
+    ModelRegistry.register_model("Mine", spec)
+    config = {**SPELLED, "hidden_size": 16, "num_hidden_layers": 2, "hidden_act": "silu"}
+    with pytest.raises(ConfigError, match="needs a class"):
+        arch_of({**config, "num_attention_heads": 2, "max_position_embeddings": 64})
