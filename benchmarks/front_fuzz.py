@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import heapq
 import json
 import os
 import random
@@ -32,6 +33,9 @@ from quire.cli.client.http_client import HttpClient, authorization
 
 HEALTHY_KEY, FUZZ_KEY = "healthy", "fuzz"
 NUM_STREAMS = 8
+NUM_LONGEST = 64
+"""Gaps that are looked at: those of the longest moments."""
+SAME_MOMENT_S = 0.1
 STREAM_TOKENS = 100
 MAX_BYTES = 16 << 20
 HEALTH_EVERY_S = 0.02
@@ -236,9 +240,11 @@ async def send_all(url: str, directory: Path, num_senders: int) -> Counter[str]:
     async def sender() -> None:
         async with HttpClient(url, headers=authorization(FUZZ_KEY)) as client:
             for body in waiting:
+                sent_at = time.monotonic()
                 try:
                     async with asyncio.timeout(120):
                         reply = await client.post_encoded(body.path, body.data)
+                    sent.write(json.dumps([sent_at, time.monotonic(), reply.status, body.path, body.kind]) + "\n")
                 except (ConnectionError, TimeoutError) as error:
                     found[f"{type(error).__name__} {body.path} {body.kind}"] += 1
                     continue
@@ -246,8 +252,17 @@ async def send_all(url: str, directory: Path, num_senders: int) -> Counter[str]:
                 if reply.status >= 500 and reply.status != 503:
                     found[f"{reply.status} {body.path} {body.kind}"] += 1
 
-    await asyncio.gather(*(sender() for _ in range(num_senders)))
+    with (directory / "sent").open("w") as sent:
+        await asyncio.gather(*(sender() for _ in range(num_senders)))
     return found
+
+
+def under_way(directory: Path, start: float, end: float) -> Counter[str]:
+    """Bodies that were sent and not answered between two times of `time.monotonic`."""
+    sent = map(json.loads, (directory / "sent").read_text().splitlines())
+    return Counter(
+        f"{status} {path} {kind}" for since, until, status, path, kind in sent if since < end and until > start
+    )
 
 
 # What healthy clients see meanwhile.
@@ -261,11 +276,29 @@ class Seen:
     """Times to the first piece."""
     gaps: list[float] = field(default_factory=list)
     """Between two pieces of a stream."""
+    longest: list[tuple[float, float]] = field(default_factory=list)
+    """The longest gaps, and when they ended, in seconds of `time.monotonic`."""
     health: list[float] = field(default_factory=list)
     num_streams: int = 0
     front_mib: float = 0.0
     core_mib: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
+
+    def add_gap(self, gap: float, ended_at: float) -> None:
+        """Take down a time between two pieces."""
+        self.gaps.append(gap)
+        if len(self.longest) < NUM_LONGEST:
+            heapq.heappush(self.longest, (gap, ended_at))
+        elif gap > self.longest[0][0]:
+            heapq.heapreplace(self.longest, (gap, ended_at))
+
+    def worst_moments(self) -> list[tuple[float, float]]:
+        """The longest gaps, the longest first; of streams that waited together one."""
+        moments: list[tuple[float, float]] = []
+        for gap, ended_at in sorted(self.longest, reverse=True):
+            if all(abs(ended_at - other) > SAME_MOMENT_S for _, other in moments):
+                moments.append((gap, ended_at))
+        return moments
 
 
 class Healthy:
@@ -292,12 +325,15 @@ class Healthy:
         fields = {"prompt": "import os", "max_tokens": STREAM_TOKENS, "ignore_eos": True, "stream": True, "seed": seed}
         while not until():
             pieces: list[bytes] = []
-            last = time.perf_counter()
+            last = time.monotonic()
 
             def take(piece: bytes, pieces: list[bytes] = pieces) -> None:
                 nonlocal last
-                now = time.perf_counter()
-                (seen.gaps if pieces else seen.first).append(1e3 * (now - last))
+                now = time.monotonic()
+                if pieces:
+                    seen.add_gap(1e3 * (now - last), now)
+                else:
+                    seen.first.append(1e3 * (now - last))
                 last = now
                 pieces.append(piece)
 
@@ -376,6 +412,9 @@ def measure(
             assert fuzzer.stdout is not None
             answer = asyncio.create_task(fuzzer.stdout.read())
             disturbed = await healthy.watch(answer.done)
+            for gap, ended_at in disturbed.worst_moments():
+                bodies_then = under_way(Path(name), ended_at - gap / 1e3, ended_at)
+                print(f"gap of {gap:.0f} ms beside {dict(bodies_then)}", file=sys.stderr)
             return alone, disturbed, Counter(json.loads(await answer))
 
         return asyncio.run(run())

@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from quire import LLM
+
+hypothesis.settings.register_profile(
+    "quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)  # no test depends on how fast the machine is
+hypothesis.settings.load_profile("quire")
 
 Checkpoint = Callable[..., Path]
 

@@ -51,7 +51,8 @@ class Running:
         self._sock = socket.create_server(("127.0.0.1", 0))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # so that slow readers are felt early
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
-        self._server = HttpServer(uvicorn_config(create_app(engine, settings), settings))
+        self.app = create_app(engine, settings)
+        self._server = HttpServer(uvicorn_config(self.app, settings))
         self._done = asyncio.run_coroutine_threadsafe(self._server.serve([self._sock]), loop)
         self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT)
 

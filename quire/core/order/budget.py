@@ -15,7 +15,7 @@ from quire.core.sequence import Sequence, SequenceStatus
 SHORT_STEP_WORK = 256
 """Work of a short step, in tokens without context. On the CPUs measured it takes some five times as long as the
 shortest step, in which the weights are read for one token."""
-MAX_SCORED_TOKENS = 64
+MAX_SCORED_TOKENS = 32
 """Prompt logprobs that a step computes while others have none to compute: each takes as long as many tokens."""
 CROWDED_S = 30.0
 """Seconds after a short request in which more of them are expected."""
@@ -148,8 +148,8 @@ class StepBudget:
         if self.num_scored is not None and seq.group.num_prompt_logprobs_asked:
             self.num_scored = max(0, self.num_scored - seq.num_scored_by(num_tokens))
         self.num_tokens -= num_tokens
-        if len(seq.token_ids) - seq.num_computed_tokens == 1:
-            self.num_single = max(0, self.num_single - 1)
+        if self.num_single and len(seq.token_ids) - seq.num_computed_tokens == 1:
+            self.num_single -= 1
 
     def may_start_more(self) -> bool:
         """Whether there is something for another sequence."""

@@ -17,7 +17,7 @@ from quire.core.sequence import Sequence
 SHARED_STEP_WORK = 128
 """Work of a step of several tenants that are served alike. It takes some two or three times as long as the shortest
 step, since weights are read once in either (benchmarks/serving.md)."""
-CATCH_UP_WORK = 256
+CATCH_UP_WORK = 128
 """Most work of one tenant in a step, however far it is behind: the others wait for the end of the step."""
 URGENT_PART = 4
 """While a tenant that was served less waits to start, the others get this part of what they would."""
