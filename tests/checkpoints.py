@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,30 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
             ):  # norms start at one and biases at zero, which would hide mistakes
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     return model
+
+
+@lru_cache(maxsize=2)
+def in_transformers(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A checkpoint as transformers reads it, to compare with. The last two are kept: reading takes longer than running.
+
+    Callers must not change it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread: with models this small more of them mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def write_tokenizer(directory: Path) -> None:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,17 @@ def test_the_receipt_of_the_curl_snippet_replays(server: Running, tmp_path: Path
 def test_commands_and_their_options_exist(command: str) -> None:
     words = shlex.split(command.partition("#")[0].partition("  ")[0])[1:]
     name = words[:2] if words[0] == "bench" and len(words) > 1 else words[:1]
-    done = run([*QUIRE, *(word.strip(",") for word in name), "--help"])
-    assert done.returncode == 0, done.stderr
+    help_text = help_of(*(word.strip(",") for word in name))
     for option in (word for word in words if word.startswith("--")):
-        assert option.partition("=")[0] in done.stdout
+        assert option.partition("=")[0] in help_text
+
+
+@cache
+def help_of(*name: str) -> str:
+    """What a command prints for --help."""
+    done = run([*QUIRE, *name, "--help"])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("path", sorted({path for page in PAGES for path in PATH.findall(page.read_text())}))

@@ -15,7 +15,7 @@ import torch
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import InvalidParameter
 from quire.outputs import TokenLogprobs
-from tests.checkpoints import VOCAB_SIZE
+from tests.checkpoints import VOCAB_SIZE, in_transformers
 from tests.conftest import Checkpoint
 
 MAX_MODEL_LEN = 128
@@ -293,11 +293,7 @@ def chosen(position: TokenLogprobs) -> float:
 @pytest.fixture(scope="module")
 def expected_logprobs(checkpoint: Checkpoint) -> Any:
     """tokens -> float32 log-probabilities of what follows each, by transformers."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint("llama"), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = in_transformers(checkpoint("llama"))
 
     def compute(token_ids: list[int]) -> torch.Tensor:
         with torch.inference_mode():

@@ -8,7 +8,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from tests.conftest import Checkpoint
-from tests.engine.test_parity import available_ops, bits, prompts
+from tests.engine.test_parity import available_ops, bits, prompts, prompts_for
 from tests.engine.test_quantization import perplexity
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
@@ -22,7 +22,7 @@ def test_perplexity_hardly_grows(tiny_llm: LLM) -> None:
 @pytest.mark.parametrize("ops", available_ops())
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3_text"])
 def test_a_request_does_not_notice_how_it_is_run(family: str, ops: str, checkpoint: Checkpoint) -> None:
-    directory, given = str(checkpoint(family)), prompts()
+    directory, given = str(checkpoint(family)), prompts_for(ops)
     options: dict[str, Any] = {"ops": ops, "dtype": "bfloat16", "kv_cache_dtype": "int8", "max_model_len": 128}
     with LLM(directory, **options) as llm:
         alone = bits([llm.generate([prompt], GREEDY)[0] for prompt in given])

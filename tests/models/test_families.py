@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from quire.config.weight_shapes import num_parameters
 from quire.ops import table
-from tests.checkpoints import FAMILIES
+from tests.checkpoints import FAMILIES, in_transformers, one_thread
 from tests.models.cases import CASES, LONGROPE, rope
 from tests.models.harness import Harness, arch_of
 from tests.ops.implementations import implementations_of
@@ -27,7 +28,8 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     """The ops that the models run on."""
     before = table.in_use()
     table.use(request.param)
-    yield request.param
+    with one_thread() if request.param == "reference" else nullcontext():  # as the engine runs it
+        yield request.param
     if before:
         table.use(before)
 
@@ -39,13 +41,8 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 @cache
 def transformers_logits(directory: Path, token_ids: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Shapes: -> [T, V] float32."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, attn_implementation="eager", experts_implementation="eager", dtype=dtype
-    ).eval()
-    with torch.no_grad():
-        return model(torch.tensor([token_ids])).logits[0].float()
+    with torch.no_grad(), one_thread():
+        return in_transformers(directory, dtype)(torch.tensor([token_ids])).logits[0].float()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -29,7 +29,7 @@ from quire.server.settings import ServerSettings
 
 MODEL = "quire-tiny"
 NUM_BLOCKS = 512
-NUM_HEALTHY = 16
+NUM_HEALTHY = 8
 TIMEOUT = 60
 """Seconds after which a test that waits for what never comes is ended."""
 NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")

@@ -189,7 +189,7 @@ async def assert_replay(num_kills: int, seed: int) -> None:
 
 
 def test_a_core_killed_at_random_moments_changes_no_token_and_no_logprob() -> None:
-    run(assert_replay(num_kills=6, seed=3))
+    run(assert_replay(num_kills=4, seed=3))
 
 
 @pytest.mark.slow

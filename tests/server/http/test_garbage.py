@@ -33,6 +33,7 @@ SERVER = str(Path(server.__file__).parent)
 def garbage() -> Iterator[list[Any]]:
     """What a collection finds instead of freeing it."""
     gc.collect()
+    gc.freeze()  # what stands already, all modules among it, would take most of the time of each collection
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -40,6 +41,7 @@ def garbage() -> Iterator[list[Any]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
         gc.enable()
 
 

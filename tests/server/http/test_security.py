@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.server.settings import ServerSettings, with_environment
-from tests.server.conftest import MODEL, NEEDS_OPENSSL
+from tests.server.conftest import MODEL, NEEDS_OPENSSL, Running
 
 KEYS = ("first-key", "second-key")
 OPEN = {"/health", "/ready", "/ping", "/version"}
 PROMPT = [5] * 100
+
+
+@pytest.fixture(scope="module")
+def guarded(serve: Any) -> Iterator[Running]:
+    """A server that wants a key."""
+    with serve(api_key=KEYS) as running:
+        yield running
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -35,32 +43,28 @@ def bearer(key: str) -> dict[str, str]:
         {"x-api-key": "wrong"},
     ],
 )
-def test_every_route_but_the_open_ones_wants_a_key(serve: Any, headers: dict[str, str]) -> None:
-    with serve(api_key=KEYS) as guarded:
-        document = guarded.client.get("/openapi.json", headers=bearer(KEYS[1])).json()
-        assert len(document["paths"]) >= 15
-        routes = {(method, path) for path, methods in document["paths"].items() for method in methods}
-        extra = {
-            ("get", path) for path in ("/docs", "/openapi.json", "/ping", "/nope", "//v1/models", "/v1/%2e%2e/health")
-        }
-        for method, path in sorted(routes | extra):
-            reply = guarded.client.request(method, path, headers=headers)
-            if path in OPEN:
-                assert reply.status_code == 200
-                continue
-            assert reply.status_code == 401, path
-            assert reply.headers["www-authenticate"] == "Bearer"
-            is_given = headers.get("authorization", "").startswith("Bearer") or "x-api-key" in headers
-            assert ("Incorrect API key provided." if is_given else "No API key given.") in reply.text
-            assert "key-" not in reply.text.replace("API key", "")
+def test_every_route_but_the_open_ones_wants_a_key(guarded: Running, headers: dict[str, str]) -> None:
+    document = guarded.client.get("/openapi.json", headers=bearer(KEYS[1])).json()
+    assert len(document["paths"]) >= 15
+    routes = {(method, path) for path, methods in document["paths"].items() for method in methods}
+    extra = {("get", path) for path in ("/docs", "/openapi.json", "/ping", "/nope", "//v1/models", "/v1/%2e%2e/health")}
+    for method, path in sorted(routes | extra):
+        reply = guarded.client.request(method, path, headers=headers)
+        if path in OPEN:
+            assert reply.status_code == 200
+            continue
+        assert reply.status_code == 401, path
+        assert reply.headers["www-authenticate"] == "Bearer"
+        is_given = headers.get("authorization", "").startswith("Bearer") or "x-api-key" in headers
+        assert ("Incorrect API key provided." if is_given else "No API key given.") in reply.text
+        assert "key-" not in reply.text.replace("API key", "")
 
 
 @pytest.mark.parametrize(
     "headers", [bearer(KEYS[0]), bearer(KEYS[1]), {"x-api-key": KEYS[1]}, {"authorization": f"bearer {KEYS[0]}"}]
 )
-def test_each_key_opens(serve: Any, headers: dict[str, str]) -> None:
-    with serve(api_key=KEYS) as guarded:
-        assert guarded.client.get("/v1/models", headers=headers).status_code == 200
+def test_each_key_opens(guarded: Running, headers: dict[str, str]) -> None:
+    assert guarded.client.get("/v1/models", headers=headers).status_code == 200
 
 
 def test_cached_prefixes_of_one_key_are_not_seen_with_another(serve: Any) -> None:
