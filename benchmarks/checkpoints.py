@@ -29,6 +29,27 @@ QWEN3_06B = {
     "eos_token_id": 151645,
     "bos_token_id": 151643,
 }
+QWEN3_MOE: dict[str, object] = {
+    **QWEN3_06B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "num_experts": 16,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    "eos_token_id": 31999,
+    "bos_token_id": 31998,
+}
+"""Qwen3-30B-A3B with an eighth of its experts and a twelfth of its layers: 0.46 billion parameters."""
+SHAPES: dict[str, dict[str, object]] = {"qwen3-0.6b": QWEN3_06B, "qwen3-moe": QWEN3_MOE}
 
 
 def write_checkpoint(directory: Path, config: dict[str, object] = QWEN3_06B, seed: int = 0) -> Path:
@@ -53,12 +74,21 @@ def write_checkpoint(directory: Path, config: dict[str, object] = QWEN3_06B, see
             f"{name}self_attn.o_proj.weight": matrix(hidden, heads * head),
             f"{name}self_attn.q_norm.weight": torch.ones(head, dtype=torch.bfloat16),
             f"{name}self_attn.k_norm.weight": torch.ones(head, dtype=torch.bfloat16),
-            f"{name}mlp.gate_proj.weight": matrix(ffn, hidden),
-            f"{name}mlp.up_proj.weight": matrix(ffn, hidden),
-            f"{name}mlp.down_proj.weight": matrix(hidden, ffn),
             f"{name}input_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
             f"{name}post_attention_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
         }
+        mlps = {f"{name}mlp.": ffn}
+        if "num_experts" in config:
+            mlps = {f"{name}mlp.experts.{e}.": size("moe_intermediate_size") for e in range(size("num_experts"))}
+            tensors[f"{name}mlp.gate.weight"] = matrix(size("num_experts"), hidden)
+        for mlp, width in mlps.items():
+            tensors |= {
+                f"{mlp}gate_proj.weight": matrix(width, hidden),
+                f"{mlp}up_proj.weight": matrix(width, hidden),
+                f"{mlp}down_proj.weight": matrix(hidden, width),
+            }
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = matrix(size("vocab_size"), hidden)
     tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(directory / "model.safetensors"))

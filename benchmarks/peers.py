@@ -1,10 +1,12 @@
-"""quire against its peers on the same synthetic checkpoint (Qwen3-0.6B shapes, random weights), in turn.
+"""quire against its peers on the same synthetic checkpoint (random weights), in turn.
 
     QUIRE_PEER_OPENVINO=/path/to/python QUIRE_PEER_LLAMACPP=... python -m benchmarks.peers --work DIR --rounds 3
 
 Installs nothing: each peer lives in an environment of its own, whose Python an environment variable names
 (QUIRE_PEER_OPENVINO, QUIRE_PEER_LLAMACPP, QUIRE_PEER_VLLM, QUIRE_PEER_TRANSFORMERS). The checkpoint is written to DIR
 and converted there once; for OpenVINO that needs optimum-intel in its environment, for llama.cpp the package gguf.
+`--shapes qwen3-moe` is a mixture of experts (of Qwen3-30B-A3B's size, 16 experts in 4 layers); llama.cpp is left out
+there, for the conversion to GGUF does not stack experts.
 All engines are loaded, then each case is run by each engine in turn, round after round, so that a busy neighbour hurts
 all alike. The table shows medians, their ratio to the best peer, and the machine's read bandwidth measured between
 rounds.
@@ -25,7 +27,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.checkpoints import write_checkpoint
+from benchmarks.checkpoints import SHAPES, write_checkpoint
 from benchmarks.convert import to_gguf, to_openvino, write_tokenizer
 
 PAUSE_S = 1.0
@@ -59,6 +61,11 @@ CASES = (
     Case("16 x (128, 64)", 16, 128, 64),
     Case("32 x (128, 128)", 32, 128, 128),
     Case("prefill 1024", 1, 1024, 1, prefill=True),
+)
+MOE_CASES = (
+    Case("1 sequence, decode", 1, 32, 64, steady=True),
+    Case("16 sequences, decode", 16, 32, 64, steady=True),
+    Case("prefill 512", 1, 512, 1, prefill=True),
 )
 
 
@@ -121,11 +128,11 @@ def start(name: str, python: str, model: Path, weights: str, threads: int, kv_ca
     return Engine(name, process, float(seconds))
 
 
-def models(work: Path, weights: str) -> dict[str, tuple[str, Path]]:
+def models(work: Path, weights: str, shapes: str) -> dict[str, tuple[str, Path]]:
     """engine -> (its Python, its form of the checkpoint), for the engines that are there."""
     checkpoint = work / "checkpoint"
     if not (checkpoint / "config.json").exists():
-        write_checkpoint(checkpoint)
+        write_checkpoint(checkpoint, SHAPES[shapes])
         write_tokenizer(checkpoint)
     found = {"quire": (sys.executable, checkpoint)}
     for name in PEERS:
@@ -134,9 +141,9 @@ def models(work: Path, weights: str) -> dict[str, tuple[str, Path]]:
             continue
         if name == "openvino":
             found[name] = python, to_openvino(python, checkpoint, work / f"openvino-{weights}", weights)
-        elif name == "llamacpp":
+        elif name == "llamacpp" and shapes != "qwen3-moe":
             found[name] = python, to_gguf(python, checkpoint, work / f"model-{weights}.gguf", weights)
-        elif weights == "bf16":
+        elif name != "llamacpp" and weights == "bf16":
             found[name] = python, checkpoint
     return found
 
@@ -161,15 +168,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--weights", choices=("bf16", "int8", "int4"), default="bf16")
     parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto", help="of quire alone")
+    parser.add_argument("--shapes", choices=tuple(SHAPES), default="qwen3-0.6b", help="a DIR holds one of them")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--cases", help="comma-separated numbers of cases, from 1")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    wanted = [int(i) - 1 for i in args.cases.split(",")] if args.cases else range(len(CASES))
-    cases = [CASES[i] for i in wanted]
+    known = MOE_CASES if args.shapes == "qwen3-moe" else CASES
+    wanted = [int(i) - 1 for i in args.cases.split(",")] if args.cases else range(len(known))
+    cases = [known[i] for i in wanted]
     engines = [
         start(name, python, model, args.weights, args.threads, args.kv_cache_dtype)
-        for name, (python, model) in models(args.work, args.weights).items()
+        for name, (python, model) in models(args.work, args.weights, args.shapes).items()
     ]
     bandwidths = []
     for round_number in range(-1, args.rounds):  # the first round warms up and is not counted

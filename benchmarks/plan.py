@@ -42,6 +42,7 @@ OPT = {
     "num_attention_heads": 16,
     "max_position_embeddings": 8192,
 }
+MOE = {"moe_intermediate_size": 512, "num_experts": 16, "num_experts_per_tok": 4}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     # name: family, configuration, dtype of the checkpoint
     "llama": ("llama", SHAPE, "bfloat16"),
@@ -52,6 +53,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma2": ("gemma2", {**SHAPE, "head_dim": 64, "vocab_size": 128_000, "query_pre_attn_scalar": 64}, "bfloat16"),
     "opt": ("opt", OPT, "float16"),
     "gpt2": ("gpt2", GPT2, "float32"),
+    "qwen3_moe": ("qwen3_moe", {**SHAPE, **MOE, "head_dim": 64}, "bfloat16"),
 }
 EMBEDDED = "quire-tiny"
 DEFAULTS: dict[str, Any] = {"kv_cache_memory_bytes": 384 * MIB, "max_num_seqs": 16, "max_model_len": 4096}

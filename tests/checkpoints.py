@@ -83,6 +83,62 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {**_COMMON, "no_rope_layer_interval": 2},
     "glm": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
     "glm4": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
+    "mixtral": {**_COMMON, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "olmoe": {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3},
+    "granitemoe": {
+        **_COMMON,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "ernie4_5_moe": {
+        **_COMMON,
+        "moe_intermediate_size": 40,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+    },
+    "qwen2_moe": {
+        **_COMMON,
+        "decoder_sparse_step": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 72,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+    },
+    "qwen3_moe": {
+        **_COMMON,
+        "head_dim": 32,
+        "mlp_only_layers": [1],
+        "moe_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+    },
+    "olmo": _COMMON,
+    "olmo2": _COMMON,
+    "olmo3": {**_COMMON, "num_hidden_layers": 4, "sliding_window": 24},
+    "granite": {
+        **_COMMON,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "internlm3": {**_COMMON, "head_dim": 24},
+    "starcoder2": {**_COMMON, "sliding_window": 24},
+    "stablelm": _COMMON,
+    "cohere": {**_COMMON, "logit_scale": 0.3},
+    "cohere2": {**_COMMON, "num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2},
+    "exaone4": {**_COMMON, "num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2},
+    "phi": _COMMON,
+    "gpt_neox": {key: value for key, value in _COMMON.items() if key != "num_key_value_heads"},
+    "gptj": {**_GPT2, "rotary_dim": 8},
+    "gpt_bigcode": _GPT2,
+    "falcon": {**_COMMON, "new_decoder_architecture": True, "num_kv_heads": 2},
     "opt": _OPT,
     "gpt2": _GPT2,
 }
@@ -123,8 +179,10 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # norms start at one and biases at zero, which would hide mistakes
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith(
+                "_correction_bias"
+            ):  # norms start at one and biases at zero, which would hide mistakes
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     return model
 

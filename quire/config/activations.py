@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
+from quire.config.family_spec import NormKind
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -70,30 +71,85 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
 
 
 def _layer(layout: _Layout, arch: ModelArch) -> None:
-    size, heads = arch.hidden_size, arch.num_heads * arch.head_size
-    keeps_attended = arch.family.has_post_norms or arch.family.has_learned_positions
-    layout.take("normed", size)
+    size, norms = arch.hidden_size, arch.norms
+    _norm(layout, norms.input, size)
+    _attend(layout, arch)
+    _join(layout, arch, norms.post_attention, "between")
+    if arch.is_parallel and norms.pre_mlp is not None:
+        layout.take("renormed", size)
+        _end_norm(layout, norms.input)
+        layout.rename("renormed", "normed")
+    elif not arch.is_parallel:
+        _end_norm(layout, norms.input)
+        _norm(layout, norms.pre_mlp, size)
+    layout.take(
+        "inner", max((layer.mlp.intermediate_size for layer in arch.layers if not layer.mlp.experts), default=0)
+    )
+    layout.take("out", size)
+    layout.free("inner")
+    _join(layout, arch, norms.post_mlp, "out")
+    _end_norm(layout, norms.input if arch.is_parallel and norms.pre_mlp is None else norms.pre_mlp)
+    layout.free("between", "hidden")
+    layout.rename("out", "hidden")
+
+
+def _attend(layout: _Layout, arch: ModelArch) -> None:
+    heads = arch.num_heads * arch.head_size
     layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
     layout.take("query", heads)
     layout.take("attended", heads)
     layout.free("qkv", "query")
-    layout.take("between", size)
-    if not keeps_attended:
-        layout.free("attended")
-    layout.free("normed")
-    layout.take("normed", size)
-    layout.take("inner", arch.intermediate_size)
-    layout.take("out", size)
-    if keeps_attended:
-        layout.free("attended")
-    layout.free("normed", "inner", "between", "hidden")
-    layout.rename("out", "hidden")
+    layout.take("between", arch.hidden_size)
+    layout.free("attended")
+
+
+def _norm(layout: _Layout, name: str | None, size: int) -> None:
+    if name is not None:
+        layout.take("normed", size)
+
+
+def _end_norm(layout: _Layout, name: str | None) -> None:
+    if name is not None:
+        layout.free("normed")
+
+
+def _join(layout: _Layout, arch: ModelArch, norm: str | None, piece: str) -> None:
+    """What a part gives is normed, scaled and added to the residual; without norm or scale its product adds it."""
+    is_scaled = arch.scales.residual != 1.0
+    for _ in range((norm is not None) + (is_scaled or (norm is not None and arch.norms.kind is NormKind.LAYER))):
+        layout.take("joined", arch.hidden_size)
+        layout.free(piece)
+        layout.rename("joined", piece)
 
 
 def _reference_bytes(arch: ModelArch, item: int) -> int:
     """Bytes for each token: the reference computes in float32 and rounds what it returns."""
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
+    more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
+    inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
-    mlp = item * (4 * size + arch.intermediate_size) + 4 * (size + 4 * arch.intermediate_size)
+    mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
     return max(attention, mlp)
+
+
+def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
+    """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step.
+
+    The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
+    logits and order, and the choice.
+    """
+    item, size = DTYPE_BYTES[dtype], arch.hidden_size
+    return max(
+        (
+            num_tokens
+            * (
+                size * (4 + item + 4)
+                + max(experts.size, experts.shared_size) * item
+                + experts.num_experts * 24
+                + experts.routing.num_chosen * 48
+            )
+            for experts in arch.mixtures
+        ),
+        default=0,
+    )

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.families import ARCHITECTURES, FamilySpec, family_of
-from quire.config.layer_kinds import LayerKind, rotated_layers
+from quire.config.experts import ExpertsSpec
+from quire.config.families import ARCHITECTURES, check_supported, family_of
+from quire.config.family_spec import FamilySpec, MlpSpec, Norms, Scales, is_set
+from quire.config.layer_kinds import LayerKind
 from quire.config.rope import RopeConfig, read_ropes
 from quire.errors import ConfigError, shown
 from quire.log import get_logger
@@ -41,6 +43,9 @@ class LayerSpec:
     """Tokens a query sees at most, itself included; None for all."""
     rope: RopeConfig | None
     """None where queries and keys are not rotated."""
+    query_scale: float
+    """Multiplies query . key."""
+    mlp: MlpSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +75,15 @@ class ModelArch:
     """Whether the query, key and value projections have a bias."""
     output_bias: bool
     """Whether the attention's output projection has one."""
-    mlp_bias: bool
+    head_bias: bool
+    """Whether the output head has one."""
+    norms: Norms
+    is_parallel: bool
+    """Whether attention and MLP read the same residual."""
     layers: tuple[LayerSpec, ...]
     attn_soft_cap: float | None
     final_soft_cap: float | None
-    query_scale: float
-    """Multiplies query . key."""
+    scales: Scales
     dtype: str
     """float32, bfloat16 or float16: what the checkpoint says it holds."""
     eos_token_ids: tuple[int, ...]
@@ -91,60 +99,53 @@ class ModelArch:
         """
         refuse_multimodal(raw, source)
         model_type = _model_type(raw, source)
-        family = family_of(model_type)
-        keys = ConfigKeys(raw, source, family.defaults)
+        architecture = _architecture(raw, source, model_type)
+        check_supported(architecture, source=source)
+        family = family_of(architecture, model_type)
+        keys = _keys(raw, source, family)
         _report_ignored(keys, family)
-        hidden_size = keys.count("hidden_size", "n_embd", "d_model")
-        num_heads = keys.count("num_attention_heads", "n_head")
-        num_kv_heads = keys.count("num_key_value_heads", default=num_heads)
-        head_size = _head_size(keys, hidden_size, num_heads)
-        num_layers = keys.count("num_hidden_layers", "n_layer", most=MAX_LAYERS)
-        max_position = keys.count("max_position_embeddings", "n_positions", "n_ctx")
-        if num_heads % num_kv_heads:
-            keys.refuse(
-                "num_key_value_heads", num_kv_heads, f"must divide num_attention_heads ({num_heads}) without remainder"
-            )
-        vocab_size = keys.count("vocab_size")
-        attention_bias, output_bias, mlp_bias = _biases(keys, family)
         _refuse_quantization(keys)
         return cls(
             source=source,
-            architecture=_architecture(keys, model_type),
+            architecture=architecture,
             model_type=model_type,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            embedding_size=keys.count("word_embed_proj_dim", default=hidden_size),
-            intermediate_size=keys.count("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden_size),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            max_position_embeddings=max_position,
-            norm_eps=keys.positive("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", default=1e-5),
+            **_sizes(keys, family),
+            norm_eps=keys.positive("rms_norm_eps", default=1e-5),
             activation=_activation(keys, family),
             tie_word_embeddings=keys.flag("tie_word_embeddings", default=False),
-            attention_bias=attention_bias,
-            output_bias=output_bias,
-            mlp_bias=mlp_bias,
-            layers=_layers(keys, family, num_layers, head_size, max_position),
+            attention_bias=is_set(keys, family.attention_bias),
+            output_bias=is_set(keys, family.output_bias),
+            head_bias=is_set(keys, family.head_bias),
+            norms=family.norms_of(keys),
+            is_parallel=is_set(keys, family.is_parallel),
             attn_soft_cap=_soft_cap(keys, family, "attn_logit_softcapping"),
             final_soft_cap=_soft_cap(keys, family, "final_logit_softcapping"),
-            query_scale=_query_scale(keys, head_size),
+            scales=family.scales(keys),
             dtype=_dtype(keys),
-            eos_token_ids=_token_ids(keys, "eos_token_id", vocab_size),
-            bos_token_id=next(iter(_token_ids(keys, "bos_token_id", vocab_size)), None),
+            eos_token_ids=_token_ids(keys, "eos_token_id"),
+            bos_token_id=next(iter(_token_ids(keys, "bos_token_id")), None),
             raw=raw,
         )
 
     @property
     def family(self) -> FamilySpec:
         """How models of this type differ from Llama."""
-        return family_of(self.model_type)
+        return family_of(self.architecture, self.model_type)
 
     @property
     def ropes(self) -> frozenset[RopeConfig]:
         """The rotations of the layers, each once."""
         return frozenset(layer.rope for layer in self.layers if layer.rope is not None)
+
+    @property
+    def mixtures(self) -> frozenset[ExpertsSpec]:
+        """The mixtures of experts of the layers, each once."""
+        return frozenset(layer.mlp.experts for layer in self.layers if layer.mlp.experts is not None)
+
+    @property
+    def widest_mlp(self) -> int:
+        """Inner features of the widest MLP or expert."""
+        return max(layer.mlp.intermediate_size for layer in self.layers)
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
         """What each attention layer keeps in the KV cache, in the order of the layers, where `ops` serve."""
@@ -189,15 +190,53 @@ def _model_type(raw: Mapping[str, Any], source: str) -> str:
     return model_type
 
 
-def _architecture(keys: ConfigKeys, model_type: str) -> str:
-    listed = keys.raw.get("architectures")
+def _architecture(raw: Mapping[str, Any], source: str, model_type: str) -> str:
+    listed, keys = raw.get("architectures"), ConfigKeys(raw, source)
     if listed is None:
         if model_type not in ARCHITECTURES:
-            keys.refuse("architectures", None, "must list the model's class, such as ['LlamaForCausalLM']")
+            problem = f"must list the model's class, for the model_type {model_type!r} is not one that quire knows"
+            keys.refuse("architectures", None, problem)
         return ARCHITECTURES[model_type]
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
         keys.refuse("architectures", listed, "must list exactly one class name")
     return listed[0]
+
+
+def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys:
+    """The config as the family reads it. Raises: ConfigError for what quire does not do."""
+    keys = ConfigKeys(raw, source, family.defaults, family.spellings)
+    for name, instead in family.refused.items():
+        value = raw.get(name, family.defaults.get(name))
+        if value is not None and value is not False:
+            raise ConfigError(f"{source}: {name} is {shown(value)}, but quire {instead}")
+    return ConfigKeys({**raw, **family.derived(keys)}, source, family.defaults, family.spellings)
+
+
+def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
+    """The numbers of `ModelArch`, and its layers, which are as many."""
+    hidden_size = keys.count("hidden_size")
+    num_heads = keys.count("num_attention_heads")
+    num_kv_heads = keys.count("num_key_value_heads", default=num_heads)
+    head_size = _head_size(keys, hidden_size, num_heads)
+    num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
+    max_position = keys.count("max_position_embeddings")
+    if num_heads % num_kv_heads:
+        keys.refuse(
+            "num_key_value_heads", num_kv_heads, f"must divide num_attention_heads ({num_heads}) without remainder"
+        )
+    intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
+    return {
+        "vocab_size": keys.count("vocab_size"),
+        "hidden_size": hidden_size,
+        "embedding_size": keys.count("word_embed_proj_dim", default=hidden_size),
+        "intermediate_size": intermediate_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_size": head_size,
+        "max_position_embeddings": max_position,
+        "layers": _layers(keys, family, num_layers, intermediate_size, head_size, max_position),
+    }
 
 
 def _head_size(keys: ConfigKeys, hidden_size: int, num_heads: int) -> int:
@@ -224,39 +263,32 @@ def _soft_cap(keys: ConfigKeys, family: FamilySpec, name: str) -> float | None:
 
 
 def _activation(keys: ConfigKeys, family: FamilySpec) -> str:
-    name = keys.text("hidden_activation", "hidden_act", "activation_function")
+    name = keys.text("hidden_act")
     return family.aliases.get(name, name)
 
 
-def _biases(keys: ConfigKeys, family: FamilySpec) -> tuple[bool, bool, bool]:
-    """(query/key/value, attention output, mlp)."""
-    qkv, output, mlp = (has if isinstance(has, bool) else keys.flag(has, default=False) for has in family.biases)
-    return qkv, output, mlp
-
-
-def _query_scale(keys: ConfigKeys, head_size: int) -> float:
-    if "query_pre_attn_scalar" in keys.defaults:
-        return 1.0 / math.sqrt(keys.positive("query_pre_attn_scalar"))
-    if "scale_attn_weights" in keys.defaults and not keys.flag("scale_attn_weights", default=True):
-        return 1.0
-    return 1.0 / math.sqrt(head_size)
-
-
 def _layers(
-    keys: ConfigKeys, family: FamilySpec, num_layers: int, head_size: int, max_position: int
+    keys: ConfigKeys, family: FamilySpec, num_layers: int, intermediate_size: int, head_size: int, max_position: int
 ) -> tuple[LayerSpec, ...]:
-    kinds, window = family.layer_kinds(keys, num_layers), _window(keys)
+    kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     ropes: Mapping[LayerKind, RopeConfig] = {}
-    if not family.has_learned_positions:
-        ropes = read_ropes(keys, head_size, max_position, family.aliases)
+    if family.names.positions is None:
+        ropes = read_ropes(keys, head_size, max_position, family.aliases, family.sliding_theta)
+    query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
+    mlps = family.mlp(keys, num_layers, intermediate_size)
     return tuple(
-        LayerSpec(window=None if kind is LayerKind.FULL else window, rope=ropes.get(kind) if rotates else None)
-        for kind, rotates in zip(kinds, rotated_layers(keys, num_layers), strict=True)
+        LayerSpec(
+            window=None if kind is LayerKind.FULL else window,
+            rope=ropes.get(kind) if rotates else None,
+            query_scale=query_scale / (index + 1 if scales.by_depth else 1),
+            mlp=mlp,
+        )
+        for index, (kind, rotates, mlp) in enumerate(zip(kinds, family.rotated(keys, kinds), mlps, strict=True))
     )
 
 
-def _window(keys: ConfigKeys) -> int | None:
-    if "use_sliding_window" in keys.defaults and not keys.flag("use_sliding_window", default=False):
+def _window(keys: ConfigKeys, family: FamilySpec) -> int | None:
+    if family.window_flag is not None and not keys.flag(family.window_flag, default=False):
         return None
     return keys.optional_count("sliding_window")
 
@@ -289,8 +321,9 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _token_ids(keys: ConfigKeys, name: str, vocab_size: int) -> tuple[int, ...]:
+def _token_ids(keys: ConfigKeys, name: str) -> tuple[int, ...]:
     """One id, several or none. Family defaults that do not fit the vocabulary belong to another tokenizer."""
+    vocab_size = keys.count("vocab_size")
     value = keys.raw.get(name, _ABSENT)
     if value is _ABSENT:
         defaults = _as_list(keys.defaults.get(name))

@@ -13,27 +13,53 @@ SMALLEST, LARGEST = 1e-30, 1e30
 """Of numbers above zero: what float32 can hold, with room for products."""
 
 
-class ConfigKeys:
-    """A raw config; each key may have several spellings, the first one present counts."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, raw: Mapping[str, Any], source: str, defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """`defaults` has what a key means that is left out; a family that knows an optional key has one for it."""
+
+class ConfigKeys:
+    """A raw config. A key may have several spellings: the first one present counts."""
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        source: str,
+        defaults: Mapping[str, Any] = NOTHING,
+        spellings: Mapping[str, str] = NOTHING,
+    ) -> None:
+        """`defaults` has what a key means that is left out; a family that knows an optional key has one for it.
+
+        `spellings` has what a family calls a key, which counts before the key itself.
+        """
         self.raw = raw
         self.source = source
         self.defaults = defaults
+        self.spellings = spellings
 
     def refuse(self, key: str, value: object, problem: str) -> NoReturn:
         """Raise the error for one key."""
         what = "is missing" if value is None else f"is {shown(value)}"
         raise ConfigError(f"{self.source}: {key} {what}; it {problem}. Correct the file or use another model.")
 
-    def find(self, spellings: tuple[str, ...]) -> tuple[str, Any]:
+    def names(self, key: str) -> tuple[str, ...]:
+        """What a key may be called, in the order in which it counts."""
+        return (self.spellings[key], key) if key in self.spellings else (key,)
+
+    def find(self, keys: tuple[str, ...]) -> tuple[str, Any]:
         """(spelling, value) of the first spelling that is present and not null; a missing key has the value None."""
+        names = [name for key in keys for name in self.names(key)]
         for source in (self.raw, self.defaults):
-            for name in spellings:
+            for name in names:
                 if source.get(name) is not None:
                     return name, source[name]
-        return spellings[0], None
+        return names[0], None
+
+    def given(self, key: str) -> tuple[str, Any]:
+        """(spelling, value) of a key for which null has a meaning of its own: None where the config says null."""
+        for source in (self.raw, self.defaults):
+            for name in self.names(key):
+                if name in source:
+                    return name, source[name]
+        return key, None
 
     def count(self, *spellings: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """A whole number above zero."""
@@ -53,7 +79,7 @@ class ConfigKeys:
 
     def optional_positive(self, name: str) -> float | None:
         """A number above zero; None where the config says null or the family has no such key."""
-        value = self.raw.get(name, self.defaults.get(name))
+        name, value = self.given(name)
         if value is None:
             return None
         if not is_number(value) or not SMALLEST <= value <= LARGEST:
@@ -77,7 +103,7 @@ class ConfigKeys:
 
     def optional_count(self, name: str) -> int | None:
         """A whole number above zero; None where the config says null or the family has no such key."""
-        value = self.raw.get(name, self.defaults.get(name))
+        name, value = self.given(name)
         if value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_COUNT:

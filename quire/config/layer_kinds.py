@@ -1,4 +1,4 @@
-"""Which layers of a model see all tokens and which a window: the rules of families."""
+"""Which layers of a model see all tokens and which a window, and which rotate: the rules of families."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class LayerKind(StrEnum):
 
 LayerRule = Callable[[ConfigKeys, int], tuple[LayerKind, ...]]
 """From a config and a number of layers to the kind of each layer."""
+RotationRule = Callable[[ConfigKeys, tuple[LayerKind, ...]], tuple[bool, ...]]
+"""From a config and the kind of each layer to whether it rotates queries and keys."""
 
 
 def all_full(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
@@ -48,22 +50,13 @@ def full_below(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind.SLIDING if index >= first else LayerKind.FULL for index in range(num_layers))
 
 
-def rotated_layers(keys: ConfigKeys, num_layers: int) -> tuple[bool, ...]:
-    """Which layers rotate queries and keys: those with a 1 in `no_rope_layers`, or all but every n-th."""
-    if "no_rope_layer_interval" not in keys.defaults:
-        return (True,) * num_layers
-    listed = keys.raw.get("no_rope_layers")
-    if listed is None:
-        interval = keys.count("no_rope_layer_interval")
-        return tuple(number % interval != 0 for number in range(1, num_layers + 1))
-    if not isinstance(listed, list) or len(listed) < num_layers or not all(item in (0, 1) for item in listed):
-        keys.refuse("no_rope_layers", listed, f"must list a 1 or a 0 for each of {counted(num_layers, 'layer')}")
-    return tuple(map(bool, listed[:num_layers]))
-
-
-def sliding_where_not_rotated(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
-    """Layers without rotation have the window, if the config gives one."""
-    return tuple(LayerKind.FULL if rotates else LayerKind.SLIDING for rotates in rotated_layers(keys, num_layers))
+def sliding_every_other(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """Of the first `max_window_layers` layers, those of even index have the window."""
+    below = full_below(keys, num_layers)
+    return tuple(
+        LayerKind.SLIDING if kind is LayerKind.FULL and index % 2 == 0 else LayerKind.FULL
+        for index, kind in enumerate(below)
+    )
 
 
 def listed_or(rule: LayerRule) -> LayerRule:
@@ -74,6 +67,17 @@ def listed_or(rule: LayerRule) -> LayerRule:
         return rule(keys, num_layers) if listed is None else _listed(keys, listed, num_layers)
 
     return kinds
+
+
+def all_rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
+    """Every layer rotates."""
+    return (True,) * len(kinds)
+
+
+def sliding_rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
+    """Layers with a window rotate, and the others only where no layer has one."""
+    has_window = keys.optional_count("sliding_window") is not None
+    return tuple(not has_window or kind is LayerKind.SLIDING for kind in kinds)
 
 
 def _full_every(period: int, num_layers: int) -> tuple[LayerKind, ...]:

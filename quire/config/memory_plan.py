@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from quire.config.activations import activation_bytes, step_logits_bytes
+from quire.config.activations import activation_bytes, experts_bytes, step_logits_bytes
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
@@ -129,6 +129,7 @@ SCRATCH = 2 << 20
 def workspace_bytes(arch: ModelArch, use: MemoryUse, num_groups: int) -> int:
     """Activations of a full step, scratch of the kernels, and the tables that a step reads."""
     activations = activation_bytes(arch, use.dtype, use.max_num_batched_tokens, ops=use.ops)
+    activations += experts_bytes(arch, use.dtype, use.max_num_batched_tokens)
     block_tables = num_groups * use.max_num_seqs * cdiv(use.max_model_len, use.block_size) * 4
     arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
     return activations + _scratch_bytes(arch, use) + block_tables + arrays
@@ -139,7 +140,8 @@ def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
     if use.ops != "cpu":
         return 0
     sampling = 2 * round_up(max(SCRATCH, 8 * arch.vocab_size), SCRATCH)
-    both = 0 if arch.intermediate_size % 32 == 0 else 8 * use.max_num_batched_tokens * arch.intermediate_size
+    widest = arch.widest_mlp
+    both = 0 if widest % 32 == 0 else 8 * use.max_num_batched_tokens * widest
     return _prepared_bytes(arch, use) + both + use.num_threads * sampling
 
 

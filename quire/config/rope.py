@@ -57,21 +57,21 @@ _NEEDS_FACTOR = (RopeType.LINEAR, RopeType.DYNAMIC, RopeType.LLAMA3)
 
 
 def read_ropes(
-    keys: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str]
+    keys: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str], sliding_theta: str | None
 ) -> dict[LayerKind, RopeConfig]:
     """How each kind of layer rotates. `aliases` are a family's own spellings of a type.
 
-    A family that knows `rope_local_base_freq` has a base of its own for layers with a window, and stretches the others
-    only; for such a family `rope_parameters` has an object for each kind of layer.
+    A family with `sliding_theta`, the key of the base of layers with a window, stretches the others only; for such a
+    family `rope_parameters` has an object for each kind of layer.
     Raises: ConfigError naming the key, its value and the remedy.
     """
-    if "rope_local_base_freq" not in keys.defaults:
+    if sliding_theta is None:
         rope = _parameters(keys, _one_object(keys), "rope_parameters", "rope_theta")
         return dict.fromkeys(LayerKind, _rope(keys, rope, head_size, max_position, aliases))
     full, sliding = _two_objects(keys)
     parameters = {
         LayerKind.FULL: _parameters(keys, full, "rope_parameters.full_attention", "rope_theta"),
-        LayerKind.SLIDING: _parameters(keys, sliding, "rope_parameters.sliding_attention", "rope_local_base_freq"),
+        LayerKind.SLIDING: _parameters(keys, sliding, "rope_parameters.sliding_attention", sliding_theta),
     }
     return {kind: _rope(keys, rope, head_size, max_position, aliases) for kind, rope in parameters.items()}
 
@@ -122,11 +122,7 @@ def _parameters(keys: ConfigKeys, given: Mapping[str, Any], name: str, theta: st
 def _rope(
     keys: ConfigKeys, rope: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str]
 ) -> RopeConfig:
-    kind = _rope_type(rope, aliases)
-    partial = rope.positive("partial_rotary_factor")
-    rotary_dim = int(head_size * partial)
-    if not 0 < rotary_dim <= head_size or rotary_dim % 2:
-        rope.refuse("partial_rotary_factor", partial, f"must rotate an even part of each head's {head_size} elements")
+    kind, rotary_dim = _rope_type(rope, aliases), _rotary_dim(keys, rope, head_size)
     original = _original_max_position(keys, rope, kind, max_position)
     factor = rope.positive("factor", default=None if kind in _NEEDS_FACTOR else max_position / original)
     if factor < 1:
@@ -149,6 +145,19 @@ def _rope(
         short_factor=_factors(rope, kind, "short_factor", rotary_dim),
         long_factor=_factors(rope, kind, "long_factor", rotary_dim),
     )
+
+
+def _rotary_dim(keys: ConfigKeys, rope: ConfigKeys, head_size: int) -> int:
+    """The elements of a head that are rotated: `rotary_dim`, of a family that knows it, or a share."""
+    name, given = keys.find(("rotary_dim",))
+    if name in keys.defaults:
+        size = keys.count(name)
+    else:
+        name, given = "partial_rotary_factor", rope.positive("partial_rotary_factor")
+        size = int(head_size * given)
+    if not 0 < size <= head_size or size % 2:
+        rope.refuse(name, given, f"must rotate an even part of each head's {head_size} elements")
+    return size
 
 
 def _rope_type(rope: ConfigKeys, aliases: Mapping[str, str]) -> RopeType:

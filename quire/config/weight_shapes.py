@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from quire.config.arch import ModelArch
+from quire.config.experts import ExpertsSpec
+from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -28,6 +32,10 @@ class LinearShape:
     in_features: int
     count: int = 1
     """How many layers of the model have this shape."""
+    active: int | None = None
+    """How many of them a token passes; None for all."""
+    dtype: str | None = None
+    """What the layer is kept in, whatever the dtype and the quantisation of the model."""
 
     @property
     def out_features(self) -> int:
@@ -38,6 +46,11 @@ class LinearShape:
     def num_weights(self) -> int:
         """Numbers of one layer."""
         return self.out_features * self.in_features
+
+    @property
+    def num_active(self) -> int:
+        """Numbers of all layers that a token passes."""
+        return self.num_weights * (self.count if self.active is None else self.active)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +72,25 @@ class WeightShapes:
 
 
 def weight_shapes(arch: ModelArch) -> WeightShapes:
-    """The parameters of a model; those of an unknown family as if it were a relative of Llama."""
-    learned = arch.family.has_learned_positions
-    floats, body = _learned_positions(arch) if learned else _decoder(arch)
-    positions = arch.max_position_embeddings + 2 * (arch.model_type == "opt")
+    """The parameters of a model; those of a plug-in's class as its spec says."""
+    names = arch.family.names
+    linears = Counter[tuple[tuple[int, ...], int]]()
+    for layer in arch.layers:
+        linears.update([_qkv(arch), _output(arch), *_MLPS[layer.mlp.kind](arch, layer.mlp)])
+    if arch.embedding_size != arch.hidden_size:
+        linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
+    positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
     return WeightShapes(
-        body=body,
+        body=(
+            *(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
+            *_mixtures(arch),
+        ),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
-        positions=positions * arch.hidden_size if learned else 0,
-        floats=floats,
+        positions=positions * arch.hidden_size,
+        floats=_num_floats(arch),
         is_tied=arch.tie_word_embeddings,
-        is_transposed=arch.model_type == "gpt2",
+        is_transposed=bool(names.transposed),
     )
 
 
@@ -79,52 +99,92 @@ def num_parameters(arch: ModelArch) -> int:
     shapes = weight_shapes(arch)
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
-    ones = 0 if _has_norm_weights(arch) else _num_layer_norms(arch) * arch.hidden_size  # made while loading
+    ones = 0 if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size  # made while loading
     return linears + head + shapes.table + shapes.positions + shapes.floats - ones
 
 
-def _decoder(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
-    """(floats, linear layers) of the families with gated MLPs."""
-    size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
-    biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (2 * ffn + size)
-    norms = (4 if arch.family.has_post_norms else 2) * size + 2 * arch.head_size * arch.family.has_head_norms
-    gate_up = LinearShape(parts=(ffn, ffn), in_features=size, count=arch.num_layers)
-    down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
-    return arch.num_layers * (biases + norms) + size, (qkv, _output(arch), gate_up, down)
+def num_active_parameters(arch: ModelArch) -> int:
+    """Parameters that one token meets: all of them, but for the experts that it is not sent to."""
+    body = weight_shapes(arch).body
+    return num_parameters(arch) - sum(shape.count * shape.num_weights - shape.num_active for shape in body)
 
 
-def _learned_positions(arch: ModelArch) -> tuple[int, tuple[LinearShape, ...]]:
-    """(floats, linear layers) of OPT and GPT-2."""
-    size, ffn, qkv = arch.hidden_size, arch.intermediate_size, _qkv(arch)
-    biases = arch.attention_bias * qkv.out_features + arch.output_bias * size + arch.mlp_bias * (ffn + size)
-    norm = (2 if _has_norm_weights(arch) else 1) * size
-    up = LinearShape(parts=(ffn,), in_features=size, count=arch.num_layers)
-    down = LinearShape(parts=(size,), in_features=ffn, count=arch.num_layers)
-    body = [qkv, _output(arch), up, down]
-    if arch.embedding_size != size:
-        body.append(LinearShape(parts=(size,), in_features=arch.embedding_size))
-        body.append(LinearShape(parts=(arch.embedding_size,), in_features=size))
-    return arch.num_layers * biases + _num_layer_norms(arch) * norm, tuple(body)
+Shape = tuple[tuple[int, ...], int]
+"""The parts and the input features of a linear layer."""
 
 
-def _has_norm_weights(arch: ModelArch) -> bool:
-    return bool(arch.raw.get("layer_norm_elementwise_affine", True))
+def _qkv(arch: ModelArch) -> Shape:
+    size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
+    if arch.family.names.qkv_by_head:
+        return (heads // kv_heads * size,) * kv_heads + (size,) * 2 * kv_heads, arch.hidden_size
+    return (heads * size, kv_heads * size, kv_heads * size), arch.hidden_size
 
 
-def _num_layer_norms(arch: ModelArch) -> int:
-    """Of OPT and GPT-2."""
-    has_final = arch.raw.get("do_layer_norm_before", True) and not arch.raw.get("_remove_final_layer_norm", False)
-    return 2 * arch.num_layers + bool(has_final)
+def _output(arch: ModelArch) -> Shape:
+    return (arch.hidden_size,), arch.num_heads * arch.head_size
 
 
-def _qkv(arch: ModelArch) -> LinearShape:
-    query, key = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
-    return LinearShape(parts=(query, key, key), in_features=arch.hidden_size, count=arch.num_layers)
+def _gated(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
+    inner = mlp.intermediate_size
+    return [((inner, inner), arch.hidden_size), ((arch.hidden_size,), inner)]
 
 
-def _output(arch: ModelArch) -> LinearShape:
-    heads = arch.num_heads * arch.head_size
-    return LinearShape(parts=(arch.hidden_size,), in_features=heads, count=arch.num_layers)
+def _plain(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
+    inner = mlp.intermediate_size
+    return [((inner,), arch.hidden_size), ((arch.hidden_size,), inner)]
+
+
+_MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec], list[Shape]]] = MappingProxyType(
+    {MlpKind.GATED: _gated, MlpKind.PLAIN: _plain, MlpKind.EXPERTS: lambda arch, mlp: []}
+)
+"""But for mixtures of experts, which `_mixtures` adds."""
+
+
+def _mixtures(arch: ModelArch) -> list[LinearShape]:
+    """Linear layers of the mixtures of experts."""
+    counts = Counter(layer.mlp.experts for layer in arch.layers if layer.mlp.experts is not None)
+    return [shape for experts, count in counts.items() for shape in _mixture(arch, experts, count)]
+
+
+def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearShape]:
+    size, chosen = arch.hidden_size, experts.routing.num_chosen
+    router = (experts.num_experts, 1) if experts.has_shared_gate else (experts.num_experts,)
+    shapes = [LinearShape(parts=router, in_features=size, count=count, dtype="float32")]
+    shapes += _gated_experts(size, experts.size, count * experts.num_experts, count * chosen)
+    return shapes + (_gated_experts(size, experts.shared_size, count, count) if experts.shared_size else [])
+
+
+def _gated_experts(size: int, inner: int, count: int, active: int) -> list[LinearShape]:
+    return [
+        LinearShape(parts=(inner, inner), in_features=size, count=count, active=active),
+        LinearShape(parts=(size,), in_features=inner, count=count, active=active),
+    ]
+
+
+def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
+    bias = experts.has_shared_bias * (2 * experts.shared_size + arch.hidden_size)
+    return bias + experts.has_choice_bias * experts.num_experts
+
+
+def _num_floats(arch: ModelArch) -> int:
+    """Numbers of norms and biases."""
+    qkv, output = sum(_qkv(arch)[0]), arch.hidden_size
+    biases = arch.num_layers * (arch.attention_bias * qkv + arch.output_bias * output)
+    for layer in arch.layers:
+        biases += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
+        biases += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
+    heads = {
+        HeadNorms.NONE: 0,
+        HeadNorms.EACH: 2 * arch.head_size,
+        HeadNorms.WHOLE: (arch.num_heads + arch.num_kv_heads) * arch.head_size,
+    }[arch.norms.heads]
+    norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
+    return biases + arch.head_bias * arch.vocab_size + norms + arch.num_layers * heads
+
+
+def _num_norms(arch: ModelArch) -> int:
+    """Norms over hidden states."""
+    return arch.num_layers * len(arch.norms.in_layer) + (arch.norms.final is not None)
 
 
 def context_per_token(arch: ModelArch) -> float:
@@ -132,7 +192,7 @@ def context_per_token(arch: ModelArch) -> float:
 
     Of a longer context than their window, layers that have one read only that: see `window_shares`.
     """
-    linear = sum(shape.count * shape.num_weights for shape in weight_shapes(arch).body)
+    linear = sum(shape.num_active for shape in weight_shapes(arch).body)
     return linear / (2 * arch.num_heads * arch.head_size * arch.num_layers)
 
 
@@ -170,7 +230,10 @@ def weight_bytes(
 ) -> int:
     """Bytes of all weights once loaded. Quantised, a tied table is held twice: rows in `dtype`, the head in int8."""
     shapes = weight_shapes(arch)
-    body = sum(shape.count * packed_bytes(shape, quantization or dtype, ops=ops, isa=isa) for shape in shapes.body)
+    body = sum(
+        shape.count * packed_bytes(shape, shape.dtype or quantization or dtype, ops=ops, isa=isa)
+        for shape in shapes.body
+    )
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     table = 0 if shapes.is_tied and quantization is None else shapes.table
     return body + head + (table + shapes.positions) * DTYPE_BYTES[dtype] + shapes.floats * 4

@@ -38,15 +38,16 @@ class Results:
                 continue
             seq.num_computed_tokens += num_tokens
             retire(seq)
-            if seq.group.beams is not None:
-                if drawn:
-                    outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
-                continue
             logprobs = result.logprobs.get(seq_id) if result.logprobs else None
             prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
             if prompt_logprobs:
                 seq.group.num_prompt_logprobs += len(prompt_logprobs)
-            if drawn:
+            if seq.group.beams is not None:
+                if prompt_logprobs:
+                    outputs.append(_output(seq, [], None, prompt_logprobs))
+                if drawn:
+                    outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
+            elif drawn:
                 outputs.append(self._extend(seq, drawn, now, logprobs, prompt_logprobs))
             elif seq_id in result.forks:
                 outputs += self._fork(seq, result.forks[seq_id], now, logprobs, prompt_logprobs)
@@ -116,14 +117,15 @@ class Results:
             return []
         group = seq.group
         parents = [group.sequences[branch] for branch in beams.branches]
+        candidates = beams.candidates() if group.request.sampling_params.logprobs is not None else []
         running, ended = beams.choose(lambda parent: parents[parent].output_token_ids)
         self._has_token(group.stats, now)
         group.stats.num_generation_tokens += max(len(running), len(ended))
-        if beams.is_done:
-            return self._end_search(group, beams)
         output = _output(seq, [one.token_id for one in running])
         output.branch = 0
-        output.beam_step = BeamStep([one.parent for one in running], beams.cum_logprobs, ended)
+        output.beam_step = BeamStep([one.parent for one in running], beams.cum_logprobs, ended, candidates)
+        if beams.is_done:
+            return [output, *self._end_search(group, beams)]
         beams.branches = [child.branch for child in self._continue(parents, running)]
         return [output]
 

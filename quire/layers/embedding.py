@@ -52,16 +52,18 @@ class LMHead:
         *,
         tied_to: Embedding | None = None,
         soft_cap: float | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         if tied_to is not None and isinstance(tied_to.table, LinearWeight):
             self.weight = tied_to.table
         else:
             self.weight = ctx.linear_weight(hidden_size, (vocab_size,), WHOLE, is_head=True)
+        self.bias = bias
         self.soft_cap = soft_cap
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V] float32."""
-        logits = functional.linear(hidden, self.weight, out_dtype=torch.float32)
+        logits = functional.linear(hidden, self.weight, self.bias, out_dtype=torch.float32)
         if self.soft_cap is not None:
             functional.soft_cap(logits, self.soft_cap)
         return logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.layers.context import LayerContext
-from quire.layers.weights import ShardSpec
+from quire.layers.weights import HeadOrder, ShardSpec
 from quire.ops import functional
 
 
@@ -13,16 +13,22 @@ class Linear:
     """activation(x @ weight.T + bias) + residual; several of the checkpoint's layers may be fused into one."""
 
     def __init__(
-        self, ctx: LayerContext, in_features: int, *out_features: int, bias: bool = False, shard_dim: int = 0
+        self,
+        ctx: LayerContext,
+        in_features: int,
+        *out_features: int,
+        bias: bool = False,
+        shard_dim: int = 0,
+        order: HeadOrder | None = None,
     ) -> None:
         tp = ctx.parallel.tp
         self.weight = ctx.linear_weight(
-            in_features, out_features, ShardSpec(dim=shard_dim, part=tp.rank, parts=tp.size)
+            in_features, out_features, ShardSpec(dim=shard_dim, part=tp.rank, parts=tp.size), order=order
         )
         # A bias follows the output features: split with them, or whole and added by the first rank only.
         bias_shard = ShardSpec(part=tp.rank, parts=tp.size) if shard_dim == 0 else ShardSpec()
         has_bias = bias and (shard_dim == 0 or tp.rank == 0)
-        self.bias = ctx.linear_bias(out_features, bias_shard) if has_bias else None
+        self.bias = ctx.linear_bias(out_features, bias_shard, order=order) if has_bias else None
 
     def __call__(self, x: Tensor, *, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         """Shapes: x [T, M], residual [T, N] -> [T, N]."""

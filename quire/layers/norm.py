@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.config.arch import ModelArch
+from quire.config.family_spec import NormKind
 from quire.layers.context import LayerContext
 from quire.ops import functional
 
@@ -12,8 +14,8 @@ from quire.ops import functional
 class RMSNorm:
     """x / rms(x) * weight. Gemma stores weight - 1: `offset` adds the one, once, at load."""
 
-    def __init__(self, ctx: LayerContext, size: int, eps: float, *, offset: float = 0.0) -> None:
-        self.weight = ctx.tensor("weight", (size,), dtype=torch.float32, offset=offset)
+    def __init__(self, ctx: LayerContext, size: int, eps: float, *, offset: float = 0.0, scale: float = 1.0) -> None:
+        self.weight = ctx.tensor("weight", (size,), dtype=torch.float32, offset=offset, scale=scale)
         self.eps = eps
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
@@ -22,13 +24,46 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """(x - mean) / std * weight + bias; without `affine` the checkpoint holds neither weight nor bias."""
+    """(x - mean) / std * weight + bias; the checkpoint may hold neither weight nor bias."""
 
-    def __init__(self, ctx: LayerContext, size: int, eps: float, *, affine: bool = True) -> None:
-        self.weight = ctx.tensor("weight", (size,), dtype=torch.float32) if affine else torch.ones(size)
-        self.bias = ctx.tensor("bias", (size,), dtype=torch.float32) if affine else None
+    def __init__(
+        self,
+        ctx: LayerContext,
+        size: int,
+        eps: float,
+        *,
+        has_weight: bool = True,
+        has_bias: bool = True,
+        offset: float = 0.0,
+        scale: float = 1.0,
+    ) -> None:
+        """Weight and bias are multiplied by `scale`."""
+        self.weight = torch.full((size,), scale)
+        if has_weight:
+            self.weight = ctx.tensor("weight", (size,), dtype=torch.float32, offset=offset, scale=scale)
+        self.bias = ctx.tensor("bias", (size,), dtype=torch.float32, scale=scale) if has_bias else None
         self.eps = eps
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Shapes: x [T, E] -> [T, E]."""
-        return functional.layer_norm(x, self.weight, self.bias, self.eps)
+    def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]; the residual is added after the norm."""
+        normed = functional.layer_norm(x, self.weight, self.bias, self.eps)
+        return normed if residual is None else functional.scale_add(normed, 1.0, residual)
+
+
+Norm = RMSNorm | LayerNorm
+
+
+def model_norm(arch: ModelArch, ctx: LayerContext, name: str, *, scale: float = 1.0) -> Norm:
+    """The norm over hidden states that the checkpoint calls `name`, times `scale`."""
+    norms, child = arch.norms, ctx.child(name)
+    if norms.kind is NormKind.RMS:
+        return RMSNorm(child, arch.hidden_size, arch.norm_eps, offset=norms.offset, scale=scale)
+    return LayerNorm(
+        child,
+        arch.hidden_size,
+        arch.norm_eps,
+        has_weight=norms.has_weight,
+        has_bias=norms.has_bias,
+        offset=norms.offset,
+        scale=scale,
+    )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.config.rope import RopeConfig, RopeType
-from quire.ops.reference.threads import one_thread
+from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
 _WHOLE_VECTORS = 32

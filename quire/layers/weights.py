@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quire.config.family_spec import WeightNames
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
@@ -43,8 +45,15 @@ class WeightMap:
     """Layers whose weight is stored [in, out]."""
     base_prefix: str = "model."
     """Missing in checkpoints that were saved without their head; then it is left out of every name."""
-    ignored: tuple[str, ...] = ()
-    """Endings of names that older versions stored and nobody reads, beside those every family has."""
+
+    @classmethod
+    def of(cls, names: WeightNames) -> WeightMap:
+        """That of a decoder whose parts have these names."""
+        return cls(
+            fuse={"qkv_proj": names.qkv, "gate_up_proj": names.gate_up},
+            transposed=names.transposed,
+            base_prefix=f"{names.base}.",
+        )
 
     def sources(self, name: str) -> list[str]:
         """The checkpoint's names of the layer called `name`."""
@@ -53,11 +62,30 @@ class WeightMap:
 
     def is_transposed(self, name: str) -> bool:
         """Whether the layer called `name` is stored [in, out]."""
-        return name.rpartition(".")[2] in self.transposed
+        return any(source.rpartition(".")[2] in self.transposed for source in self.sources(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOrder:
+    """A tensor that has, for each key/value head in turn, its query heads, the key, and the value."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+    def parts(self, stored: Tensor) -> list[Tensor]:
+        """Views in the order that ops want: all query heads, all keys, all values. Shapes: stored [N, ...]."""
+        num_queries = self.num_heads // self.num_kv_heads
+        groups = stored.view(self.num_kv_heads, num_queries + 2, self.head_size, *stored.shape[1:])
+        queries = [group[:num_queries].flatten(0, 1) for group in groups]
+        return queries + [group[-2] for group in groups] + [group[-1] for group in groups]
 
 
 class WeightReader(Protocol):
     """Gives tensors by their checkpoint name."""
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor. A reader without a checkpoint has none, and gives any."""
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """This rank's part of a tensor of full shape `shape`, in the checkpoint's dtype. Valid until `release`."""

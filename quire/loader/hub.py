@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from quire.config.json_file import read_json_object
+from quire.config.json_file import parse_json, read_bounded, read_json_object
 from quire.errors import CheckpointError, ConfigError, MissingDependency, ModelNotFound, QuireError, shown
 from quire.loader.names import has_short_form, is_repository, repository_of, short_names
 from quire.loader.resume import fetch_weights
+from quire.loader.weight_files import MAX_INDEX_BYTES
 from quire.utils.lazy import nearest
 
 CONFIG_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
@@ -125,10 +125,10 @@ def is_complete(directory: Path) -> bool:
     if (directory / "model.safetensors").is_file():
         return True
     try:
-        index = json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))
-        return all((directory / file).is_file() for file in set(index["weight_map"].values()))
-    except FileNotFoundError:
-        return any(directory.glob("*.safetensors"))
+        data = read_bounded(directory / INDEX_FILE, MAX_INDEX_BYTES)
+        if data is None:
+            return any(directory.glob("*.safetensors"))
+        return all((directory / file).is_file() for file in set(parse_json(data)["weight_map"].values()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
 
@@ -183,14 +183,13 @@ def check_config(file: Path) -> None:
     Raises: ConfigError.
     """
     from quire.config.arch import refuse_multimodal
-    from quire.config.families import ARCHITECTURES
+    from quire.config.families import ARCHITECTURES, check_supported
 
     raw = read_json_object(file, "Download the file again.", CheckpointError) or {}
     refuse_multimodal(raw, str(file))
     listed = raw.get("architectures")
     name = listed[0] if isinstance(listed, list) and listed else ARCHITECTURES.get(str(raw.get("model_type")))
-    registry = importlib.import_module("quire.models.registry").ModelRegistry
-    registry.check(str(name or raw.get("model_type")), source=str(file))
+    check_supported(str(name or raw.get("model_type")), source=str(file))
     if raw.get("quantization_config") is not None:
         method = raw["quantization_config"]
         method = method.get("quant_method", "unknown") if isinstance(method, dict) else method

@@ -12,6 +12,7 @@ from quire.config.arch import ModelArch
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.quantization import SCHEMES
+from quire.layers.weights import WeightMap
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
 from quire.log import get_logger
@@ -43,12 +44,12 @@ def load_model(
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format {load_format!r} is not known; use one of {', '.join(LOAD_FORMATS)}")
-    model_class = ModelRegistry.resolve(arch.architecture, source=arch.source)
+    model_class = ModelRegistry.resolve(arch.architecture, source=arch.source, family=arch.family)
     if "auto_map" in arch.raw:
         log.warning("config.json names code of its own (auto_map); quire never runs it source=%s", arch.source)
     context = partial(
         LayerContext,
-        weight_map=model_class.weights,
+        weight_map=WeightMap.of(arch.family.names),
         dtype=dtype,
         max_model_len=max_model_len,
         scheme=SCHEMES[quantization],
@@ -66,9 +67,9 @@ def _load_checkpoint(
     progress: Callable[[int, int], None] | None,
 ) -> Model:
     """Build the model against the headers first, then with its weights."""
-    checkpoint = Checkpoint(path)
-    headers = HeaderReader(checkpoint, model_class.weights)
+    checkpoint, weight_map = Checkpoint(path), WeightMap.of(arch.family.names)
+    headers = HeaderReader(checkpoint, weight_map)
     model_class(arch, context(weights=headers))
     headers.raise_problems()
-    reader = CheckpointReader(checkpoint, model_class.weights, num_bytes=headers.num_bytes, progress=progress)
+    reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)
     return model_class(arch, context(weights=reader))

@@ -16,8 +16,17 @@ from quire.layers.weights import ShardSpec, WeightMap
 from quire.loader.checkpoint import Checkpoint, raise_problems
 from quire.loader.safetensors_file import DTYPES
 
-IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "lm_head.weight")
+IGNORED = (
+    "rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    "lm_head.weight",
+)
 """Endings of names that older checkpoints store and nobody reads: tables, masks, the second copy of a tied head."""
+DRAFTING = ".mtp_"
+"""In names of layers that predict several tokens at once, which quire does not do."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
 
@@ -41,11 +50,14 @@ class HeaderReader:
     def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap) -> None:
         self.checkpoint = checkpoint
         self.names = Names(checkpoint, weight_map)
-        self.ignored = (*IGNORED, *weight_map.ignored)
         self.problems: list[str] = []
         self.used: set[str] = set()
         self.num_bytes = 0
         """Bytes that a `CheckpointReader` will read."""
+
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return self.names(name) in self.checkpoint.tensors
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
@@ -80,7 +92,7 @@ class HeaderReader:
         unread = [
             f"{info.file.name}: {info.name} {list(info.shape)} is not used by this model; the file belongs to another"
             for info in unused
-            if not info.name.endswith(self.ignored)
+            if not info.name.endswith(IGNORED) and DRAFTING not in info.name
         ]
         raise_problems(self.checkpoint.directory, self.problems + unread)
 
@@ -102,6 +114,10 @@ class CheckpointReader:
         self.num_bytes = num_bytes
         self.num_bytes_read = 0
         self.progress = progress
+
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return self.names(name) in self.checkpoint.tensors
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
@@ -126,6 +142,10 @@ class DummyReader:
         self.seed = seed
         generator = torch.Generator().manual_seed(seed)
         self.pattern = (torch.randn(_PATTERN_LENGTH, generator=generator) * _DUMMY_SCALE).to(dtype)
+
+    def has(self, name: str) -> bool:
+        """See `WeightReader.has`."""
+        return False
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""

@@ -1,42 +1,34 @@
-"""The parts that decoder families share."""
+"""The parts of a decoder's layer, as its `ModelArch` describes them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
+from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.layers.activation import activation_of
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
+from quire.layers.experts import MixtureOfExperts
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.rotary import rotary_table
+from quire.layers.weights import HeadOrder
+from quire.ops import functional
 from quire.ops.functional import RopeAndCacheSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec:
-    """How a pre-norm decoder with gated MLPs differs from Llama. A difference in data flow is a subclass instead."""
-
-    qk_norm: bool = False
-    """An RMS norm on each query and key head."""
-    norm_offset: float = 0.0
-    """Added to every norm weight; 1 where the checkpoint stores weight - 1."""
-    embedding_scale: float = 1.0
-    """Multiplies token embeddings."""
-    interleaved_rope: bool = False
-    """Rotates pairs (2i, 2i + 1)."""
 
 
 class SelfAttention:
     """QKV projection, attention, output projection."""
 
-    def __init__(self, arch: ModelArch, spec: DecoderSpec, ctx: LayerContext, index: int) -> None:
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
-        rope, window = arch.layers[index].rope, arch.layers[index].window
+        names = arch.family.names
         self.qkv_proj = Linear(
             ctx.child("qkv_proj"),
             arch.hidden_size,
@@ -44,59 +36,111 @@ class SelfAttention:
             kv_heads * size,
             kv_heads * size,
             bias=arch.attention_bias,
+            order=HeadOrder(num_heads=heads, num_kv_heads=kv_heads, head_size=size) if names.qkv_by_head else None,
         )
-        self.o_proj = Linear(ctx.child("o_proj"), heads * size, arch.hidden_size, bias=arch.output_bias, shard_dim=1)
-        self.attention = Attention(
+        output = ctx.child(names.output)
+        self.o_proj = Linear(output, heads * size, arch.hidden_size, bias=arch.output_bias, shard_dim=1)
+        self.norms = WholeNorms(arch, ctx) if arch.norms.heads is HeadNorms.WHOLE else None
+        has_norms = arch.norms.heads is HeadNorms.EACH
+        self.attention = attention_of(
+            arch,
+            ctx,
             index,
-            RopeAndCacheSpec(
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                head_size=size,
-                rotary_dim=rope.rotary_dim if rope else 0,
-                interleaved=spec.interleaved_rope,
-                norm_eps=arch.norm_eps,
-            ),
-            scale=arch.query_scale,
-            cos_sin=rotary_table(rope, ctx.max_model_len) if rope else None,
-            q_norm=head_norm(ctx.child("q_norm"), size, spec) if spec.qk_norm else None,
-            k_norm=head_norm(ctx.child("k_norm"), size, spec) if spec.qk_norm else None,
-            sliding_window=window,
-            soft_cap=arch.attn_soft_cap,
+            q_norm=_head_norm(arch, ctx.child(names.q_norm), size) if has_norms else None,
+            k_norm=_head_norm(arch, ctx.child(names.k_norm), size) if has_norms else None,
         )
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
-        return self.o_proj(self.attention(self.qkv_proj(hidden), ctx), residual=residual)
+        return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
+
+    def _qkv(self, hidden: Tensor) -> Tensor:
+        qkv = self.qkv_proj(hidden)
+        if self.norms is not None:
+            self.norms.apply(qkv)
+        return qkv
+
+
+class WholeNorms:
+    """An RMS norm over all query heads of a token, and one over all its key heads."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        names, size = arch.family.names, arch.head_size
+        self.query = _head_norm(arch, ctx.child(names.q_norm), arch.num_heads * size)
+        self.key = _head_norm(arch, ctx.child(names.k_norm), arch.num_kv_heads * size)
+        self.eps = arch.norm_eps
+
+    def apply(self, qkv: Tensor) -> None:
+        """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
+        functional.rms_norm_columns(qkv, self.query, self.eps, first=0)
+        functional.rms_norm_columns(qkv, self.key, self.eps, first=self.query.shape[0])
+
+
+def attention_of(
+    arch: ModelArch, ctx: LayerContext, index: int, *, q_norm: Tensor | None = None, k_norm: Tensor | None = None
+) -> Attention:
+    """A layer's attention, without its projections."""
+    layer = arch.layers[index]
+    spec = RopeAndCacheSpec(
+        num_heads=arch.num_heads,
+        num_kv_heads=arch.num_kv_heads,
+        head_size=arch.head_size,
+        rotary_dim=layer.rope.rotary_dim if layer.rope else 0,
+        interleaved=arch.family.rotates_pairs,
+        norm_eps=arch.norm_eps,
+    )
+    return Attention(
+        index,
+        spec,
+        scale=layer.query_scale,
+        cos_sin=rotary_table(layer.rope, ctx.max_model_len) if layer.rope else None,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        sliding_window=layer.window,
+        soft_cap=arch.attn_soft_cap,
+    )
+
+
+def _head_norm(arch: ModelArch, ctx: LayerContext, size: int) -> Tensor:
+    """The float32 weight of a norm on heads. Shapes: -> [size]."""
+    return ctx.tensor("weight", (size,), dtype=torch.float32, offset=arch.norms.offset)
+
+
+class Mlp(Protocol):
+    """The MLP of a layer."""
+
+    def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]."""
 
 
 class GatedMLP:
     """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
-        self.gate_up_proj = GatedLinear(
-            ctx.child("gate_up_proj"),
-            arch.hidden_size,
-            arch.intermediate_size,
-            activation=activation_of(arch),
-            bias=arch.mlp_bias,
-        )
-        self.down_proj = Linear(
-            ctx.child("down_proj"), arch.intermediate_size, arch.hidden_size, bias=arch.mlp_bias, shard_dim=1
-        )
+    def __init__(self, arch: ModelArch, spec: MlpSpec, ctx: LayerContext) -> None:
+        size, inner, bias = arch.hidden_size, spec.intermediate_size, spec.has_bias
+        gate_up = ctx.child("gate_up_proj")
+        self.gate_up_proj = GatedLinear(gate_up, size, inner, activation=activation_of(arch), bias=bias)
+        self.down_proj = Linear(ctx.child(arch.family.names.down), inner, size, bias=bias, shard_dim=1)
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        """Shapes: hidden, residual [T, E] -> [T, E]."""
+        """See `Mlp`."""
         return self.down_proj(self.gate_up_proj.gate(hidden), residual=residual)
 
 
-def head_norm(ctx: LayerContext, head_size: int, spec: DecoderSpec) -> Tensor:
-    """The float32 weight of a norm on each head. Shapes: -> [D]."""
-    return ctx.tensor("weight", (head_size,), dtype=torch.float32, offset=spec.norm_offset)
+class PlainMLP:
+    """down(activation(up(x)))."""
+
+    def __init__(self, arch: ModelArch, spec: MlpSpec, ctx: LayerContext) -> None:
+        size, inner, names = arch.hidden_size, spec.intermediate_size, arch.family.names
+        self.up_proj = Linear(ctx.child(names.up), size, inner, bias=spec.has_bias)
+        self.down_proj = Linear(ctx.child(names.down), inner, size, bias=spec.has_bias, shard_dim=1)
+        self.activation = activation_of(arch)
+
+    def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """See `Mlp`."""
+        return self.down_proj(self.up_proj(hidden, activation=self.activation), residual=residual)
 
 
-def plain_attention(arch: ModelArch, index: int, *, scale: float | None = None) -> Attention:
-    """Attention without rotation, head norms or windows, for models with learned positions."""
-    spec = RopeAndCacheSpec(
-        num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size, rotary_dim=0
-    )
-    return Attention(index, spec, scale=arch.query_scale if scale is None else scale)
+MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = MappingProxyType(
+    {MlpKind.GATED: GatedMLP, MlpKind.PLAIN: PlainMLP, MlpKind.EXPERTS: MixtureOfExperts}
+)

@@ -1,4 +1,4 @@
-"""The pre-norm decoder that most families are; they give a `DecoderSpec`, or a layer class of their own."""
+"""The decoder that most families are. What differs between them is in their `FamilySpec`."""
 
 from __future__ import annotations
 
@@ -10,69 +10,101 @@ from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead
-from quire.layers.norm import RMSNorm
-from quire.layers.weights import WeightMap
-from quire.models.blocks import DecoderSpec, GatedMLP, SelfAttention
-
-FUSED = WeightMap(fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")})
-"""The usual checkpoint: one tensor per projection."""
+from quire.layers.norm import Norm, model_norm
+from quire.layers.weights import WHOLE
+from quire.models.blocks import MLPS, SelfAttention
+from quire.ops import functional
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind a norm and added to the residual: eight op calls."""
+    """Attention and MLP, each between the norms that there are, and added to the residual.
 
-    def __init__(self, arch: ModelArch, spec: DecoderSpec, ctx: LayerContext, index: int) -> None:
-        size, eps, offset = arch.hidden_size, arch.norm_eps, spec.norm_offset
-        self.input_layernorm = RMSNorm(ctx.child("input_layernorm"), size, eps, offset=offset)
-        self.self_attn = SelfAttention(arch, spec, ctx.child("self_attn"), index)
-        self.post_attention_layernorm = RMSNorm(ctx.child("post_attention_layernorm"), size, eps, offset=offset)
-        self.mlp = GatedMLP(arch, ctx.child("mlp"))
+    Llama's is eight op calls.
+    """
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        names, norms, mlp = arch.family.names, arch.norms, arch.layers[index].mlp
+        self.input_norm, self.post_attention_norm, self.pre_mlp_norm, self.post_mlp_norm = (
+            model_norm(arch, ctx, name) if name else None
+            for name in (norms.input, norms.post_attention, norms.pre_mlp, norms.post_mlp)
+        )
+        self.self_attn = SelfAttention(arch, ctx.child(names.attention), index)
+        self.mlp = MLPS[mlp.kind](arch, mlp, ctx.child(names.mlp))
+        self.scale = arch.scales.residual
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: hidden [T, E] -> [T, E]."""
-        hidden = self.self_attn(self.input_layernorm(hidden), ctx, residual=hidden)
-        return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+        hidden = self._attend(hidden, ctx)
+        return self._feed(hidden)
+
+    def _attend(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        normed = hidden if self.input_norm is None else self.input_norm(hidden)
+        if self.post_attention_norm is None and self.scale == 1.0:
+            return self.self_attn(normed, ctx, residual=hidden)
+        return self._add(self.self_attn(normed, ctx), self.post_attention_norm, hidden)
+
+    def _feed(self, hidden: Tensor) -> Tensor:
+        normed = hidden if self.pre_mlp_norm is None else self.pre_mlp_norm(hidden)
+        if self.post_mlp_norm is None and self.scale == 1.0:
+            return self.mlp(normed, residual=hidden)
+        return self._add(self.mlp(normed), self.post_mlp_norm, hidden)
+
+    def _add(self, out: Tensor, norm: Norm | None, residual: Tensor) -> Tensor:
+        if norm is not None and self.scale == 1.0:
+            return norm(out, residual=residual)
+        return functional.scale_add(out if norm is None else norm(out), self.scale, residual)
+
+
+class ParallelLayer(DecoderLayer):
+    """Attention and MLP read the same residual, behind one norm or each behind its own."""
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """Shapes: hidden [T, E] -> [T, E]."""
+        normed = hidden if self.input_norm is None else self.input_norm(hidden)
+        attended = self.self_attn(normed, ctx, residual=hidden)
+        if self.pre_mlp_norm is not None:
+            normed = self.pre_mlp_norm(hidden)
+        return self.mlp(normed, residual=attended)
 
 
 class DecoderForCausalLM:
-    """Embedding, layers, norm, head. Subclasses override what differs."""
+    """Embedding, layers, norm, head."""
 
-    weights: ClassVar[WeightMap] = FUSED
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
-
-    @staticmethod
-    def spec(arch: ModelArch) -> DecoderSpec:
-        """How the family differs from Llama."""
-        return DecoderSpec()
+    """Of layers whose attention and MLP follow each other."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
-        spec, model = self.spec(arch), ctx.child("model")
-        tied, embed = arch.tie_word_embeddings, model.child("embed_tokens")
-        self.embed_tokens = Embedding(
-            embed,
-            arch.vocab_size,
-            arch.hidden_size,
-            scale=spec.embedding_scale,
-            tied=tied,
-        )
-        self.layers = [
-            self.layer_class(arch, spec, model.child("layers").child(index), index) for index in range(arch.num_layers)
-        ]
-        self.norm = RMSNorm(model.child("norm"), arch.hidden_size, arch.norm_eps, offset=spec.norm_offset)
+        names, size = arch.family.names, arch.hidden_size
+        model = ctx.child(names.base)
+        tied, embed = arch.tie_word_embeddings, model.child(names.embedding)
+        self.embed_tokens = Embedding(embed, arch.vocab_size, size, scale=arch.scales.embedding, tied=tied)
+        self.embed_positions = None
+        if names.positions is not None:
+            self.embed_positions = Embedding(model.child(names.positions), arch.max_position_embeddings, size)
+        layer_class = ParallelLayer if arch.is_parallel else self.layer_class
+        layers = model.child(names.layers)
+        self.layers = [layer_class(arch, layers.child(index), index) for index in range(arch.num_layers)]
+        # Logits are linear in the last norm, so it carries their factor.
+        final = arch.norms.final
+        self.norm = model_norm(arch, model, final, scale=arch.scales.logits) if final else None
+        head = ctx.child(names.head)
         self.lm_head = LMHead(
-            embed if tied else ctx.child("lm_head"),
+            embed if tied else head,
             arch.vocab_size,
-            arch.hidden_size,
+            size,
             tied_to=self.embed_tokens if tied else None,
             soft_cap=arch.final_soft_cap,
+            bias=head.linear_bias((arch.vocab_size,), WHOLE) if arch.head_bias else None,
         )
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""
         hidden = self.embed_tokens(token_ids)
+        if self.embed_positions is not None:
+            hidden = self.embed_positions(ctx.positions, residual=hidden)
         for layer in self.layers:
             hidden = layer(hidden, ctx)
-        return self.norm(hidden)
+        return hidden if self.norm is None else self.norm(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `interfaces.Model`."""

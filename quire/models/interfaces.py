@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.layers.context import LayerContext
-from quire.layers.weights import WeightMap
 
 
 class Model(Protocol):
@@ -24,8 +23,6 @@ class Model(Protocol):
 
 class ModelClass(Protocol):
     """What the registry holds: built with its weights from `ctx`, it is a `Model`."""
-
-    weights: ClassVar[WeightMap]
 
     def __call__(self, arch: ModelArch, ctx: LayerContext) -> Model:
         """Build the model. Raises: ConfigError for options of the config that the model does not implement."""

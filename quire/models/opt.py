@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.errors import ConfigError
 from quire.layers.activation import activation_of
-from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead
 from quire.layers.linear import Linear
-from quire.layers.norm import LayerNorm
-from quire.layers.weights import WeightMap
-from quire.models.blocks import plain_attention
-
-POSITION_OFFSET = 2
-"""Rows of the position table that no position uses."""
-NORM_EPS = 1e-5
+from quire.layers.norm import model_norm
+from quire.models.blocks import attention_of
 
 
 class OPTLayer:
     """Attention and MLP with layer norms before them; the 350m model has them behind the residual sums instead."""
 
-    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int, *, affine: bool) -> None:
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         size, bias = arch.hidden_size, arch.attention_bias
         attention = ctx.child("self_attn")
-        self.norm_before = arch.raw.get("do_layer_norm_before", True)
-        self.self_attn_layer_norm = LayerNorm(ctx.child("self_attn_layer_norm"), size, NORM_EPS, affine=affine)
+        self.norm_before = arch.raw.get("do_layer_norm_before") is not False
+        self.self_attn_layer_norm = model_norm(arch, ctx, "self_attn_layer_norm")
         self.qkv_proj = Linear(attention.child("qkv_proj"), size, size, size, size, bias=bias)
-        self.attention: Attention = plain_attention(arch, index)
+        self.attention = attention_of(arch, attention, index)
         self.out_proj = Linear(attention.child("out_proj"), size, size, bias=bias, shard_dim=1)
-        self.final_layer_norm = LayerNorm(ctx.child("final_layer_norm"), size, NORM_EPS, affine=affine)
+        self.final_layer_norm = model_norm(arch, ctx, "final_layer_norm")
         self.fc1 = Linear(ctx.child("fc1"), size, arch.intermediate_size, bias=bias)
         self.fc2 = Linear(ctx.child("fc2"), arch.intermediate_size, size, bias=bias, shard_dim=1)
         self.activation = activation_of(arch)
@@ -57,34 +48,28 @@ class OPTLayer:
 class OPTForCausalLM:
     """Learned positions, layer norms, biases everywhere, a plain MLP."""
 
-    weights: ClassVar[WeightMap] = WeightMap(fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")})
-
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
-        affine = arch.raw.get("layer_norm_elementwise_affine", True)
+        unused = arch.family.names.unused_positions
         width = arch.embedding_size
         decoder = ctx.child("model").child("decoder")
         tied, embed = arch.tie_word_embeddings, decoder.child("embed_tokens")
         self.embed_tokens = Embedding(embed, arch.vocab_size, width, tied=tied)
         self.embed_positions = Embedding(
             decoder.child("embed_positions"),
-            arch.max_position_embeddings + POSITION_OFFSET,
+            arch.max_position_embeddings + unused,
             arch.hidden_size,
-            first_row=POSITION_OFFSET,
+            first_row=unused,
         )
         self.project_in = self.project_out = None
         if width != arch.hidden_size:
             self.project_in = Linear(decoder.child("project_in"), width, arch.hidden_size)
             self.project_out = Linear(decoder.child("project_out"), arch.hidden_size, width)
-        self.layers = [
-            OPTLayer(arch, decoder.child("layers").child(index), index, affine=affine)
-            for index in range(arch.num_layers)
-        ]
-        has_norm = arch.raw.get("do_layer_norm_before", True) and not arch.raw.get("_remove_final_layer_norm", False)
-        norm = decoder.child("final_layer_norm")
-        self.final_layer_norm = LayerNorm(norm, arch.hidden_size, NORM_EPS, affine=affine) if has_norm else None
+        layers = decoder.child("layers")
+        self.layers = [OPTLayer(arch, layers.child(index), index) for index in range(arch.num_layers)]
+        final = arch.norms.final
+        self.final_layer_norm = model_norm(arch, decoder, final) if final else None
         head = embed if tied else ctx.child("lm_head")
         self.lm_head = LMHead(head, arch.vocab_size, width, tied_to=self.embed_tokens if tied else None)
-        _check_flags(arch)
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""
@@ -101,10 +86,3 @@ class OPTForCausalLM:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `interfaces.Model`."""
         return self.lm_head(hidden)
-
-
-def _check_flags(arch: ModelArch) -> None:
-    for name in ("do_layer_norm_before", "layer_norm_elementwise_affine", "_remove_final_layer_norm"):
-        value = arch.raw.get(name, False)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{arch.source}: {name} is {value!r}; it must be true or false. Correct the file.")

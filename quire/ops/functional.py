@@ -1,7 +1,8 @@
 """The ops that layers call: their contracts. `ops.reference` is the executable specification, `ops.cpu` the fast one.
 
 Shape letters: T tokens in this step, R requests (sequences), H query heads, K key/value heads, D head size, E hidden
-size, N and M output and input features of a linear layer, B blocks, S slots (tokens) per block, V vocabulary.
+size, N and M output and input features of a linear layer, F inner features of an MLP, X experts, B blocks, S slots
+(tokens) per block, V vocabulary.
 
 Conventions that hold for every op:
 - Activations are contiguous and of the model's dtype (float32, bfloat16, float16); sums run in float32 and are rounded
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, dtype
 
+    from quire.config.experts import Routing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearWeight:
@@ -35,6 +38,33 @@ class LinearWeight:
     """dense, or the name of a quantised format."""
     tensors: dict[str, Tensor] = field(repr=False)
     """Implementation-defined storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """A gated MLP: down(activation(gate(x)) * up(x))."""
+
+    gate_up: LinearWeight
+    """[2F, M]"""
+    down: LinearWeight
+    """[N, F]"""
+    gate_up_bias: Tensor | None = None
+    """[2F] float32"""
+    down_bias: Tensor | None = None
+    """[N] float32"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureWeights:
+    """The parameters of a mixture of experts."""
+
+    router: LinearWeight
+    """[X, M] float32, and one more row where the shared expert has a gate."""
+    experts: tuple[ExpertWeights, ...]
+    choice_bias: Tensor | None = None
+    """[X] float32: added to scores where experts are chosen, not where they are weighed."""
+    shared: ExpertWeights | None = None
+    """An expert that every token passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +165,21 @@ def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *,
     return cast("Tensor", op("gated_linear")(x, weight, bias, activation=activation))
 
 
+def mixture_of_experts(
+    x: Tensor, weights: MixtureWeights, routing: Routing, *, activation: str, residual: Tensor | None = None
+) -> Tensor:
+    """Each token's experts, weighed and added up, and the shared one; plus residual.
+
+    1. logits = x @ router.T in float32.
+    2. `routing` chooses each token's experts and their weights.
+    3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do.
+    4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
+       expert's output (times the sigmoid of its gate, if there is one), then the residual.
+    Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`.
+    """
+    return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))
+
+
 def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     """Rows of a table, or of the packed weight of a tied head. Shapes: token_ids [T] int64, table [V, E] -> [T, E]."""
     return cast("Tensor", op("embedding")(token_ids, table))
@@ -156,6 +201,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
     Shapes: x [T, E], weight [E] float32, residual [T, E] -> [T, E].
     """
     return cast("Tensor", op("rms_norm")(x, weight, eps, residual=residual))
+
+
+def rms_norm_columns(x: Tensor, weight: Tensor, eps: float, *, first: int) -> None:
+    """`rms_norm` of the columns from `first` on of each row, as many as the weight has, in place.
+
+    Shapes: x [T, N], weight [E] float32, first + E <= N. Mutates: x.
+    """
+    op("rms_norm_columns")(x, weight, eps, first=first)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

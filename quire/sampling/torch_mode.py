@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from quire.ops.reference.threads import one_thread
+from quire.ops.threads import one_thread
 
 
 @contextmanager

@@ -111,12 +111,13 @@ def capabilities_of(name: str, here: Capabilities) -> Capabilities:
 def cost_on(device: Device, config: QuireConfig) -> CostModel:
     """The cost model of an engine on a device.
 
-    Windows are not counted: every layer reads the whole context.
+    Windows are not counted: every layer reads the whole context. Of experts, a token computes those it is sent to, and
+    a step reads all of them, as large ones do.
     """
     arch, dtype = config.model_config.arch, config.model_config.dtype
     flops, bandwidth = COMPUTE_SHARE * device.flops, BANDWIDTH_SHARE * device.bandwidth
     shapes = weight_shapes(arch)
-    body = sum(shape.count * shape.num_weights for shape in shapes.body)
+    body = sum(shape.num_active for shape in shapes.body)
     table = 0 if shapes.is_tied else shapes.table * DTYPE_BYTES[dtype]  # of which a step reads some rows
     reading_s = (config.memory_plan["weights"] - table) / bandwidth
     token_s = 2 * body / flops

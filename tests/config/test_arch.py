@@ -79,7 +79,7 @@ def test_llama_is_read() -> None:
     assert (arch.eos_token_ids, arch.bos_token_id) == ((2,), 1)
     assert windows_of(arch) == (None,) * 4
     assert not arch.tie_word_embeddings
-    assert arch.query_scale == pytest.approx(8**-0.5)
+    assert arch.layers[0].query_scale == pytest.approx(8**-0.5)
 
 
 def test_gpt2_spellings_are_read() -> None:
@@ -90,7 +90,7 @@ def test_gpt2_spellings_are_read() -> None:
     assert arch.ropes == frozenset()
     assert arch.tie_word_embeddings
     assert arch.attention_bias
-    assert arch.mlp_bias
+    assert arch.layers[0].mlp.has_bias
 
 
 def test_opt_spellings_are_read() -> None:
@@ -211,7 +211,7 @@ def test_early_gemma_configs_say_gelu_and_mean_its_approximation() -> None:
 
 def test_gemma2_scales_and_caps() -> None:
     arch = arch_of(GEMMA2, head_dim=32, query_pre_attn_scalar=16, attn_logit_softcapping=None)
-    assert (arch.head_size, arch.query_scale) == (32, 0.25)
+    assert (arch.head_size, arch.layers[0].query_scale) == (32, 0.25)
     assert (arch.attn_soft_cap, arch.final_soft_cap) == (None, 30.0)
 
 

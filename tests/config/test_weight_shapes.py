@@ -35,6 +35,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 untied": ("qwen3", {"tie_word_embeddings": False}),
     "odd sizes": ("llama", {"hidden_size": 60, "intermediate_size": 90, "vocab_size": 333, "head_dim": 14}),
     "gemma3 with biases": ("gemma3_text", {"attention_bias": True, "tie_word_embeddings": False}),
+    "mixtral tied": ("mixtral", {"tie_word_embeddings": True, "intermediate_size": 90}),
+    "qwen2_moe all": ("qwen2_moe", {"decoder_sparse_step": 1, "moe_intermediate_size": 33}),
     "opt projected": ("opt", {"word_embed_proj_dim": 32}),
     "opt of norms without values": ("opt", {"layer_norm_elementwise_affine": False}),
     "opt with norms behind": ("opt", {"do_layer_norm_before": False}),

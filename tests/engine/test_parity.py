@@ -55,7 +55,9 @@ def expected_by_transformers(directory: Any, prompt: list[int], produced: list[i
     """The greedy continuation, checked position by position in one pass over prompt and output."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + produced])).logits[0]
     return logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()

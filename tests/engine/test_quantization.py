@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from inspect import getsource
+from typing import Any
 
 import pytest
 
 from quire import LLM, SamplingParams
+from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops, bits, prompts
 
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")
@@ -43,6 +45,20 @@ def test_a_quantised_request_does_not_notice_its_neighbours(quantization: str) -
         llm.reset_prefix_cache()
         assert bits(llm.generate(prompts(), params)) == alone  # type: ignore[arg-type]
     with LLM(quantization=quantization, num_threads=1, long_prefill_token_threshold=7) as llm:
+        assert bits(llm.generate(prompts(), params)) == alone, "in chunks, on one thread"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_experts_do_not_notice_the_neighbours_of_their_tokens(
+    quantization: str, checkpoint: Checkpoint
+) -> None:
+    directory, params = str(checkpoint("qwen2_moe")), SamplingParams(temperature=0.9, seed=3, max_tokens=24, logprobs=2)
+    options: dict[str, Any] = {"quantization": quantization, "dtype": "bfloat16", "max_model_len": 128}
+    with LLM(directory, **options, num_threads=2) as llm:
+        alone = bits([llm.generate([prompt], params)[0] for prompt in prompts()])  # type: ignore[list-item]
+        llm.reset_prefix_cache()
+        assert bits(llm.generate(prompts(), params)) == alone  # type: ignore[arg-type]
+    with LLM(directory, **options, num_threads=1, long_prefill_token_threshold=7) as llm:
         assert bits(llm.generate(prompts(), params)) == alone, "in chunks, on one thread"  # type: ignore[arg-type]
 
 

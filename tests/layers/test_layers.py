@@ -29,6 +29,9 @@ class DictReader:
         self.tensors = tensors
         self.released: list[str] = []
 
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         assert self.tensors[name].shape == shape
         part = shard.slice_of(shape[shard.dim])
@@ -112,7 +115,7 @@ def test_norm_offset_is_added_at_load() -> None:
 
 
 def test_layer_norm_without_parameters_reads_nothing() -> None:
-    norm, x = LayerNorm(context({}).child("norm"), 8, 1e-5, affine=False), rand(3, 8)
+    norm, x = LayerNorm(context({}).child("norm"), 8, 1e-5, has_weight=False, has_bias=False), rand(3, 8)
     assert_close(norm(x), torch.nn.functional.layer_norm(x, (8,)))
 
 

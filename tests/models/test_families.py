@@ -41,7 +41,9 @@ def transformers_logits(directory: Path, token_ids: tuple[int, ...], dtype: torc
     """Shapes: -> [T, V] float32."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, attn_implementation="eager", experts_implementation="eager", dtype=dtype
+    ).eval()
     with torch.no_grad():
         return model(torch.tensor([token_ids])).logits[0].float()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 
 import pytest
 import torch
@@ -176,4 +177,6 @@ def test_only_what_nothing_else_reads_is_passed_on_in_tiles(run: str, passed: in
     graph = F.make_graphs().record(lambda: getattr(block, run)(buffer))
     assert isinstance(graph, graphs.Graph)
     writers_and_readers = 2 * passed if library.isa() == "amx" else 0
-    assert graph._words.count(dtypes.TILES) == writers_and_readers
+    (words,) = graph._parts
+    assert isinstance(words, array)
+    assert words.count(dtypes.TILES) == writers_and_readers

@@ -34,8 +34,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 11, "num_hidden_layers": 4, "max_window_layers": 1},
     ),
+    "experts": (
+        "qwen2_moe",
+        {"num_hidden_layers": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    ),
 }
-"""name -> family and overrides for `make_checkpoint`. Their KV groups: one, one, one, two, four."""
+"""name -> family and overrides for `make_checkpoint`. Their KV groups: one, one, one, two, four, one."""
 Clock = Callable[[], float]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.cli.commands.serve import add_serve_flags, options_of
 from quire.cli.commands.show import config_directory
+from quire.config.arch import ModelArch
 from quire.config.args import EMBEDDED, EngineArgs
 from quire.config.engine import QuireConfig
 from quire.config.fit import (
@@ -25,6 +26,7 @@ from quire.config.fit import (
 )
 from quire.config.knobs import whole_number
 from quire.config.memory_plan import MemoryPlan, gib
+from quire.config.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 
 DOES_NOT_FIT = 1
@@ -191,6 +193,8 @@ def as_json(answer: Answer) -> dict[str, Any]:
     cache, machine = config.cache_config, config.device_config.capabilities
     return {
         "model": config.model_config.model,
+        "parameters": num_parameters(config.model_config.arch),
+        "active_parameters": num_active_parameters(config.model_config.arch),
         "fits": answer.fits,
         "total_bytes": plan.total,
         **{f"{name}_bytes": size for name, size in plan.as_dict().items()},
@@ -230,7 +234,7 @@ def _print(answer: Answer) -> None:
     table.add_row("total", gib(plan.total), f"{gib(answer.allowed)} may be used")
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
-    for line in _lines(answer):
+    for line in [*_experts(config.model_config.arch), *_lines(answer)]:
         console.print(line, markup=False)
 
 
@@ -242,6 +246,14 @@ def _purpose(name: str, config: QuireConfig) -> str:
         step=f"{step.max_num_batched_tokens:,}",
         seqs=step.max_num_seqs,
     )
+
+
+def _experts(arch: ModelArch) -> list[str]:
+    """What a mixture of experts holds, and what of it a token meets."""
+    total, active = num_parameters(arch), num_active_parameters(arch)
+    if active == total:
+        return []
+    return [f"{total / 1e9:.3g} billion parameters, all held; {active / 1e9:.3g} billion active for each token"]
 
 
 def _lines(answer: Answer) -> list[str]:

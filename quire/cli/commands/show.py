@@ -12,7 +12,7 @@ from quire.config.arch import ModelArch
 from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
 from quire.config.json_file import read_json_object
 from quire.config.memory_plan import gib
-from quire.config.weight_shapes import num_parameters
+from quire.config.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.names import repository_of, short_name_of
 
@@ -77,7 +77,7 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
         "directory": str(path),
         "downloaded": "yes" if is_complete(path) else f"no; quire pull {args.model}",
         "architecture": arch.architecture,
-        "parameters": _count(num_parameters(arch)),
+        "parameters": _parameters(arch),
         "context": f"{arch.max_position_embeddings} tokens",
         "checkpoint dtype": arch.dtype,
         "vocabulary": f"{arch.vocab_size} tokens",
@@ -103,6 +103,11 @@ def config_directory(args: EngineArgs) -> Path:
 def _here(config: QuireConfig) -> str:
     model, cache = config.model_config, config.cache_config
     return f"runs as {model.dtype}, context {model.max_model_len} tokens, KV cache {cache.num_tokens} tokens"
+
+
+def _parameters(arch: ModelArch) -> str:
+    total, active = num_parameters(arch), num_active_parameters(arch)
+    return _count(total) if active == total else f"{_count(total)}, of which a token meets {_count(active)}"
 
 
 def _count(number: int) -> str:

@@ -8,9 +8,10 @@ from types import MappingProxyType
 from quire.ops.cpu.attention import paged_attention
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
 from quire.ops.cpu.elementwise import scale_add, soft_cap
+from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
-from quire.ops.cpu.norm import layer_norm, rms_norm
+from quire.ops.cpu.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
@@ -22,9 +23,11 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "quantize_linear": quantize_linear,
         "linear": linear,
         "gated_linear": gated_linear,
+        "mixture_of_experts": mixture_of_experts,
         "embedding": embedding,
         "scale_add": scale_add,
         "soft_cap": soft_cap,
+        "rms_norm_columns": rms_norm_columns,
         "rms_norm": rms_norm,
         "layer_norm": layer_norm,
         "rope_and_cache": rope_and_cache,

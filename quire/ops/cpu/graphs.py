@@ -17,6 +17,9 @@ from quire.ops.cpu.memory import TILE_ROWS, Arena, from_arena
 lib = load()
 
 BFLOAT16 = DTYPES[torch.bfloat16]
+CALL = ""
+"""In place of a name: an op that is no single function of the library."""
+Call = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,19 @@ OUTPUTS = {
 
 
 class Graph:
-    """The ops of one run, with their arguments."""
+    """The ops of one run, with their arguments: runs of native ones, and calls between them."""
 
-    def __init__(self, words: array[int], outputs: tuple[Tensor, ...]) -> None:
-        self._words = words
+    def __init__(self, parts: list[array[int] | Call], outputs: tuple[Tensor, ...]) -> None:
+        self._parts = parts
         self._outputs = outputs
 
     def replay(self) -> tuple[Tensor, ...]:
         """See `functional.Graph`."""
-        check(lib.qr_replay(self._words.buffer_info()[0], len(self._words)))
+        for part in self._parts:
+            if isinstance(part, array):
+                check(lib.qr_replay(part.buffer_info()[0], len(part)))
+            else:
+                part()
         return self._outputs
 
 
@@ -84,9 +91,9 @@ class Graphs:
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
         """See `functional.Graphs.record`."""
         notes = _Notes(self._arena)
-        with recording(notes.add), from_arena(self._arena):
+        with recording(notes.add, notes.add_call), from_arena(self._arena):
             outputs = run()
-        return Graph(notes.words(), tuple(self._arena.untracked(output) for output in outputs))
+        return Graph(notes.parts(), tuple(self._arena.untracked(output) for output in outputs))
 
 
 @dataclass(slots=True)
@@ -115,6 +122,8 @@ class _Notes:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._ops: list[tuple[str, list[int]]] = []
+        self._calls: dict[int, Call] = {}
+        """By the place among `_ops`."""
         self._passed: list[_Passed] = []
 
     def add(self, name: str, arguments: list[int]) -> None:
@@ -124,14 +133,27 @@ class _Notes:
             self._pass_on(*self._ops[-1], name, arguments)
         self._ops.append((name, arguments))
 
-    def words(self) -> array[int]:
-        """All of them, for `qr_replay`."""
+    def add_call(self, run: Call, addresses: list[int]) -> None:
+        """Note an op that is no single function of the library. It reads and writes rows, never tiles."""
+        self._settle(addresses)
+        self._calls[len(self._ops)] = run
+        self._ops.append((CALL, addresses))
+
+    def parts(self) -> list[array[int] | Call]:
+        """All of them: words for `qr_replay`, and calls."""
         self._settle([])
-        words = array("q")
-        for name, arguments in self._ops:
+        parts: list[array[int] | Call] = []
+        for index, (name, arguments) in enumerate(self._ops):
+            if name == CALL:
+                parts.append(self._calls[index])
+                continue
+            if not parts or not isinstance(parts[-1], array):
+                parts.append(array("q"))
+            words = parts[-1]
+            assert isinstance(words, array)
             words.append(lib.qr_op_code(name.encode()))
             words.extend(arguments)
-        return words
+        return parts
 
     def _pass_on(self, writer: str, written: list[int], reader: str, read: list[int]) -> None:
         """Wait and see, if the one reads what the other wrote and both take tiles."""

@@ -77,6 +77,7 @@ class _Recording(threading.local):
     """Where this thread notes its ops, if it records."""
 
     note: Callable[[str, list[int]], None] | None = None
+    note_call: Callable[[Callable[[], None], list[int]], None] | None = None
 
 
 _recording = _Recording()
@@ -119,13 +120,30 @@ def _word(value: float | None) -> int:
 
 
 @contextmanager
-def recording(note: Callable[[str, list[int]], None]) -> Iterator[None]:
-    """Let `note` have this thread's ops, name and arguments as `qr_replay` takes them, instead of running them."""
-    _recording.note = note
+def recording(
+    note: Callable[[str, list[int]], None], note_call: Callable[[Callable[[], None], list[int]], None]
+) -> Iterator[None]:
+    """Let `note` have this thread's ops, name and arguments as `qr_replay` takes them, instead of running them.
+
+    `note_call` has ops that are no single function of the library: what runs them, and the addresses of the tensors
+    that they read and write.
+    """
+    _recording.note, _recording.note_call = note, note_call
     try:
         yield
     finally:
-        _recording.note = None
+        _recording.note = _recording.note_call = None
+
+
+def is_recording() -> bool:
+    """Whether this thread's ops are noted instead of run."""
+    return _recording.note is not None
+
+
+def note_call(run: Callable[[], None], addresses: list[int]) -> None:
+    """Note an op that is no single function of the library, while this thread records."""
+    assert _recording.note_call is not None
+    _recording.note_call(run, addresses)
 
 
 def paths() -> list[Path]:

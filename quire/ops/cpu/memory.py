@@ -117,6 +117,11 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
+def untracked(tensor: Tensor) -> Tensor:
+    """While this thread records: the same memory as a tensor that does not keep it taken."""
+    return tensor if _use.arena is None else _use.arena.untracked(tensor)
+
+
 @contextmanager
 def from_arena(arena: Arena) -> Iterator[None]:
     """Let this thread's `empty` take from `arena`."""

@@ -31,6 +31,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
     return out
 
 
+def rms_norm_columns(x: Tensor, weight: Tensor, eps: float, *, first: int) -> None:
+    """See `functional.rms_norm_columns`. The kernel takes whole rows, so each row's columns are a call of their own."""
+    rows, width = x.shape
+    dtype, item, start = DTYPES[x.dtype], x.element_size(), x.data_ptr()
+    for row in range(rows):
+        columns = start + (row * width + first) * item
+        check(lib.qr_rms_norm(columns, dtype, columns, dtype, None, weight.data_ptr(), 1, weight.shape[0], eps))
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """See `functional.layer_norm`."""
     out = empty(x.shape, x.dtype)

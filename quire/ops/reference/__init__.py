@@ -8,9 +8,10 @@ from types import MappingProxyType
 from quire.ops.reference.attention import paged_attention
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import scale_add, soft_cap
+from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
 from quire.ops.reference.graphs import Graphs
-from quire.ops.reference.norm import layer_norm, rms_norm
+from quire.ops.reference.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import apply_penalties, row_max, sample, top_logprobs
 
@@ -20,10 +21,12 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "pack_linear": pack_linear,
         "linear": linear,
         "gated_linear": gated_linear,
+        "mixture_of_experts": mixture_of_experts,
         "embedding": embedding,
         "scale_add": scale_add,
         "soft_cap": soft_cap,
         "rms_norm": rms_norm,
+        "rms_norm_columns": rms_norm_columns,
         "layer_norm": layer_norm,
         "rope_and_cache": rope_and_cache,
         "allocate_kv_cache": allocate_kv_cache,

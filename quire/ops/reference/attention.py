@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.ops.functional import AttentionMetadata
 from quire.ops.reference.cache import dequantize
-from quire.ops.reference.threads import one_thread
+from quire.ops.threads import one_thread
 from quire.utils.math import cdiv
 
 TILE_QUERIES = 8

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.ops.functional import LinearWeight
 from quire.ops.reference.activation import ACTIVATIONS
-from quire.ops.reference.threads import one_thread
+from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
 TILE_ROWS = 8

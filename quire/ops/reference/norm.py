@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.reference.threads import one_thread
+from quire.ops.threads import one_thread
 
 
 @one_thread()
@@ -16,6 +16,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
     if residual is not None:
         out.add_(residual)
     return out.to(x.dtype)
+
+
+def rms_norm_columns(x: Tensor, weight: Tensor, eps: float, *, first: int) -> None:
+    """See `functional.rms_norm_columns`."""
+    columns = x[:, first : first + weight.shape[0]]
+    columns.copy_(rms_norm(columns, weight, eps))
 
 
 @one_thread()

@@ -1,0 +1,146 @@
+"""The families: for each model_type a module of that name with its `FamilySpec`, imported when it is used.
+
+A package adds its own with `ModelRegistry.register_model`, or with an entry point in the group `quire.families` whose
+name is the architecture and whose value is "module:SPEC".
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import cast
+
+from quire.config.family_spec import FamilySpec
+from quire.errors import ConfigError
+
+SPEC_GROUP = "quire.families"
+CLASS_GROUP = "quire.models"
+SUFFIX = "forcausallm"
+NEAR = 0.88
+"""Similarity of two stems that differ by a slip; Mamba is not Llama, and Gemma4 is not Gemma3."""
+
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {
+        "cohere": "CohereForCausalLM",
+        "cohere2": "Cohere2ForCausalLM",
+        "ernie4_5": "Ernie4_5ForCausalLM",
+        "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+        "exaone4": "Exaone4ForCausalLM",
+        "falcon": "FalconForCausalLM",
+        "gemma": "GemmaForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "glm": "GlmForCausalLM",
+        "glm4": "Glm4ForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
+        "gpt_bigcode": "GPTBigCodeForCausalLM",
+        "gpt_neox": "GPTNeoXForCausalLM",
+        "gptj": "GPTJForCausalLM",
+        "granite": "GraniteForCausalLM",
+        "granitemoe": "GraniteMoeForCausalLM",
+        "helium": "HeliumForCausalLM",
+        "internlm3": "InternLM3ForCausalLM",
+        "llama": "LlamaForCausalLM",
+        "ministral": "MinistralForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "olmo": "OlmoForCausalLM",
+        "olmo2": "Olmo2ForCausalLM",
+        "olmo3": "Olmo3ForCausalLM",
+        "olmoe": "OlmoeForCausalLM",
+        "opt": "OPTForCausalLM",
+        "phi": "PhiForCausalLM",
+        "phi3": "Phi3ForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "seed_oss": "SeedOssForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+        "stablelm": "StableLmForCausalLM",
+        "starcoder2": "Starcoder2ForCausalLM",
+    }
+)
+"""model_type -> architecture."""
+
+LLAMA_LIKE = FamilySpec()
+"""What a class of a plug-in is read as that brings no spec, under a model_type that nobody knows."""
+
+_registered: dict[str, FamilySpec | None] = {}
+"""By architecture; None for a class without a spec."""
+
+
+def register(architecture: str, spec: FamilySpec | None) -> None:
+    """Make an architecture known; see `ModelRegistry.register_model`."""
+    _registered[architecture] = spec
+
+
+def is_shipped(architecture: str) -> bool:
+    """Whether quire itself has the architecture."""
+    return architecture in ARCHITECTURES.values()
+
+
+def family_of(architecture: str, model_type: str) -> FamilySpec:
+    """How a model differs from Llama: as its plug-in says, else its model_type, else its architecture."""
+    spec = _registered.get(architecture)
+    if spec is not None:
+        return spec
+    shipped = {name: known for known, name in ARCHITECTURES.items()}
+    if architecture not in shipped:
+        for entry_point in entry_points(group=SPEC_GROUP, name=architecture):
+            return _plugged(architecture, entry_point.value)
+    known = model_type if model_type in ARCHITECTURES else shipped.get(architecture)
+    return LLAMA_LIKE if known is None else _shipped(known)
+
+
+def supported() -> list[str]:
+    """The architectures known, entry points of installed packages included."""
+    plugged = (entry_points(group=group).names for group in (SPEC_GROUP, CLASS_GROUP))
+    return sorted({*ARCHITECTURES.values(), *_registered}.union(*plugged))
+
+
+def check_supported(architecture: str, *, source: str) -> None:
+    """Refuse an unknown architecture without importing anything.
+
+    Raises: ConfigError listing the known ones, and the one that a slip is near to.
+    """
+    if not is_shipped(architecture) and architecture not in (known := supported()):
+        raise _unknown(architecture, source, known)
+
+
+def _unknown(architecture: str, source: str, known: list[str]) -> ConfigError:
+    stem = architecture.lower().removesuffix(SUFFIX)
+    hint = next((name for name in known if _is_near(name.lower().removesuffix(SUFFIX), stem)), None)
+    return ConfigError(
+        f"{source}: the architecture {architecture!r} is not supported"
+        f"{f'; did you mean {hint!r}?' if hint else '.'} Supported: {', '.join(known)}. "
+        "Others can be added with ModelRegistry.register_model or entry points in the groups "
+        f"{SPEC_GROUP!r} and {CLASS_GROUP!r}."
+    )
+
+
+@cache
+def _shipped(model_type: str) -> FamilySpec:
+    return cast(FamilySpec, import_module(f"{__name__}.{model_type}").SPEC)
+
+
+@cache
+def _plugged(architecture: str, path: str) -> FamilySpec:
+    module, _, name = path.partition(":")
+    spec = getattr(import_module(module), name, None)
+    if not isinstance(spec, FamilySpec):
+        raise ConfigError(
+            f"the entry point {architecture!r} of the group {SPEC_GROUP!r} ({path}) gives no FamilySpec. "
+            "Correct the package's metadata, or uninstall it."
+        )
+    return spec
+
+
+def _is_near(known: str, stem: str) -> bool:
+    if known != stem and (stem.startswith(known) or known.startswith(stem)):
+        return False  # Gemma3n is a relative of Gemma3
+    return difflib.SequenceMatcher(None, known, stem).ratio() >= NEAR

@@ -1,0 +1,33 @@
+"""Command R: parallel attention and MLP behind one layer norm without bias; rotates neighbours, scales logits."""
+
+from quire.config.config_keys import ConfigKeys
+from quire.config.family_spec import FamilySpec, NormKind, Norms, Scales, gated
+
+SPELLINGS = {"rms_norm_eps": "layer_norm_eps"}
+DEFAULTS = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+    "bos_token_id": 5,
+    "eos_token_id": 255_001,
+}
+NORMS = Norms(kind=NormKind.LAYER, pre_mlp=None)
+
+
+def scales(keys: ConfigKeys) -> Scales:
+    """Of logits."""
+    return Scales(logits=keys.positive("logit_scale"))
+
+
+SPEC = FamilySpec(
+    architecture="CohereForCausalLM",
+    spellings=SPELLINGS,
+    defaults=DEFAULTS,
+    refused={"use_qk_norm": "has no layer norms of heads. Use Command R 7B (cohere2), or Command R without them."},
+    rotates_pairs=True,
+    norms=NORMS,
+    is_parallel=True,
+    mlp=gated(),
+    scales=scales,
+)

@@ -1,0 +1,224 @@
+"""`FamilySpec`: how a family of models differs from Llama, as data. Knows no tensors.
+
+`quire.config.families` has one for each family. Everything derives from it: what is read of config.json, the number of
+parameters, the memory plan, the groups of the KV cache, and the decoder that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from quire.config.config_keys import ConfigKeys
+from quire.config.experts import ExpertsRule, ExpertsSpec
+from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
+
+DECODER = "quire.models.decoder:DecoderForCausalLM"
+
+
+class NormKind(StrEnum):
+    """What a norm computes."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class HeadNorms(StrEnum):
+    """RMS norms of queries and keys before their rotation."""
+
+    NONE = "none"
+    EACH = "each"
+    """Each head by itself, all with one weight."""
+    WHOLE = "whole"
+    """All heads of a token together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norms:
+    """The norms of a model, by the checkpoint's names; None where there is none."""
+
+    kind: NormKind = NormKind.RMS
+    has_weight: bool = True
+    has_bias: bool = False
+    offset: float = 0.0
+    """Added to every weight, heads' included; 1 where the checkpoint stores weight - 1."""
+    input: str | None = "input_layernorm"
+    """Before attention."""
+    post_attention: str | None = None
+    """Behind attention, before it is added to the residual."""
+    pre_mlp: str | None = "post_attention_layernorm"
+    """Before the MLP. Where attention and MLP are parallel and there is none, the MLP reads what attention reads."""
+    post_mlp: str | None = None
+    """Behind the MLP, before it is added to the residual."""
+    final: str | None = "norm"
+    """Behind the last layer."""
+    heads: HeadNorms = HeadNorms.NONE
+
+    @property
+    def in_layer(self) -> tuple[str, ...]:
+        """Those that every layer has, heads' aside."""
+        return tuple(name for name in (self.input, self.post_attention, self.pre_mlp, self.post_mlp) if name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Factors that config.json sets."""
+
+    embedding: float = 1.0
+    """Of token embeddings."""
+    residual: float = 1.0
+    """Of what attention and MLP add to the residual."""
+    logits: float = 1.0
+    query: float | None = None
+    """Of query . key; None for 1 / sqrt(head size)."""
+    by_depth: bool = False
+    """Whether layer i divides the query's factor by i + 1."""
+
+
+class MlpKind(StrEnum):
+    """What an MLP computes."""
+
+    GATED = "gated"
+    """down(activation(gate(x)) * up(x))"""
+    PLAIN = "plain"
+    """down(activation(up(x)))"""
+    EXPERTS = "experts"
+    """Gated MLPs of which each token passes a few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpSpec:
+    """The MLP of one layer."""
+
+    kind: MlpKind
+    intermediate_size: int
+    """Of the widest expert in a mixture of experts."""
+    has_bias: bool
+    experts: ExpertsSpec | None = None
+
+
+MlpRule = Callable[[ConfigKeys, int, int], tuple[MlpSpec, ...]]
+"""From a config, a number of layers and `intermediate_size` to the MLP of each layer."""
+Flag = bool | str
+"""Whether something is so, or the key of config.json that says it."""
+
+
+def is_set(keys: ConfigKeys, flag: Flag) -> bool:
+    """The value of a flag in a config. Raises: ConfigError."""
+    return flag if isinstance(flag, bool) else keys.flag(flag, default=False)
+
+
+def gated(bias: Flag = False) -> MlpRule:
+    """Every layer has a gated MLP."""
+    return lambda keys, num_layers, size: _alike(MlpKind.GATED, size, is_set(keys, bias), num_layers)
+
+
+def plain(bias: Flag = False) -> MlpRule:
+    """Every layer has an MLP of two linear layers."""
+    return lambda keys, num_layers, size: _alike(MlpKind.PLAIN, size, is_set(keys, bias), num_layers)
+
+
+def experts(rule: ExpertsRule, bias: Flag = False) -> MlpRule:
+    """Mixtures of experts in the layers that a rule names, gated MLPs in the others."""
+
+    def mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
+        plain = MlpSpec(kind=MlpKind.GATED, intermediate_size=size, has_bias=is_set(keys, bias))
+        return tuple(plain if spec is None else _mixture(spec) for spec in rule(keys, num_layers))
+
+    return mlps
+
+
+def _mixture(spec: ExpertsSpec) -> MlpSpec:
+    widest = max(spec.size, spec.shared_size)
+    return MlpSpec(kind=MlpKind.EXPERTS, intermediate_size=widest, has_bias=False, experts=spec)
+
+
+def _alike(kind: MlpKind, size: int, has_bias: bool, num_layers: int) -> tuple[MlpSpec, ...]:
+    return (MlpSpec(kind=kind, intermediate_size=size, has_bias=has_bias),) * num_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNames:
+    """What the checkpoint calls the parts of a model. A tuple names several tensors that one linear layer computes."""
+
+    base: str = "model"
+    """Left out of all names where the checkpoint was saved without its head."""
+    embedding: str = "embed_tokens"
+    positions: str | None = None
+    """A table of learned positions; without one, queries and keys are rotated."""
+    unused_positions: int = 0
+    """Leading rows of that table which no position uses."""
+    layers: str = "layers"
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    qkv_by_head: bool = False
+    """Whether one tensor has, for each key/value head in turn, its query heads, the key, and the value."""
+    output: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    mlp: str = "mlp"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    up: str = "up_proj"
+    """Of a plain MLP."""
+    down: str = "down_proj"
+    head: str = "lm_head"
+    transposed: frozenset[str] = frozenset()
+    """Linear layers whose weight is stored [in, out]."""
+
+
+def _no_changes(keys: ConfigKeys) -> Mapping[str, Any]:
+    return {}
+
+
+def _no_scales(keys: ConfigKeys) -> Scales:
+    return Scales()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilySpec:
+    """What is read from the config.json of a family, what its layers are made of, and how its weights are called."""
+
+    architecture: str = ""
+    """For configs that name only the model_type."""
+    model_class: str = DECODER
+    """ "package.module:Class", for families that compute what the decoder cannot."""
+
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """Llama's key -> the family's, which counts first."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What the class of the family assumes in transformers when config.json leaves a key out. A key that only some
+    families have (`sliding_window`, `rotary_dim`) is read for those that have a default for it."""
+    derived: Callable[[ConfigKeys], Mapping[str, Any]] = _no_changes
+    """Values of Llama's keys that follow from other keys of the family."""
+    ignored: tuple[str, ...] = ()
+    """Keys of the family that its model never looks at in transformers; other values than null are reported."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Keys that must be null, false or left out -> what quire does instead, and the remedy."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Values of rope_type and of the activation that mean another one in configs of this family."""
+
+    layer_kinds: LayerRule = all_full
+    window_flag: str | None = None
+    """The key without which no layer has its window."""
+    rotated: RotationRule = all_rotated
+    sliding_theta: str | None = None
+    """The key of the rotary base of layers with a window, where they have one of their own."""
+    rotates_pairs: bool = False
+    """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
+    norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
+    is_parallel: Flag = False
+    """Attention and MLP read the same residual; their sum is added to it."""
+    mlp: MlpRule = gated("mlp_bias")
+    attention_bias: Flag = "attention_bias"
+    """Of the query, key and value projections."""
+    output_bias: Flag = "attention_bias"
+    """Of the attention's output."""
+    head_bias: Flag = False
+    scales: Callable[[ConfigKeys], Scales] = _no_scales
+    names: WeightNames = WeightNames()
+
+    def norms_of(self, keys: ConfigKeys) -> Norms:
+        """The norms of a model. Raises: ConfigError."""
+        return self.norms if isinstance(self.norms, Norms) else self.norms(keys)

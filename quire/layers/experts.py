@@ -1,0 +1,140 @@
+"""A mixture of experts in place of an MLP, read expert by expert as checkpoints spell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.config.arch import ModelArch
+from quire.config.experts import ExpertsSpec
+from quire.config.family_spec import MlpSpec
+from quire.errors import ConfigError
+from quire.layers.activation import activation_of
+from quire.layers.context import LayerContext
+from quire.layers.linear import GatedLinear, Linear
+from quire.layers.quantization import DENSE
+from quire.layers.weights import ShardSpec
+from quire.ops import functional
+from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
+
+NEW_BLOCK = "mlp"
+"""What transformers 5 calls every block, where it does not keep to the names of older checkpoints."""
+ROUTERS = ("gate", "router.layer", "router")
+SHARED = ("shared_expert", "shared_experts")
+SHARED_GATE = "shared_expert_gate"
+CHOICE_BIASES = ("moe_statics.e_score_correction_bias", "gate.moe_statics.e_score_correction_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """A tensor for each projection of each expert: names with the expert's index for #."""
+
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stacked:
+    """All experts in one tensor: [X, 2F, M] of gate and up, [X, M, F]."""
+
+    gate_up: str
+    down: str
+
+
+SPELLINGS: tuple[_Single | _Stacked, ...] = (
+    _Single("experts.#.gate_proj.weight", "experts.#.up_proj.weight", "experts.#.down_proj.weight"),
+    _Single("experts.#.w1.weight", "experts.#.w3.weight", "experts.#.w2.weight"),
+    _Stacked("experts.gate_up_proj", "experts.down_proj"),
+    _Stacked("input_linear.weight", "output_linear.weight"),
+)
+"""The one that the checkpoint has is read; the first is asked for where it has none."""
+
+
+class MixtureOfExperts:
+    """Each token passes the experts that the router chooses for it, and the shared one where there is one."""
+
+    def __init__(self, arch: ModelArch, mlp: MlpSpec, ctx: LayerContext) -> None:
+        spec = mlp.experts
+        assert spec is not None
+        if ctx.parallel.tp.size > 1:
+            raise ConfigError(f"{arch.source}: experts cannot be split between processes yet. Use one process.")
+        ctx = next((block for block in (ctx, ctx.beside(NEW_BLOCK)) if _router_name(block)), ctx)
+        spelling = next((s for s in SPELLINGS if ctx.has(_first(s))), SPELLINGS[0])
+        self.routing = spec.routing
+        self.activation = activation_of(arch)
+        bias = _present(ctx, CHOICE_BIASES)
+        self.weights = MixtureWeights(
+            router=_router(arch, spec, ctx),
+            experts=tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts)),
+            choice_bias=_vector(ctx, bias, spec.num_experts) if spec.has_choice_bias else None,
+            shared=_shared(arch, spec, ctx) if spec.shared_size else None,
+        )
+
+    def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]."""
+        return functional.mixture_of_experts(
+            hidden, self.weights, self.routing, activation=self.activation, residual=residual
+        )
+
+
+def _present(ctx: LayerContext, names: tuple[str, ...]) -> str:
+    """The name that the checkpoint has; the first where it has none."""
+    return next((name for name in names if ctx.has(name)), names[0])
+
+
+def _first(spelling: _Single | _Stacked) -> str:
+    """A tensor that tells the spelling."""
+    return spelling.gate.replace("#", "0") if isinstance(spelling, _Single) else spelling.gate_up
+
+
+def _router_name(ctx: LayerContext) -> str | None:
+    """The router's in a block; None where the checkpoint has none there."""
+    return next((name for name in ROUTERS if ctx.has(f"{name}.weight")), None)
+
+
+def _router(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> LinearWeight:
+    """In float32 whatever the model's dtype: a rounding error that chooses another expert is no small one."""
+    size = arch.hidden_size
+    names, shapes = [f"{_router_name(ctx) or ROUTERS[0]}.weight"], [(spec.num_experts, size)]
+    if spec.has_shared_gate:
+        names.append(f"{SHARED_GATE}.weight")
+        shapes.append((1, size))
+    plain = replace(ctx, scheme=DENSE, dtype=torch.float32)
+    return plain.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)])
+
+
+def _expert(
+    arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Single | _Stacked, index: int
+) -> ExpertWeights:
+    size, inner = arch.hidden_size, spec.size
+    if isinstance(spelling, _Single):
+        gate, up, down = (name.replace("#", str(index)) for name in (spelling.gate, spelling.up, spelling.down))
+        return ExpertWeights(
+            gate_up=ctx.packed([gate, up], [ctx.read(gate, (inner, size)), ctx.read(up, (inner, size))]),
+            down=ctx.packed([down], [ctx.read(down, (size, inner))]),
+        )
+    one = ShardSpec(part=index, parts=spec.num_experts)
+    both = ctx.read(spelling.gate_up, (spec.num_experts, 2 * inner, size), one).view(2 * inner, size)
+    last = ctx.read(spelling.down, (spec.num_experts, size, inner), one).view(size, inner)
+    return ExpertWeights(
+        gate_up=ctx.packed([spelling.gate_up], [both[:inner], both[inner:]]),
+        down=ctx.packed([spelling.down], [last]),
+    )
+
+
+def _vector(ctx: LayerContext, name: str, size: int) -> Tensor:
+    return ctx.tensor(name, (1, size), dtype=torch.float32).view(size)
+
+
+def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:
+    name = next((name for name in SHARED if ctx.has(f"{name}.down_proj.weight")), SHARED[0])
+    shared, size = ctx.child(name), spec.shared_size
+    has_bias = spec.has_shared_bias
+    gate_up = GatedLinear(
+        shared.child("gate_up_proj"), arch.hidden_size, size, activation=activation_of(arch), bias=has_bias
+    )
+    down = Linear(shared.child("down_proj"), size, arch.hidden_size, bias=has_bias, shard_dim=1)
+    return ExpertWeights(gate_up=gate_up.weight, down=down.weight, gate_up_bias=gate_up.bias, down_bias=down.bias)

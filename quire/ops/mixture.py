@@ -1,0 +1,109 @@
+"""A mixture of experts over the products of an implementation: who goes where, and how the parts are added up.
+
+Row invariance: each row is routed by itself, and what its experts give is added in the order of their indices, in
+float32, whatever else the step computes. Sums over a token's experts are written out, because torch adds up a row in an
+order that depends on the number of rows; softmax runs row by row, and the rest is exact in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.config.experts import Routing
+from quire.ops.functional import ExpertWeights, MixtureWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of a step that pass one expert."""
+
+    expert: ExpertWeights
+    rows: Tensor | None
+    """[n] int64, ascending; None for all."""
+    weights: Tensor
+    """[n] float32: what the expert's output is multiplied by."""
+
+
+def mix(
+    x: Tensor,
+    weights: MixtureWeights,
+    routing: Routing,
+    *,
+    activation: str,
+    residual: Tensor | None,
+    linear: Callable[..., Tensor],
+    gated_linear: Callable[..., Tensor],
+) -> Tensor:
+    """`functional.mixture_of_experts` in float32, with an implementation's products.
+
+    Each expert's weights are read once, for all of its rows.
+    """
+    logits = linear(x.float(), weights.router)
+    total = torch.zeros(x.shape[0], weights.experts[0].down.out_features)
+    for part in parts_of(logits, weights, routing):
+        expert = part.expert
+        rows = x if part.rows is None else x.index_select(0, part.rows)
+        inner = gated_linear(rows, expert.gate_up, expert.gate_up_bias, activation=activation)
+        out = linear(inner, expert.down, expert.down_bias, out_dtype=torch.float32).mul_(part.weights.unsqueeze(1))
+        if part.rows is None:
+            total.add_(out)
+        else:
+            total.index_add_(0, part.rows, out)
+    return total if residual is None else total.add_(residual)
+
+
+def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Iterator[Part]:
+    """What each expert that is touched has to do, in the order of their indices; the shared one comes last.
+
+    Shapes: logits [T, X], of the experts and, behind them, of the shared expert's gate.
+    """
+    num_experts = len(weights.experts)
+    chosen, scales = route(logits[:, :num_experts].contiguous(), routing, weights.choice_bias)
+    places = chosen.flatten().sort(stable=True).indices
+    rows, scales = places // routing.num_chosen, scales.flatten()[places]
+    end = 0
+    for index, count in enumerate(torch.bincount(chosen.flatten(), minlength=num_experts).tolist()):
+        begin, end = end, end + count
+        if count:
+            yield Part(weights.experts[index], rows[begin:end], scales[begin:end])
+    if weights.shared is not None:
+        yield Part(weights.shared, None, _shared_scales(logits[:, num_experts:]))
+
+
+def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The experts of each row, best first, and their weights.
+
+    Shapes: logits [T, X] float32, choice_bias [X] float32 -> [T, num_chosen] int64, [T, num_chosen] float32.
+    """
+    scores = logits.softmax(dim=-1) if routing.softmax_first else logits
+    ranked = scores if choice_bias is None else scores + choice_bias
+    chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : routing.num_chosen].contiguous()
+    weights = scores.gather(1, chosen)
+    if not routing.softmax_first:
+        weights = weights.softmax(dim=-1)
+    if routing.renormalized:
+        weights = weights / _row_sums(weights).clamp_(min=routing.least_sum).unsqueeze(1)
+    return chosen, weights
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """From left to right. Shapes: [T, k] -> [T]."""
+    total = values[:, 0].clone()
+    for column in values.unbind(dim=1)[1:]:
+        total.add_(column)
+    return total
+
+
+def _shared_scales(gate: Tensor) -> Tensor:
+    """Sigmoid of the gate's logits, or ones without a gate. Shapes: gate [T, 1 or 0] float32 -> [T].
+
+    The sigmoid is that of a softmax beside 0: torch computes the end of a stretch of elements with other instructions
+    than the rest, but rows of a softmax all alike.
+    """
+    if gate.shape[1] == 0:
+        return torch.ones(gate.shape[0])
+    return torch.cat([gate, torch.zeros_like(gate)], dim=1).softmax(dim=-1)[:, 0].contiguous()

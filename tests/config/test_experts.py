@@ -1,0 +1,148 @@
+"""Mixtures of experts as config.json describes them: published keys, defaults, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.config.arch import ModelArch
+from quire.config.experts import ExpertsSpec, Routing
+from quire.config.weight_shapes import num_active_parameters, num_parameters
+from quire.errors import ConfigError
+
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+"""As it was published, but for what concerns training."""
+MIXTRAL_8X7B: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+QWEN15_MOE: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 8192,
+    "max_window_layers": 21,
+    "model_type": "qwen2_moe",
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "shared_expert_intermediate_size": 5632,
+    "sliding_window": 32768,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def arch_of(config: dict[str, Any], **changes: Any) -> ModelArch:
+    return ModelArch.from_config({**config, **changes}, source="config.json")
+
+
+def experts_of(config: dict[str, Any], **changes: Any) -> list[ExpertsSpec | None]:
+    return [layer.mlp.experts for layer in arch_of(config, **changes).layers]
+
+
+def test_published_models_are_counted_as_their_pages_say() -> None:
+    arch = arch_of(QWEN3_30B_A3B)
+    assert num_parameters(arch) == 30_532_122_624
+    assert f"{num_active_parameters(arch) / 1e9:.1f}" == "3.4", "3.3 without the router and the embeddings"
+    assert num_parameters(arch_of(MIXTRAL_8X7B)) == 46_702_792_704
+    assert f"{num_active_parameters(arch_of(MIXTRAL_8X7B)) / 1e9:.1f}" == "12.9"
+    assert num_parameters(arch_of(QWEN15_MOE)) == 14_315_784_192
+    assert f"{num_active_parameters(arch_of(QWEN15_MOE)) / 1e9:.1f}" == "2.7"
+
+
+def test_the_key_of_either_transformers_is_read() -> None:
+    renamed = {name: value for name, value in QWEN3_30B_A3B.items() if name != "num_experts"}
+    assert experts_of(renamed, num_local_experts=16)[0] == ExpertsSpec(
+        num_experts=16, size=768, routing=Routing(num_chosen=8, renormalized=True)
+    )
+
+
+def test_layers_without_experts_are_those_of_transformers() -> None:
+    spec = experts_of(QWEN3_30B_A3B)[0]
+    assert spec is not None
+    assert experts_of(QWEN3_30B_A3B, num_hidden_layers=5, decoder_sparse_step=2) == [None, spec, None, spec, None]
+    listed = experts_of(QWEN3_30B_A3B, num_hidden_layers=4, mlp_only_layers=[0, 3, 90])
+    assert listed == [None, spec, spec, None]
+
+
+def test_a_shared_expert_has_a_gate_in_qwen() -> None:
+    spec = experts_of(QWEN15_MOE)[0]
+    assert spec is not None
+    assert (spec.shared_size, spec.has_shared_gate, spec.routing.renormalized) == (5632, True, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_experts": 0}, "num_experts is 0; it must be a whole number above 0"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok is 129; it must be at most the number of experts, 128"),
+        ({"num_experts": 5000}, "num_experts is 5000; it must be a whole number above 0, at most 4096"),
+        ({"mlp_only_layers": "all"}, "mlp_only_layers is 'all'; it must list indices of the 48 layers"),
+        ({"mlp_only_layers": [True]}, "mlp_only_layers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes'; it must be true or false"),
+        ({"moe_intermediate_size": -1}, "moe_intermediate_size is -1"),
+        ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; it must be softmax"),
+        ({"n_group": 8}, "n_group is 8; it must be 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        arch_of(QWEN3_30B_A3B, **changes)
+    assert words in str(caught.value)

@@ -1,0 +1,74 @@
+"""Experts by the names that checkpoints give them: one tensor for each, or all of a layer in one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.errors import CheckpointError
+from quire.loader.load import load_model
+from quire.ops import table
+from tests.checkpoints import random_model
+from tests.models.harness import Harness, arch_of
+
+Checkpoint = Callable[..., Path]
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe")
+
+
+@pytest.fixture(autouse=True)
+def reference_ops() -> None:
+    table.use("reference")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stacked_experts_are_the_same_model(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    random_model(family).save_pretrained(tmp_path, save_original_format=False)
+    stacked = load_file(tmp_path / "model.safetensors")
+    assert any(name.endswith("experts.gate_up_proj") for name in stacked)
+    assert not any(".experts.0." in name for name in stacked)
+    single = load_file(checkpoint(family) / "model.safetensors")
+    assert any(".experts.0." in name for name in single)
+    token_ids = list(range(40))
+    assert torch.equal(Harness(tmp_path).logits(token_ids), Harness(checkpoint(family)).logits(token_ids))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_missing_expert_is_named(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory, tensors = checkpoint(family), load_file(checkpoint(family) / "model.safetensors")
+    missing = sorted(name for name in tensors if ".experts.2." in name)[0]
+    del tensors[missing]
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=missing.replace(".", r"\.")):
+        load_model(tmp_path, arch_of(tmp_path), dtype=torch.float32, max_model_len=64)
+
+
+def test_stacked_experts_of_granite_have_one_spelling_more(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory = checkpoint("granitemoe")
+    assert any(name.endswith("input_linear.weight") for name in load_file(directory / "model.safetensors"))
+    random_model("granitemoe").save_pretrained(tmp_path, save_original_format=False)
+    assert not any(name.endswith("input_linear.weight") for name in load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
+
+
+def test_layers_that_draft_tokens_are_not_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory = checkpoint("ernie4_5_moe")
+    tensors = load_file(directory / "model.safetensors")
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    save_file({**tensors, "model.mtp_block.0.mlp.down_proj.weight": torch.ones(3, 3)}, tmp_path / "model.safetensors")
+    assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
+
+
+def test_another_number_of_experts_is_another_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory = checkpoint("mixtral")
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 4}))
+    save_file(load_file(directory / "model.safetensors"), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"gate\.weight has shape \[5, 64\], but config\.json asks for \[4, 64\]"):
+        load_model(tmp_path, arch_of(tmp_path), dtype=torch.float32, max_model_len=64)

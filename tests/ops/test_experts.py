@@ -1,0 +1,167 @@
+"""A mixture of experts against one written down token by token, and the bits of rows in company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as nn
+
+from quire.config.experts import Routing
+from quire.ops import functional as F
+from quire.ops import table
+from quire.ops.functional import ExpertWeights, MixtureWeights
+from quire.ops.mixture import route
+from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, rand
+
+SIZE, INNER, NUM_EXPERTS, NUM_ROWS = 60, 44, 7, 39
+ROUTINGS = {
+    "softmax first": Routing(num_chosen=3),
+    "renormalized": Routing(num_chosen=3, renormalized=True),
+    "softmax of the chosen": Routing(num_chosen=4, softmax_first=False),
+    "one": Routing(num_chosen=1),
+    "all": Routing(num_chosen=NUM_EXPERTS, renormalized=True),
+    "divided by no less than": Routing(num_chosen=2, renormalized=True, least_sum=0.9),
+}
+SHARED = ("none", "plain", "gated")
+
+
+@pytest.fixture(params=implementations_of("mixture_of_experts"), autouse=True)
+def implementation(request: pytest.FixtureRequest) -> str:
+    table.use(request.param)
+    return str(request.param)
+
+
+class Mixture:
+    """Weights as drawn, and as an implementation packs them."""
+
+    def __init__(self, shared: str = "none", *, bias: bool = False, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+        self.router = rand(NUM_EXPERTS + (shared == "gated"), SIZE, seed=1) * 0.3
+        widths = [INNER] * NUM_EXPERTS + [70] * (shared != "none")
+        self.gates, self.ups, self.downs = (
+            [self._weight(width, 10 * kind + index) for index, width in enumerate(widths)] for kind in (1, 2, 3)
+        )
+        self.downs = [down.t().contiguous() for down in self.downs]
+        self.choice_bias = rand(NUM_EXPERTS, seed=5) if bias else None
+        packed = [self._packed(index) for index in range(len(widths))]
+        self.weights = MixtureWeights(
+            router=F.pack_linear([self.router], dtype=torch.float32),
+            experts=tuple(packed[:NUM_EXPERTS]),
+            choice_bias=self.choice_bias,
+            shared=packed[NUM_EXPERTS] if shared != "none" else None,
+        )
+        self.is_gated = shared == "gated"
+
+    def _weight(self, width: int, seed: int) -> Tensor:
+        return (rand(width, SIZE, seed=seed) * 0.2).to(self.dtype)
+
+    def _packed(self, index: int) -> ExpertWeights:
+        gate_up, down = [self.gates[index], self.ups[index]], [self.downs[index]]
+        return ExpertWeights(
+            gate_up=F.pack_linear(gate_up, dtype=self.dtype), down=F.pack_linear(down, dtype=self.dtype)
+        )
+
+    def expected(self, x: Tensor, routing: Routing, residual: Tensor | None) -> Tensor:
+        """In float64, one token after the other."""
+        rows = [self._row(row.double(), routing) for row in x]
+        out = torch.stack(rows)
+        return out if residual is None else out + residual.double()
+
+    def _row(self, x: Tensor, routing: Routing) -> Tensor:
+        logits = self.router.double() @ x
+        logits, gate = logits[:NUM_EXPERTS], logits[NUM_EXPERTS:]
+        scores = logits.softmax(0) if routing.softmax_first else logits
+        ranked = scores if self.choice_bias is None else scores + self.choice_bias.double()
+        chosen = sorted(range(NUM_EXPERTS), key=lambda index: -ranked[index].item())[: routing.num_chosen]
+        weights = scores[chosen] if routing.softmax_first else logits[chosen].softmax(0)
+        if routing.renormalized:
+            weights = weights / max(weights.sum().item(), routing.least_sum)
+        out = sum(weight * self._expert(x, index) for weight, index in zip(weights, chosen, strict=True))
+        if self.weights.shared is not None:
+            out = out + self._expert(x, NUM_EXPERTS) * (gate.sigmoid() if self.is_gated else 1.0)
+        assert isinstance(out, Tensor)
+        return out
+
+    def _expert(self, x: Tensor, index: int) -> Tensor:
+        gate, up, down = (part[index].double() for part in (self.gates, self.ups, self.downs))
+        return down @ (nn.silu(gate @ x) * (up @ x))
+
+    def __call__(self, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
+        return F.mixture_of_experts(x, self.weights, routing, activation="silu", residual=residual)
+
+
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_a_mixture_is_the_one_written_down(routing: str, shared: str) -> None:
+    mixture, x, residual = Mixture(shared), rand(NUM_ROWS, SIZE), rand(NUM_ROWS, SIZE, seed=9)
+    assert_close(mixture(x, ROUTINGS[routing], residual), mixture.expected(x, ROUTINGS[routing], residual))
+
+
+def test_a_bias_chooses_but_does_not_weigh() -> None:
+    mixture, x = Mixture("plain", bias=True), rand(NUM_ROWS, SIZE)
+    routing = ROUTINGS["renormalized"]
+    assert_close(mixture(x, routing), mixture.expected(x, routing, None))
+    assert not torch.equal(mixture(x, routing), Mixture("plain")(x, routing))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_a_row_does_not_depend_on_its_neighbours(routing: str, shared: str, dtype: torch.dtype) -> None:
+    mixture, x = Mixture(shared, dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
+    residual = rand(NUM_ROWS, SIZE, seed=9, dtype=dtype)
+    assert_rows_alone(lambda rows: mixture(x[rows], ROUTINGS[routing], residual[rows]), NUM_ROWS)
+
+
+@pytest.mark.parametrize("format", ["int8", "int4_g32"])
+def test_rounded_experts_are_close_and_their_rows_stand_alone(format: str, implementation: str) -> None:
+    if implementation == "reference":
+        pytest.skip("the reference has no quantised weights")
+    mixture, x, routing = Mixture(), rand(NUM_ROWS, SIZE), ROUTINGS["renormalized"]
+    exact = mixture(x, routing)
+    experts = tuple(
+        ExpertWeights(
+            gate_up=F.quantize_linear([gate, up], format=format), down=F.quantize_linear([down], format=format)
+        )
+        for gate, up, down in zip(mixture.gates, mixture.ups, mixture.downs, strict=True)
+    )
+    mixture.weights = MixtureWeights(router=mixture.weights.router, experts=experts)
+    rounded = mixture(x, routing)
+    assert (rounded - exact).norm() < {"int8": 0.03, "int4_g32": 0.25}[format] * exact.norm()
+    assert_rows_alone(lambda rows: mixture(x[rows], routing), NUM_ROWS)
+
+
+def test_equal_scores_go_to_the_lower_index() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0, 2.0], [0.0] * 6])
+    for softmax_first in (True, False):
+        chosen, weights = route(logits, Routing(num_chosen=4, softmax_first=softmax_first), None)
+        assert chosen.tolist() == [[1, 2, 4, 3], [0, 1, 2, 3]]
+        assert weights[0, 0] == weights[0, 1] == weights[0, 2] > weights[0, 3]
+
+
+def test_a_row_that_is_not_a_number_stays_alone() -> None:
+    mixture, x = Mixture("gated"), rand(5, SIZE)
+    expected = mixture(x, ROUTINGS["renormalized"])
+    x[2] = float("nan")
+    actual = mixture(x, ROUTINGS["renormalized"])
+    others = [0, 1, 3, 4]
+    assert torch.equal(actual[others], expected[others])
+    assert actual[2].isnan().all()
+
+
+@pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.float32), (4, torch.float32), (64, torch.bfloat16)])
+def test_a_replay_routes_anew(num_rows: int, dtype: torch.dtype) -> None:
+    """Of 64 rows in bfloat16, native ops pass each other tiles, which the mixture does not read."""
+    mixture, routing = Mixture("gated", dtype=dtype), ROUTINGS["renormalized"]
+    buffer = torch.zeros(num_rows, SIZE, dtype=dtype)
+    norm = 1 + rand(SIZE, seed=2)
+
+    def run() -> tuple[Tensor, ...]:
+        hidden = mixture(F.rms_norm(buffer, norm, 1e-6), routing, buffer)
+        return (mixture(F.rms_norm(hidden, norm, 1e-6), routing, hidden),)
+
+    graph = F.make_graphs().record(run)
+    for seed in range(3):
+        buffer.copy_(rand(num_rows, SIZE, seed=seed))
+        assert torch.equal(graph.replay()[0], run()[0])
