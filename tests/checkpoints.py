@@ -120,7 +120,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "olmo": _COMMON,
     "olmo2": _COMMON,
-    "olmo3": {**_COMMON, "num_hidden_layers": 4, "sliding_window": 24},
+    "olmo3": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "granite": {
         **_COMMON,
         "embedding_multiplier": 6.0,
@@ -138,7 +143,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {key: value for key, value in _COMMON.items() if key != "num_key_value_heads"},
     "gptj": {**_GPT2, "rotary_dim": 8},
     "gpt_bigcode": _GPT2,
-    "falcon": {**_COMMON, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon": {
+        **{key: value for key, value in _COMMON.items() if key not in ("intermediate_size", "num_key_value_heads")},
+        "ffn_hidden_size": 96,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+    },
     "opt": _OPT,
     "gpt2": _GPT2,
 }

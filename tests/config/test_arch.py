@@ -37,6 +37,7 @@ PHI3 = {**LLAMA, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
 QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 GEMMA2 = {**LLAMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 32}
+FALCON = {**LLAMA, "model_type": "falcon", "architectures": ["FalconForCausalLM"]}
 SMOLLM3 = {**LLAMA, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
@@ -188,6 +189,53 @@ def test_gemma3_spells_its_rotations_in_two_ways() -> None:
         (layer.window, layer.rope and (layer.rope.type, layer.rope.theta, layer.rope.factor)) for layer in old.layers
     ]
     assert found == [(32, (RopeType.DEFAULT, 7e3, 1.0)), (None, (RopeType.LINEAR, 7e5, 8.0))] * 2
+
+
+PARTIAL = {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5}
+BY_KIND = {
+    "full_attention": {**LLAMA3, "rope_theta": 5e4},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e4},
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "share of heads": ("phi", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
+    "gpt_neox": ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 5e4}, {"rope_parameters": PARTIAL}),
+    "stablelm": ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
+    "scaling": (
+        "granite",
+        {"rope_theta": 5e4, "rope_scaling": LLAMA3},
+        {"rope_parameters": {**LLAMA3, "rope_theta": 5e4}},
+    ),
+    "scaling of full layers": (
+        "olmo3",
+        {"rope_theta": 5e4, "rope_scaling": LLAMA3},
+        {"rope_parameters": BY_KIND},
+    ),
+    "layers without a list": ("olmo3", {}, {"layer_types": [SLIDING, SLIDING, SLIDING, FULL]}),
+    "pattern": ("cohere2", {"sliding_window_pattern": 2}, {"layer_types": [SLIDING, FULL] * 2}),
+    "number of first layers": (
+        "qwen2",
+        {"use_sliding_window": True, "max_window_layers": 1},
+        {"use_sliding_window": True, "layer_types": [FULL, SLIDING, SLIDING, SLIDING]},
+    ),
+    "interval": ("smollm3", {"no_rope_layer_interval": 2}, {"no_rope_layers": [1, 0, 1, 0]}),
+    "defaults": ("cohere", {}, {"logit_scale": 0.0625, "rope_theta": 5e5, "use_qk_norm": False, "head_dim": None}),
+    "one key head": ("falcon", {"multi_query": True}, {"num_kv_heads": None, "alibi": False}),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_two_dialects_are_one_model(name: str) -> None:
+    model_type, old, new = SAME[name]
+    base = {key: value for key, value in LLAMA.items() if key not in ("architectures", "rms_norm_eps")}
+    base["model_type"] = model_type
+    assert comparable(arch_of(base, **old)) == comparable(arch_of(base, **new))
+
+
+def test_a_window_that_smollm3_lists_needs_no_flag() -> None:
+    listed = {"sliding_window": 32, "use_sliding_window": False, "layer_types": [SLIDING, FULL] * 2}
+    assert windows_of(arch_of(SMOLLM3, **listed)) == (32, None, 32, None)
+    assert windows_of(arch_of(SMOLLM3, sliding_window=32, no_rope_layer_interval=2)) == (None,) * 4
 
 
 def test_gemma3_bases_that_are_left_out() -> None:
@@ -344,6 +392,20 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "rotation of other numbers": (SMOLLM3, {"no_rope_layers": [1, 0, 2, 1]}, ["no_rope_layers", "a 1 or a 0"]),
     "rotation of every zeroth": (SMOLLM3, {"no_rope_layer_interval": 0}, ["no_rope_layer_interval", "is 0"]),
     "query scalar zero": (GEMMA2, {"query_pre_attn_scalar": 0}, ["query_pre_attn_scalar", "is 0"]),
+    "clipped projections": ({**LLAMA, "model_type": "olmo"}, {"clip_qkv": 8.0}, ["clip_qkv is 8.0", "later OLMo"]),
+    "positions by distance": (FALCON, {"alibi": True}, ["alibi is True", "ALiBi"]),
+    "layer norms of heads": ({**LLAMA, "model_type": "phi"}, {"qk_layernorm": True}, ["qk_layernorm is True"]),
+    "bidirectional": (GEMMA3, {"use_bidirectional_attention": True}, ["use_bidirectional_attention is True", "causal"]),
+    "too many heads rotated": (
+        {**LLAMA, "model_type": "gptj"},
+        {"rotary_dim": 16},
+        ["rotary_dim", "is 16", "each head's 8 elements"],
+    ),
+    "more key heads than queries": (
+        FALCON,
+        {"new_decoder_architecture": True, "num_kv_heads": 3},
+        ["num_key_value_heads", "is 3"],
+    ),
     "embedding width zero": (LLAMA, {"word_embed_proj_dim": 0}, ["word_embed_proj_dim"]),
 }
 
@@ -368,7 +430,8 @@ def test_keys_left_out_mean_what_transformers_means(
     full = json.loads((checkpoint(family) / "config.json").read_text())
     sizes = {
         "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-        "num_attention_heads", "num_key_value_heads", "n_embd", "n_layer", "n_head", "ffn_dim",
+        "num_attention_heads", "num_key_value_heads", "n_embd", "n_layer", "n_head", "ffn_dim", "ffn_hidden_size",
+            "rotary_dim",
         "eos_token_id", "bos_token_id", "pad_token_id",
     }  # fmt: skip
     short = {key: value for key, value in full.items() if key in sizes}

@@ -219,6 +219,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": True},
     ),
     "olmo3": ("olmo3", {}),
+    "olmo3-unlisted": ("olmo3", {"layer_types": None}),
     "olmo3-yarn": (
         "olmo3",
         {

@@ -52,3 +52,15 @@ def test_layer_norm_centres_and_scales(implementation: str, dtype: torch.dtype, 
 def test_layer_norm_rows_do_not_see_each_other(implementation: str, dtype: torch.dtype, size: int) -> None:
     x, weight, bias = rand(300, size, dtype=dtype), rand(size, seed=1), rand(size, seed=2)
     assert_rows_alone(lambda rows: run(implementation, "layer_norm", x[rows], weight, bias, 1e-5), 300)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("rms_norm_columns"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("first", [0, 7, 31])
+def test_rms_norm_columns_is_rms_norm_of_a_part(implementation: str, dtype: torch.dtype, first: int) -> None:
+    x, weight = rand(40, 64, dtype=dtype), rand(33, seed=1)
+    part = x[:, first : first + 33].contiguous()
+    expected = x.clone()
+    expected[:, first : first + 33] = run(implementation, "rms_norm", part, weight, 1e-5)
+    run(implementation, "rms_norm_columns", x, weight, 1e-5, first=first)
+    assert torch.equal(x, expected)

@@ -7,6 +7,7 @@ SPELLINGS = {"rms_norm_eps": "layer_norm_eps"}
 DEFAULTS = {
     "hidden_act": "silu",
     "max_position_embeddings": 8192,
+    "rope_theta": 500_000.0,
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,
     "bos_token_id": 5,

@@ -15,7 +15,7 @@ def rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
 SPEC = FamilySpec(
     architecture="Cohere2ForCausalLM",
     spellings=SPELLINGS,
-    defaults={**DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4},
+    defaults={**DEFAULTS, "rope_theta": 10_000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
     layer_kinds=listed_or(full_by_pattern),
     rotated=rotated,
     rotates_pairs=True,

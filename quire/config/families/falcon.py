@@ -1,6 +1,7 @@
 """Falcon 7B, 40B, 180B: parallel attention and plain MLP behind one layer norm or two; few key and value heads."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
@@ -17,12 +18,10 @@ def derived(keys: ConfigKeys) -> Mapping[str, Any]:
 
 def norms(keys: ConfigKeys) -> Norms:
     """Attention and MLP of the last generation have one each, though parallel, unless the config says otherwise."""
-    names: dict[str, str | None] = {}
+    one = Norms(kind=NormKind.LAYER, has_bias=True, pre_mlp=None, final="ln_f")
     if keys.flag("new_decoder_architecture", default=False) and keys.count("num_ln_in_parallel_attn", default=2) == 2:
-        names = {"input": "ln_attn", "pre_mlp": "ln_mlp"}
-    elif keys.flag("parallel_attn", default=True):
-        names = {"pre_mlp": None}
-    return Norms(kind=NormKind.LAYER, has_bias=True, final="ln_f", **names)
+        return replace(one, input="ln_attn", pre_mlp="ln_mlp")
+    return one if keys.flag("parallel_attn", default=True) else replace(one, pre_mlp="post_attention_layernorm")
 
 
 SPEC = FamilySpec(
