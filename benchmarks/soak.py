@@ -47,7 +47,12 @@ MAX_NEW_SERIES = 200
 """Of outcomes that had not come before; less than the models that are asked for in vain."""
 MAX_GROWTH_MIB, MAX_SLOPE_MIB_PER_MIN, MAX_P99_RATIO = 20.0, 1.0, 1.2
 STILL_S = 60
-"""Longest wait for a server without clients to become as it was; it keeps idle connections for 5 s."""
+"""Longest wait for what must come: a slow reader is cut, a server without clients is as it was.
+
+It keeps idle connections for 5 s.
+"""
+ESTABLISHED = "01"
+"""In /proc/net/tcp."""
 ENDINGS = (b"data: [DONE]\n\n", b"message_stop", b"response.completed", b"response.incomplete")
 CHUNKED_END = b"\r\n0\r\n\r\n"
 
@@ -379,13 +384,25 @@ class Soak:
             if received.startswith(b"HTTP/1.1 429"):
                 await asyncio.sleep(1)
                 return
-            await asyncio.sleep(3 * self.server.write_timeout_s)
+            was_cut = await self._hangs_up(sock)
             with contextlib.suppress(ConnectionResetError):
                 while piece := await loop.sock_recv(sock, 1 << 16):
                     received = received[-100:] + piece
         self.counts["slow readers"] += 1
-        if received.endswith(CHUNKED_END):
+        if not was_cut or received.endswith(CHUNKED_END):
             self.errors["a slow reader was not cut"] += 1
+
+    async def _hangs_up(self, sock: socket.socket) -> bool:
+        """Read nothing until the server closes its end; whether it does.
+
+        A fixed time would not do: a server that is slow to fill the sockets has nobody to cut yet.
+        """
+        deadline = time.monotonic() + STILL_S
+        while is_open := has_peer(sock):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.1)
+        return not is_open
 
     async def _connect(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -419,6 +436,18 @@ class Soak:
                 f"{now[name]} {name}, {base[name]} at first" for name in now if now[name] > base[name] + slack(name)
             ]
         return found
+
+
+def has_peer(sock: socket.socket) -> bool:
+    """Whether the process at the other end of a connection on this machine has it open."""
+    own, other = (_proc_address(address) for address in (sock.getsockname(), sock.getpeername()))
+    return f" {other} {own} {ESTABLISHED} " in Path("/proc/net/tcp").read_text()
+
+
+def _proc_address(address: tuple[str, int]) -> str:
+    """An IPv4 address as /proc/net/tcp writes it."""
+    number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
+    return f"{number:08X}:{address[1]:04X}"
 
 
 class _Stream:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quire.errors import InvalidParameter, shown
+from quire.outputs import TokenLogprobs
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.utils.lazy import nearest
 
@@ -32,6 +33,8 @@ class BeamSearchParams:
     are, "never" when no running beam can become better."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    logprobs: int = 0
+    """Most likely tokens to report for each position beside the completion's own; -1 for the whole vocabulary."""
 
     def __new__(cls, *values: Any, **given: Any) -> BeamSearchParams:
         """Refuse an unknown name before the generated `__init__` raises its TypeError."""
@@ -44,7 +47,7 @@ class BeamSearchParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in ("beam_width", "max_tokens"):
+        for name in ("beam_width", "max_tokens", "logprobs"):
             if getattr(self, name) is None:
                 raise InvalidParameter(f"{name} must be an integer, got None", parameter=name)
         self.sampling_params()
@@ -62,6 +65,8 @@ class BeamSearchSequence:
 
     tokens: list[int]
     """Prompt and completion, the end-of-sequence token included."""
+    logprobs: list[TokenLogprobs]
+    """For each token of the completion: {token id: Logprob} of the token and of the most likely ones."""
     cum_logprob: float
     """The sum of the logprobs of the completion's tokens."""
     score: float

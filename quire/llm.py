@@ -165,9 +165,11 @@ class LLM:
         for found in output.outputs:
             tokens, cum_logprob = [*output.prompt_token_ids, *found.token_ids], found.cumulative_logprob
             assert cum_logprob is not None
+            assert found.logprobs is not None
             sequences.append(
                 BeamSearchSequence(
                     tokens=tokens,
+                    logprobs=found.logprobs,
                     cum_logprob=cum_logprob,
                     score=score_of(cum_logprob, len(found.token_ids), params.length_penalty),
                     text=None

@@ -183,6 +183,13 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def num_listed(self) -> int:
+        """Entries of all lists and mappings, and characters of all texts: what writing them down costs."""
+        texts = (*self.stop_strings, *(self.bad_words or ()))
+        lists = (self.stop_token_ids, self.logit_bias, self.allowed_token_ids)
+        return sum(map(len, texts)) + sum(len(entries or ()) for entries in lists)
+
+    @property
     def reads_prefix_cache(self) -> bool:
         """Whether cached blocks may stand in for computing the prompt."""
         return not self.skip_reading_prefix_cache and self.prompt_logprobs is None
@@ -482,8 +489,6 @@ _NOT_FOR_BEAMS = {
     "repetition_penalty": 1.0,
     "stop": None,
     "min_tokens": 0,
-    "logprobs": None,
-    "prompt_logprobs": None,
     "logit_bias": None,
     "allowed_token_ids": None,
     "bad_words": None,
@@ -530,8 +535,8 @@ def _check_beams(params: SamplingParams) -> None:
     for name, default in _NOT_FOR_BEAMS.items():
         if getattr(params, name) not in (default, [], {}):
             raise UnsupportedFeature(
-                f"{name} does not go with use_beam_search: beams are ranked by the model's own logprobs, and their "
-                f"sums are all that is reported. Leave out one of them.",
+                f"{name} does not go with use_beam_search: beams are ranked by the model's own logprobs, and it "
+                f"would change or ignore them. Leave out one of the two.",
                 parameter=name,
             )
 

@@ -168,7 +168,7 @@ class ReplyFile:
 
         Raises: OSError, and then nothing of it is in the file.
         """
-        line = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        line = json.dumps(reply, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"  # JSON's own escapes
         rest = memoryview(line)
         try:
             while rest:

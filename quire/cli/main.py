@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _status(argv: Sequence[str]) -> int:
-    from quire.cli.output import report
+    from quire.cli.output import report, say
     from quire.errors import QuireError
 
     try:
@@ -37,7 +37,7 @@ def _status(argv: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()
     except QuireError as error:
-        print(f"quire: {error}", file=sys.stderr)
+        say(f"quire: {error}")
         return 1 if error.status == 500 and error.code == "internal_error" else 2
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Output that cannot be written: said in one line, never as a traceback."""
+"""Output: what cannot be written is said in one line, never as a traceback; what models and servers say is text, and no
+command to the terminal."""
 
 from __future__ import annotations
 
@@ -14,6 +15,19 @@ from typing import Any, NoReturn
 from quire.errors import ConfigError
 
 WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """The text without control characters: a terminal would take what follows one for a command."""
+    return text.translate(_CONTROLS)
+
+
+def say(text: str) -> None:
+    """Print a message to standard error. It may quote a model, a server or a file."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def check_writable(flag: str, name: str | Path) -> None:
@@ -59,7 +73,7 @@ def report(error: OSError) -> None:
     """Print one line about a file or stream that failed."""
     is_output = error.filename is None and error.errno in WRITE_ERRORS  # files are named
     what = "standard output cannot be written: " if is_output else f"{error.filename}: " if error.filename else ""
-    print(f"quire: {what}{reason_of(error)}", file=sys.stderr)
+    say(f"quire: {what}{reason_of(error)}")
 
 
 def open_closed_streams() -> None:

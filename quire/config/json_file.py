@@ -16,7 +16,8 @@ MAX_JSON_DEPTH = 64
 """Lists and objects within each other."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 INTEGER_LIMIT = 2**63
-"""Integers are smaller than this: what is larger counts nothing, cannot be sent to a core, and may be slow to read."""
+"""Integers are smaller than this, and not below its negative: what is larger counts nothing, cannot be sent to a core,
+and may be slow to read."""
 
 
 def read_json_object(
@@ -92,6 +93,6 @@ def check_depth(value: object, most: int = MAX_JSON_DEPTH) -> None:
 
 
 def _integer(text: str) -> int:
-    if len(text) > 20 or not -INTEGER_LIMIT < int(text) < INTEGER_LIMIT:
+    if len(text) > 20 or not -INTEGER_LIMIT <= int(text) < INTEGER_LIMIT:
         raise ValueError(f"it holds an integer of {len(text.lstrip('-'))} digits, which is beyond 64 bits")
     return int(text)

@@ -106,8 +106,21 @@ def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         raise ConfigError(f"option {option.name} must hold non-empty strings, got {_told(option, list(value))}")
     if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
         raise ConfigError(f"option {option.name} must have strings as keys, got {shown(list(value))}")
+    _check_unicode(option, value)
     _check_range(option, value)
     return value
+
+
+def _check_unicode(option: dataclasses.Field[Any], value: object) -> None:
+    """Refuse text that is none, such as a path of other bytes: no message to another process could carry it.
+
+    Raises: ConfigError.
+    """
+    if isinstance(value, str | tuple | dict):
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"option {option.name} must be text in UTF-8, got {_told(option, value)}") from None
 
 
 def _refusal(option: dataclasses.Field[Any], value: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 
 from quire.messages.output import PositionLogprobs
@@ -80,6 +81,7 @@ class BeamSearch:
         "_early_stopping",
         "_length_penalty",
         "_max_tokens",
+        "_num_candidates",
         "_stop_reasons",
         "_width",
         "best",
@@ -94,6 +96,7 @@ class BeamSearch:
         params, progress = request.sampling_params, request.progress or RequestProgress()
         so_far = progress.beams or BeamProgress(cum_logprobs=[0.0])
         self._width = params.num_sequences
+        self._num_candidates = request.num_beam_candidates
         self._length_penalty = params.length_penalty
         self._early_stopping = params.early_stopping
         self._max_tokens = request.max_tokens
@@ -124,6 +127,10 @@ class BeamSearch:
         num_tokens = self._max_tokens if hopes_for_length else self.num_tokens
         return not self.best.would_take(self.cum_logprobs[0], num_tokens)
 
+    def candidates(self) -> list[PositionLogprobs]:
+        """What all running beams have reported, in their order."""
+        return [self.reported[branch] for branch in self.branches]
+
     def choose(self, tokens_of: Callable[[int], list[int]]) -> tuple[list[Continuation], list[BeamHypothesis]]:
         """Choose a step: (the running beams from now on, best first; the completions that ended).
 
@@ -149,8 +156,9 @@ class BeamSearch:
         """The continuations of all beams, the most likely first. Among equals the better beam's comes first."""
         continuations = []
         for parent, (branch, before) in enumerate(zip(self.branches, self.cum_logprobs, strict=True)):
-            entry = self.reported[branch]
-            for token_id, logprob in zip(entry.token_ids, entry.logprobs, strict=True):
+            entry = self.reported[branch]  # may have more than the search needs: those that the request asked for
+            pairs = zip(entry.token_ids, entry.logprobs, strict=True)
+            for token_id, logprob in islice(pairs, self._num_candidates):
                 continuations.append(Continuation(parent, token_id, before + logprob))
         return sorted(continuations, key=attrgetter("cum_logprob"), reverse=True)
 

@@ -2,6 +2,8 @@
 
 The worker is told of a request once, of a sequence when it starts or comes back, and then only of what has changed: its
 new blocks and its new tokens. It never appends a token by itself, so there is one list of tokens that counts.
+
+The columns of an instruction, which say the same of every sequence, are written when the whole step is decided.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ class PlanWriter:
 
     def __init__(self) -> None:
         self.plan = SchedulerOutputs()
+        self._sequences: list[Sequence] = []
+        """Those in the instruction, in order."""
         self._known_requests: set[str] = set()
         self._removed_seqs: list[int] = []
         self._removed_requests: list[str] = []
@@ -22,28 +26,23 @@ class PlanWriter:
 
     def begin(self) -> SchedulerOutputs:
         """Start a new instruction."""
-        self.plan = SchedulerOutputs()
+        self.plan, self._sequences = SchedulerOutputs(), []
         return self.plan
 
     def add(self, seq: Sequence, num_tokens: int, copies: list[tuple[int, int]] | None) -> None:
         """Schedule the next tokens of a sequence. `copies` make blocks its own; None: its tables have not changed."""
-        plan = self.plan
-        is_complete = seq.num_computed_tokens + num_tokens == len(seq.token_ids)
         if copies:
-            plan.blocks_to_copy += copies
+            self.plan.blocks_to_copy += copies
         if not seq.is_known:
             self._introduce(seq)
-        else:
-            self._tell_changes(seq, has_blocks=copies is not None)
-        seq.num_tokens_sent = len(seq.token_ids)
-        plan.seq_ids.append(seq.seq_id)
-        plan.num_computed_tokens.append(seq.num_computed_tokens)
-        plan.num_scheduled_tokens.append(num_tokens)
-        plan.num_draws.append(seq.num_draws if is_complete else 0)
-        plan.num_batched_tokens += num_tokens
+        elif copies is not None:
+            self.plan.new_block_ids[seq.seq_id] = seq.unsent_blocks()
+        self._sequences.append(seq)
+        self.plan.num_scheduled_tokens.append(num_tokens)
 
     def _introduce(self, seq: Sequence) -> None:
         seq.is_known = True
+        seq.num_tokens_sent = len(seq.token_ids)
         group = seq.group
         if group.request_id not in self._known_requests:
             self._known_requests.add(group.request_id)
@@ -59,15 +58,30 @@ class PlanWriter:
             )
         )
 
-    def _tell_changes(self, seq: Sequence, *, has_blocks: bool) -> None:
-        if has_blocks:
-            self.plan.new_block_ids[seq.seq_id] = seq.unsent_blocks()
-        if len(seq.token_ids) > seq.num_tokens_sent:
-            self.plan.new_token_ids[seq.seq_id] = (seq.num_tokens_sent, seq.token_ids[seq.num_tokens_sent :])
+    def _write_columns(self, plan: SchedulerOutputs) -> None:
+        """What is said of each sequence."""
+        sequences = self._sequences
+        plan.seq_ids = [seq.seq_id for seq in sequences]
+        plan.num_computed_tokens = [seq.num_computed_tokens for seq in sequences]
+        plan.num_draws = [
+            seq.num_draws if num_tokens == len(seq.token_ids) - seq.num_computed_tokens else 0
+            for seq, num_tokens in zip(sequences, plan.num_scheduled_tokens, strict=True)
+        ]
+        plan.num_batched_tokens = sum(plan.num_scheduled_tokens)
+
+    def _tell_tokens(self, plan: SchedulerOutputs) -> None:
+        """What each sequence has drawn since the worker was last told."""
+        for seq in self._sequences:
+            first, num_tokens = seq.num_tokens_sent, len(seq.token_ids)
+            if first < num_tokens:
+                plan.new_token_ids[seq.seq_id] = first, seq.token_ids[first:]
+                seq.num_tokens_sent = num_tokens
 
     def end(self) -> SchedulerOutputs:
         """The finished instruction. What is to be forgotten is said again until `arrived`."""
         plan = self.plan
+        self._write_columns(plan)
+        self._tell_tokens(plan)
         plan.removed_seq_ids = list(self._removed_seqs)
         plan.removed_request_ids = list(self._removed_requests)
         plan.preempted_seq_ids, self._preempted = self._preempted, []

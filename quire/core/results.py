@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from quire.core.beam import BeamSearch, Continuation
 from quire.core.lifecycle import Lifecycle
 from quire.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from quire.core.stop import finish_of
 from quire.messages.output import BeamStep, EngineCoreOutput, Failure, FinishReason, PositionLogprobs
 from quire.messages.request import BeamHypothesis
+from quire.messages.stats import RequestStats
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.flight_recorder import Outcome
 
@@ -21,72 +24,87 @@ class Results:
         self._max_model_len = max_model_len
 
     def take_in(
-        self, scheduled: dict[int, Sequence], plan: SchedulerOutputs, result: ModelRunnerOutput, now: float
+        self, scheduled: Collection[Sequence], plan: SchedulerOutputs, result: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
-        """Learn from a step that ended at `now`; `scheduled` are its sequences by id, and is emptied. Gives what is
-        new."""
+        """Learn from a step that ended at `now`; `scheduled` are its sequences, in order. Gives what is new."""
         outputs: list[EngineCoreOutput] = []
-        for seq_id, num_tokens, drawn in zip(plan.seq_ids, plan.num_scheduled_tokens, result.token_ids, strict=True):
-            seq = scheduled.pop(seq_id)
-            if seq.status is not SequenceStatus.RUNNING:
+        running, retire = SequenceStatus.RUNNING, self._lives.blocks.retire  # looked up once: this is most of a step
+        for seq, num_tokens, drawn in zip(scheduled, plan.num_scheduled_tokens, result.token_ids, strict=True):
+            seq_id = seq.seq_id
+            if seq.status is not running:
                 continue  # aborted while the step ran
             if seq_id in result.errors:
                 outputs += self._fail(seq, result.errors[seq_id])
                 continue
             seq.num_computed_tokens += num_tokens
-            self._lives.blocks.retire(seq)
-            if seq.group.beams is not None:
-                if drawn:
-                    outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
-                continue
+            retire(seq)
+            logprobs = result.logprobs.get(seq_id) if result.logprobs else None
             prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
             if prompt_logprobs:
                 seq.group.num_prompt_logprobs += len(prompt_logprobs)
-            runs = [drawn] if drawn else [[token_id] for token_id in result.forks.get(seq_id, ())]
-            if runs:
-                logprobs = result.logprobs.get(seq_id) if result.logprobs else None
-                outputs += self._append_tokens(seq, runs, logprobs, prompt_logprobs, now)
+            if seq.group.beams is not None:
+                if prompt_logprobs:
+                    outputs.append(_output(seq, [], None, prompt_logprobs))
+                if drawn:
+                    outputs += self._report(seq, seq.group.beams, result.logprobs[seq_id][0], now)
+            elif drawn:
+                outputs.append(self._extend(seq, drawn, now, logprobs, prompt_logprobs))
+            elif seq_id in result.forks:
+                outputs += self._fork(seq, result.forks[seq_id], now, logprobs, prompt_logprobs)
             elif prompt_logprobs:
-                outputs.append(_output(seq, prompt_logprobs))
+                outputs.append(_output(seq, [], None, prompt_logprobs))
         return outputs
 
-    def _append_tokens(
+    def _fork(
         self,
         seq: Sequence,
-        runs: list[list[int]],
+        token_ids: list[int],
+        now: float,
         logprobs: list[PositionLogprobs] | None,
         prompt_logprobs: list[PositionLogprobs] | None,
-        now: float,
     ) -> list[EngineCoreOutput]:
-        """`runs`: the tokens that follow, for each branch; the sequence forks when there are several branches."""
-        assert len(runs) == seq.num_to_fork, (seq, runs)
-        self._has_token(seq.group, now)
+        """The sequence becomes several branches, each with a token of its own."""
+        assert len(token_ids) == seq.num_to_fork, (seq, token_ids)
         outputs = []
-        for branch, run in zip([seq] if len(runs) == 1 else self._lives.fork(seq, len(runs)), runs, strict=True):
-            output = _output(branch, prompt_logprobs if branch is seq else None)
-            self._extend(branch, run, output)
-            if logprobs is not None:
-                output.new_logprobs, logprobs = logprobs[: len(output.new_token_ids)], logprobs[len(run) :]
-            outputs.append(output)
+        for index, branch in enumerate(self._lives.fork(seq, len(token_ids))):
+            found = None if logprobs is None else logprobs[index : index + 1]
+            scored = prompt_logprobs if branch is seq else None
+            outputs.append(self._extend(branch, [token_ids[index]], now, found, scored))
         return outputs
 
-    def _extend(self, seq: Sequence, run: list[int], output: EngineCoreOutput) -> None:
-        """Append tokens as far as the sequence goes on, and say so in the output."""
-        stats = seq.group.stats
+    def _extend(
+        self,
+        seq: Sequence,
+        run: list[int],
+        now: float,
+        logprobs: list[PositionLogprobs] | None,
+        prompt_logprobs: list[PositionLogprobs] | None,
+    ) -> EngineCoreOutput:
+        """Append tokens as far as the sequence goes on, and tell of them."""
+        assert seq.num_to_fork == 1, seq
+        stats, token_ids = seq.group.stats, seq.token_ids
+        self._has_token(stats, now)
+        output, num_before = _output(seq, run, logprobs, prompt_logprobs), len(token_ids)
         for token_id in run:
-            seq.token_ids.append(token_id)
-            output.new_token_ids.append(token_id)
+            token_ids.append(token_id)
             stats.num_generation_tokens += 1
             finish = finish_of(seq, self._max_model_len)
             if finish is not None:
                 output.finish_reason, output.stop_reason = finish
-                output.stats = stats
-                self._lives.finish(seq)
-                return
+                self._end(seq, output, len(token_ids) - num_before)
+                break
+        return output
 
-    def _has_token(self, group: SequenceGroup, now: float) -> None:
+    def _end(self, seq: Sequence, output: EngineCoreOutput, num_tokens: int) -> None:
+        """The sequence ends after so many of the tokens in its output."""
+        output.stats = seq.group.stats
+        if num_tokens < len(output.new_token_ids):
+            output.new_token_ids = output.new_token_ids[:num_tokens]
+            output.new_logprobs = output.new_logprobs and output.new_logprobs[:num_tokens]
+        self._lives.finish(seq)
+
+    def _has_token(self, stats: RequestStats, now: float) -> None:
         """Take down when a request's tokens came."""
-        stats = group.stats
         if not stats.first_token_at:
             stats.first_token_at = now
             self._lives.totals.add_first_token(stats)
@@ -99,14 +117,15 @@ class Results:
             return []
         group = seq.group
         parents = [group.sequences[branch] for branch in beams.branches]
+        candidates = beams.candidates() if group.request.sampling_params.logprobs is not None else []
         running, ended = beams.choose(lambda parent: parents[parent].output_token_ids)
-        self._has_token(group, now)
+        self._has_token(group.stats, now)
         group.stats.num_generation_tokens += max(len(running), len(ended))
+        output = _output(seq, [one.token_id for one in running])
+        output.branch = 0
+        output.beam_step = BeamStep([one.parent for one in running], beams.cum_logprobs, ended, candidates)
         if beams.is_done:
-            return self._end_search(group, beams)
-        output = _output(seq)
-        output.branch, output.new_token_ids = 0, [one.token_id for one in running]
-        output.beam_step = BeamStep([one.parent for one in running], beams.cum_logprobs, ended)
+            return [output, *self._end_search(group, beams)]
         beams.branches = [child.branch for child in self._continue(parents, running)]
         return [output]
 
@@ -144,7 +163,7 @@ class Results:
             branches = range(group.request.sampling_params.n)
         outputs = []
         for branch in branches:
-            output = _output(seq)
+            output = _output(seq, [])
             output.branch, output.finish_reason, output.error = branch, FinishReason.ERROR, error
             outputs.append(output)
         self._lives.timelines.leaves(group, Outcome.FAILED)
@@ -162,11 +181,17 @@ def _found(group: SequenceGroup, branch: int, hypothesis: BeamHypothesis) -> Eng
     return output
 
 
-def _output(seq: Sequence, prompt_logprobs: list[PositionLogprobs] | None = None) -> EngineCoreOutput:
-    """What there is to tell of a branch, without tokens yet."""
+def _output(
+    seq: Sequence,
+    token_ids: list[int],
+    logprobs: list[PositionLogprobs] | None = None,
+    prompt_logprobs: list[PositionLogprobs] | None = None,
+) -> EngineCoreOutput:
+    """What there is to tell of a branch."""
     group = seq.group
-    output = EngineCoreOutput(group.request_id, seq.branch, [], None, prompt_logprobs)
-    output.num_cached_tokens = max(group.num_cached_tokens, 0)
+    output = EngineCoreOutput(group.request_id, seq.branch, token_ids, logprobs, prompt_logprobs)
+    if group.num_cached_tokens > 0:
+        output.num_cached_tokens = group.num_cached_tokens
     if group.effort_is_news:
         group.effort_is_news = False
         output.stats, output.effort = group.stats, group.effort

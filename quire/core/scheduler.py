@@ -132,9 +132,10 @@ class Scheduler:
             )
             return budget
         left = [len(seq.token_ids) - seq.num_computed_tokens for seq in self.running]
-        prompts = [seq for seq, num_left in zip(self.running, left, strict=True) if num_left > 1]
         budget.num_single = left.count(1)
-        budget.portions = self._portions(prompts) if prompts else None
+        if budget.num_single < len(left):
+            prompts = [seq for seq, num_left in zip(self.running, left, strict=True) if num_left > 1]
+            budget.portions = self._portions(prompts) if prompts else None
         return budget
 
     def _portions(self, prompts: list[Sequence]) -> Portions | None:
@@ -147,12 +148,12 @@ class Scheduler:
         return Portions(long, others, self.cost, somebody_waits=bool(self.waiting)) if long else None
 
     def _schedule_running(self, budget: StepBudget) -> None:
-        shares = budget.shares
+        shares, can_append = budget.shares, self.blocks.can_append
         for seq in self.running if shares is None else shares.in_turn(self.running):
             if budget.num_tokens <= 0:
                 return
             num_tokens = self._share_of(seq, budget)
-            if num_tokens > 0 and (self.blocks.can_append(seq, num_tokens) or self._free(seq, num_tokens, budget)):
+            if num_tokens > 0 and (can_append(seq, num_tokens) or self._free(seq, num_tokens, budget)):
                 self._schedule(seq, num_tokens, budget)
 
     def _free(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> bool:
@@ -233,13 +234,13 @@ class Scheduler:
         return budget.may_score(seq) and self._room.is_ready(seq)
 
     def _share_of(self, seq: Sequence, budget: StepBudget) -> int:
-        wanted = len(seq.token_ids) - seq.num_computed_tokens
+        wanted, shares = len(seq.token_ids) - seq.num_computed_tokens, budget.shares
         if not wanted:
             return 0  # a beam that waits for others
-        if budget.shares is not None:
+        if shares is not None:
             if seq.status is not SequenceStatus.RUNNING:
                 return 0  # preempted a moment ago
-            wanted = min(wanted, budget.beside_urgent(seq, budget.shares.tokens_for(seq, self.max_num_batched_tokens)))
+            wanted = min(wanted, budget.beside_urgent(seq, shares.tokens_for(seq, self.max_num_batched_tokens)))
         if wanted == 1 and seq.is_known:
             return 1
         if budget.portions is not None:
@@ -270,7 +271,8 @@ class Scheduler:
         self.lives.writer.arrived(plan)
         if self.blocks.is_moving:
             self._end_moves(result.failed_loads)
-        outputs = self._results.take_in(self._scheduled, plan, result, now)
+        outputs = self._results.take_in(self._scheduled.values(), plan, result, now)
+        self._scheduled = {}
         self.lives.totals.add_step(plan, result, now - self._step_started_at)
         self.lives.timelines.step_ended()
         return outputs

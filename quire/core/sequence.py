@@ -43,6 +43,7 @@ class Sequence:
         "num_tokens_sent",
         "num_writable_tokens",
         "rank",
+        "retires_at",
         "seq_id",
         "served_at",
         "status",
@@ -70,6 +71,8 @@ class Sequence:
         """The most of those it had when it was preempted: it may find them again even if it does not read the cache."""
         self.num_writable_tokens = 0
         """Up to so many tokens can be computed as the tables are: they have blocks, and nobody else has those."""
+        self.retires_at = 0
+        """Before so many tokens are computed, none of its blocks becomes full, or is read no more."""
         self.num_to_fork = 1
         """Branches to draw when the prompt is complete."""
         self.is_known = False

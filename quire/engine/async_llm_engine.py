@@ -43,6 +43,7 @@ from quire.engine.startup import EngineParts, start
 from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
 from quire.inputs import PromptType
 from quire.log import get_logger
+from quire.messages.kv_tiers import FLUSH_S
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest
 from quire.messages.stats import Activity, StepStats, continued
@@ -323,15 +324,22 @@ class AsyncLLMEngine:
 
         Raises: EngineDeadError; EngineUnavailable while there is no core, and when a step keeps it from answering.
         """
+        return await self._read("recording", "; the trace of one that ended is in a file, which the log names")
+
+    async def finished_requests(self) -> bytes:
+        """When the core's last requests came and how long they were, for `finished_since`.
+
+        Raises: as `recording`.
+        """
+        return await self._read("finished_requests", "; try again")
+
+    async def _read(self, method: str, remedy: str) -> bytes:
         self._check_alive()
         self._bind()
         if self._core is None:
-            raise EngineUnavailable(
-                "there is no engine process now; the trace of one that ended is in a file, which the log names",
-                retry_after=1,
-            )
+            raise EngineUnavailable(f"there is no engine process now{remedy}", retry_after=1)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._core.call("recording")), RECORDING_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.wrap_future(self._core.call(method)), RECORDING_TIMEOUT_S)
         except TimeoutError:
             raise EngineUnavailable(
                 f"the engine has not answered for {RECORDING_TIMEOUT_S} s: it answers between two steps", retry_after=1
@@ -354,10 +362,13 @@ class AsyncLLMEngine:
         for request_id in list(self._streams):
             await self.abort(request_id)
 
-    def close(self) -> None:
-        """Stop the engine; running requests end with EngineDeadError. Harmless when called again."""
+    def close(self, flush_s: float = FLUSH_S) -> None:
+        """Stop the engine; running requests end with EngineDeadError. Harmless when called again.
+
+        An engine process has `flush_s` seconds to write what is cached to its `kv_disk` file, if it has one.
+        """
         if self._source is not None:
-            self._source.close()
+            self._source.close(flush_s)
             self._on_loop(self._disconnect)
         elif self._core is not None:
             self._core.close()

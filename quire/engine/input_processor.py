@@ -5,7 +5,7 @@ Everything that depends on the model is checked here, once, before the core hear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -22,8 +22,13 @@ from quire.utils.unicode import check_unicode
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 MAX_CACHE_SALT = 128
 MAX_REQUEST_ID = 512
+MAX_BEAM_CANDIDATES = 1 << 22
+"""Of a step of a beam search, when logprobs are asked for: all beams are told of together, in some 60 MB."""
 CHARS_PER_TOKEN = 64
 """A text with more characters than this per token of context is refused before it is tokenised."""
+
+
+_Lists = tuple[tuple[int | str, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,9 @@ class InputProcessor:
         """The tokenizer's own comes first: it ends an output without a stop reason, as in vLLM."""
         self._seeds = seeds
         self._seeds_lock = Lock()
+        self._worked_out: tuple[_Lists, tuple[tuple[int, ...], ...], bytes | None] | None = None
+        """The lists that came last, and what they come to: a request of a thousand prompts brings them a thousand
+        times."""
 
     @property
     def default_params(self) -> SamplingParams:
@@ -79,8 +87,7 @@ class InputProcessor:
         if token_ids is None:
             token_ids = self.encode(text or "")
         max_tokens, warnings = self.check(token_ids, params)
-        bad_words = self._bad_words(params)
-        allowed = self._allowed_tokens(params, bad_words)
+        bad_words, allowed = self._lists_of(params)
         core = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -190,13 +197,13 @@ class InputProcessor:
         self.check_length(len(token_ids))
         self._check_ids("prompt_token_ids", token_ids)
 
-    def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
+    def _check_ids(self, name: str, token_ids: Collection[int]) -> None:
         vocab_size = self.config.model_config.arch.vocab_size
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidParameter(
-                    f"{name} holds {shown(token_id)}; this model's token ids are 0 to {vocab_size - 1}", parameter=name
-                )
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+            raise InvalidParameter(
+                f"{name} holds {shown(wrong)}; this model's token ids are 0 to {vocab_size - 1}", parameter=name
+            )
 
     def _checked_priority(self, given: object) -> int:
         try:
@@ -262,6 +269,13 @@ class InputProcessor:
                 "a larger max_logprobs (-1: the vocabulary)",
                 parameter="beam_width",
             )
+        asked = model.arch.vocab_size if params.logprobs == -1 else params.logprobs or 0
+        if width * asked > MAX_BEAM_CANDIDATES:
+            raise InvalidParameter(
+                f"logprobs={params.logprobs} with beam_width={width} asks for {width * asked} candidates per step, the "
+                f"limit is {MAX_BEAM_CANDIDATES}; lower one of them",
+                parameter="logprobs",
+            )
 
     def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> tuple[int, list[str]]:
         """How long the output may get, and a warning where the context has less room than was asked for.
@@ -290,6 +304,16 @@ class InputProcessor:
         """A seed for a request without one. Requests may be processed in several threads."""
         with self._seeds_lock:
             return next(self._seeds)
+
+    def _lists_of(self, params: SamplingParams) -> tuple[tuple[tuple[int, ...], ...], bytes | None]:
+        """The tokens of bad_words, and the bits of the tokens that are allowed; None allows all."""
+        lists = (params.bad_words, params.allowed_token_ids, params.stop_token_ids, [params.min_tokens])
+        given = tuple(None if entries is None else tuple(entries) for entries in lists)
+        known = self._worked_out
+        if known is None or known[0] != given:  # several threads: what is read is whole, whoever wrote it
+            bad_words = self._bad_words(params)
+            known = self._worked_out = given, bad_words, self._allowed_tokens(params, bad_words)
+        return known[1:]
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Each word as it is tokenised at the start of a text and after a space."""

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from quire.core.beam import BestHypotheses
 from quire.engine.input_processor import ProcessedRequest
-from quire.messages.output import BeamStep, EngineCoreOutput, EngineCoreOutputs, Failure, FinishReason
+from quire.messages.output import (
+    BeamStep,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Failure,
+    FinishReason,
+    PositionLogprobs,
+)
 from quire.messages.request import AbortRequest, BeamProgress, EngineCoreRequest, RequestProgress
 from quire.messages.stats import Phase, RequestEffort, RequestStats
 from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -41,17 +48,42 @@ class _Beams:
         self._token_ids: list[list[int]] = [[]]
         self._cum_logprobs = [0.0]
         self._best = BestHypotheses(self._width, params.length_penalty)
+        self._num_logprobs = params.logprobs
+        self._logprobs: list[list[PositionLogprobs]] = [[]]
+        """Of the running beams' tokens, when they are asked for."""
+        self._logprobs_of_ended: dict[tuple[int, ...], list[PositionLogprobs]] = {}
+        """Of the best completions so far, by their tokens."""
 
     def follow(self, step: BeamStep, token_ids: list[int]) -> None:
         """Take a step."""
+        self._best.add(step.ended)
+        if self._num_logprobs is not None:
+            self._remember(step, token_ids, self._num_logprobs)
         pairs = zip(step.parents, token_ids, strict=True)
         self._token_ids = [[*self._token_ids[parent], token_id] for parent, token_id in pairs]
         self._cum_logprobs = step.cum_logprobs
-        self._best.add(step.ended)
+
+    def logprobs_of(self, token_ids: list[int]) -> list[PositionLogprobs] | None:
+        """Those of a completion that was found, when they are asked for."""
+        return None if self._num_logprobs is None else self._logprobs_of_ended[tuple(token_ids)]
+
+    def _remember(self, step: BeamStep, token_ids: list[int], count: int) -> None:
+        """Keep the logprobs of the beams that run on and of the best completions, with `count` candidates each."""
+
+        def scored(parent: int, token_id: int) -> list[PositionLogprobs]:
+            return [*self._logprobs[parent], step.candidates[parent].of(token_id, count)]
+
+        known = self._logprobs_of_ended
+        for found in step.ended:
+            *before, last = found.token_ids
+            known[tuple(found.token_ids)] = scored(self._token_ids.index(before), last)
+        best = (tuple(found.token_ids) for found in self._best.first(self._width))
+        self._logprobs_of_ended = {key: known[key] for key in best}
+        self._logprobs = [scored(*pair) for pair in zip(step.parents, token_ids, strict=True)]
 
     def so_far(self) -> RequestProgress:
         """What a core needs to go on; nothing before the first step."""
-        if not self._token_ids[0]:
+        if not any(self._token_ids):
             return RequestProgress()
         beams = BeamProgress(cum_logprobs=self._cum_logprobs, ended=self._best.first(self._width))
         return RequestProgress(branches=dict(enumerate(self._token_ids)), beams=beams)
@@ -192,12 +224,15 @@ class OutputProcessor:
         if output.new_prompt_logprobs and state.prompt_logprobs is not None:
             state.prompt_logprobs += [TokenLogprobs(entry, self._text_of) for entry in output.new_prompt_logprobs]
         branch.token_ids += output.new_token_ids
-        if output.cum_logprob is not None:
-            branch.cumulative_logprob = output.cum_logprob
+        new_logprobs = output.new_logprobs
+        if state.beams is not None and output.cum_logprob is not None:
+            new_logprobs = state.beams.logprobs_of(output.new_token_ids)
         if branch.logprobs is not None and branch.cumulative_logprob is not None:
-            for entry in output.new_logprobs or ():
+            for entry in new_logprobs or ():
                 branch.logprobs.append(TokenLogprobs(entry, self._text_of))
                 branch.cumulative_logprob += entry.logprobs[0]
+        if output.cum_logprob is not None:
+            branch.cumulative_logprob = output.cum_logprob
         stopped = False
         detokenizer = branch.detokenizer
         if detokenizer is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from quire.config.json_file import parse_json
 from quire.engine.identity import Identity
 from quire.errors import InvalidParameter, counted, shown
 from quire.outputs import RequestOutput
@@ -77,7 +78,7 @@ class Receipt:
         Raises: InvalidParameter.
         """
         try:
-            raw = msgspec.json.decode(data)
+            raw = parse_json(data)
             if isinstance(raw, dict) and "receipt" in raw:
                 raw = raw["receipt"]
             if isinstance(raw, dict):

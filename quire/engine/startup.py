@@ -14,6 +14,7 @@ from quire.engine.front_startup import FrontParts, load_front
 from quire.engine.seeds import MakeSeeds, same_seeds
 from quire.loader.digest import digesting
 from quire.observability.ledger import Ledger
+from quire.utils.interrupts import interrupts_deferred
 
 
 @dataclass(slots=True)
@@ -36,11 +37,11 @@ def start(
     """
     ledger = Ledger() if ledger is None else ledger
     with ledger.stage("config"):
-        located = locate(args)  # before the imports: they hold back Ctrl-C, and this may download
+        located = locate(args)  # before Ctrl-C is held back: this may download
+        with interrupts_deferred():
+            config = create_config(args, located)  # before torch is imported: what is refused here needs none
     with ExitStack() as stack:
-        with importing_torch(ledger):  # overlaps with the small files and the digest of the weights
-            with ledger.stage("config"):
-                config = create_config(args, located)
+        with importing_torch(ledger):  # overlaps with the tokenizer and the digest of the weights
             weights_digest = stack.enter_context(digesting(config))
             with ledger.stage("tokenizer"):
                 front = load_front(config, clock, seeds)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from quire.config.json_file import read_json_object
+from quire.config.json_file import parse_json, read_bounded, read_json_object
 from quire.errors import CheckpointError, ConfigError, MissingDependency, ModelNotFound, QuireError, shown
 from quire.loader.names import has_short_form, is_repository, repository_of, short_names
 from quire.loader.resume import fetch_weights
+from quire.loader.weight_files import MAX_INDEX_BYTES
 from quire.utils.lazy import nearest
 
 CONFIG_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
@@ -125,10 +125,10 @@ def is_complete(directory: Path) -> bool:
     if (directory / "model.safetensors").is_file():
         return True
     try:
-        index = json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))
-        return all((directory / file).is_file() for file in set(index["weight_map"].values()))
-    except FileNotFoundError:
-        return any(directory.glob("*.safetensors"))
+        data = read_bounded(directory / INDEX_FILE, MAX_INDEX_BYTES)
+        if data is None:
+            return any(directory.glob("*.safetensors"))
+        return all((directory / file).is_file() for file in set(parse_json(data)["weight_map"].values()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
 

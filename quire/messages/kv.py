@@ -66,6 +66,10 @@ class SlidingWindowSpec:
         """Leading blocks that no query will read once so many tokens are computed."""
         return max(0, num_computed_tokens - self.window + 1) // self.page.block_size
 
+    def num_computed_without(self, num_blocks: int) -> int:
+        """How many tokens must be computed before no query will read so many leading blocks; at least one block."""
+        return num_blocks * self.page.block_size + self.window - 1
+
     def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
         """Blocks that a sequence of so many tokens holds at most, while it is computed in chunks.
 

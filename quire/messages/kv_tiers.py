@@ -15,6 +15,8 @@ PageMove = tuple[int, int, PageContent]
 """(source, destination, what the page holds)."""
 
 
+FLUSH_S = 60.0
+"""Seconds that an engine takes at most, unless told otherwise, to write its cached pages to the file when it ends."""
 ALIGNMENT = 4096
 """Bytes. What the file begins with, headers and pages take whole multiples."""
 MOST_HEADER_BYTES = 128

@@ -44,6 +44,20 @@ class PositionLogprobs:
     logprobs: list[float]
     rank: int
 
+    def of(self, token_id: int, count: int) -> PositionLogprobs:
+        """The position with one of its candidates as the chosen token, and the `count` most likely (-1: all of them).
+
+        Raises: ValueError when the token is none of the candidates.
+        """
+        assert self.rank == 1, "candidates are in order"
+        index = self.token_ids.index(token_id)
+        last = len(self.token_ids) if count == -1 else count
+        return PositionLogprobs(
+            [token_id, *self.token_ids[: min(index, last)], *self.token_ids[index + 1 : last]],
+            [self.logprobs[index], *self.logprobs[: min(index, last)], *self.logprobs[index + 1 : last]],
+            index + 1,
+        )
+
 
 @dataclass(slots=True)
 class BeamStep:
@@ -58,6 +72,8 @@ class BeamStep:
     """Per beam: the sum of the logprobs of its tokens."""
     ended: list[BeamHypothesis] = field(default_factory=list)
     """Completions that the step has found."""
+    candidates: list[PositionLogprobs] = field(default_factory=list)
+    """Per beam before the step, when logprobs are asked for: its most likely continuations, the best one first."""
 
 
 @dataclass(slots=True)
@@ -65,7 +81,7 @@ class EngineCoreOutput:
     """What is new for one branch of one request.
 
     A beam search tells of all its running beams together, as branch 0 and with `beam_step`. Its best completions follow
-    when it ends, as the branches 0, 1, ...
+    when it ends, as the branches 0, 1, ...; their logprobs are those of the steps.
     """
 
     request_id: str

@@ -87,14 +87,17 @@ class EngineCoreRequest:
         return frozenset([*(params.stop_token_ids or ()), *(() if params.ignore_eos else self.eos_token_ids)])
 
     @property
-    def num_logprobs(self) -> int | None:
-        """Most likely tokens to report per output position, -1 for all; None reports no logprobs.
+    def num_beam_candidates(self) -> int:
+        """Continuations that a beam search must know of each beam: the `beam_width` best that do not end it are among
+        them."""
+        return self.sampling_params.num_sequences + len(self.ending_token_ids)
 
-        A beam search must know of each beam its `beam_width` best continuations that do not end it.
-        """
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to report per output position, -1 for all; None reports no logprobs."""
         params = self.sampling_params
         if params.use_beam_search:
-            return params.num_sequences + len(self.ending_token_ids)
+            return -1 if params.logprobs == -1 else max(self.num_beam_candidates, params.logprobs or 0)
         return 0 if params.is_ranked and params.logprobs is None else params.logprobs
 
 

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -64,6 +65,8 @@ NOT_BUILT = {
 """Routes of OpenAI, vLLM and llama.cpp that quire does not have, and what to do instead."""
 MANY_BYTES = 1 << 20
 """Of bodies in progress: a collection would look at all that was read from them."""
+MAX_COMPARED = 128
+"""Characters of a path that is compared with those of all routes."""
 ROUTES = (completions.routes, chat.routes, responses.routes, anthropic.routes, ollama.routes, admin.routes)
 
 
@@ -87,16 +90,18 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
         version=__version__,
         docs_url=None,  # FastAPI's pages load their scripts from elsewhere
         redoc_url=None,
-        openapi_url=None if hidden else "/openapi.json",
+        openapi_url=None,  # and make their document on the event loop, which takes half a second
         redirect_slashes=False,
         lifespan=lifespan,
         telemetry={"auto_configure": False},  # no exporter that an environment variable could switch on
         responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
     )
-    pages = [console.routes()] if hidden else [console.routes(), docs.routes()]
+    describe = partial(_document, app)
+    pages = [console.routes()] if hidden else [console.routes(), docs.routes(service.work, describe)]
     routers = [*(routes(service) for routes in ROUTES), *pages]
     for router in routers:
         app.include_router(router)
+    app.state.paths = [route.path for route in _routes_of(routers) if route.include_in_schema]
     for kind in (HTTPException, RequestValidationError, QuireError, Exception):
         app.add_exception_handler(kind, _answer)
     app.add_middleware(Limits, service=service)
@@ -123,11 +128,20 @@ def _build_routes(app: FastAPI) -> None:
         route.matches({**nowhere, "app": app})
 
 
+def _document(app: FastAPI, root_path: str) -> dict[str, Any]:
+    """The routes in OpenAPI's form, under the path where a proxy serves them. Takes half a second the first time."""
+    return {**app.openapi(), **({"servers": [{"url": root_path}]} if root_path else {})}
+
+
 def _begins_routes(root_path: str, routers: list[APIRouter]) -> bool:
     """Whether the root path is the beginning of a route: then a path that begins with it says nothing about proxies."""
     root = root_path.rstrip("/")
-    paths = [route.path for router in routers for route in router.routes if isinstance(route, Route)]
+    paths = [route.path for route in _routes_of(routers)]
     return any(path == root or path.startswith(f"{root}/") for path in paths)
+
+
+def _routes_of(routers: list[APIRouter]) -> list[Route]:
+    return [route for router in routers for route in router.routes if isinstance(route, Route)]
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -143,6 +157,6 @@ def _unknown_route(request: Request, path: str) -> ApiError:
     for prefix, why in NOT_BUILT.items():
         if path == prefix or path.startswith(f"{prefix}/"):
             return ApiError(404, "not_found", f"{prefix} is not built: {why}")
-    near = difflib.get_close_matches(path, list(request.app.openapi()["paths"]), n=1)
+    near = difflib.get_close_matches(path, request.app.state.paths, n=1) if len(path) <= MAX_COMPARED else []
     hint = f" Did you mean {near[0]}?" if near else ""
     return ApiError(404, "not_found", f"Unknown route {request.method[:16]} {path[:128]!r}.{hint}")

@@ -136,6 +136,9 @@ def _serve_in_fronts(
     group.handle_signals(early.numbers)
     if not early.came:
         group.run()
+    for number in early.numbers:  # one more signal: do not wait for what is still to be written
+        signal.signal(number, lambda *_: supervisor.hurry())
+    supervisor.close(max(0.0, group.drain_until - time.monotonic()))
 
 
 def pages_of(url: str, settings: ServerSettings) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_
 from quire.errors import ConfigError, MissingDependency, shown
 from quire.log import FORMATS
 from quire.utils.lazy import nearest
+from quire.utils.net import tls_context
 
 LOOPBACK_NAMES = ("localhost", "ip6-localhost")
 
@@ -142,12 +144,17 @@ class ServerSettings:
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
                 raise ConfigError(f"option {name}: there is no file {path!r}")
+        if self.ssl_certfile is not None:
+            tls_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
         if self.otlp_traces_endpoint is not None:
             _check_tracing(self.otlp_traces_endpoint)
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError("options allow_credentials and allowed_origins=* contradict each other; name the origins")
-        if not self.root_path.startswith("/"):
-            raise ConfigError(f"option root_path must start with /, got {self.root_path!r}")
+        if not re.fullmatch(r"/[\x21-\x7e]*", self.root_path) or set("?#") & set(self.root_path):
+            raise ConfigError(
+                f"option root_path must start with / and hold printable ASCII without spaces, ? and #, got "
+                f"{shown(self.root_path)}; write other characters as %XX"
+            )
         for key in self.api_key:
             if not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("option api_key must hold printable ASCII without spaces: a header cannot carry it")
@@ -193,9 +200,16 @@ def _check_tracing(endpoint: str) -> None:
 
 
 def with_environment(settings: ServerSettings, environ: Mapping[str, str] = os.environ) -> ServerSettings:
-    """The settings with the API keys of QUIRE_API_KEY (separated by commas) where none were given."""
+    """The settings with the API keys of QUIRE_API_KEY (separated by commas) where none were given.
+
+    Raises: ConfigError when it is set and holds none: whoever sets it wants the server to ask for keys.
+    """
+    if settings.api_key or "QUIRE_API_KEY" not in environ:
+        return settings
     keys = tuple(key.strip() for key in envs.get("QUIRE_API_KEY", environ).split(",") if key.strip())
-    return dataclasses.replace(settings, api_key=keys) if keys and not settings.api_key else settings
+    if not keys:
+        raise ConfigError("environment variable QUIRE_API_KEY is set and holds no key; set one, or unset it")
+    return dataclasses.replace(settings, api_key=keys)
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,12 @@ import contextlib
 import os
 import socket
 import stat
+from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
 
 BACKLOG = 2048
 MAX_UNSENT_BYTES = 64 << 10
@@ -67,6 +71,39 @@ def _remove_stale(path: str) -> None:
                 probe.connect(path)
             except ConnectionRefusedError:
                 os.unlink(path)
+
+
+def tls_context(certfile: str, keyfile: str | None, ca_certs: str | None) -> ssl.SSLContext:
+    """TLS as a server speaks it; with `ca_certs`, clients need a certificate of one of them.
+
+    Raises: ConfigError for files that cannot be used. Nobody is asked for the password of a key: a server has nobody.
+    """
+    import ssl
+
+    def refuse() -> str:
+        raise ConfigError(
+            f"the private key in {keyfile or certfile} is encrypted, and quire takes no password. Decrypt it: "
+            "openssl pkey -in KEY -out DECRYPTED"
+        )
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certfile, keyfile, password=refuse)
+    except (OSError, ValueError) as error:
+        key = f" with the key {keyfile}" if keyfile else ", which must hold the private key, too"
+        raise ConfigError(f"the certificate {certfile}{key} cannot be used: {_reason(error)}.") from None
+    if ca_certs is not None:
+        try:
+            context.load_verify_locations(ca_certs)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the authorities in {ca_certs} cannot be used: {_reason(error)}.") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _reason(error: Exception) -> str:
+    """What OpenSSL or the system says, in words."""
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error).lower().replace("_", " ")
 
 
 def url_of(sock: socket.socket, *, tls: bool) -> str:

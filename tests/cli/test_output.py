@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from quire.cli.main import main
 from quire.cli.output import check_writable, write_json
+from quire.cli.terminal.answer import write_plain
+from quire.cli.terminal.markdown import create_display
 from quire.errors import ConfigError
 from quire.server.settings import ServerSettings
 from tests.server.conftest import Running
@@ -103,6 +106,37 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 SECRET = "correct-horse-battery"
+ESCAPES = "a\x1b]52;c;aGk=\x07b\x9b2Jc\rd\x7f"
+"""What a terminal takes for commands: one writes the clipboard, one clears the screen."""
+SHOWN = "a\ufffd]52;c;aGk=\ufffdb\ufffd2Jc\ufffdd\ufffd\n\te"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_a_model_says_is_no_command_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdout, shown in ((Terminal(), SHOWN), (io.StringIO(), f"{ESCAPES}\n\te")):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        write_plain(f"{ESCAPES}\n\te")
+        assert stdout.getvalue() == shown
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with create_display(plain=False) as display:
+        display.write(f"{ESCAPES}\n\nmore")
+    assert not {"\x07", "\x9b", "\x7f"} & set(terminal.getvalue())
+    assert "\x1b]52" not in terminal.getvalue()
+
+
+def test_messages_are_no_commands_to_the_terminal(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """They quote servers and files."""
+    directory = tmp_path / ESCAPES
+    directory.mkdir()
+    assert main(["plan", str(directory)]) == 2
+    out, err = capfd.readouterr()
+    assert not set("\x1b\x07\x9b\r\x7f") & set(out + err)
+    assert "]52;c;" in err
 
 
 def test_env_says_that_a_secret_is_set_and_not_what_it_is(

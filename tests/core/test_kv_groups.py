@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.core.kv.block_pool import Block, BlockPool
 from quire.core.kv.block_table import BlockTable
@@ -79,6 +81,33 @@ def test_a_stale_page_is_noticed() -> None:
     core.blocks.pool.__class__ = StalePages
     with pytest.raises(AssertionError):
         long_run(core)
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_blocks_are_retired_in_the_step_that_fills_them_or_reads_them_last(
+    windows: tuple[int | None, ...], enable_prefix_caching: bool
+) -> None:
+    core = core_with(windows, enable_prefix_caching=enable_prefix_caching)
+    for i in range(6):
+        core.submit(str(i), list(range(i, 3 * i + 20)), max_tokens=14, params={"n": 1 + i % 2})
+    pool = core.blocks.pool
+    while core.lives.has_work():
+        core.step()
+        for seq in core.scheduler.running:
+            before = pool.num_free, pool.num_cached, seq.num_hashed_blocks
+            seq.retires_at = 0
+            core.blocks.retire(seq)
+            assert (pool.num_free, pool.num_cached, seq.num_hashed_blocks) == before
+
+
+@given(window=st.integers(1, 50), block_size=st.integers(1, 20), num_blocks=st.integers(1, 9))
+def test_a_window_says_from_when_on_a_block_is_read_no_more(window: int, block_size: int, num_blocks: int) -> None:
+    (spec,) = specs_of(block_size, (window,))
+    assert isinstance(spec, SlidingWindowSpec)
+    num_tokens = spec.num_computed_without(num_blocks)
+    assert spec.num_unread_blocks(num_tokens - 1) == num_blocks - 1
+    assert spec.num_unread_blocks(num_tokens) == num_blocks
 
 
 @pytest.mark.parametrize(("window", "max_chunk", "most"), [(64, 1, 5), (64, 16, 6), (64, 256, 21), (64, 320, 25)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.kv.tiers import KVTiers
-from quire.messages.kv_tiers import PageContent
+from quire.messages.kv_tiers import PageContent, PageMove
 from quire.messages.stats import Phase, Wait
 from quire.messages.step import SchedulerOutputs
 from tests.fakes import FakeCore, expected_tokens
@@ -326,16 +326,69 @@ def test_within_a_step_no_slot_is_used_twice() -> None:
     tiers.check()
 
 
-def test_flushing_brings_what_was_used_last_down_first() -> None:
-    tiers = KVTiers((3, 2), min_load_tokens=1)
-    for number in range(3):
+def filled(sizes: tuple[int, ...], numbers: range) -> KVTiers:
+    """Tiers in which pages were saved in this order."""
+    tiers = KVTiers(sizes, min_load_tokens=1)
+    for number in numbers:
         tiers.save(number, content(number))
-    tiers.write(SchedulerOutputs())
-    tiers.ended([])
-    tiers.flush([(7, content(7)), (1, content(1))])
+        moved(tiers)
+    return tiers
+
+
+def moved(tiers: KVTiers) -> SchedulerOutputs:
+    """What a step moves."""
     plan = SchedulerOutputs()
     tiers.write(plan)
-    assert [move[2] for move in plan.blocks_to_swap_out] == [content(7)], "the other one is in a slot"
-    assert [move[2] for move in plan.pages_to_move] == [content(2)]
     tiers.ended([])
     tiers.check()
+    return plan
+
+
+def flushed(tiers: KVTiers, blocks: list[int], most: int) -> list[tuple[list[int], list[int]]]:
+    """(pages saved, pages moved) of each step of a flush of these blocks."""
+    pages, kept = tiers.pages_to_flush([(number, content(number)) for number in blocks]), set[int]()
+    steps = []
+    while tiers.flush(pages, kept, most):
+        plan = moved(tiers)
+        steps.append(
+            ([number_of(move) for move in plan.blocks_to_swap_out], [number_of(m) for m in plan.pages_to_move])
+        )
+    return steps
+
+
+def number_of(move: PageMove) -> int:
+    return next(number for number in range(100) if content(number) == move[2])
+
+
+def in_file(tiers: KVTiers, first_slot: int) -> set[int]:
+    slots = {number: tiers.find(content(number)) for number in range(100)}
+    return {number for number, slot in slots.items() if slot is not None and slot >= first_slot}
+
+
+def test_flushing_brings_what_was_used_last_down_first() -> None:
+    tiers = filled((3, 2), range(3))
+    assert flushed(tiers, [7, 1], most=5) == [([7], [1])], "and then the file is full"
+    assert in_file(tiers, 3) == {7, 1}
+
+
+def test_flushing_takes_many_steps_and_stops_where_it_is_told_to() -> None:
+    tiers = filled((3, 9), range(3))
+    assert flushed(tiers, [7, 8, 9], most=2) == [([7, 8], []), ([9], [2]), ([], [1, 0])]
+    assert in_file(tiers, 3) == {7, 8, 9, 0, 1, 2}
+    tiers = filled((3, 9), range(3))
+    pages = tiers.pages_to_flush([(7, content(7))])
+    assert tiers.flush(pages, set(), 1) == 1
+    moved(tiers)
+    assert in_file(tiers, 3) == {7}, "all that was written is there, and nothing else is lost"
+    assert tiers.num_pages == 4
+
+
+@pytest.mark.parametrize("most", [1, 2, 10])
+def test_flushing_replaces_older_pages_of_the_file_and_none_that_are_newer(most: int) -> None:
+    tiers = filled((4,), range(4))
+    written = flushed(tiers, [9, 0, 8, 2], most)
+    assert [number for saves, _ in written for number in saves] == [9, 8]
+    assert in_file(tiers, 0) == {9, 0, 8, 2}
+    tiers = filled((4,), range(4))
+    flushed(tiers, [10, 11, 12, 13, 14, 15], most)
+    assert in_file(tiers, 0) == {10, 11, 12, 13}

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from quire.core.order.queue import Tenant
 from quire.core.sequence import Sequence, SequenceGroup
 from quire.core.stop import finish_of
-from quire.messages.output import FinishReason
+from quire.messages.output import FinishReason, PositionLogprobs
 from quire.messages.request import EngineCoreRequest
+from quire.messages.step import ModelRunnerOutput
 from quire.sampling_params import SamplingParams
 from tests.fakes import FakeCore, expected_tokens, specs_of
 
@@ -203,6 +204,21 @@ def test_what_ends_a_sequence_and_why(
         if last in eos and not ignore_eos:
             expected = FinishReason.STOP, None if last == eos[0] else last
     assert finish_of(seq, max_model_len) == expected
+
+
+def test_what_follows_the_end_of_a_sequence_in_the_same_step_is_dropped() -> None:
+    core = FakeCore()
+    core.submit("stops", [3, 1, 4], max_tokens=9, params={"stop_token_ids": [8], "logprobs": 0})
+    core.submit("goes on", [3, 1, 4], max_tokens=9)
+    plan = core.plan()
+    logprobs = {plan.seq_ids[0]: [PositionLogprobs([token], [-0.5], 1) for token in (7, 8, 9)]}
+    stops, goes_on = core.scheduler.update(plan, ModelRunnerOutput(token_ids=[[7, 8, 9], [7, 8, 9]], logprobs=logprobs))
+    assert (stops.new_token_ids, stops.finish_reason, stops.stop_reason) == ([7, 8], FinishReason.STOP, 8)
+    assert [entry.token_ids for entry in stops.new_logprobs or ()] == [[7], [8]]
+    assert stops.stats is not None
+    assert stops.stats.num_generation_tokens == 2
+    assert (goes_on.new_token_ids, goes_on.finish_reason, goes_on.new_logprobs) == ([7, 8, 9], None, None)
+    core.lives.check()
 
 
 def test_end_of_sequence_and_stop_tokens_end_a_request_with_their_reasons() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from quire.engine import input_processor
 from quire.errors import EngineError, InvalidParameter, UnsupportedFeature
 from quire.messages.codec import Codec
 from quire.messages.request import AbortRequest, EngineCoreRequest
@@ -80,8 +81,7 @@ def transformers_model(directory: Path) -> Any:
 
 
 @cache
-def found_by_transformers(directory: Path, prompt: tuple[int, ...], search: Search) -> list[tuple[list[int], float]]:
-    """(output tokens, score) of each completion, best first."""
+def generated_by_transformers(directory: Path, prompt: tuple[int, ...], search: Search) -> Any:
     from transformers import GenerationConfig
 
     config = GenerationConfig(
@@ -98,13 +98,28 @@ def found_by_transformers(directory: Path, prompt: tuple[int, ...], search: Sear
     )
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        given = transformers_model(directory).generate(
+        return transformers_model(directory).generate(
             ids, attention_mask=torch.ones_like(ids), generation_config=config
         )
+
+
+def found_by_transformers(directory: Path, prompt: tuple[int, ...], search: Search) -> list[tuple[list[int], float]]:
+    """(output tokens, score) of each completion, best first."""
+    given = generated_by_transformers(directory, prompt, search)
     return [
         (_without_padding(row[len(prompt) :], search), score)
         for row, score in zip(given.sequences.tolist(), given.sequences_scores.tolist(), strict=True)
     ]
+
+
+def scored_by_transformers(directory: Path, prompt: tuple[int, ...], search: Search) -> list[list[float]]:
+    """The logprob of each token of each completion, best completion first."""
+    given = generated_by_transformers(directory, prompt, search)
+    scores = transformers_model(directory).compute_transition_scores(
+        given.sequences, given.scores, given.beam_indices, normalize_logits=False
+    )
+    counts = (given.beam_indices >= 0).sum(dim=1).tolist()
+    return [row[:count] for row, count in zip(scores.tolist(), counts, strict=True)]
 
 
 def _without_padding(tokens: list[int], search: Search) -> list[int]:
@@ -228,6 +243,76 @@ def test_beam_search_gives_what_vllm_gives(llm: LLM) -> None:
     assert llm.beam_search([ids], {"beam_width": 3, "max_tokens": 5, "length_penalty": 0.5}) == [output]
 
 
+# -- logprobs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endings", [(), ENDING], ids=["to the length", "to an ending"])
+def test_logprobs_are_the_transition_scores_of_transformers(family: tuple[Path, LLM], endings: tuple[int, ...]) -> None:
+    directory, llm = family
+    search = Search(4, endings=endings)
+    outputs = llm.generate(list(prompts()), search.params.clone(logprobs=0))
+    check(directory, outputs, search)
+    for output in outputs:
+        expected = scored_by_transformers(directory, tuple(output.prompt_token_ids), search)
+        for found, scores in zip(output.outputs, expected, strict=True):
+            assert found.logprobs is not None
+            chosen = [entry[token].logprob for entry, token in zip(found.logprobs, found.token_ids, strict=True)]
+            assert chosen == pytest.approx(scores, abs=TOLERANCE)
+            assert sum(chosen) == found.cumulative_logprob
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 30, -1])
+def test_candidates_are_those_of_the_tokens_in_a_prompt(checkpoint: Checkpoint, count: int) -> None:
+    """What a search says of a position is what the model says of it without one, to the bit."""
+    params = Search(4, endings=ENDING[:3]).params.clone(logprobs=count)
+    with LLM(str(checkpoint("llama")), dtype="float32", max_model_len=128, max_logprobs=-1) as llm:
+        prompt: Any = prompts()[1]
+        (output,) = llm.generate([prompt], params)
+        assert bits([output]) == bits(llm.generate([prompt], params.clone(logprobs=None)))
+        for found in output.outputs:
+            whole: Any = [*prompt, *found.token_ids]
+            (again,) = llm.generate([whole], SamplingParams(max_tokens=1, prompt_logprobs=count))
+            assert again.prompt_logprobs is not None
+            assert found.logprobs == again.prompt_logprobs[len(prompt) :]
+
+
+def test_sequences_have_logprobs_as_in_vllm(llm: LLM) -> None:
+    given = BeamSearchParams(beam_width=3, max_tokens=5, logprobs=6)
+    (plain,), (output,) = llm.beam_search("The thing", replace(given, logprobs=0)), llm.beam_search("The thing", given)
+    for found, bare in zip(output.sequences, plain.sequences, strict=True):
+        tokens = found.tokens[-5:]
+        assert (found.tokens, found.cum_logprob) == (bare.tokens, bare.cum_logprob)
+        assert [list(entry) for entry in bare.logprobs] == [[token] for token in tokens]
+        assert sum(entry[token].logprob for entry, token in zip(found.logprobs, tokens, strict=True)) == (
+            found.cum_logprob
+        )
+        for entry, token in zip(found.logprobs, tokens, strict=True):
+            assert sorted(one.rank or 0 for one in entry.values() if one is not entry[token] or one.rank < 7)[:6] == (
+                [1, 2, 3, 4, 5, 6]
+            )
+            assert entry[token].decoded_token == llm.get_tokenizer().decode([token])
+
+
+def test_logprobs_of_searches_are_bounded(checkpoint: Checkpoint, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidParameter, match="logprobs=21 asks for 21 candidates"):
+        llm.beam_search("a", BeamSearchParams(2, 2, logprobs=21))
+    monkeypatch.setattr(input_processor, "MAX_BEAM_CANDIDATES", 4 * VOCAB_SIZE - 1)
+    with LLM(str(checkpoint("llama")), dtype="float32", max_model_len=64, max_logprobs=-1) as boundless:
+        with pytest.raises(InvalidParameter, match=f"asks for {4 * VOCAB_SIZE} candidates per step") as refusal:
+            boundless.beam_search("a", BeamSearchParams(4, 2, logprobs=-1))
+        assert refusal.value.parameter == "logprobs"
+        boundless.beam_search("a", BeamSearchParams(3, 2, logprobs=-1))
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [16, 128])
+def test_prompts_are_scored_beside_a_search(checkpoint: Checkpoint, max_num_batched_tokens: int) -> None:
+    more = {"max_num_batched_tokens": max_num_batched_tokens, "max_model_len": 128}
+    with LLM(str(checkpoint("llama")), dtype="float32", **more) as llm:
+        plain = llm.generate(list(prompts()), SamplingParams(max_tokens=1, prompt_logprobs=2))
+        found = llm.generate(list(prompts()), Search(3).params.clone(prompt_logprobs=2, logprobs=1))
+        assert [one.prompt_logprobs for one in found] == [one.prompt_logprobs for one in plain]
+
+
 def test_the_end_of_sequence_ends_a_beam_unless_it_is_ignored(checkpoint: Checkpoint) -> None:
     directory = checkpoint("qwen3", eos_token_id=[256, *ENDINGS])
     with LLM(str(directory), dtype="float32", max_model_len=64, max_logprobs=-1) as llm:
@@ -252,6 +337,8 @@ def test_what_a_beam_search_cannot_do_is_refused(llm: LLM) -> None:
         ({"length_penalty": float("nan")}, "length_penalty"),
         ({"early_stopping": "sometimes"}, "early_stopping"),
         ({"ignore_eos": 1}, "ignore_eos"),
+        ({"logprobs": None}, "logprobs"),
+        ({"logprobs": -2}, "logprobs"),
         ({"beam_with": 4}, "beam_with"),
     ):
         with pytest.raises(InvalidParameter) as refusal:
@@ -345,7 +432,7 @@ def test_receipts_of_beams_and_of_the_best_are_replayed(llm: LLM) -> None:
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 7, 11])
 def test_another_core_goes_on_where_the_front_says_the_search_stands(checkpoint: Checkpoint, num_steps: int) -> None:
-    params = Search(4, penalty=2.0, early="never", endings=ENDING).params
+    params = Search(4, penalty=2.0, early="never", endings=ENDING).params.clone(logprobs=2)
     prompt: Any = prompts()[1]
     with LLM(str(checkpoint("llama")), dtype="float32", max_model_len=128, max_logprobs=-1) as llm:
         (alone,) = llm.generate([prompt], params)
@@ -365,6 +452,7 @@ def test_another_core_goes_on_where_the_front_says_the_search_stands(checkpoint:
             outputs += llm.engine.step()
             count += 1
         assert bits(outputs) == bits([alone])
+        assert [found.logprobs for found in outputs[0].outputs] == [found.logprobs for found in alone.outputs]
         assert count <= NUM_TOKENS - num_steps + 4, "nothing is searched again"
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,78 @@ def test_a_second_turn_computes_only_what_is_new(checkpoint: Checkpoint) -> None
     assert computed[0] >= 8 * 101 - 2 * 96, "the pool keeps one or two of the eight"
     assert computed[8 * MIB] == 8 * (101 - 96)
     assert [output.num_cached_tokens for output in outputs] == [96] * 8
+
+
+def test_a_restart_finds_what_was_used_last(checkpoint: Checkpoint, tmp_path: Path, caplog: Any) -> None:
+    """The file has room for less than was cached, and is full of pages of before."""
+    options: dict[str, Any] = {**OPTIONS, "kv_disk": str(tmp_path / "kv"), "kv_disk_size": MIB // 4}
+    directory, params = str(checkpoint("llama")), PARAMS.clone(max_tokens=4)
+    old, new = [[[token] * 100] for token in range(1, 17)], [[token] * 100 for token in (20, 21)]
+    with LLM(directory, **options, kv_load_min_tokens=1) as llm:
+        room = tiers_of(llm).num_slots
+        assert 2 * 6 <= room < 16 * 6, "100 tokens have six full blocks"
+        for prompt in old:
+            llm.generate(prompt, params)
+    with caplog.at_level(logging.INFO), LLM(directory, **options, kv_load_min_tokens=1) as llm:
+        assert tiers_of(llm).num_pages == room
+        expected = llm.generate(new, params)
+    assert "wrote 12 cached KV pages to the --kv-disk file" in caplog.text
+    with LLM(directory, **options, kv_load_min_tokens=1) as llm:
+        again = llm.generate(new, params)
+        assert bits(again) == bits(expected)
+        assert [output.num_cached_tokens for output in again] == [96, 96]
+        assert stats_of(llm).num_tier_failures == 0
+
+
+def test_a_flush_keeps_to_its_time(checkpoint: Checkpoint, tmp_path: Path, caplog: Any) -> None:
+    options: dict[str, Any] = {**OPTIONS, "kv_disk": str(tmp_path / "kv"), "kv_disk_size": 8 * MIB}
+    directory, pages = str(checkpoint("llama")), []
+    for flush_s in (0.0, 60.0):
+        with caplog.at_level(logging.INFO), LLM(directory, **options, kv_load_min_tokens=1) as llm:
+            pages.append(tiers_of(llm).num_pages)
+            llm.generate([[5] * 100], PARAMS)
+            llm.engine.parts.core.close(flush_s)
+    assert pages == [0, 0]
+    assert "wrote 0 cached KV pages" in caplog.text
+    assert "left out for want of time" in caplog.text
+    with LLM(directory, **options, kv_load_min_tokens=1) as llm:
+        assert tiers_of(llm).num_pages == 7, "100 + 20 tokens less the last one have seven full blocks"
+
+
+KILLED = """
+import os, signal, sys
+from quire import LLM, SamplingParams
+from quire.worker import kv_file
+directory, kv, num_pages = sys.argv[1], sys.argv[2], int(sys.argv[3])
+commit = kv_file.FilePages.commit
+def commit_some(self, slot, content, digest):
+    global num_pages
+    num_pages -= 1
+    if num_pages < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    commit(self, slot, content, digest)
+kv_file.FilePages.commit = commit_some
+llm = LLM(directory, dtype="float32", max_model_len=%d, block_size=16, kv_disk=kv, kv_disk_size=8 << 20,
+          kv_load_min_tokens=1)
+llm.generate([[5] * 100], SamplingParams(max_tokens=1))
+llm.close()
+"""
+
+
+@pytest.mark.parametrize("num_pages", [0, 1, 4])
+def test_killed_while_it_writes(num_pages: int, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory, kv = str(checkpoint("llama")), str(tmp_path / "kv")
+    script = [sys.executable, "-c", KILLED % MAX_MODEL_LEN, directory, kv, str(num_pages)]
+    assert subprocess.run(script, check=False).returncode == -signal.SIGKILL
+    prompts, params = [[5] * 100], PARAMS.clone(max_tokens=8)
+    options = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "block_size": 16}
+    with LLM(directory, **options) as llm:
+        expected = llm.generate(prompts, params)
+    with LLM(directory, **options, kv_disk=kv, kv_disk_size=8 * MIB, kv_load_min_tokens=1) as llm:
+        assert tiers_of(llm).num_pages == num_pages
+        again = llm.generate(prompts, params)
+        assert bits(again) == bits(expected)
+        assert stats_of(llm).num_tier_failures == 0
 
 
 def test_a_restart_finds_what_it_can_verify(checkpoint: Checkpoint, tmp_path: Path) -> None:

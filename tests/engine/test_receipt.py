@@ -146,3 +146,11 @@ def test_what_differs_besides_the_weights_is_said_before_they_are_read(
     (model / "model.safetensors").unlink()
     assert main(["replay", written(receipt, tmp_path), "--model", str(model), "--dtype", "float32"]) == 2
     assert "dtype: bfloat16, not float32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "data", ["[" * 200_000, '{"receipt":' * 5000, "\ud800", b"\xff", '{"receipt": {"format": 1e999}}']
+)
+def test_a_file_that_no_parser_gets_through_is_no_receipt(data: str | bytes) -> None:
+    with pytest.raises(InvalidParameter, match="this is no receipt"):
+        Receipt.from_json(data)

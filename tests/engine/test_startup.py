@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,16 @@ def test_an_override_of_a_key_that_is_not_there_is_said(
 ) -> None:
     with LLM(str(checkpoint("llama")), hf_overrides={"max_position_embedings": 64}):
         assert "did you mean 'max_position_embeddings'" in caplog.text
+
+
+@pytest.mark.parametrize("argv", [["serve", "--port", "0"], ["run", "hi"]], ids=" ".join)
+def test_what_the_config_refuses_is_refused_before_torch_is_imported(argv: list[str]) -> None:
+    """In every process: torch takes seconds, and a supervisor may try again."""
+    command = [sys.executable, "-m", "quire.cli.main", *argv, "--max-model-len", "9000"]
+    env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert "exceeds the 1024 positions" in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "quire.engine.core_startup" in imported
+    assert "torch" not in imported

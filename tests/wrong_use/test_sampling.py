@@ -114,8 +114,6 @@ NOT_FOR_BEAMS: dict[str, Any] = {
     "repetition_penalty": 1.1,
     "stop": "a",
     "min_tokens": 2,
-    "logprobs": 0,
-    "prompt_logprobs": 0,
     "logit_bias": {5: 1.0},
     "allowed_token_ids": [5, 6],
     "bad_words": ["a"],

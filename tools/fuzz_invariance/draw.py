@@ -113,6 +113,7 @@ def _beams(rng: random.Random, engine: EngineChoice, max_tokens: int) -> dict[st
         "length_penalty": rng.choice([0.0, 1.0, 2.0]),
         "early_stopping": rng.choice([True, False, "never"]),
         "stop_token_ids": rng.choice([None, rng.sample(range(NUM_TOKEN_IDS), 5)]),
+        "logprobs": (None, 0, 3)[width % 3],
     }
 
 

@@ -110,13 +110,13 @@ def _token_sent_twice(so_far: Any) -> Any:
     return behind
 
 
-def _token_lost(tell_changes: Any) -> Any:
+def _token_lost(tell_tokens: Any) -> Any:
     """The worker is not told of a token in a step in which the block tables change."""
 
-    def forgetful(writer: PlanWriter, seq: Any, *, has_blocks: bool) -> None:
-        tell_changes(writer, seq, has_blocks=has_blocks)
-        if has_blocks:
-            writer.plan.new_token_ids.pop(seq.seq_id, None)
+    def forgetful(writer: PlanWriter, plan: Any) -> None:
+        tell_tokens(writer, plan)
+        for seq_id in plan.new_block_ids:
+            plan.new_token_ids.pop(seq_id, None)
 
     return forgetful
 
@@ -157,7 +157,7 @@ FAULTS: dict[str, tuple[Any, str, Replacement]] = {
     "early-trim": (SlidingWindow, "trim", _early_trim),
     "wrong-window-match": (SlidingWindow, "match", _wrong_window_match),
     "token-sent-twice": (SequenceGroup, "so_far", _token_sent_twice),
-    "token-lost": (PlanWriter, "_tell_changes", _token_lost),
+    "token-lost": (PlanWriter, "_tell_tokens", _token_lost),
     "missed-preemption": (BlockManager, "allocate_prefix", _missed_preemption),
     "missed-load": (CacheEngine, "swap_in", _missed_load),
     "stale-parameters": (ModelRunner, "_batch_of", _stale_parameters),

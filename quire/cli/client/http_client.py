@@ -15,6 +15,7 @@ import httptools
 import msgspec
 
 from quire import __version__, envs
+from quire.config.json_file import parse_json
 from quire.errors import ConfigError, shown
 
 MAX_ERROR = 300
@@ -35,16 +36,16 @@ class Reply:
         Raises: ConnectionError when it is no JSON.
         """
         try:
-            return msgspec.json.decode(self.body)
-        except msgspec.DecodeError as error:
+            return parse_json(bytes(self.body))
+        except ValueError as error:
             raise ConnectionError(f"the server's reply is no JSON: {error}") from None
 
     @property
     def error(self) -> str:
         """Status and message, for people."""
         text = self.body[: 4 * MAX_ERROR].decode(errors="replace")
-        with contextlib.suppress(msgspec.DecodeError):
-            text = message_of(msgspec.json.decode(self.body)) or text
+        with contextlib.suppress(ValueError):
+            text = message_of(parse_json(bytes(self.body))) or text
         remedy = " (--api-key gives one, or QUIRE_API_KEY)" if self.status == 401 else ""
         return f"{self.status} {self.reason}: {text[:MAX_ERROR] or 'no message'}{remedy}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.cli.client.http_client import EventReader, HttpClient, authorization, first_model, message_of
+from quire.cli.output import say
 from quire.cli.sampling_flags import sampling_fields
 from quire.cli.signals import interruptible
 from quire.cli.terminal.answer import Answer, Write, write_plain
@@ -88,12 +88,12 @@ def _take(chunk: dict[str, Any], answer: Answer, write: Write) -> None:
     """Print what is new in one event of a stream."""
     if "error" in chunk:
         answer.finish_reason = "error"
-        print(f"\nquire: {message_of(chunk)}", file=sys.stderr)
+        say(f"\nquire: {message_of(chunk)}")
     usage = chunk.get("usage")
     if usage is not None:
         answer.num_prompt_tokens, answer.num_output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
     for warning in chunk.get("warnings") or ():
-        print(f"quire: {warning}", file=sys.stderr)
+        say(f"quire: {warning}")
     for choice in chunk.get("choices") or ():
         text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
         answer.text += text

@@ -1,4 +1,5 @@
-"""`quire bench latency|throughput|startup|steps|serve`: how fast this model is here, or a server anywhere."""
+"""`quire bench latency|throughput|startup|steps|serve|record`: how fast this model is here, or a server anywhere, and
+what a server is asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.bench import serve, startup, steps
+from quire.cli.bench import record, serve, startup, steps
 from quire.cli.output import check_writable, write_json
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import whole_number
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     startup.add_arguments(kinds)
     steps.add_arguments(kinds)
     serve.add_arguments(kinds)
+    record.add_arguments(kinds)
     for child in (latency, throughput):
         child.add_argument(
             "--input-len", type=whole_number, default=32, metavar="N", help="prompt tokens (default: 32)"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.output import say
 from quire.cli.sampling_flags import add_sampling_flags, add_server_flags, sampling_params
 from quire.cli.terminal.answer import Answer, Write, stream
 from quire.config.args import EngineArgs, add_flags, from_namespace
@@ -78,7 +79,7 @@ def _converse(args: argparse.Namespace, model: str, answer: Answerer) -> int:
     if vars(args).get("quick") is not None:
         return conversation.ask(args.quick)
     if sys.stdin.isatty():
-        print(f"model: {model}; {HINT}", file=sys.stderr)
+        say(f"model: {model}; {HINT}")
     words = [name.partition(" ")[0] for name in COMMANDS]
     read = create_reader(words, keep_history=not args.no_history)
     while (line := read()) is not None:

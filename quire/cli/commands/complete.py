@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from quire.cli.output import say
 from quire.cli.sampling_flags import add_sampling_flags, add_server_flags
 from quire.cli.terminal.answer import read_line
 from quire.errors import RequestError
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         return _complete(served, args.quick, stats=args.stats)
     interactive = sys.stdin.isatty()
     if interactive:
-        print(f"{served.model}: a line is a prompt; Ctrl-D ends", file=sys.stderr)
+        say(f"{served.model}: a line is a prompt; Ctrl-D ends")
     all_done = True
     while (line := read_line(interactive)) is not None:
         if line.strip():
@@ -51,7 +52,7 @@ def _complete(served: Served, prompt: str, *, stats: bool) -> int:
     try:
         answer = served.complete(prompt, echo=prompt)
     except RequestError as error:
-        print(f"\nquire: {error}", file=sys.stderr)
+        say(f"\nquire: {error}")
         return 1
     print()
     if stats:

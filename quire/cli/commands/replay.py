@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.output import say
+from quire.cli.terminal.answer import write_plain
 from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
 from quire.errors import ConfigError, InvalidParameter, counted
 from quire.loader.names import has_short_form
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     with LLM.from_engine_args(engine_args) as llm:
         if args.force:
             for problem in receipt.identity.differences(llm.engine.identity):
-                print(f"warning: {problem}", file=sys.stderr)
+                say(f"warning: {problem}")
         else:
             _check(receipt.identity, llm.engine.identity)
         params = [request.params() for request in receipt.requests]
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
         if args.text:
             for completion in output.outputs:
-                print(completion.text)
+                write_plain(f"{completion.text}\n")
         verdict = "identical" if difference is None else f"DIFFERENT at {difference}"
         print(
             f"prompt {number}: {verdict} ({counted(len(output.outputs), 'completion')}, {counted(num_tokens, 'token')})"

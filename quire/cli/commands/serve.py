@@ -104,18 +104,19 @@ def flags_of_file(path: str) -> list[str]:
     except yaml.MarkedYAMLError as error:  # its text quotes the line, which may hold a key
         line = 1 + (error.problem_mark.line if error.problem_mark else 0)
         raise ConfigError(f"--config {path}: line {line}: {error.problem}") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
     if not isinstance(options, dict):
         raise ConfigError(f"--config {path}: must map flags to values, got {shown(options)}")
+    for key, value in options.items():
+        if value is None or value == []:  # an --api-key whose variable was empty must not mean a server without keys
+            raise ConfigError(f"--config {path}: {shown(key)} has no value; give one, or leave the line out")
     return [word for key, value in options.items() for word in _words(str(key).replace("_", "-"), value)]
 
 
 def _words(flag: str, value: Any) -> list[str]:
-    if value is None:
-        return []
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     if isinstance(value, list):
-        return [f"--{flag}", *map(str, value)] if value else []
+        return [f"--{flag}", *map(str, value)]
     return [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]

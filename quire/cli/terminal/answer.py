@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.cli.output import printable, say
 from quire.cli.signals import SIGINT_STATUS, interruptible
 from quire.errors import InvalidParameter, counted
 from quire.inputs import PromptType
@@ -78,8 +79,8 @@ def read_line(interactive: bool) -> str | None:
 
 
 def write_plain(text: str) -> None:
-    """Print a piece of an answer at once."""
-    sys.stdout.write(text)
+    """Print a piece of an answer at once; into a file or a pipe as it is."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
@@ -102,7 +103,7 @@ def stream(
     started_at = time.perf_counter()
     engine.add_request(request_id, prompt, params)
     if title:
-        print(title, file=sys.stderr, flush=True)
+        say(title)
     write(echo)
     try:
         with interruptible():
@@ -126,4 +127,4 @@ def _take(output: RequestOutput, answer: Answer, started_at: float, write: Write
     answer.finish_reason = completion.finish_reason
     write(completion.text)
     if output.finished and output.warnings:
-        print(f"\nquire: {' '.join(output.warnings)}", file=sys.stderr)
+        say(f"\nquire: {' '.join(output.warnings)}")

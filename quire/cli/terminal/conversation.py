@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.cli.output import reason_of, write_json
+from quire.cli.output import reason_of, say, write_json
 from quire.cli.terminal.answer import Answer, Write
 from quire.cli.terminal.markdown import create_display
+from quire.config.json_file import parse_json
 from quire.errors import RequestError, counted
 from quire.inputs import ChatMessage
 from quire.sampling_params import SamplingParams
@@ -65,7 +65,7 @@ class Conversation:
             return False
         act = getattr(self, f"_do_{name[1:]}", None) if f"{name} ".startswith(tuple(_words())) else None
         if act is None:
-            _say(f"{name} is no command{nearest(name, [word.strip() for word in _words()])} (/help lists them)")
+            say(f"{name} is no command{nearest(name, [word.strip() for word in _words()])} (/help lists them)")
         else:
             act(rest.strip())
         return True
@@ -81,11 +81,11 @@ class Conversation:
         try:
             answer = self._shown([*system, *turns])
         except RequestError as error:
-            _say(f"quire: {error} (/clear starts over)")
+            say(f"quire: {error} (/clear starts over)")
             return 1
         self.turns = [*turns, {"role": "assistant", "content": answer.text}]
         if self.show_stats:
-            _say(answer.line())
+            say(answer.line())
         return answer.status
 
     def _shown(self, messages: list[ChatMessage]) -> Answer:
@@ -112,39 +112,39 @@ class Conversation:
 
     def _do_help(self, _: str) -> None:
         for name, text in COMMANDS.items():
-            _say(f"  {name:<18} {text}")
-        _say(KEYS)
+            say(f"  {name:<18} {text}")
+        say(KEYS)
 
     def _do_system(self, text: str) -> None:
         self.system_prompt = text or None
-        _say("the system prompt is set" if text else "there is no system prompt now")
+        say("the system prompt is set" if text else "there is no system prompt now")
 
     def _do_set(self, words: str) -> None:
         name, _, text = words.removeprefix("parameter ").strip().partition(" ")
         if not name or not text:
-            _say("say what to set: /set temperature 0.5")
+            say("say what to set: /set temperature 0.5")
             return
         if text.strip() == "default":
             self.settings.pop(name, None)
-            _say(f"{name} is the default")
+            say(f"{name} is the default")
             return
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except ValueError:
             value = text.strip()
         try:
             SamplingParams.from_optional(**{name: value})
         except RequestError as error:
-            _say(f"quire: {error}")
+            say(f"quire: {error}")
             return
         self.settings[name] = value
-        _say(f"{name} = {json.dumps(value)}")
+        say(f"{name} = {json.dumps(value)}")
 
     def _do_show(self, _: str) -> None:
-        _say(f"model: {self._model}")
-        _say(f"system prompt: {self.system_prompt or 'none'}")
-        _say(f"settings: {', '.join(f'{name} = {value}' for name, value in self.settings.items()) or 'the defaults'}")
-        _say(f"messages: {len(self.turns)}")
+        say(f"model: {self._model}")
+        say(f"system prompt: {self.system_prompt or 'none'}")
+        say(f"settings: {', '.join(f'{name} = {value}' for name, value in self.settings.items()) or 'the defaults'}")
+        say(f"messages: {len(self.turns)}")
 
     def _do_save(self, name: str) -> None:
         saved = {
@@ -155,39 +155,39 @@ class Conversation:
         }
         try:
             write_json(Path(name or ".").expanduser(), saved)
-            _say(f"{counted(len(self.turns), 'message')} written to {name}")
+            say(f"{counted(len(self.turns), 'message')} written to {name}")
         except OSError as error:
-            _say(f"{name or 'no file given'}: {reason_of(error)}")
+            say(f"{name or 'no file given'}: {reason_of(error)}")
 
     def _do_load(self, name: str) -> None:
         try:
-            saved = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+            saved = parse_json(Path(name).expanduser().read_bytes())
             turns: list[ChatMessage] = [
                 {"role": str(turn["role"]), "content": str(turn["content"])} for turn in saved["messages"]
             ]
             system, settings = saved.get("system"), dict(saved.get("settings") or {})
             SamplingParams.from_optional(**settings)
         except OSError as error:
-            _say(f"{name or 'no file given'}: {reason_of(error)}")
+            say(f"{name or 'no file given'}: {reason_of(error)}")
         except (ValueError, LookupError, TypeError, AttributeError, RequestError):
-            _say(f"{name} holds no conversation that /save wrote; nothing was changed")
+            say(f"{name} holds no conversation that /save wrote; nothing was changed")
         else:
             self.turns, self.system_prompt, self.settings = turns, system, settings
-            _say(f"{counted(len(turns), 'message')} read from {name}")
+            say(f"{counted(len(turns), 'message')} read from {name}")
 
     def _do_regenerate(self, _: str) -> None:
         if not self.turns:
-            _say("there is no question to answer again")
+            say("there is no question to answer again")
             return
         self._ask(self.turns[:-1])
 
     def _do_clear(self, _: str) -> None:
         self.turns = []
-        _say("the conversation is empty")
+        say("the conversation is empty")
 
     def _do_stats(self, _: str) -> None:
         self.show_stats = not self.show_stats
-        _say(f"numbers are {'shown' if self.show_stats else 'not shown'} after each answer")
+        say(f"numbers are {'shown' if self.show_stats else 'not shown'} after each answer")
 
 
 def _message(turn: Mapping[str, Any]) -> ChatMessage:
@@ -197,7 +197,3 @@ def _message(turn: Mapping[str, Any]) -> ChatMessage:
 def _words() -> list[str]:
     """Every command as a word, with the space that ends it."""
     return [f"{name.partition(' ')[0]} " for name in COMMANDS]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quire.cli.output import printable
 from quire.cli.terminal.answer import write_plain
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class MarkdownDisplay:
         """Draw the block that grows, and print those that are finished."""
         from rich.markdown import Markdown
 
-        finished, self._rest = split_blocks(self._rest + text)
+        finished, self._rest = split_blocks(self._rest + printable(text))
         if finished.strip():
             self._console.print(Markdown(finished))
         if finished or time.monotonic() - self._drawn_at >= REDRAW_S:

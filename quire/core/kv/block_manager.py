@@ -8,6 +8,7 @@ one of them writes.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
@@ -163,14 +164,13 @@ class BlockManager:
 
         The step that computed them must have ended: it reads what is freed here.
         """
+        if seq.num_computed_tokens < seq.retires_at:
+            return
         if self.enable_prefix_caching:
-            for index in range(seq.num_hashed_blocks, seq.num_computed_tokens // self.block_size):
-                content = self._content(seq, index)
-                for group, table in enumerate(seq.tables):
-                    self.pool.remember(table.block_ids[index], group, *content)
-                seq.num_hashed_blocks = index + 1
+            self._index(seq)
         for group in self._trimming:
             self.groups[group].trim(seq.tables[group], seq.num_computed_tokens)
+        seq.retires_at = self._retires_at(seq)
 
     def free(self, seq: Sequence) -> None:
         """Give all blocks of the sequence back."""
@@ -179,7 +179,7 @@ class BlockManager:
             group.free(table)
         seq.tables = []
         seq.num_hashed_blocks = 0
-        seq.num_writable_tokens = 0
+        seq.num_writable_tokens = seq.retires_at = 0
         seq.num_computed_tokens = 0
 
     def is_loading(self, seq: Sequence) -> bool:
@@ -253,6 +253,19 @@ class BlockManager:
             self.pool.remember(block_id, group, *content[1:])
             table.block_ids[index] = block_id
         tiers.num_hit_tokens += self.block_size * len({index for _, _, index in wanted})
+
+    def _index(self, seq: Sequence) -> None:
+        """Let others find the full blocks of the sequence."""
+        for index in range(seq.num_hashed_blocks, seq.num_computed_tokens // self.block_size):
+            content = self._content(seq, index)
+            for group, table in enumerate(seq.tables):
+                self.pool.remember(table.block_ids[index], group, *content)
+            seq.num_hashed_blocks = index + 1
+
+    def _retires_at(self, seq: Sequence) -> int:
+        """The number of computed tokens at which the next block is full, or one is read no more."""
+        full_at = (seq.num_hashed_blocks + 1) * self.block_size if self.enable_prefix_caching else sys.maxsize
+        return min([full_at, *(self.groups[group].trims_at(seq.tables[group]) for group in self._trimming)])
 
     def _num_readable_blocks(self, seq: Sequence) -> int:
         """Leading blocks that may come from the cache; a sequence that does not read it finds what it had itself."""

@@ -5,6 +5,7 @@ A group of another kind (recurrent state, latent, cross attention) is another cl
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
@@ -37,6 +38,9 @@ class GroupManager(Protocol):
 
     def trim(self, table: BlockTable, num_computed: int) -> None:
         """Give back what nobody reads once so many tokens are computed, in a step that has ended."""
+
+    def trims_at(self, table: BlockTable) -> int:
+        """How many tokens must be computed before `trim` gives something back."""
 
     def free(self, table: BlockTable) -> None:
         """Give all back, the last ones to be evicted first."""
@@ -88,6 +92,10 @@ class FullAttention:
     def trim(self, table: BlockTable, num_computed: int) -> None:
         """See `GroupManager.trim`: everything is read."""
 
+    def trims_at(self, table: BlockTable) -> int:
+        """See `GroupManager.trims_at`: never."""
+        return sys.maxsize
+
     def free(self, table: BlockTable) -> None:
         """See `GroupManager.free`."""
         for block_id in reversed(table.held):
@@ -126,6 +134,10 @@ class SlidingWindow(FullAttention):
         if num_unread > table.num_trimmed:
             for block_id in table.trim(num_unread):
                 self._pool.release(block_id)
+
+    def trims_at(self, table: BlockTable) -> int:
+        """See `GroupManager.trims_at`."""
+        return self._spec.num_computed_without(table.num_trimmed + 1)
 
 
 MANAGERS: dict[type[KVCacheSpec], type[FullAttention]] = {

@@ -10,9 +10,10 @@ in one step as the source of a move or as one that is written or read, and keeps
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import chain
 
 from quire.core.kv.block_table import NULL_BLOCK
 from quire.messages.kv_tiers import PageContent, PageMove
@@ -131,21 +132,42 @@ class KVTiers:
         """Whether any of these blocks is still to be loaded."""
         return bool(self._loading) and any(block_id in self._loading for block_id in block_ids)
 
-    def flush(self, blocks: Iterable[tuple[int, PageContent]]) -> None:
-        """Bring the pages of these blocks and of all tiers to the last one, as far as it has room.
+    def flush(self, pages: Iterator[tuple[int, PageContent]], kept: set[int], most: int) -> int:
+        """Bring at most `most` pages to the last tier in this step; how many there were, 0 when all is done.
 
-        What was used last goes first; nothing there is evicted for it.
+        `pages` are those of `pages_to_flush`, and `kept` are the slots that have one of them. A page there that is none
+        of them gives way. Mutates: pages, kept.
         """
-        last = len(self._tiers) - 1
-        free = self._tiers[last].free
-        for block_id, content in blocks:
-            if free and content[:2] not in self._slots:
-                slot = free.pop()
-                self._put(slot, content)
-                self._saves.append((block_id, slot, content))
-        for slot in [slot for tier in self._tiers[:last] for slot in reversed(tier.used)]:
-            if free:
-                self._move(slot, free.pop())
+        last, count = self._tiers[-1], 0
+        while count < most and (page := next(pages, None)) is not None:
+            block_id, content = page
+            slot = self._slots.get(content[:2])
+            if slot is not None and slot in last.slots:
+                self._touch(slot)
+                kept.add(slot)
+                continue
+            lower = self._take_unless_in(kept)
+            if lower is None:
+                break
+            if slot is None:
+                self._put(lower, content)
+                self._saves.append((block_id, lower, content))
+            else:
+                self._move(slot, lower)
+            kept.add(lower)
+            count += 1
+        return count
+
+    def pages_to_flush(self, blocks: Iterable[tuple[int, PageContent]]) -> Iterator[tuple[int, PageContent]]:
+        """(block, content) of all pages above the last tier, those used last first; the block matters where the page is
+        in no slot. `blocks` are those of the pool, which were used after what the tiers have. So those of them that the
+        last tier has are now the last to give way there."""
+        blocks = list(blocks)
+        for _, content in reversed(blocks):
+            if (slot := self._slots.get(content[:2])) is not None:
+                self._touch(slot)
+        above = [slot for tier in self._tiers[:-1] for slot in reversed(tier.used)]
+        return chain(blocks, [(NULL_BLOCK, self._contents[slot]) for slot in above])
 
     def write(self, plan: SchedulerOutputs) -> None:
         """Say in the instruction for a step what is to be moved."""
@@ -215,6 +237,19 @@ class KVTiers:
             self._forget(slot)
         else:
             self._move(slot, lower)
+        return slot
+
+    def _take_unless_in(self, kept: set[int]) -> int | None:
+        """A slot of the last tier to write to, for a page that is newer than any that is not in `kept`; kept ones were
+        used after all others."""
+        tier = self._tiers[-1]
+        if tier.free:
+            return tier.free.pop()
+        slot = next(iter(tier.used), None)
+        if slot is None or slot in kept:
+            return None
+        del tier.used[slot]
+        self._forget(slot)
         return slot
 
     def _move(self, slot: int, lower: int) -> None:

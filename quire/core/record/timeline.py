@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from quire.messages.stats import COMPUTING, Constraint, Phase, Span, Wait
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.observability.finished import FinishedRequests
 from quire.observability.flight_recorder import FlightRecorder, Outcome
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Timelines:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.recorder = FlightRecorder()
+        self.finished_requests = FinishedRequests(clock)
         self._clock = clock
         self._live: dict[str, _Live] = {}
         self._arrived: list[_Live] = []
@@ -407,6 +409,15 @@ class Timelines:
             self.recorder.put_span(live.slot, live.number, effort.phase, effort.phase_at, now)
         self._end_chunk(live, now)
         self._record(live, now, live.outcome)
+        if live.outcome is not Outcome.SET_ASIDE:
+            self.finished_requests.add(
+                live.group.request.arrived_at,
+                live.group.num_prompt_tokens,
+                live.group.num_cached_tokens,
+                live.group.stats.num_generation_tokens,
+                live.group.request.sampling_params.num_sequences,
+                live.outcome,
+            )
 
     def _record(self, live: _Live, left_at: float = 0.0, outcome: Outcome = Outcome.RUNNING) -> None:
         group, request = live.group, live.group.request

@@ -145,6 +145,8 @@ class ThreadedCoreClient:
                 call.done.set_result(b"")
             case "recording":
                 call.done.set_result(self._core.recording())
+            case "finished_requests":
+                call.done.set_result(self._core.finished_requests())
             case _:
                 call.done.set_exception(EngineError(f"the core has no method {call.method!r}"))
 

@@ -34,6 +34,7 @@ from quire.engine.process.protocol import (
     Heartbeat,
     RestartCore,
     StartCore,
+    StopCore,
     TraceWanted,
     Trial,
     UtilityCall,
@@ -152,14 +153,17 @@ class EngineCoreProc:
         self._methods: dict[str, Callable[[], bytes | None]] = {
             "reset_prefix_cache": core.reset_prefix_cache,
             "recording": core.recording,
+            "finished_requests": core.finished_requests,
         }
         core.on_quarantine = lambda: control.socket.send(TraceWanted(reason="a request was quarantined"))
+        self._stop: StopCore | None = None
+        """The supervisor's last order."""
         self._stats_are_stale = False
         """What the fronts know is older than what has happened."""
         self._stats_sent_at = 0.0
 
     def run(self) -> None:
-        """Step until the supervisor is gone."""
+        """Step until the supervisor is gone, or wants an end; then keep what the next core can use."""
         while self._poll():
             if self._suspects and self._on_trial is None:
                 self._next_trial()
@@ -172,6 +176,8 @@ class EngineCoreProc:
                 self.core.report()
             elif self._on_trial is not None:
                 self._end_trial()
+        if self._stop is not None:
+            self.core.close(self._stop.flush_s)
 
     def close(self) -> None:
         """Let everybody go; harmless when called again."""
@@ -181,7 +187,8 @@ class EngineCoreProc:
         self.core.close()
 
     def _poll(self) -> bool:
-        """Take in what has come; sleeps while there is nothing to do. False when the supervisor is gone."""
+        """Take in what has come; sleeps while there is nothing to do. False when the supervisor is gone or wants an
+        end."""
         busy = self.core.has_work() or self._on_trial is not None or bool(self._suspects)
         if not busy and self._stats_are_stale:
             self._publish(EngineCoreOutputs(stats=self.core.stats()))
@@ -194,11 +201,13 @@ class EngineCoreProc:
                     return False
             elif front.prefix in self._fronts:
                 self._serve(front, events)
-        return True
+        return self._stop is None
 
     def _obey_supervisor(self) -> None:
-        for _, descriptor in self.control.socket.receive():
-            if descriptor >= 0:
+        for message, descriptor in self.control.socket.receive():
+            if isinstance(message, StopCore):
+                self._stop = message
+            elif descriptor >= 0:
                 front = FrontConnection(socket.socket(fileno=descriptor), self._num_fronts, self._max_unsent_bytes)
                 self._num_fronts += 1
                 self._fronts[front.prefix] = front
@@ -392,14 +401,14 @@ def serve(
     try:
         identity: Identity | None = None
         with ExitStack() as stack:
+            order = _first_order(control)
+            with ledger.stage("config"):  # before torch is imported: what is refused here needs none
+                if isinstance(order, StartCore):
+                    config = create_config(order.args)
+                    control.socket.send(CoreConfigured(config=config))
+                else:
+                    config, identity = order.config, order.identity
             with importing_torch(ledger):
-                order = _first_order(control)
-                with ledger.stage("config"):
-                    if isinstance(order, StartCore):
-                        config = create_config(order.args)
-                        control.socket.send(CoreConfigured(config=config))
-                    else:
-                        config, identity = order.config, order.identity
                 weights_digest = stack.enter_context(digesting(config))
             core = load_core(config, time.monotonic, ledger, weights_digest, identity)
         core.record_in(memory)

@@ -41,6 +41,14 @@ class Attach:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopCore:
+    """Supervisor -> core: write what is cached to the --kv-disk file, then exit."""
+
+    flush_s: float
+    """Seconds for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfigured:
     """Core -> supervisor -> fronts: the configuration is decided; loading has begun."""
 
@@ -128,7 +136,7 @@ class Trial:
 
 
 CONTROL = Codec(
-    (StartCore, RestartCore, Attach, CoreConfigured, CoreReady, Heartbeat, CoreFailed, TraceWanted), (Attach,)
+    (StartCore, RestartCore, Attach, StopCore, CoreConfigured, CoreReady, Heartbeat, CoreFailed, TraceWanted), (Attach,)
 )
 DATA = Codec(
     (

@@ -13,6 +13,7 @@ Before the first core was ready, one that ends by itself is not replaced: the ne
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -38,6 +39,7 @@ from quire.engine.process.protocol import (
     Heartbeat,
     RestartCore,
     StartCore,
+    StopCore,
     TraceWanted,
 )
 from quire.engine.process.restart_policy import RestartBudget, RestartPolicy
@@ -63,6 +65,8 @@ STARVED_SILENCE_S = 15.0
 """So long may one be silent that could run but is not given the processor."""
 STARTING_SILENCE_S = 120.0
 """So long, while libraries are read from a cold disk in one breath."""
+LAST_PAGES_S = 1.0
+"""A core that is to end looks at the clock between a few pages, so it may end this much later than it should."""
 OUTSIDE_SIGNALS = frozenset(-number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))
 """Exit statuses of a process that somebody else ended."""
 
@@ -111,8 +115,8 @@ class CoreSource(Protocol):
         Called again with the same sink, it gives a new connection to one that has lost its own.
         """
 
-    def close(self) -> None:
-        """Let the core go; harmless when called again."""
+    def close(self, flush_s: float = 0.0) -> None:
+        """Let the core go; harmless when called again. It has so many seconds to write what is cached to --kv-disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,8 @@ class CoreSupervisor:
         self._gone: CoreGone | None = None
         self._budget = RestartBudget(self._policy)
         self._closing = False
+        self._flush_until = math.inf
+        """When the core that is to end is killed."""
         self._has_worked = False
         """Some core has been ready."""
         self._core: _CoreProcess | None = None
@@ -261,13 +267,20 @@ class CoreSupervisor:
         with self._lock:
             self._sinks = [other for other in self._sinks if other != sink]
 
-    def close(self) -> None:
-        """End the core and the thread."""
+    def close(self, flush_s: float = 0.0) -> None:
+        """End the core and the thread. The core has `flush_s` seconds to write what is cached to --kv-disk; a second
+        call, from another thread, can shorten that."""
+        self._flush_until = min(self._flush_until, time.monotonic() + flush_s)
         self._closing = True
         self._wake_up()
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self._traces.close()
+
+    def hurry(self) -> None:
+        """Have `close` wait no longer for the core."""
+        self._flush_until = 0.0
+        self._wake_up()
 
     def _wake_up(self) -> None:
         try:
@@ -299,6 +312,8 @@ class CoreSupervisor:
         end = None
         try:
             end = self._watch(self._core)
+            if end is None:
+                self._stop(self._core)
             return end
         finally:
             core, self._core = self._core, None
@@ -323,6 +338,18 @@ class CoreSupervisor:
             if stall is not None:
                 return _End(f"the engine process {stall}", crashed=core.ticks_stopped == 0)
         return None
+
+    def _stop(self, core: _CoreProcess) -> None:
+        """Have the core write what is cached, if there is a file for it, and wait for its end."""
+        flush_s = self._flush_until - time.monotonic()
+        if self._config is None or not self._config.cache_config.num_disk_slots or not core.is_ready or flush_s <= 0:
+            return
+        with contextlib.suppress(OSError):  # it has ended already
+            core.control.send(StopCore(flush_s=flush_s))
+        while (left_s := self._flush_until + LAST_PAGES_S - time.monotonic()) > 0:
+            if not self._listen(core, min(left_s, TICK_S)):
+                return
+        log.warning("the engine process is killed before it has written all cached KV pages")
 
     def _listen(self, core: _CoreProcess | None, timeout_s: float) -> bool:
         """Wait for news for a while. False when the core is gone."""

@@ -12,14 +12,17 @@ from starlette.responses import Response
 from quire import __version__
 from quire.engine.async_llm_engine import EngineState
 from quire.errors import shown
+from quire.observability import finished
 from quire.observability.flight_recorder import NUM_STEPS
 from quire.observability.prometheus import CONTENT_TYPE
 from quire.server.api.params import check_fields
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.openai import (
     ChromeTrace,
+    ConversationFields,
     DetokenizeRequest,
     EngineStatus,
+    FinishedReport,
     ModelCard,
     ModelList,
     Text,
@@ -43,6 +46,9 @@ SAMPLING_FIELDS = (
     "repetition_penalty",
 )
 """What /v1/capabilities gives the defaults of."""
+MAX_FINISHED = 1000
+"""Requests of one page of those that have finished."""
+MAX_CURSOR = 64
 
 
 def routes(service: Service) -> APIRouter:
@@ -100,9 +106,17 @@ def _add_state(router: APIRouter, service: Service) -> None:
         }
 
     @router.get("/v1/stats", response_model=EngineStatus)
-    async def stats(request: Request, activity: bool = False) -> Response:
+    async def stats(
+        request: Request,
+        activity: bool = False,
+        finished_since: Annotated[
+            str | None, Query(max_length=MAX_CURSOR, description="A cursor of an earlier reply, or empty: from now on.")
+        ] = None,
+    ) -> Response:
         """What the engine does now; the difference of two replies is what it did in between. With `activity=true` also
-        how far each request of this API key is; other keys' requests are only counted."""
+        how far each request of this API key is; other keys' requests are only counted. With `finished_since` also when
+        requests came that have finished since, and how long they were: those of all keys."""
+        check_query(request, ("activity", "finished_since"))
         engine = service.engine
         server, _ = await service.reports()
         status: EngineStatus = {
@@ -117,6 +131,8 @@ def _add_state(router: APIRouter, service: Service) -> None:
         }
         if activity:
             status["activity"] = await service.activity.of(context_of(request.scope).engine_tenant)
+        if finished_since is not None:
+            status["finished"] = _finished(await engine.finished_requests(), finished_since)
         return json_reply(status)
 
     @router.get("/v1/trace", response_model=ChromeTrace)
@@ -135,6 +151,29 @@ def _add_state(router: APIRouter, service: Service) -> None:
         service.metrics.sequences.set(service.peers.counts.num_sequences())
         text = service.metrics.expose(server.stats, server.num_restarts, others)
         return Response(text, media_type=CONTENT_TYPE)
+
+
+def _finished(memory: bytes, cursor: str) -> FinishedReport:
+    try:
+        page = finished.finished_since(memory, cursor, MAX_FINISHED)
+    except ValueError as error:
+        raise invalid("finished_since", f"finished_since is {shown(cursor)}: {error}.") from None
+    return {
+        "cursor": page.cursor,
+        "now_s": page.now,
+        "num_missed": page.num_missed,
+        "requests": [
+            {
+                "arrived_s": request.arrived_at,
+                "prompt_tokens": request.num_prompt_tokens,
+                "cached_tokens": request.num_cached_tokens,
+                "output_tokens": request.num_output_tokens,
+                "n": request.num_branches,
+                "outcome": request.outcome.name.lower(),
+            }
+            for request in page.requests
+        ],
+    }
 
 
 def _add_models(router: APIRouter, service: Service) -> None:
@@ -193,9 +232,13 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "Give either prompt or messages.", "missing_required_parameter")
         if body.messages is not None:
+            if body.add_special_tokens:
+                raise invalid("add_special_tokens", "add_special_tokens is for prompt; a chat template writes its own.")
             _, ids, more = chat_text(service, body.messages, body)
             warnings += more
         else:
+            fields = [name for name in ConversationFields.model_fields if getattr(body, name) is not None]
+            warnings += [f"{name} has no effect: it is for messages" for name in fields]
             special = body.add_special_tokens is not False
             ids = service.engine.input_processor.encode(body.prompt or "", add_special_tokens=special)
         strings = [service.tokenizer.token(token_id) for token_id in ids] if body.return_token_strs else None

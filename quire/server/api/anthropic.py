@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quire.outputs import CompletionOutput
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
@@ -25,7 +25,9 @@ from quire.server.api.protocol.anthropic import (
 )
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.http.body import strict_route
-from quire.server.http.streaming import STREAMED, EventStream, event, json_reply, unless_gone
+from quire.server.http.errors import invalid
+from quire.server.http.replies import Encode, piece_of
+from quire.server.http.streaming import STREAMED, EventStream, encode, event, json_reply, unless_gone
 from quire.server.service import Context, Service, context_of
 
 _REFUSED = {
@@ -51,7 +53,7 @@ def routes(service: Service) -> APIRouter:
         reply = _Reply(service, context_of(request.scope), body, model)
         if body.stream:
             return EventStream(reply.stream(), service.settings, end=b"")
-        return json_reply(await unless_gone(request, service.settings, reply.whole()))
+        return await unless_gone(request, service.settings, reply.whole())
 
     @router.post("/v1/messages/count_tokens", response_model=TokenCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
@@ -92,22 +94,31 @@ class _Reply:
         self._service = service
         self._context = context
         self._body = body
-        self._head = {"id": f"msg_{context.id}", "type": "message", "role": "assistant", "model": model}
+        self._head = {
+            "id": f"msg_{body.request_id or context.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
         self._warnings = check_fields(body, service, refused=_REFUSED)
+        if body.stop is not None and body.stop_sequences is not None:
+            raise invalid("stop", "stop and stop_sequences mean the same; give one of them.")
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         """The reply that comes at once."""
         conversation = await self._prepare(stream=False)
-        (output,) = await conversation.generation.outputs()
+        return await conversation.answer(self._service.work, self._reply)
+
+    def _reply(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> dict[str, Any]:
         (completion,) = output.outputs
         reply = {
             **self._head,
             "content": [{"type": "text", "text": completion.text}],
             **_end(completion),
             "usage": _usage(conversation.generation),
+            **extras,
         }
         warnings = [*self._warnings, *conversation.warnings, *output.warnings]
-        reply.update(await conversation.generation.extras())
         return {**reply, "warnings": warnings} if warnings else reply
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -123,11 +134,11 @@ class _Reply:
                     yield self._start(generation, [*self._warnings, *conversation.warnings, *output.warnings])
                 if completion.text:
                     delta = {"type": "text_delta", "text": completion.text}
-                    yield _event("content_block_delta", index=0, delta=delta)
-        yield _event("content_block_stop", index=0)
-        extras = await generation.extras()
-        yield _event("message_delta", delta=_end(completion), usage=_usage(generation), **extras)
-        yield _event("message_stop")
+                    yield _event("content_block_delta", {"index": 0, "delta": delta})
+        yield _event("content_block_stop", {"index": 0})
+        end = {"delta": _end(completion), "usage": _usage(generation), **await generation.extras()}
+        yield await piece_of(self._service.work, partial(_event, "message_delta", end), generation.size_of_extras)
+        yield _event("message_stop", {})
 
     def _start(self, generation: Generation, warnings: list[str]) -> bytes:
         usage = {**_usage(generation), "output_tokens": 0}
@@ -140,8 +151,8 @@ class _Reply:
         }
         if warnings:
             message["warnings"] = warnings
-        block = _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        return _event("message_start", message=message) + block
+        block = _event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})
+        return _event("message_start", {"message": message}) + block
 
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
@@ -158,8 +169,8 @@ class _Reply:
         )
 
 
-def _event(kind: str, **fields: Any) -> bytes:
-    return event({"type": kind, **fields}, kind)
+def _event(kind: str, fields: dict[str, Any], write: Encode = encode) -> bytes:
+    return event({"type": kind, **fields}, kind, write)
 
 
 def _end(completion: CompletionOutput) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import ChatLogprobsWriter, num_numbers, prompt_logprobs
+from quire.server.api.logprobs import ChatLogprobsWriter, num_new, num_numbers, prompt_logprobs
 from quire.server.api.params import (
     MAX_N,
     REFUSED,
@@ -31,7 +31,7 @@ from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
-from quire.server.http.replies import reply_of
+from quire.server.http.replies import Encode, piece_of, reply_of
 from quire.server.http.streaming import STREAMED, Chunks, EventStream, unless_gone
 from quire.server.service import Context, Service, context_of
 from quire.utils.work_pool import WorkPool
@@ -70,7 +70,8 @@ class Conversation:
         """The reply that comes at once: what `build` makes of the output and of what the request wants beside it."""
         (output,) = await self.generation.outputs()
         extras = await self.generation.extras()
-        return await reply_of(work, partial(build, self, output, extras), num_numbers([output]))
+        size = num_numbers([output]) + self.generation.size_of_extras
+        return await reply_of(work, partial(build, self, output, extras), size)
 
 
 async def converse(
@@ -114,6 +115,8 @@ class _Reply:
             "system_fingerprint": service.fingerprint,
         }
         self._warnings = check_fields(body, service, refused=_REFUSED)
+        if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+            self._warnings.append("max_tokens has no effect beside max_completion_tokens")
         self._role = service.settings.response_role
         self._echo = self._echoed()
         self._logprobs = ChatLogprobsWriter(
@@ -170,15 +173,15 @@ class _Reply:
                         begun.add(completion.index)
                         yield chunks.event(chunk)
                     if completion.text or self._has_news(completion, continuous=continuous):
-                        chunk = {"choices": [self._delta(completion)]}
-                        if wants_usage:
-                            chunk["usage"] = generation.usage if continuous else None
-                        yield chunks.event(chunk)
+                        usage = {"usage": generation.usage if continuous else None} if wants_usage else {}
+                        write = partial(self._event, chunks, completion, usage)
+                        yield await piece_of(self._service.work, write, num_new(completion))
         last = await generation.extras()
         if wants_usage:
             last["usage"] = generation.usage
         if last:
-            yield chunks.event({"choices": [], **last})
+            write = partial(chunks.event, {"choices": [], **last})
+            yield await piece_of(self._service.work, write, generation.size_of_extras)
 
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
@@ -223,6 +226,9 @@ class _Reply:
     def _first_delta(self, index: int) -> dict[str, Any]:
         delta = {"role": self._role, "content": self._echo}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _event(self, chunks: Chunks, completion: CompletionOutput, rest: dict[str, Any], encode: Encode) -> bytes:
+        return chunks.event({"choices": [self._delta(completion)], **rest}, encode)
 
     def _delta(self, completion: CompletionOutput) -> dict[str, Any]:
         choice: dict[str, Any] = {

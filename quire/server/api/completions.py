@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from quire.inputs import TokensPrompt
 from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import CompletionLogprobsWriter, num_numbers, prompt_logprobs
+from quire.server.api.logprobs import CompletionLogprobsWriter, num_new, num_numbers, prompt_logprobs
 from quire.server.api.params import (
     branches,
     check_fields,
@@ -27,7 +27,7 @@ from quire.server.api.prompts import cache_salt, check_repeated, completion_prom
 from quire.server.api.protocol.openai import Completion, CompletionChoice, CompletionRequest, Usage
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
-from quire.server.http.replies import SMALL_REPLY, encode_in_pieces, reply_of
+from quire.server.http.replies import Encode, piece_of, reply_of
 from quire.server.http.streaming import STREAMED, Chunks, EventStream, unless_gone
 from quire.server.service import Context, Service, context_of
 
@@ -80,7 +80,7 @@ class _Reply:
             generation.num_output_tokens = 0
         extras = await generation.extras()
         build = partial(self._reply, outputs, params, generation.usage, extras)
-        return await reply_of(self._service.work, build, num_numbers(outputs))
+        return await reply_of(self._service.work, build, num_numbers(outputs) + generation.size_of_extras)
 
     def _reply(
         self, outputs: list[RequestOutput], params: SamplingParams, usage: Usage, extras: dict[str, Any]
@@ -112,9 +112,7 @@ class _Reply:
                     if not (completion.text or is_first or self._has_news(completion, continuous=continuous)):
                         continue
                     choice = partial(self._choice, index, output, completion, is_first=is_first)
-                    is_large = is_first and num_numbers([output]) > SMALL_REPLY
-                    written = await self._service.work.run(choice) if is_large else choice()
-                    chunk: dict[str, Any] = {"choices": [written]}
+                    chunk: dict[str, Any] = {}
                     if self._only_scores:
                         generation.num_output_tokens = 0
                     if wants_usage:
@@ -125,16 +123,14 @@ class _Reply:
                             chunk["warnings"] = warnings
                         said.update(warnings)
                         begun.add(index)
-                    yield (
-                        await self._service.work.run(chunks.event, chunk, encode_in_pieces)
-                        if is_large
-                        else chunks.event(chunk)
-                    )
+                    size = num_numbers([output]) if is_first else num_new(completion)
+                    yield await piece_of(self._service.work, partial(_event, chunks, choice, chunk), size)
         last = await generation.extras()
         if wants_usage:
             last["usage"] = generation.usage
         if last:
-            yield chunks.event({"choices": [], **last})
+            write = partial(chunks.event, {"choices": [], **last})
+            yield await piece_of(self._service.work, write, generation.size_of_extras)
 
     async def _prepare(self, *, stream: bool) -> tuple[Generation, SamplingParams]:
         params, prompts = await self._service.work.run(self._prompts, stream=stream)
@@ -247,3 +243,7 @@ class _Reply:
             return output.prompt
         tokenizer = self._service.engine.tokenizer
         return "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids)
+
+
+def _event(chunks: Chunks, choice: Callable[[], CompletionChoice], rest: dict[str, Any], encode: Encode) -> bytes:
+    return chunks.event({"choices": [choice()], **rest}, encode)

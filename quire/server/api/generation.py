@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.receipt import Transcript, receipt_of
@@ -15,14 +16,20 @@ from quire.log import get_logger
 from quire.observability.prometheus import RequestRecord
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.server.api.prompts import check_repeated
 from quire.server.api.protocol.openai import Usage
 from quire.server.http.errors import ApiError, invalid, overloaded
+from quire.server.http.replies import made
 from quire.server.service import Context, Service
 
 if TYPE_CHECKING:
     from quire.observability.tracing import RequestSpan
 
 log = get_logger(__name__)
+
+RECEIPT = "x-quire-receipt"
+NUM_EXPLAINED = 128
+"""Numbers of one prompt's `why`, about."""
 
 Numbered = tuple[int, RequestOutput]
 """Which prompt, and what is new about it."""
@@ -52,6 +59,8 @@ class Generation:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self._check_size()
+        if context.wants_receipt:
+            check_repeated(self._num_receipted, RECEIPT)
         self._transcripts = [Transcript(params) for _ in prompts] if context.wants_receipt else []
         self._timelines = [Timeline(context.started_at) for _ in prompts] if context.wants_why else []
 
@@ -120,10 +129,22 @@ class Generation:
         """What the request's headers ask for beside the answer; to be added to a finished reply."""
         found: dict[str, Any] = {}
         if self._timelines:
-            found["why"] = [timeline.explain() for timeline in self._timelines]
+            found["why"] = await made(self._service.work, partial(_explained, self._timelines))
         if self._transcripts:
-            found["receipt"] = await self._service.work.run(receipt_of, self._service.identity, self._transcripts)
+            write = partial(receipt_of, self._service.identity, self._transcripts)
+            found["receipt"] = await made(self._service.work, write)
         return found
+
+    @property
+    def size_of_extras(self) -> int:
+        """How many numbers `extras` has, about."""
+        receipted = self._num_receipted + self.num_output_tokens if self._transcripts else 0
+        return receipted + NUM_EXPLAINED * len(self._timelines)
+
+    @property
+    def _num_receipted(self) -> int:
+        """What a receipt says about the prompts: tokens, and what the parameters list, once for each prompt."""
+        return self.num_prompt_tokens + len(self._prompts) * self._params.num_listed
 
     async def outputs(self) -> list[RequestOutput]:
         """The final outputs, in the order of the prompts."""
@@ -177,9 +198,7 @@ class Generation:
                 else:
                     yield item
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _ended(tasks)
 
     async def _forward(self, index: int, merged: asyncio.Queue[Numbered | Exception | None]) -> None:
         """Put one prompt's outputs into the queue; while nobody takes them the engine merges them."""
@@ -266,3 +285,21 @@ class Generation:
             return ApiError(400, "request_failed", output.failure.message)
         log.error("request=%s failed: %s", self._context.label, " ".join(output.warnings))
         return ApiError(500, "internal_error", "The request failed while it ran. The cause is in the server's log.")
+
+
+def _explained(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
+    return [timeline.explain() for timeline in timelines]
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end. One after the other: each tells the engine and counts, and a thousand at
+    once would keep everybody else waiting."""
+    left = iter(tasks)
+    try:
+        for task in left:
+            task.cancel()
+            await asyncio.sleep(0)
+    finally:
+        for task in left:  # this one was cancelled, too
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

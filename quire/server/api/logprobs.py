@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.outputs import Logprob, RequestOutput, TokenLogprobs
+from quire.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from quire.server.api.protocol.openai import (
     ChatLogprob,
     ChatLogprobs,
@@ -54,10 +54,13 @@ def num_numbers(outputs: Sequence[RequestOutput]) -> int:
     count = 0
     for output in outputs:
         scored = _width(output.prompt_logprobs) * len(output.prompt_token_ids)
-        count += len(output.prompt_token_ids) + sum(
-            scored + len(one.token_ids) * (1 + _width(one.logprobs)) for one in output.outputs
-        )
+        count += len(output.prompt_token_ids) + sum(scored + num_new(one) for one in output.outputs)
     return count
+
+
+def num_new(piece: CompletionOutput) -> int:
+    """The same of a completion alone, or of its next piece."""
+    return len(piece.token_ids) * (1 + _width(piece.logprobs))
 
 
 def _width(entries: Sequence[TokenLogprobs | None] | None) -> int:

@@ -21,7 +21,7 @@ from quire.server.api import ollama_models
 from quire.server.api.admin import check_ready
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import ChatLogprobsWriter
+from quire.server.api.logprobs import ChatLogprobsWriter, num_new
 from quire.server.api.ollama_models import ERRORS, checked_model
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.prompts import cache_salt, completion_prompts
@@ -38,6 +38,7 @@ from quire.server.api.protocol.ollama import (
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
+from quire.server.http.replies import Encode, piece_of
 from quire.server.http.streaming import STREAMED_LINES, LineStream, json_reply, line, unless_gone
 from quire.server.service import Context, Service, context_of
 from quire.tokenizer.chat import has_chat_template
@@ -147,10 +148,15 @@ class _Reply(ABC):
                     begun = True
                     warnings += map(_renamed, output.warnings)
                 if completion.text or completion.logprobs:
-                    yield line({**self._piece(completion.text, completion, warnings), "done": False})
+                    write = partial(self._line, completion, warnings)
+                    yield await piece_of(self.service.work, write, num_new(completion))
                     warnings = []
         end = {**self._piece("", None, warnings), "done": True, **self._end(generation, output)}
-        yield line({**end, **await generation.extras()})
+        write = partial(line, {**end, **await generation.extras()})
+        yield await piece_of(self.service.work, write, generation.size_of_extras)
+
+    def _line(self, completion: CompletionOutput, warnings: list[str], encode: Encode) -> bytes:
+        return line({**self._piece(completion.text, completion, warnings), "done": False}, encode)
 
     def _piece(
         self, text: str, completion: CompletionOutput | None = None, warnings: list[str] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.engine.input_processor import CHARS_PER_TOKEN
-from quire.errors import InvalidParameter, PromptTooLong
+from quire.errors import InvalidParameter, PromptTooLong, shown
 from quire.inputs import TokensPrompt
 from quire.sampling_params import SamplingParams
 from quire.server.api.protocol.fields import GenerationFields
@@ -72,6 +72,8 @@ def finish_prompt(
     Raises: ApiError; RequestErrors.
     """
     limit = service.engine.config.model_config.max_model_len
+    if fields is not None and fields.truncation_side not in (None, "left", "right"):
+        raise invalid("truncation_side", f"truncation_side must be left or right, got {shown(fields.truncation_side)}.")
     if fields is not None and fields.truncate_prompt_tokens is not None:
         room = limit - (params.max_tokens or 1)
         kept = _truncated(ids, fields.truncate_prompt_tokens, fields.truncation_side, room)
@@ -87,9 +89,8 @@ def finish_prompt(
 
 
 def _truncated(ids: list[int], count: int, side: str | None, room: int) -> list[int]:
-    if count < -1 or side not in (None, "left", "right"):
-        name = "truncate_prompt_tokens" if count < -1 else "truncation_side"
-        raise invalid(name, "truncate_prompt_tokens must be at least -1, and truncation_side left or right.")
+    if count < -1:
+        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens must be at least -1, got {shown(count)}.")
     if count == -1 and room < 1:
         raise invalid(
             "truncate_prompt_tokens",

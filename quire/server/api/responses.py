@@ -8,6 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -15,16 +16,18 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
-from quire.server.api.logprobs import ChatLogprobsWriter
+from quire.server.api.logprobs import ChatLogprobsWriter, num_new
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.api.protocol.responses import ResponseReply, ResponsesRequest, ResponseUsage
 from quire.server.http.body import strict_route
 from quire.server.http.errors import ApiError, ErrorShape, invalid
-from quire.server.http.streaming import STREAMED, EventStream, event, unless_gone
+from quire.server.http.replies import Encode, piece_of
+from quire.server.http.streaming import STREAMED, EventStream, encode, event, unless_gone
 from quire.server.service import Context, Service, context_of
 
 LOGPROBS = "message.output_text.logprobs"
+OF_ITEMS = ("type", "id", "status")
 _NO_STORE = Refusal("responses are not stored; send the whole conversation as input")
 _REFUSED = {
     **REFUSED,
@@ -70,7 +73,12 @@ def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
         if kind != "message":
             place = f"input[{index}].type"
             raise invalid(place, f"{place} {str(kind)[:64]!r} is not supported; send messages.", "unsupported_content")
-    return [*system, *({"role": item.get("role"), "content": item.get("content")} for item in body.input)]
+    return [*system, *map(_message, body.input)]
+
+
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as the chat template sees it; what only the API itself gives a message is left out."""
+    return {"content": None, **{name: value for name, value in item.items() if name not in OF_ITEMS}}
 
 
 class _Reply:
@@ -105,7 +113,7 @@ class _Reply:
         params, generation = conversation.params, conversation.generation
         text, logprobs = "", list[Any]()
         warnings: list[str] = []
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        num_numbers = 0
         begun = False
         async with aclosing(generation.stream()) as outputs:
             async for _, output in outputs:
@@ -113,38 +121,60 @@ class _Reply:
                 if not begun:
                     begun = True
                     warnings = [*self._warnings, *conversation.warnings, *output.warnings]
-                    yield self._start(params, warnings, place)
+                    yield self._start(params, warnings)
                 text += completion.text
-                new = self._written(completion)
-                logprobs += new
-                if completion.text or new:
-                    yield self._event("response.output_text.delta", **place, delta=completion.text, logprobs=new)
-        part = _part(text, logprobs)
-        yield self._event("response.output_text.done", **place, text=text, logprobs=logprobs)
-        yield self._event("response.content_part.done", **place, part=part)
+                num_numbers += num_new(completion)
+                if completion.text or completion.logprobs:
+                    write = partial(self._delta, completion, logprobs)
+                    yield await piece_of(self._service.work, write, num_new(completion))
         response = self._response(params, generation, completion, text, logprobs, warnings)
         response.update(await generation.extras())
-        yield self._event("response.output_item.done", output_index=0, item=response["output"][0])
-        yield self._event(f"response.{response['status']}", response=response)
+        size = num_numbers + generation.size_of_extras
+        yield await piece_of(self._service.work, partial(self._end, response, logprobs), size)
 
     def error_event(self, error: ApiError, _: ErrorShape) -> bytes:
         """An error in a stream that has begun."""
-        return self._event("error", code=error.code, message=error.message, param=error.param)
+        return self._event("error", {"code": error.code, "message": error.message, "param": error.param})
 
-    def _start(self, params: SamplingParams, warnings: list[str], place: dict[str, Any]) -> bytes:
+    def _start(self, params: SamplingParams, warnings: list[str]) -> bytes:
         response = self._response(params, None, None, "", [], warnings)
         item = {**self._item("", []), "status": "in_progress", "content": []}
         return b"".join(
             (
-                self._event("response.created", response=response),
-                self._event("response.in_progress", response=response),
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._event("response.content_part.added", **place, part=_part("", [])),
+                self._event("response.created", {"response": response}),
+                self._event("response.in_progress", {"response": response}),
+                self._event("response.output_item.added", {"output_index": 0, "item": item}),
+                self._event("response.content_part.added", {**self._place, "part": _part("", [])}),
             )
         )
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        return event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
+    def _delta(self, completion: CompletionOutput, logprobs: list[Any], write: Encode) -> bytes:
+        """The next piece of the text; its logprobs are added to the others. Mutates logprobs."""
+        new = self._written(completion)
+        logprobs += new
+        fields = {**self._place, "delta": completion.text, "logprobs": new}
+        return self._event("response.output_text.delta", fields, write)
+
+    def _end(self, response: dict[str, Any], logprobs: list[Any], write: Encode) -> bytes:
+        """The last events, each of which says all again; logprobs are written once. Mutates response."""
+        (item,) = response["output"]
+        (part,) = item["content"]
+        part["logprobs"] = written = msgspec.Raw(write(logprobs))
+        return b"".join(
+            (
+                self._event("response.output_text.done", {**self._place, "text": part["text"], "logprobs": written}),
+                self._event("response.content_part.done", {**self._place, "part": part}),
+                self._event("response.output_item.done", {"output_index": 0, "item": item}),
+                self._event(f"response.{response['status']}", {"response": response}),
+            )
+        )
+
+    def _event(self, kind: str, fields: dict[str, Any], write: Encode = encode) -> bytes:
+        return event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind, write)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
@@ -219,7 +249,7 @@ class _Reply:
         status = "in_progress" if completion is None else "incomplete" if cut else "completed"
         item = {**self._item(text, logprobs), "status": status}
         response = {
-            "id": f"resp_{self._context.id}",
+            "id": f"resp_{body.request_id or self._context.id}",
             "object": "response",
             "created_at": self._context.created,
             "status": status,

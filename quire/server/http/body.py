@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import typing
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ BYTES_PER_VALUE = 64
 """What a value of a body takes in memory, about, beside its text."""
 
 
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+"""That a body may say it has: JSON is UTF-8, and ASCII is a part of it."""
 HEAVY = 256 << 10
 """Bytes of a body whose work must leave a thread to others."""
 
@@ -142,12 +145,13 @@ async def _received(request: Request, settings: ServerSettings, budget: BodyBudg
 
 
 def _check_headers(request: Request, limit: int) -> None:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    kind, _, parameters = request.headers.get("content-type", "").lower().partition(";")
+    charset = re.search(r"charset=[\"' ]*([^\"' ;]*)", parameters)
+    if kind.strip() != "application/json" or (charset is not None and charset[1] not in CHARSETS):
         raise ApiError(
             415,
             "unsupported_media_type",
-            "Content-Type must be application/json; with curl: -H 'Content-Type: application/json'.",
+            "Content-Type must be application/json, in UTF-8; with curl: -H 'Content-Type: application/json'.",
             headers=_CLOSE,
         )
     coding = request.headers.get("content-encoding", "identity").lower()

@@ -17,9 +17,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from quire.server.http.errors import ApiError, ErrorShape
 from quire.server.http.pace import Pace
-from quire.server.http.tls import TlsProtocol, tls_context
+from quire.server.http.reply_transport import CloseDelimited, ReplyTransport, write_piece
+from quire.server.http.tls import TlsProtocol
 from quire.server.service import EXTENSION
 from quire.server.settings import ServerSettings
+from quire.utils.net import tls_context
 
 REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 MAX_PIPELINED = 32
@@ -187,8 +189,10 @@ class LimitedConnection(HttpToolsProtocol):
             self.server_state.default_headers = _date_header(int(time.time()))
             self._in_body = True
             super().on_headers_complete()
-            self.cycle.transport = _ReplyTransport(self)  # type: ignore[assignment]
-            self.scope["extensions"] = {EXTENSION: {"write": partial(_write_piece, ref(self.cycle))}}
+            is_old = self.parser.get_http_version() == "1.0"
+            self.cycle.transport = (CloseDelimited if is_old else ReplyTransport)(self)  # type: ignore[assignment]
+            self.cycle.waiting_for_100_continue &= not is_old
+            self.scope["extensions"] = {EXTENSION: {"write": partial(write_piece, ref(self.cycle))}}
             if not self.pipeline:
                 self._answered = self.cycle
 
@@ -354,13 +358,15 @@ class LimitedConnection(HttpToolsProtocol):
             raise self._refused(_invalid("Only HTTP/1.1 and HTTP/1.0 are spoken here."))
         if len(hosts) > 1 or (version == "1.1" and not hosts):
             raise self._refused(_invalid(f"The request has {len(hosts)} Host headers instead of one."))
-        if codings not in ([], [b"chunked"]):
-            raise self._refused(_invalid("The only Transfer-Encoding that is supported is chunked."))
+        if codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
+            raise self._refused(_invalid("The only Transfer-Encoding is chunked, in HTTP/1.1."))
+        if self.parser.get_method() == b"CONNECT":
+            raise self._refused(_invalid("CONNECT asks for a tunnel, and this is no proxy."))
 
     @property
     def _is_upgrade(self) -> bool:
         """The client would like to speak another protocol, as Java's does by default (h2c)."""
-        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+        return bool(self.parser.should_upgrade())
 
     def _without_upgrade(self) -> bytes:
         """The head of a request that asked for an upgrade, without asking for one.
@@ -369,6 +375,8 @@ class LimitedConnection(HttpToolsProtocol):
         """
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         headers = [(name, value) for name, value in self.headers if name not in HANDSHAKE]
+        if not self.parser.should_keep_alive():
+            headers.append((b"connection", b"close"))
         lines = [method + b" " + self.url + b" HTTP/" + version, *(name + b": " + value for name, value in headers)]
         self.parser = httptools.HttpRequestParser(self)
         return b"\r\n".join(lines) + b"\r\n\r\n"
@@ -453,29 +461,6 @@ class _Flow(FlowControl):
         """Read again."""
         super().resume_reading()
         self._body_pace.resume()
-
-
-class _ReplyTransport:
-    """The transport as uvicorn sees it while it sends a reply."""
-
-    def __init__(self, connection: LimitedConnection) -> None:
-        self.write = connection.write
-        self.is_closing = connection.transport.is_closing
-        self.close = connection.linger
-
-
-async def _write_piece(made_by: ref[RequestResponseCycle], data: bytes) -> None:
-    """What uvicorn's `send` does with a piece of a chunked body, without what it does for all other messages.
-
-    The reply owns the scope in which this stands: a strong reference back would leave all of it to the collector.
-    """
-    reply = made_by()
-    if reply is None:
-        return
-    if reply.flow.write_paused and not reply.disconnected:
-        await reply.flow.drain()
-    if data and not reply.disconnected:  # a piece of no bytes would be the end
-        reply.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 @lru_cache(maxsize=1)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.errors import EngineOverloaded
 from quire.server.http.streaming import encode, json_reply
 from quire.utils.cancellation import check_cancelled
 from quire.utils.work_pool import WorkPool
 
+T = TypeVar("T")
+Encode = Callable[[Any], bytes]
+
 SMALL_REPLY = 1024
 """Numbers, tokens or candidates of a reply that the event loop builds by itself."""
+RETRY_S = 0.05
+"""An answer that is finished waits so long for a place in a full pool, and again."""
 SEND_PIECE = 64 << 10
 """Bytes that are sent at once, about."""
 _SCALARS_AT_ONCE = 4096
@@ -23,13 +31,29 @@ _DEPTH = 5
 
 
 async def reply_of(work: WorkPool, build: Callable[[], Any], size: int) -> Response:
-    """A JSON reply of what `build` returns; `size` says how many numbers it has, about.
-
-    Raises: EngineOverloaded when the pool is full.
-    """
+    """A JSON reply of what `build` returns; `size` says how many numbers it has, about."""
     if size <= SMALL_REPLY:
         return json_reply(build())
-    return PiecedReply(await work.run(_encoded, build))
+    return PiecedReply(await made(work, partial(_encoded, build)))
+
+
+async def piece_of(work: WorkPool, write: Callable[[Encode], bytes], size: int) -> bytes:
+    """A piece of a stream: what `write` returns, to which an encoder of JSON is passed; `size` as in `reply_of`.
+
+    A piece can be as large as a whole reply: what a slow client has not taken is merged into the next one.
+    """
+    if size <= SMALL_REPLY:
+        return write(encode)
+    return await made(work, partial(write, encode_in_pieces))
+
+
+async def made(work: WorkPool, build: Callable[[], T]) -> T:
+    """What the pool makes of an answer. A full pool refuses new work; what the engine has computed waits instead."""
+    while True:
+        try:
+            return await work.run(build)
+        except EngineOverloaded:
+            await asyncio.sleep(RETRY_S)
 
 
 class PiecedReply(Response):

@@ -37,19 +37,19 @@ def json_reply(value: Any) -> Response:
     return Response(encode(value), media_type="application/json")
 
 
-def event(data: Any, name: str | None = None) -> bytes:
+def event(data: Any, name: str | None = None, write: Callable[[Any], bytes] = encode) -> bytes:
     """One server-sent event."""
     head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
-    return head + encode(data) + b"\n\n"
+    return head + write(data) + b"\n\n"
 
 
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 """Characters that JSON need not escape, and at which Python's `splitlines` and so some clients end a line."""
 
 
-def line(data: Any) -> bytes:
+def line(data: Any, write: Callable[[Any], bytes] = encode) -> bytes:
     """One line of a stream of JSON objects."""
-    text = encode(data)
+    text = write(data)
     for character, escaped in _LINE_ENDS:
         text = text.replace(character, escaped)
     return text + b"\n"

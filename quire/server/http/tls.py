@@ -53,13 +53,3 @@ class TlsProtocol(SSLProtocol):  # type: ignore[misc]
         """The client has closed its side; what is unsent is sent before the connection ends."""
         self._connection.watch_reader()
         super().eof_received()
-
-
-def tls_context(certfile: str, keyfile: str | None, ca_certs: str | None) -> ssl.SSLContext:
-    """TLS as a server speaks it; with `ca_certs`, clients need a certificate of one of them."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certfile, keyfile)
-    if ca_certs is not None:
-        context.load_verify_locations(ca_certs)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

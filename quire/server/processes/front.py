@@ -79,6 +79,8 @@ class Front:
         self._exiting = False
         self._stop = asyncio.Event()
         self._drainer: asyncio.Task[None] | None = None
+        self._deadline = 0.0
+        """When draining ends."""
         self._failure: QuireError | None = None
 
     async def run(
@@ -100,9 +102,20 @@ class Front:
             watcher.cancel()
             if self._drainer is not None:
                 self._drainer.cancel()
-            await asyncio.to_thread(self.engine.close)
+            await self._close()
         if self._failure is not None:
             raise self._failure
+
+    async def _close(self) -> None:
+        """Close the engine. It has the rest of the time for draining to keep what is cached, less if told to stop."""
+        left_s = max(0.0, self._deadline - time.monotonic())
+        closing = asyncio.create_task(asyncio.to_thread(self.engine.close, left_s))
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({closing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not closing.done():
+            await asyncio.to_thread(self.engine.close, 0.0)
+        await closing
 
     def drain(self) -> None:
         """Refuse what is new, finish what is here, then end; harmless when called again."""
@@ -139,8 +152,8 @@ class Front:
         return 0 if self._server is None else self._server.num_answering
 
     async def _finish(self) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while (self.engine.num_unfinished or self._num_answering) and time.monotonic() < deadline:
+        self._deadline = time.monotonic() + self._timeout_s
+        while (self.engine.num_unfinished or self._num_answering) and time.monotonic() < self._deadline:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), 0.05)
                 break

@@ -180,6 +180,8 @@ class FrontGroup:
         self._num_signals = 0
         self._deadline: float | None = None
         """When those that have not finished are killed."""
+        self.drain_until = 0.0
+        """When draining ends."""
         self._ending = Ending.NOT_YET
         self._core_was_up = False
         self._failure: QuireError | None = None
@@ -349,7 +351,8 @@ class FrontGroup:
             self._ending = ending
             self._spawn_at = []
             timeout_s = self._orders.settings.shutdown_timeout if ending is Ending.DRAIN else 0
-            self._deadline = time.monotonic() + timeout_s + GRACE_S
+            self.drain_until = time.monotonic() + timeout_s
+            self._deadline = self.drain_until + GRACE_S
             for front in self._fronts.values():
                 front.tell(Finish(at_once=ending is Ending.STOP))
         if self._deadline is not None and time.monotonic() > self._deadline:

@@ -178,7 +178,7 @@ class ParentLink:
         """Wait until the parent has been told everything."""
         self._socket.flush()
 
-    def close(self) -> None:
+    def close(self, flush_s: float = 0.0) -> None:
         """Nothing to let go: the core is the parent's."""
 
     def _listen(self, sink: Callable[[CoreEvent], None]) -> None:

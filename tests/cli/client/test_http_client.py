@@ -116,3 +116,17 @@ def test_leaving_closes_the_connection() -> None:
         await client.close()
 
     assert against([HEAD + TOKEN + b"10\r\n0\r\n\r\n"], use) == 1
+
+
+def test_a_reply_that_no_parser_gets_through_is_an_error_of_the_connection() -> None:
+    deep = b"[" * 200_000
+    replies = [
+        b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(deep)) + deep for status in (b"200 OK", b"500 No")
+    ]
+
+    async def use(client: HttpClient) -> None:
+        with pytest.raises(ConnectionError, match="the server's reply is no JSON"):
+            (await client.get("/")).json()
+        assert (await client.get("/")).error.startswith("500 No: [[[")
+
+    against(replies, use)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quire.cli.batch_files import ReplyFile, open_input, read_earlier, read_lines
+from quire.cli.batch_files import Earlier, ReplyFile, open_input, read_earlier, read_lines
 from quire.cli.main import main
 from tests.server.conftest import Running
 
@@ -318,3 +318,12 @@ def test_requests_may_come_through_a_pipe(tmp_path: Path) -> None:
     finally:
         os.close(reading)
     assert replies(out)[1]["response"]["status_code"] == 200
+
+
+def test_a_custom_id_that_is_no_unicode_comes_back_in_a_file_that_is(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    reply = {"id": "batch_req_1", "custom_id": "a\ud800\u00e9", "response": {"status_code": 200}, "error": None}
+    with ReplyFile(str(out), Earlier({}, frozenset(), 0)) as file:
+        file.write(reply)
+    assert json.loads(out.read_bytes().decode("utf-8", "strict")) == reply
+    assert read_earlier(str(out)).custom_ids == {1: "a\ud800\u00e9"}

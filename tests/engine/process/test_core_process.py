@@ -84,6 +84,7 @@ def requests(num_tokens: int = 120) -> list[Request]:
                 max_tokens=num_tokens,
                 stop_token_ids=list(range(20, 34)),
                 early_stopping="never",
+                logprobs=2,
             ),
         ),
     ]

@@ -9,6 +9,7 @@ import pytest
 from tests.server.conftest import Running
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+BEAMS_OF_3 = {"use_beam_search": True, "n": 3}
 
 
 def asked(path: str, **more: Any) -> dict[str, Any]:
@@ -26,6 +27,49 @@ def test_beams_are_searched(server: Running, path: str) -> None:
     assert by_width["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in by_width["choices"])
     assert len({tuple(choice["token_ids"]) for choice in by_n["choices"]}) == 4
     server.wait_idle()
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_logprobs_are_those_of_the_same_tokens_without_beams(server: Running, path: str) -> None:
+    more = {"logprobs": 3} if path == TEXT else {"logprobs": True, "top_logprobs": 3}
+    body = asked(path, use_beam_search=True, n=3, return_token_ids=True, ignore_eos=True)
+    without = server.post(path, **body).json()["choices"]
+    found = server.post(path, **body, **more).json()["choices"]
+    assert [_strip(choice) for choice in found] == [_strip(choice) for choice in without]
+    assert all(choice["logprobs"] is None for choice in without)
+    sums = [sum(_logprobs(choice)) for choice in found]
+    assert sums == sorted(sums, reverse=True)
+    greedy = server.post(path, **asked(path, temperature=0, ignore_eos=True, max_tokens=1), **more).json()
+    for choice in found:
+        assert len(_logprobs(choice)) == len(choice["token_ids"]) == 12
+        assert choice["logprobs"].keys() == greedy["choices"][0]["logprobs"].keys()
+    if path == TEXT:
+        (prompt,) = {tuple(choice["prompt_token_ids"]) for choice in found}
+        for choice in found:
+            assert _of_prompt(server, [*prompt, *choice["token_ids"]])[len(prompt) :] == _scores(choice)
+
+
+def _strip(choice: dict[str, Any]) -> dict[str, Any]:
+    return {**choice, "logprobs": None}
+
+
+def _scores(choice: dict[str, Any]) -> list[Any]:
+    logprobs = choice["logprobs"]
+    return list(zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True))
+
+
+def _of_prompt(server: Running, token_ids: list[int]) -> list[Any]:
+    """The scores of tokens that stand in a prompt, where no search has been."""
+    reply = server.post(TEXT, prompt=token_ids, max_tokens=0, echo=True, logprobs=3).json()
+    return _scores(reply["choices"][0])
+
+
+def test_a_prompt_is_scored_beside_a_search(server: Running) -> None:
+    body = {"prompt": "import os", "max_tokens": 4, "echo": True, "logprobs": 2}
+    scored = [_scores(server.post(TEXT, **body, **more).json()["choices"][0]) for more in ({"n": 1}, BEAMS_OF_3)]
+    num_prompt_tokens = len(scored[0]) - 4
+    assert scored[0][:num_prompt_tokens] == scored[1][:num_prompt_tokens]
+    assert len(scored[1]) == num_prompt_tokens + 4
 
 
 def test_penalty_and_stopping_reach_the_search(server: Running) -> None:

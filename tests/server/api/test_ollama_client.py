@@ -388,9 +388,12 @@ def test_a_session_as_ollamas_command_line_has_it(server: Running) -> None:
         assert not any("warnings" in part for part in parts)
 
 
-def test_a_session_as_open_webui_has_it(server: Running) -> None:
+def test_a_session_as_open_webui_has_it(serve: Any) -> None:
     headers = {"Content-Type": "application/json"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=TIMEOUT) as http:
+    with (
+        serve(sse_keep_alive_interval=1) as server,  # which tells that a reader has left while no token comes
+        httpx.Client(base_url=server.url, headers=headers, timeout=TIMEOUT) as http,
+    ):
         version = http.get("/api/version").json()["version"]
         assert tuple(map(int, version.split("."))) >= (0, 6, 4)
         (model,) = http.get("/api/tags").json()["models"]
@@ -404,8 +407,8 @@ def test_a_session_as_open_webui_has_it(server: Running) -> None:
         assert http.post("/api/chat", json=title).json()["done"] is True
         aborted = {"model": model["model"], "prompt": "import os", "raw": True, "options": LONG}
         with stand_in(server) as executor:
+            executor.may_go.set()
             with http.stream("POST", "/api/generate", json=aborted) as reply:
-                executor.may_go.set()
                 assert json.loads(next(reply.iter_lines()))["done"] is False
                 executor.may_go.clear()
                 assert server.engine.num_unfinished == 1

@@ -100,7 +100,7 @@ def test_it_takes_a_key_where_there_are_keys(serve: Serve, tmp_path: Path, capfd
 
 def test_a_server_that_is_full_still_gives_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.engine.async_llm_engine.RECORDING_TIMEOUT_S", 0.05)
-    with serve(max_concurrent_requests=1) as small, stand_in(small), ThreadPoolExecutor(1) as pool:
+    with serve(max_concurrent_requests=1) as small, ThreadPoolExecutor(1) as pool, stand_in(small):
         running = pool.submit(httpx.post, f"{small.url}/v1/completions", json={"prompt": "a"}, timeout=60)
         wait_for(lambda: small.parts.core.has_work())
         assert small.post("/v1/completions", prompt="b", max_tokens=1).status_code == 429
@@ -130,7 +130,7 @@ def test_slow_readers_of_traces_are_counted_and_let_go(server: Running) -> None:
 
 def test_a_core_in_a_long_step_is_said_to_be_busy(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.engine.async_llm_engine.RECORDING_TIMEOUT_S", 0.05)
-    with stand_in(server), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, stand_in(server):
         pool.submit(httpx.post, f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=60)
         wait_for(lambda: server.parts.core.has_work())
         reply = server.client.get("/v1/trace")

@@ -123,7 +123,7 @@ REQUEST_LINES = [
     b"GET /health\r\n\r\n",
     b"get /health HTTP/1.1\r\n" + HOST + b"\r\n",
     b"BREW /health HTTP/1.1\r\n" + HOST + b"\r\n",
-    b"CONNECT x:443 HTTP/1.1\r\n" + HOST + b"\r\n",
+    *(b"CONNECT " + x + b" HTTP/1.1\r\n" + HOST + b"\r\n" for x in (b"x:443", b"/health", b"http://x/health")),
     b"GET /health HTTP/1.1\n" + b"host: x\n\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\1" * 500,
@@ -144,6 +144,7 @@ CHUNKED = [
     *(chunked(chunks(BODY, 8), coding=coding) for coding in (b"gzip, chunked", b"chunked, gzip", b"identity", b"x")),
     chunked(chunks(BODY, 8), b"transfer-encoding: chunked\r\n"),
     chunked(chunks(BODY, 8), b"content-length: 5\r\n"),
+    chunked(chunks(BODY, 8)).replace(b"HTTP/1.1", b"HTTP/1.0"),
     chunked(chunks(BODY, 8)[:-2] + b"content-length: 5\r\n\r\n"),
 ]
 
@@ -273,6 +274,29 @@ def test_a_wish_for_another_protocol_is_passed_over(hasty: Running, log: None) -
         assert statuses(exchange(hasty, wish * 3 + HEALTH)) == [200] * 4
         assert statuses(exchange(hasty, chunked(chunks(BODY, 8), more) + HEALTH)) == [200] * 2
     assert statuses(exchange(hasty, get(b"/v1/completions", headers=HOST + websocket))) == [405]
+    last = get(headers=HOST + b"connection: upgrade, close\r\nupgrade: websocket\r\n")
+    assert statuses(exchange(hasty, last + HEALTH)) == [200]
+
+
+def test_a_client_of_http_1_0_gets_a_stream_that_the_end_of_the_connection_ends(hasty: Running, log: None) -> None:
+    body = json.dumps({**WRITE, "max_tokens": 20, "stream": True, "seed": 1}).encode()
+    (new,) = exchange(hasty, post(body, b"x-request-id: a\r\n"))
+    for more in (b"", b"connection: keep-alive\r\n", b"expect: 100-continue\r\n"):
+        with socket.create_connection(("127.0.0.1", int(hasty.url.rpartition(":")[2])), TIMEOUT) as sock:
+            sock.sendall(post(body, more, version=b"1.0"))
+            received = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+        head, _, events = received.partition(b"\r\n\r\n")
+        assert b" 200 OK\r\n" in head
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+        assert texts_of(events) == texts_of(new.body)
+
+
+def texts_of(events: bytes | bytearray) -> list[object]:
+    """What stands in the chunks of a stream, which must be nothing else."""
+    *lines, done, end = bytes(events).split(b"\n\n")
+    assert (done, end) == (b"data: [DONE]", b"")
+    return [json.loads(line.removeprefix(b"data: "))["choices"] for line in lines]
 
 
 def test_requests_sent_ahead_are_answered_in_their_order(hasty: Running, log: None) -> None:

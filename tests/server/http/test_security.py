@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.server.settings import ServerSettings, with_environment
-from tests.server.conftest import MODEL
+from tests.server.conftest import MODEL, NEEDS_OPENSSL
 
 KEYS = ("first-key", "second-key")
 OPEN = {"/health", "/ready", "/ping", "/version"}
@@ -167,6 +168,10 @@ def test_a_server_that_is_open_to_all_says_so(settings: dict[str, Any], warns: b
         ({"ssl_certfile": "/nowhere"}, "option ssl_certfile: there is no file"),
         ({"allow_credentials": True, "allowed_origins": ("*",)}, "contradict each other"),
         ({"root_path": "x"}, "option root_path must start with /"),
+        *(({"root_path": f"/{x}"}, "option root_path must start with /") for x in ("\xe9", "a b", "?", "#", "\n")),
+        ({"served_model_name": ("a", "\udcff")}, "option served_model_name must be text in UTF-8"),
+        ({"response_role": "\udcff"}, "option response_role must be text in UTF-8"),
+        ({"default_chat_template_kwargs": {"a": ["\ud800"]}}, "option default_chat_template_kwargs must be text"),
         ({"prot": 1}, "unknown option 'prot'; did you mean 'port'?"),
     ],
 )
@@ -180,6 +185,36 @@ def test_keys_may_come_from_the_environment() -> None:
     assert with_environment(ServerSettings(), environment).api_key == ("a", "b")
     assert with_environment(ServerSettings(api_key=("c",)), environment).api_key == ("c",)
     assert with_environment(ServerSettings(), {}).api_key == ()
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", " , ,"])
+def test_a_variable_for_keys_that_holds_none_opens_no_server(text: str) -> None:
+    with pytest.raises(ConfigError, match="QUIRE_API_KEY is set and holds no key"):
+        with_environment(ServerSettings(), {"QUIRE_API_KEY": text})
+
+
+@NEEDS_OPENSSL
+def test_certificates_that_cannot_be_used_are_refused_at_the_start(
+    certificate: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    right, key = certificate["ssl_certfile"], certificate["ssl_keyfile"]
+    junk, locked = tmp_path / "junk.pem", tmp_path / "locked.pem"
+    junk.write_text("no certificate")
+    subprocess.run(["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:x", "-out", locked], check=True)
+    refused = {
+        "the certificate .* which must hold the private key": {"ssl_certfile": right},
+        f"the certificate {right} with the key {junk} cannot be used": {
+            "ssl_certfile": right,
+            "ssl_keyfile": str(junk),
+        },
+        f"the certificate {junk} with the key": {"ssl_certfile": str(junk), "ssl_keyfile": key},
+        "is encrypted, and quire takes no password": {"ssl_certfile": right, "ssl_keyfile": str(locked)},
+        "the authorities in": {**certificate, "ssl_ca_certs": str(junk)},
+    }
+    for message, settings in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            ServerSettings(**settings)
+    assert "pass phrase" not in "".join(capfd.readouterr())
 
 
 def test_the_models_path_is_not_told(serve: Any, server: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import ssl
@@ -209,21 +210,30 @@ def test_time_in_which_the_server_does_not_read_is_not_the_clients(serve: Any, t
         assert received.count(b"HTTP/1.1 200 OK") == 2
 
 
-@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"], ids=["keep", "close"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("reads", [0, 50], ids=["nothing", "little"])
-def test_a_client_that_reads_too_little_is_cut(
-    serve: Any, transport: dict[str, str], stream: bool, close: bytes, reads: int
-) -> None:
-    with serve(write_timeout=1, min_reply_rate=5000, **transport) as server, connect(server, transport) as sock:
-        sock.sendall(post({**LONG, "stream": stream}, close))
-        wait_for(lambda: server.engine.num_unfinished == 1)
+READERS = list(itertools.product((b"", b"connection: close\r\n"), (False, True), (0, 50)))
+"""Last header; whether the reply is a stream; bytes that are read at a time: every combination at once."""
+
+
+def test_clients_that_read_too_little_are_cut(serve: Any, transport: dict[str, str]) -> None:
+    with serve(write_timeout=1, min_reply_rate=5000, **transport) as server, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(connect(server, transport)) for _ in READERS]
+        for sock, (close, stream, _) in zip(sockets, READERS, strict=True):
+            sock.sendall(post({**LONG, "stream": stream}, close))
+        wait_for(lambda: server.engine.num_unfinished == len(READERS))
         server.wait_idle()
+        received = [b""] * len(READERS)
         while num_connections(server):
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                sock.recv(reads) if reads else None
+            for index, (_, _, reads) in enumerate(READERS):
+                with contextlib.suppress(ConnectionError, ssl.SSLError):
+                    received[index] += sockets[index].recv(reads) if reads else b""
             time.sleep(0.05)
-        assert not everything(sock).endswith(b"0\r\n\r\n")
+        for sock, begun, reader in zip(sockets, received, READERS, strict=True):
+            reply = begun + everything(sock)
+            assert reply.startswith(b"HTTP/1.1 200 "), reader
+            assert not reply.endswith(b"0\r\n\r\n"), reader
+            if not reader[1]:
+                head, _, body = reply.partition(b"\r\n\r\n")
+                assert len(body) < int(head.partition(b"content-length: ")[2].split()[0]), reader
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -368,7 +368,14 @@ def test_flags_may_come_from_a_file_and_those_given_win(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("port: [", "--config"), ("- port", "must map flags"), ("prot: 1", "--prot is no flag"), ("port: x", "--port")],
+    [
+        ("port: [", "--config"),
+        ("- port", "must map flags"),
+        ("prot: 1", "--prot is no flag"),
+        ("port: x", "--port"),
+        ("api-key:", "'api-key' has no value"),
+        ("api_key: []", "'api_key' has no value"),
+    ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "serve.yaml").write_text(text)

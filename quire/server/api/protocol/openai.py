@@ -274,6 +274,33 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
+class FinishedItem(TypedDict):
+    """A request that is no longer in the engine."""
+
+    arrived_s: float
+    """When it went to the engine, by the server's monotonic clock."""
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    """Of all its completions."""
+    n: int
+    """Completions that were generated."""
+    outcome: str
+    """finished, failed or aborted."""
+
+
+class FinishedReport(TypedDict):
+    """Requests that have finished since a cursor, at most 1,000, in the order in which they did."""
+
+    cursor: str
+    """For the next request."""
+    now_s: float
+    """By the clock of `arrived_s`."""
+    num_missed: int | None
+    """Requests since the cursor that are kept no more; null: the engine process was replaced, nobody knows."""
+    requests: list[FinishedItem]
+
+
 class EngineStatus(TypedDict):
     """A reply of /v1/stats."""
 
@@ -288,6 +315,7 @@ class EngineStatus(TypedDict):
     age_s: float | None
     stats: StepStats | None
     activity: NotRequired[KeyActivity | None]
+    finished: NotRequired[FinishedReport]
 
 
 class ChromeTrace(TypedDict):

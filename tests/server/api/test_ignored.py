@@ -1,0 +1,96 @@
+"""Nothing that a request says is passed over in silence: it has its effect, or is refused, or a warning names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import Running
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+COMPLETION = {"prompt": "hi", "max_tokens": 1}
+CHAT = {"messages": MESSAGES, "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/completions", {**COMPLETION, "truncation_side": "up"}, "truncation_side"),
+        ("/v1/completions", {**COMPLETION, "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ("/v1/messages", {**CHAT, "stop": ["a"], "stop_sequences": ["b"]}, "stop and stop_sequences"),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+    ],
+)
+def test_what_can_have_no_effect_is_refused(server: Running, path: str, body: dict[str, Any], named: str) -> None:
+    reply = server.client.post(path, json=body)
+    assert reply.status_code == 400
+    assert named in reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 2}, "max_tokens has no effect"),
+        ("/tokenize", {"prompt": "hi", "add_generation_prompt": True}, "add_generation_prompt has no effect"),
+        ("/tokenize", {"prompt": "hi", "documents": []}, "documents has no effect"),
+    ],
+)
+def test_what_another_field_overrules_is_named(server: Running, path: str, body: dict[str, Any], named: str) -> None:
+    reply = server.client.post(path, json=body)
+    assert reply.status_code == 200
+    assert any(named in warning for warning in reply.json()["warnings"])
+
+
+def test_an_id_of_the_clients_is_shown_by_every_api(server: Running) -> None:
+    bodies = {
+        "/v1/completions": COMPLETION,
+        "/v1/chat/completions": CHAT,
+        "/v1/messages": CHAT,
+        "/v1/responses": {"input": "hi", "max_output_tokens": 1},
+    }
+    for path, body in bodies.items():
+        assert server.client.post(path, json={**body, "request_id": "mine"}).json()["id"].endswith("mine")
+
+
+def test_items_of_responses_are_messages_like_any_other(server: Running) -> None:
+    item = {"type": "message", "id": "msg_1", "status": "completed", "role": "user", "content": "hi"}
+    for more, status in (({}, 200), ({"tool_calls": 5}, 400)):
+        as_item = server.post("/v1/responses", input=[{**item, **more}], max_output_tokens=1)
+        as_message = server.post("/v1/chat/completions", messages=[{**MESSAGES[0], **more}], max_tokens=1)
+        assert (as_item.status_code, as_message.status_code) == (status, status)
+
+
+@pytest.mark.parametrize("query", ["activty=true", "activity=true&activity=false"])
+def test_parameters_of_a_query_are_those_of_the_route(server: Running, query: str) -> None:
+    assert server.client.get(f"/v1/stats?{query}").status_code == 400
+    assert server.client.get("/v1/stats?activity=true").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=UTF-8", 200),
+        ('application/json; charset="utf-8"', 200),
+        ("application/json; charset=us-ascii; x=y", 200),
+        ("application/json; charset=utf-16", 415),
+        ("application/json; charset=latin-1", 415),
+        ("application/jsonp", 415),
+    ],
+)
+def test_a_body_says_that_it_is_json_in_utf_8(server: Running, kind: str, status: int) -> None:
+    reply = server.client.post(
+        "/v1/completions", content=b'{"prompt": "hi", "max_tokens": 1}', headers={"content-type": kind}
+    )
+    assert reply.status_code == status
+
+
+def test_the_document_of_all_routes_is_made_by_the_pool(server: Running) -> None:
+    """And an unknown route, which tells the nearest one, needs none."""
+    app = server.app
+    app.openapi_schema = None
+    assert "Did you mean /v1/completions?" in server.client.get("/v1/completion").text
+    assert "Did you mean" not in server.client.get("/" + "v1/completions" * 99).text
+    assert app.openapi_schema is None
+    assert "/v1/completions" in server.client.get("/openapi.json").json()["paths"]
