@@ -48,7 +48,7 @@ QWEN3_MOE: dict[str, object] = {
     "eos_token_id": 31999,
     "bos_token_id": 31998,
 }
-"""Qwen3-30B-A3B with an eighth of its experts and a twelfth of its layers: 0.46 billion parameters."""
+"""Qwen3-30B-A3B with an eighth of its experts and a twelfth of its layers: 0.51 billion parameters."""
 SHAPES: dict[str, dict[str, object]] = {"qwen3-0.6b": QWEN3_06B, "qwen3-moe": QWEN3_MOE}
 
 

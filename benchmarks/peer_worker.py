@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-VOCAB = 150_000
+VOCAB = 30_000
 Generate = Callable[[list[list[int]], int], None]
 
 

@@ -83,9 +83,15 @@ def test_logits_do_not_depend_on_company(checkpoint: Checkpoint, family: str, dt
 def test_half_precision_stays_close_to_transformers(checkpoint: Checkpoint, family: str) -> None:
     directory, token_ids = checkpoint(family), prompt(40)
     exact = transformers_logits(directory, tuple(token_ids))
-    theirs = (transformers_logits(directory, tuple(token_ids), torch.bfloat16) - exact).abs().mean().item()
-    ours = (Harness(directory, dtype=torch.bfloat16).logits(token_ids) - exact).abs().mean().item()
-    assert ours < 1.1 * theirs
+    has_experts = bool(arch_of(directory).mixtures)
+
+    def error(logits: Tensor) -> float:
+        """Of a token; of the middle one where a rounding error may choose other experts for some."""
+        of_tokens = (logits - exact).abs().mean(dim=1)
+        return (of_tokens.median() if has_experts else of_tokens.mean()).item()
+
+    theirs = error(transformers_logits(directory, tuple(token_ids), torch.bfloat16))
+    assert error(Harness(directory, dtype=torch.bfloat16).logits(token_ids)) < 1.1 * theirs
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64])
