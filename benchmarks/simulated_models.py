@@ -11,7 +11,7 @@ from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
 from quire.simulation.cost_model import CostModel
 from quire.simulation.hardware import cost_on
-from quire.simulation.machine import config_on
+from quire.simulation.machine import config_on, paced
 
 OPT_13B = {
     "architectures": ["OPTForCausalLM"], "model_type": "opt", "torch_dtype": "float16", "vocab_size": 50272,
@@ -32,4 +32,5 @@ def engine_on(hardware: str, model: dict[str, Any], **options: Any) -> tuple[Qui
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(model))
         config, device = config_on(hardware, EngineArgs(**options), Path(directory))
-        return config, cost_on(device, config)
+        cost = cost_on(device, config)
+        return paced(config, cost, hardware), cost

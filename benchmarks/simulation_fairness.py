@@ -1,9 +1,9 @@
 """Short requests beside a few of 50,000 tokens: what the long ones cost the short ones, and the other way round.
 
-    python -m benchmarks.simulation_fairness [--requests 600] [--hardware h100] [--short-step-work 256]
+    python -m benchmarks.simulation_fairness [--requests 2000] [--hardware h100] [--short-step-work 256]
 
 95 % of the requests have 200 prompt tokens, 5 % have 50,000; all have 50 output tokens. Unloaded is the time of a
-request that is alone. Constants of `core/order/budget.py` can be set to see what they do.
+request that is alone. What the device's steps follow from can be set to see what it does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import itertools
 import json
 import random
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.simulated_models import LLAMA_8B, engine_on
@@ -86,18 +87,20 @@ def measure(config: QuireConfig, cost: CostModel, num_requests: int, load: float
 def main() -> None:
     """Print a table and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--hardware", default="h100")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.02, 0.1, 0.3, 0.5])
-    parser.add_argument("--short-step-work", type=int, nargs="+", default=[budget.SHORT_STEP_WORK])
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.3])
+    parser.add_argument("--short-step-work", type=float, nargs="+", help="tokens; as the device has it when left out")
     parser.add_argument("--crowded-s", type=float, nargs="+", default=[budget.CROWDED_S])
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/simulation/fairness.json"))
     args = parser.parse_args()
     config, cost = engine_on(args.hardware, LLAMA_8B, enable_prefix_caching=False)
-    rows = []
-    for work, seconds, load in itertools.product(args.short_step_work, args.crowded_s, args.loads):
-        budget.SHORT_STEP_WORK, scheduler.CROWDED_S = work, seconds
-        figures = measure(config, cost, args.requests, load)
+    limits, rows = config.scheduler_config, []
+    works = args.short_step_work or [limits.short_step_work]
+    for work, seconds, load in itertools.product(works, args.crowded_s, args.loads):
+        scheduler.CROWDED_S = seconds
+        paced = replace(config, scheduler_config=replace(limits, short_step_work=work))
+        figures = measure(paced, cost, args.requests, load)
         rows.append({"short_step_work": work, "crowded_s": seconds, **figures})
         print({name: round(value, 3) for name, value in rows[-1].items()})
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)

@@ -7,16 +7,19 @@ the means of the paper's workloads: ShareGPT 161 and 338 tokens, Alpaca 19 and 5
 request's keys and values in one piece, reserved when it is admitted, as section 6.1 of the paper describes: up to the
 context's end (Max), up to the next power of two of the output (Pow2), or for the true length (Oracle). Their memory has
 no external fragmentation here, which favours them. The request-level baseline starts a batch when the one before has
-ended. Writes benchmarks/results/simulation/paged_attention.json and docs/charts/paged_attention.svg.
+ended. The candidates of beams are drawn (`DrawnCandidates`). Writes
+benchmarks/results/simulation/paged_attention.json and docs/charts/paged_attention.svg.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +27,20 @@ from benchmarks.simulated_models import OPT_13B, engine_on
 from quire.config.engine import QuireConfig
 from quire.core.kv.block_manager import BlockManager
 from quire.core.sequence import Sequence
+from quire.messages.output import PositionLogprobs
 from quire.messages.request import EngineCoreRequest
+from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.sampling_params import SamplingParams
 from quire.simulation.chart import Line, Panel, line_chart
 from quire.simulation.cost_model import CostModel, StepShape
+from quire.simulation.executor import SimExecutor
 from quire.simulation.replica import Hardware, Replica
 from quire.simulation.routing import RoundRobin
 from quire.simulation.run import Outcome, simulate
 from quire.simulation.synthetic import synthetic_trace
+from quire.simulation.trace import TraceRequest
 from quire.simulation.workload import Workload
-from quire.utils.math import cdiv
+from quire.utils.math import cdiv, round_up
 
 ROOT = Path(__file__).parents[1]
 NUM_BLOCKS, BLOCK_SIZE, CONTEXT = 981, 16, 2048
@@ -42,6 +50,11 @@ RATES = {
     "ShareGPT": (0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0),
     "Alpaca": (2, 5, 10, 15, 20, 25, 30, 35, 40, 50, 60, 80),
 }
+SHARED_RATES = {"Alpaca": 4.0, "ShareGPT": 0.3}
+"""Requests a second where sharing is counted: the pool does not fill up."""
+WIDTHS = (2, 4, 6)
+"""Samples, or beams, of a request."""
+BLOCK_SIZES = (4, 8, 16, 32)
 MOST_LATENCY_S = 1.0
 """Normalized latency per token at which the chart ends, as in figure 12."""
 
@@ -129,6 +142,46 @@ class Sharing(Replica):
         self.unshared_block_seconds += seconds * sum(seq.num_blocks for seq in self.scheduler.running)
 
 
+class DrawnCandidates(SimExecutor):
+    """Reports the likeliest tokens of each sequence, with probabilities that are drawn.
+
+    They break a stick: each candidate has a uniform share of what those before it left, so that the likeliest token has
+    a probability of 0.62 on average. They are drawn for each beam and step anew.
+    """
+
+    WIDTH = max(WIDTHS)
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        """See `Executor`."""
+        result = super().execute(plan)
+        rng = random.Random(hash(tuple(plan.seq_ids)) ^ plan.num_batched_tokens ^ sum(plan.num_computed_tokens))
+        for seq_id, drawn in zip(plan.seq_ids, result.token_ids, strict=True):
+            if drawn:
+                result.logprobs[seq_id] = [self._candidates(rng)]
+        return result
+
+    def _candidates(self, rng: random.Random) -> PositionLogprobs:
+        left, shares = 1.0, []
+        for _ in range(self.WIDTH):
+            shares.append(left * rng.random())
+            left -= shares[-1]
+        logprobs = sorted((math.log(max(share, 1e-30)) for share in shares), reverse=True)
+        return PositionLogprobs(token_ids=list(range(self.WIDTH)), logprobs=logprobs, rank=1)
+
+
+class Beams(Sharing):
+    """Makes each request a beam search as wide as the samples that it asks for."""
+
+    executor_type = DrawnCandidates
+
+    def send(self, request: EngineCoreRequest) -> float:
+        """See `Replica`."""
+        params = SamplingParams(
+            n=request.sampling_params.n, use_beam_search=True, temperature=0.0, ignore_eos=True, detokenize=False
+        )
+        return super().send(replace(request, sampling_params=params))
+
+
 SYSTEMS: dict[str, type[Replica]] = {
     "PagedAttention (quire)": Replica,
     "Orca (Oracle)": OrcaOracle,
@@ -150,21 +203,23 @@ class Bench:
         self, workload: str, rate: float, replica_type: type[Replica], *, n: int = 1, skips: bool = True
     ) -> Outcome:
         """A trace at a rate."""
-        prompt, output, sigma = WORKLOADS[workload]
-        trace = synthetic_trace(
-            Workload(
-                num_requests=self.num_requests,
-                rate=rate,
-                prompt_len=prompt,
-                output_len=output,
-                lengths="lognormal",
-                sigma=sigma,
-                n=n,
-                max_model_len=CONTEXT,
-            ),
-            seed=0,
-        )
+        trace = self.trace(workload, rate, n)
         return simulate(self.config, self.cost, trace, RoundRobin(), skips_steps=skips, replica_type=replica_type)
+
+    def trace(self, workload: str, rate: float, n: int = 1) -> list[TraceRequest]:
+        """Requests of a workload."""
+        prompt, output, sigma = WORKLOADS[workload]
+        shape = Workload(
+            num_requests=self.num_requests,
+            rate=rate,
+            prompt_len=prompt,
+            output_len=output,
+            lengths="lognormal",
+            sigma=sigma,
+            n=n,
+            max_model_len=CONTEXT,
+        )
+        return synthetic_trace(shape, seed=0)
 
 
 def latency(outcome: Outcome) -> float:
@@ -172,10 +227,10 @@ def latency(outcome: Outcome) -> float:
     return statistics.fmean(result.e2el / result.num_output_tokens for result in outcome.results)
 
 
-def token_share(outcome: Outcome) -> float:
+def token_share(outcome: Outcome, block_size: int = BLOCK_SIZE) -> float:
     """The share of the memory in use that holds tokens."""
     usage = outcome.replicas[0].usage
-    return usage.token_seconds / (usage.block_seconds * BLOCK_SIZE)
+    return usage.token_seconds / (usage.block_seconds * block_size)
 
 
 def throughput_and_latency(bench: Bench) -> dict[str, Any]:
@@ -196,17 +251,48 @@ def throughput_and_latency(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def sharing(bench: Bench) -> dict[str, dict[str, float]]:
-    """Blocks saved by sharing in parallel sampling, as a share, by workload and samples."""
+def saved(outcome: Outcome) -> float:
+    """Blocks saved by sharing, as a share of those without it."""
+    (replica,) = outcome.replicas
+    assert isinstance(replica, Sharing)
+    return 1 - replica.usage.block_seconds / replica.unshared_block_seconds
+
+
+def sharing(bench: Bench, replica_type: type[Sharing]) -> dict[str, dict[str, float]]:
+    """Blocks saved by sharing, by workload and width."""
     found: dict[str, dict[str, float]] = {}
-    for workload, rate in (("Alpaca", 4.0), ("ShareGPT", 0.3)):
+    for workload, rate in SHARED_RATES.items():
         found[workload] = {}
-        for n in (2, 4, 6):
-            outcome = bench.run(workload, rate, Sharing, n=n, skips=False)
-            (replica,) = outcome.replicas
-            assert isinstance(replica, Sharing)
-            found[workload][str(n)] = 1 - replica.usage.block_seconds / replica.unshared_block_seconds
-        print(workload, "saved by sharing", found[workload])
+        for n in WIDTHS:
+            outcome = bench.run(workload, rate, replica_type, n=n, skips=False)
+            found[workload][str(n)] = saved(outcome)
+        print(workload, replica_type.__name__, found[workload])
+    return found
+
+
+def most_token_share(requests: Iterable[TraceRequest], block_size: int) -> float:
+    """The share of memory that can hold tokens while only the last block of a sequence is not full.
+
+    Every token of the output takes one step, whose time is the same for all.
+    """
+    num_tokens = num_slots = 0
+    for request in requests:
+        for length in range(request.prompt_tokens + 1, request.prompt_tokens + request.output_tokens):
+            num_tokens += length
+            num_slots += round_up(length, block_size)
+    return num_tokens / num_slots
+
+
+def token_shares(num_requests: int) -> dict[str, dict[str, tuple[float, float]]]:
+    """By workload and block size: the share of memory in use that holds tokens, and the most that is possible."""
+    found: dict[str, dict[str, tuple[float, float]]] = {workload: {} for workload in WORKLOADS}
+    for block_size in BLOCK_SIZES:
+        bench = bench_of(num_requests, block_size)
+        for workload, rate in SHARED_RATES.items():
+            share = token_share(bench.run(workload, rate, Replica), block_size)
+            most = most_token_share(bench.trace(workload, rate), block_size)
+            found[workload][str(block_size)] = share, most
+            print(workload, f"blocks of {block_size}: {share:.1%} holds tokens, at most {most:.1%}")
     return found
 
 
@@ -230,22 +316,34 @@ def chart(found: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    """Run all, write the figures and the chart."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=1000)
-    args = parser.parse_args()
+def bench_of(num_requests: int, block_size: int = BLOCK_SIZE) -> Bench:
+    """The paper's engine, with blocks of another size."""
     config, cost = engine_on(
         "a100-40gb",
         OPT_13B,
-        num_gpu_blocks_override=NUM_BLOCKS,
+        block_size=block_size,
+        num_gpu_blocks_override=NUM_BLOCKS * BLOCK_SIZE // block_size,
         max_num_seqs=256,
         gpu_memory_utilization=None,
         enable_prefix_caching=False,
         max_num_batched_tokens=2048,
     )
-    bench = Bench(config, cost, args.requests)
-    figures = {"latency": throughput_and_latency(bench), "saved_by_sharing": sharing(bench), "cost": cost.as_dict()}
+    return Bench(config, cost, num_requests)
+
+
+def main() -> None:
+    """Run all, write the figures and the chart."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000)
+    args = parser.parse_args()
+    bench = bench_of(args.requests)
+    figures = {
+        "latency": throughput_and_latency(bench),
+        "saved_by_sharing": sharing(bench, Sharing),
+        "saved_by_sharing_of_beams": sharing(bench, Beams),
+        "token_share_by_block_size": token_shares(args.requests),
+        "cost": bench.cost.as_dict(),
+    }
     results = ROOT / "benchmarks/results/simulation"
     results.mkdir(parents=True, exist_ok=True)
     (results / "paged_attention.json").write_text(json.dumps(figures, indent=1) + "\n")

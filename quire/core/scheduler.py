@@ -145,7 +145,7 @@ class Scheduler:
         most = self.max_num_batched_tokens
         long = [seq for seq in prompts if self.cost.work(seq.num_computed_tokens, seq.num_left) > most]
         others = [seq for seq in prompts if seq not in long]
-        return Portions(long, others, self.cost, somebody_waits=bool(self.waiting)) if long else None
+        return Portions(long, others, self.cost, next_waiting=next(iter(self.waiting), None)) if long else None
 
     def _schedule_running(self, budget: StepBudget) -> None:
         shares, can_append = budget.shares, self.blocks.can_append

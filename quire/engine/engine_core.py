@@ -10,7 +10,7 @@ from quire.config.engine import CacheConfig, QuireConfig
 from quire.config.weight_shapes import context_per_token, window_shares
 from quire.core.kv.block_manager import BlockManager
 from quire.core.kv.tiers import KVTiers
-from quire.core.order.budget import StepCost
+from quire.core.order.budget import SHORT_STEP_WORK, StepCost
 from quire.core.order.policy import policy_of
 from quire.core.record.activity import activity_of
 from quire.core.scheduler import Scheduler
@@ -70,7 +70,7 @@ class EngineCore:
             max_chunk_tokens=limits.max_chunk_tokens,
             clock=clock,
             policy=policy_of(limits.policy, limits.priority_ageing_s),
-            cost=StepCost(context_per_token(config.model_config.arch), window_shares(config.model_config.arch)),
+            cost=_cost_of(config),
         )
         self.lives = self.scheduler.lives
 
@@ -179,6 +179,11 @@ class EngineCore:
             len(kept) - num_written,
             "" if in_time else f"; {sum(1 for _ in pages)} left out for want of time",
         )
+
+
+def _cost_of(config: QuireConfig) -> StepCost:
+    arch, work = config.model_config.arch, config.scheduler_config.short_step_work
+    return StepCost(context_per_token(arch), window_shares(arch), SHORT_STEP_WORK if work is None else work)
 
 
 def _say_what_is_loaded(report: TierReport, least: int | None, cache: CacheConfig) -> None:

@@ -18,6 +18,9 @@ from quire.utils.lazy import nearest
 
 MAX_COST_BYTES = 1 << 20
 """Of a file with a cost model; one has less than 1 KiB."""
+SHORT_STEP_LOSS = 1 / 6
+"""Share of the time of a long prompt's tokens that short steps may add: what a short step of 256 tokens adds on a CPU
+whose weights take as long to read as 43 tokens to compute."""
 MAX_TERM = 1e6
 """Seconds or tokens; no term of a step is larger."""
 
@@ -81,6 +84,21 @@ class CostModel:
     def step_s(self, shape: StepShape) -> float:
         """Seconds of a step."""
         return self.base_s(shape) + shape.num_context_tokens * self.context_token_s
+
+    @property
+    def short_step_work(self) -> float:
+        """Tokens without context in the shortest step that computes them nearly as fast as an endless one would.
+
+        That is how long a step beside a long prompt should be: in longer ones others wait longer, and shorter ones
+        delay the long prompt by more than `SHORT_STEP_LOSS`.
+        """
+        if not self.token_s:
+            return math.inf
+        overhead = max(0.0, self.fixed_s / self.token_s - self.free_tokens)
+        num_tokens = overhead / SHORT_STEP_LOSS
+        if num_tokens >= self.free_tokens:
+            return num_tokens
+        return (self.free_tokens + overhead) / (1 + SHORT_STEP_LOSS)
 
     def as_dict(self) -> dict[str, float | str]:
         """As a file holds it."""

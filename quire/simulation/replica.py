@@ -50,11 +50,13 @@ def hardware_of(config: QuireConfig, cost: CostModel, *, skips_steps: bool = Tru
 class Replica:
     """A core and what is on its way to it. Whoever drives it calls `wake` at the moments that it names."""
 
+    executor_type = SimExecutor
+
     def __init__(self, hardware: Hardware) -> None:
         self.clock = VirtualClock()
         self.usage = Usage()
         config = hardware.config
-        executor = SimExecutor(self.clock, hardware.cost, config.cache_config.num_blocks, self.count_step)
+        executor = self.executor_type(self.clock, hardware.cost, config.cache_config.num_blocks, self.count_step)
         self.core = EngineCore(config, executor, self.clock, hardware.identity)
         self.core.record_in(hardware.records)
         self.scheduler = self.core.scheduler

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.order.budget import StepCost
 from quire.core.order.fairness import Shares
 from quire.core.order.policy import ByPriority, FirstComeFirstServed, Policy, policy_of
 from quire.core.sequence import Sequence
@@ -370,7 +371,6 @@ def test_any_mix_ends_with_the_right_tokens_and_each_step_does_something(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.core.scheduler.MAX_SCORED_TOKENS", most_scored)
-        patch.setattr("quire.core.order.budget.SHORT_STEP_WORK", 6)
         core = FakeCore(
             policy=policy_of(name, ageing_s),
             num_blocks=8 + spare_blocks,
@@ -379,6 +379,7 @@ def test_any_mix_ends_with_the_right_tokens_and_each_step_does_something(
             max_chunk_tokens=chunk,
             max_model_len=32,
             enable_prefix_caching=caching,
+            cost=StepCost(context_per_token=1000.0, short_step_work=6),
         )
         submitted: list[tuple[list[int], int, dict[str, int | None]]] = []
         aborted: set[str] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from quire.config.args import EngineArgs
 from quire.engine.core_startup import EMBEDDED_MODEL
 from quire.errors import ConfigError
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from quire.simulation.cost_model import CostModel, StepShape, read_cost, shape_of
+from quire.simulation.cost_model import SHORT_STEP_LOSS, CostModel, StepShape, read_cost, shape_of
 from quire.simulation.fit import Step, fit_cost
-from quire.simulation.hardware import GPUS, NAMES, cost_on, kv_bytes_per_token
-from quire.simulation.machine import config_on
+from quire.simulation.hardware import GPUS, HERE, NAMES, cost_on, kv_bytes_per_token
+from quire.simulation.machine import config_on, paced
 from quire.simulation.measure import MeasuringExecutor
+from quire.simulation.replica import Replica, hardware_of
 from tests.simulation.engines import COST
 
 
@@ -142,3 +144,25 @@ def test_a_device_gives_a_roofline(name: str) -> None:
     assert cost.context_token_s >= kv_bytes_per_token(config) / device.bandwidth
     if name in GPUS:
         assert config.device_config.capabilities.total_memory == device.memory
+
+
+@pytest.mark.parametrize(("fixed_s", "free_tokens"), [(0.004, 0.0), (0.004, 3.0), (0.004, 35.0), (0.004, 40.0)])
+def test_a_short_step_computes_its_tokens_nearly_as_fast_as_an_endless_one(fixed_s: float, free_tokens: float) -> None:
+    cost = CostModel(fixed_s=fixed_s, token_s=1e-4, free_tokens=free_tokens)
+    work = cost.short_step_work
+    taken_s = cost.fixed_s + max(0.0, work - free_tokens) * cost.token_s
+    assert taken_s == pytest.approx((1 + SHORT_STEP_LOSS) * work * cost.token_s)
+    assert CostModel(fixed_s=1.0, token_s=0.0).short_step_work == math.inf
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_has_short_steps_of_its_own(name: str) -> None:
+    config, device = config_on(name, EngineArgs(max_num_batched_tokens=700), EMBEDDED_MODEL)
+    cost = cost_on(device, config)
+    paces = paced(config, cost, name)
+    if name == HERE:
+        assert paces is config, "as the engine here has them"
+    else:
+        assert paces.scheduler_config.short_step_work == min(700, cost.short_step_work)
+        replica = Replica(hardware_of(paces, cost))
+        assert replica.scheduler.cost.short_step_work == paces.scheduler_config.short_step_work

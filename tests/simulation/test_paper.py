@@ -7,16 +7,21 @@ import pytest
 from benchmarks.simulated_models import OPT_13B, engine_on
 from benchmarks.simulation_paged import (
     NUM_BLOCKS,
+    Beams,
     Bench,
     OrcaMax,
     OrcaOracle,
     OrcaPow2,
     RequestLevel,
     Sharing,
+    bench_of,
     latency,
+    most_token_share,
+    saved,
     token_share,
 )
 from quire.simulation.replica import Replica
+from tests.simulation.engines import request
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,18 @@ def test_latency_is_lower_the_less_is_reserved(bench: Bench) -> None:
 
 def test_samples_share_their_prompt(bench: Bench) -> None:
     outcome = bench.run("Alpaca", 4.0, Sharing, n=4, skips=False)
-    (replica,) = outcome.replicas
-    assert isinstance(replica, Sharing)
-    assert 0.06 <= 1 - replica.usage.block_seconds / replica.unshared_block_seconds <= 0.2
+    assert 0.06 <= saved(outcome) <= 0.2
+
+
+def test_beams_share_more_the_more_there_are(bench: Bench) -> None:
+    shares = [saved(bench.run("Alpaca", 4.0, Beams, n=n, skips=False)) for n in (2, 4)]
+    assert 0.3 <= shares[0] <= shares[1] <= 0.75, "four beams share three of four blocks at most"
+
+
+def test_memory_that_holds_tokens_is_all_but_the_rest_of_last_blocks() -> None:
+    requests = [request(0.0, prompt=3, output=3)]
+    assert most_token_share(requests, 4) == pytest.approx((4 + 5) / (4 + 8))
+    for block_size in (8, 32):
+        bench = bench_of(60, block_size)
+        share = token_share(bench.run("Alpaca", 4.0, Replica), block_size)
+        assert share == pytest.approx(most_token_share(bench.trace("Alpaca", 4.0), block_size), abs=0.02)

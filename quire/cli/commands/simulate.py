@@ -208,14 +208,15 @@ def _engine(args: argparse.Namespace) -> tuple[QuireConfig, CostModel]:
     """
     from quire.simulation.cost_model import read_cost
     from quire.simulation.hardware import cost_on
-    from quire.simulation.machine import config_on
+    from quire.simulation.machine import config_on, paced
 
     if args.name is not None:
         args.model = args.name
     cost = None if args.cost is None else read_cost(args.cost)
     options = from_namespace(args)
     config, device = config_on(args.hardware, options, config_directory(options))
-    return config, cost or cost_on(device, config)
+    cost = cost or cost_on(device, config)
+    return paced(config, cost, args.hardware), cost
 
 
 def _requests(args: argparse.Namespace, config: QuireConfig) -> Sequence[TraceRequest]:

@@ -6,14 +6,13 @@ short requests keep coming, steps with a long prompt are short, too, and prompts
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.core.order.fairness import Shares
 from quire.core.sequence import Sequence, SequenceStatus
 
 SHORT_STEP_WORK = 256
-"""Work of a short step, in tokens without context. On the CPUs measured it takes some five times as long as the
+"""Work of a short step on a CPU, in tokens without context. On those measured it takes some five times as long as the
 shortest step, in which the weights are read for one token."""
 MAX_SCORED_TOKENS = 32
 """Prompt logprobs that a step computes while others have none to compute: each takes as long as many tokens."""
@@ -29,6 +28,8 @@ class StepCost:
     """Context whose reading, in all layers, costs as much as the rest of a token's computation."""
     windows: tuple[tuple[int, float], ...] = ()
     """(window, share of the layers that read no more of the context); all other layers read everything."""
+    short_step_work: float = SHORT_STEP_WORK
+    """Work of a short step, in tokens without context; what it should be depends on the machine."""
 
     def work(self, num_computed: int, num_tokens: int) -> float:
         """Of the tokens [num_computed, num_computed + num_tokens) of a sequence."""
@@ -48,24 +49,28 @@ class Portions:
     """What each prompt may have of a short step."""
 
     def __init__(
-        self, long: list[Sequence], others: Iterable[Sequence], cost: StepCost, *, somebody_waits: bool
+        self, long: list[Sequence], others: list[Sequence], cost: StepCost, *, next_waiting: Sequence | None
     ) -> None:
-        """`long` and `others` are the prompts that run, in order of rank.
+        """`long` and `others` are the prompts that run, in order of rank; `next_waiting` is the next to start.
 
-        The first long one has the work of half a short step beside what the others have, of a whole one where they
-        want nothing. They have that of a short step, those with the least to compute first; what it cannot complete
-        leaves half of it while somebody waits to start. Other long ones have what is left beyond half a step.
+        The first long one has the work of a quarter of a short step beside others, of half a one beside other long ones
+        alone, and of a whole one where nobody else wants anything. The others have that of a short step, those with the
+        least to compute first; what it cannot complete leaves half of it while somebody waits to start. Other long ones
+        have what is left beyond half a step.
         """
         self._cost = cost
-        self._left: float = SHORT_STEP_WORK
+        self._left = cost.short_step_work
         self._tokens: dict[int, int] = {}
         for seq in sorted(others, key=lambda seq: seq.num_left):
-            leaves_half = somebody_waits and cost.work(seq.num_computed_tokens, seq.num_left) > self._left
+            leaves_half = next_waiting is not None and cost.work(seq.num_computed_tokens, seq.num_left) > self._left
             self._take(seq, self._left / 2 if leaves_half else self._left)
         for seq in long[1:]:
             self._take(seq, self._beyond_half() / 2)
-        is_wanted = somebody_waits or self._left < SHORT_STEP_WORK
-        most = SHORT_STEP_WORK / 2 if is_wanted else self._left
+        most = cost.short_step_work
+        if others or (next_waiting is not None and self._is_short(next_waiting)):
+            most /= 4
+        elif len(long) > 1 or next_waiting is not None:
+            most /= 2
         self._tokens[long[0].seq_id] = cost.tokens_for(long[0].num_computed_tokens, most)
 
     def tokens_for(self, seq: Sequence, wanted: int) -> int:
@@ -74,16 +79,18 @@ class Portions:
         One that has just started takes what is left; if it needs several steps anyway, what is left beyond half a step.
         """
         if seq.seq_id not in self._tokens:
-            is_short = self._cost.work(seq.num_computed_tokens, seq.num_left) <= 2 * SHORT_STEP_WORK
-            self._take(seq, self._left if is_short else self._beyond_half())
+            self._take(seq, self._left if self._is_short(seq) else self._beyond_half())
         return min(wanted, self._tokens[seq.seq_id])
 
     def has_left(self) -> bool:
         """Whether another sequence could start."""
         return self._left >= 1
 
+    def _is_short(self, seq: Sequence) -> bool:
+        return self._cost.work(seq.num_computed_tokens, seq.num_left) <= 2 * self._cost.short_step_work
+
     def _beyond_half(self) -> float:
-        return max(0.0, self._left - SHORT_STEP_WORK / 2)
+        return max(0.0, self._left - self._cost.short_step_work / 2)
 
     def _take(self, seq: Sequence, most: float) -> None:
         num_tokens = min(seq.num_left, self._cost.tokens_for(seq.num_computed_tokens, most))

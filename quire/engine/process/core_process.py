@@ -10,6 +10,7 @@ import contextlib
 import gc
 import mmap
 import os
+import select
 import selectors
 import signal
 import socket
@@ -62,6 +63,12 @@ STATS_S = 0.1
 MAX_UNSENT_BYTES = 256 << 20
 """A front that lets more than this pile up does not read any more; it is let go."""
 
+MAX_BACKLOG_BYTES = 1 << 20
+"""No step begins while a front that reads has more than this to read: steps can give more than a socket takes between
+two of them, and what piles up is in no memory plan."""
+PATIENCE_S = 0.1
+"""A front that reads nothing for so long is not waited for until it reads again."""
+
 
 class Control:
     """The connection to the supervisor. When it ends, so does this process."""
@@ -112,6 +119,8 @@ class FrontConnection:
         """Leads the ids of this front's requests in the core, so that fronts need not agree on ids."""
         self.reader = FrameReader(DATA)
         self.unsent = bytearray()
+        self.is_stuck = False
+        """It has read nothing for a while."""
         self.on_trial = False
 
     def send(self, message: object) -> None:
@@ -119,7 +128,11 @@ class FrontConnection:
 
         Raises: OSError when the front is gone or does not read; FrameTooLong.
         """
-        self.unsent += DATA.encode(message)
+        frame = DATA.encode(message)
+        if self.unsent:
+            self.unsent += frame
+        else:
+            self.unsent = frame  # it may be large: no second copy
         self.flush()
         if len(self.unsent) > self.max_unsent_bytes:
             raise BrokenPipeError(f"{len(self.unsent)} bytes were not read")
@@ -129,8 +142,14 @@ class FrontConnection:
         try:
             while self.unsent:
                 del self.unsent[: self.sock.send(self.unsent)]
+                self.is_stuck = False
         except BlockingIOError:
             pass
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether steps should wait for it."""
+        return len(self.unsent) > MAX_BACKLOG_BYTES and not self.is_stuck
 
 
 class EngineCoreProc:
@@ -174,6 +193,8 @@ class EngineCoreProc:
                 self._publish(news)
                 self._judge(news)
                 self.core.report()
+                del news  # what the fronts have is not held twice
+                self._wait_for_readers()
             elif self._on_trial is not None:
                 self._end_trial()
         if self._stop is not None:
@@ -356,6 +377,18 @@ class EngineCoreProc:
                     ),
                 )
             self._send(front, EngineCoreOutputs(outputs=[output], stepped_at=news.stepped_at))
+
+    def _wait_for_readers(self) -> None:
+        """Let fronts that are behind catch up."""
+        while behind := [front for front in self._fronts.values() if front.is_behind]:
+            poll = select.poll()
+            for front in behind:
+                poll.register(front.sock, select.POLLOUT)
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * PATIENCE_S)}
+            for front in behind:
+                if front.sock.fileno() in ready:
+                    self._serve(front, selectors.EVENT_WRITE)
+                front.is_stuck = not ready
 
     def _watch_writes(self, front: FrontConnection) -> None:
         """Ask for write events only while data is queued."""

@@ -16,7 +16,8 @@ import pytest
 from quire import EngineArgs, SamplingParams
 from quire.engine.core_startup import create_config
 from quire.engine.engine_core import EngineCore
-from quire.engine.process.core_process import Control, EngineCoreProc
+from quire.engine.process import core_process
+from quire.engine.process.core_process import Control, EngineCoreProc, FrontConnection
 from quire.engine.process.protocol import CONTROL, DATA, Attach, Trial, UtilityCall, UtilityResult
 from quire.messages import codec
 from quire.messages.codec import FrameReader
@@ -296,5 +297,43 @@ def test_an_output_too_long_for_any_frame_ends_no_other_branch(monkeypatch: pyte
         assert front.finished["half", 0].finish_reason is FinishReason.ERROR
         assert front.tokens["half", 1] == expected_tokens([3], 1, 20)
         front.until_idle()
+    finally:
+        proc.close()
+
+
+def test_no_step_begins_while_a_front_that_reads_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_process, "MAX_BACKLOG_BYTES", 0)
+    monkeypatch.setattr(core_process, "PATIENCE_S", TIMEOUT)
+    waiting: list[int] = []
+    send = FrontConnection.send
+
+    def counted(front: FrontConnection, message: object) -> None:
+        waiting.append(len(front.unsent))
+        send(front, message)
+
+    monkeypatch.setattr(FrontConnection, "send", counted)
+    proc = Harness(WideExecutor(NUM_BLOCKS, 16))
+    try:
+        front = proc.attach()
+        front.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        front.say(request("wide", [1], 500))
+        front.until(("wide", 0))
+        assert front.tokens["wide", 0] == expected_tokens([1], 0, 500)
+        assert sum(waiting) == 0
+    finally:
+        proc.close()
+
+
+def test_a_front_that_reads_nothing_delays_the_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_process, "MAX_BACKLOG_BYTES", 0)
+    proc = Harness(WideExecutor(NUM_BLOCKS, 16))
+    try:
+        stuck, front = proc.attach(), proc.attach()
+        stuck.say(request("wide", [1], 500))
+        front.say(request("narrow", [2], 400))
+        front.until(("narrow", 0))
+        assert front.tokens["narrow", 0] == expected_tokens([2], 0, 400)
+        stuck.until(("wide", 0))
+        assert stuck.tokens["wide", 0] == expected_tokens([1], 0, 500)
     finally:
         proc.close()
