@@ -204,7 +204,6 @@ NAMES: dict[str, tuple[str, list[str]]] = {
     "neither": ("what is this", ["no directory 'what is this'", "'org/name'"]),
     "a path too long": ("a" * 5000, ["cannot be looked up", "too long"]),
     "a zero byte": ("a\0b", ["no directory 'a\\x00b'"]),
-    "half a surrogate pair": ("\ud800", ["no directory '\\ud800'"]),
     "somebody unknown": ("~nobody-of-that-name/x", ["cannot be looked up"]),
 }
 
@@ -216,6 +215,13 @@ def test_name_of_no_model_is_refused(name: str) -> None:
         LLM(model)
     with refused(ModelNotFound, *parts):
         LLM(tokenizer=model)
+
+
+@pytest.mark.parametrize("option", ["model", "tokenizer"])
+def test_name_that_is_no_text_is_refused(option: str) -> None:
+    """It could not be sent to an engine process, or be written."""
+    with refused(ConfigError, f"option {option} must be text in UTF-8", "'\\ud800'"):
+        LLM(**{option: "\ud800"})
 
 
 def test_revision_of_a_directory_is_refused(checkpoint: Callable[..., Path]) -> None:

@@ -117,7 +117,7 @@ def _unknown(architecture: str, source: str, known: list[str]) -> ConfigError:
     hint = next((name for name in known if _is_near(name.lower().removesuffix(SUFFIX), stem)), None)
     return ConfigError(
         f"{source}: the architecture {architecture!r} is not supported"
-        f"{f'; did you mean {hint!r}?' if hint else '.'} Supported: {', '.join(known)}. "
+        f"{f'; did you mean {hint!r}?' if hint else '.'} Supported: {', '.join(name.removesuffix('ForCausalLM') for name in known)}. "
         "Others can be added with ModelRegistry.register_model or entry points in the groups "
         f"{SPEC_GROUP!r} and {CLASS_GROUP!r}."
     )
