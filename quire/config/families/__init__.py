@@ -115,9 +115,10 @@ def check_supported(architecture: str, *, source: str) -> None:
 def _unknown(architecture: str, source: str, known: list[str]) -> ConfigError:
     stem = architecture.lower().removesuffix(SUFFIX)
     hint = next((name for name in known if _is_near(name.lower().removesuffix(SUFFIX), stem)), None)
+    short = ", ".join(name.removesuffix("ForCausalLM") for name in known)
     return ConfigError(
         f"{source}: the architecture {architecture!r} is not supported"
-        f"{f'; did you mean {hint!r}?' if hint else '.'} Supported: {', '.join(name.removesuffix('ForCausalLM') for name in known)}. "
+        f"{f'; did you mean {hint!r}?' if hint else '.'} Supported: {short}. "
         "Others can be added with ModelRegistry.register_model or entry points in the groups "
         f"{SPEC_GROUP!r} and {CLASS_GROUP!r}."
     )
