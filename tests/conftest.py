@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,18 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("quire")
 
 Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """pytest's, whatever an earlier test has made of quire's own logger."""
+    logger = logging.getLogger("quire")
+    before = logger.propagate, logger.level
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+    yield caplog
+    logger.propagate = before[0]
+    logger.setLevel(before[1])
 
 
 @pytest.fixture(scope="session")

@@ -234,9 +234,8 @@ def test_resetting_the_cache_empties_the_tiers(checkpoint: Checkpoint, tmp_path:
 
 
 def test_what_to_load_is_measured_at_the_start_and_said(
-    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     with caplog.at_level("INFO", "quire"), LLM(str(checkpoint("llama")), **OPTIONS, kv_ram=MIB) as llm:
         tiers = llm.engine.parts.core.scheduler.blocks.tiers  # type: ignore[attr-defined]
         line = next(record.getMessage() for record in caplog.records if "us a token" in record.getMessage())

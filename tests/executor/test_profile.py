@@ -17,14 +17,10 @@ PLAN = {"weights": 700 * MIB, "process": 300 * MIB, "kv_cache": 1 << 40}
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    """What is logged, also when a test before has configured the log."""
-    logger = logging.getLogger(LOGGER)
-    monkeypatch.setattr(logger, "propagate", False)
-    logger.addHandler(caplog.handler)
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What is logged."""
     with caplog.at_level(logging.INFO, logger=LOGGER):
         yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 @pytest.mark.parametrize("measured", [1000, 1030, 970])
