@@ -128,6 +128,10 @@ class _Reply:
             raise invalid("top_logprobs", "top_logprobs requires logprobs to be true.")
         if body.top_logprobs is not None and body.top_logprobs < -1:
             raise invalid("top_logprobs", f"top_logprobs must be between 0 and 20, got {body.top_logprobs}.")
+        limit = service.engine.config.model_config.max_logprobs
+        if (body.top_logprobs or 0) > limit:
+            asked = f"top_logprobs={body.top_logprobs} asks for {body.top_logprobs} candidates per position"
+            raise invalid("top_logprobs", f"{asked}, the limit is {limit}.")
 
     async def whole(self) -> Response:
         """The reply that comes at once."""

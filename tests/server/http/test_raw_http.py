@@ -289,14 +289,15 @@ def test_a_client_of_http_1_0_gets_a_stream_that_the_end_of_the_connection_ends(
         assert b" 200 OK\r\n" in head
         assert b"connection: close" in head
         assert b"transfer-encoding" not in head
-        assert texts_of(events) == texts_of(new.body)
+        assert streamed_text(events) == streamed_text(new.body)
 
 
-def texts_of(events: bytes | bytearray) -> list[object]:
-    """What stands in the chunks of a stream, which must be nothing else."""
+def streamed_text(events: bytes | bytearray) -> str:
+    """The text of a stream, which must be nothing but its events; how many pieces it comes in is a matter of time."""
     *lines, done, end = bytes(events).split(b"\n\n")
     assert (done, end) == (b"data: [DONE]", b"")
-    return [json.loads(line.removeprefix(b"data: "))["choices"] for line in lines]
+    choices = [json.loads(line.removeprefix(b"data: "))["choices"] for line in lines]
+    return "".join(choice["text"] for (choice,) in choices)
 
 
 def test_requests_sent_ahead_are_answered_in_their_order(hasty: Running, log: None) -> None:
