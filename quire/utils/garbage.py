@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable
 
 YOUNG, MIDDLE = 2_000, 5
 """So many new objects start a collection of them; so many of those one of what survived: a few milliseconds."""
 NEVER = 1_000_000
-CHECK_S = 20.0
-MAX_BUSY_CHECKS = 3
-"""After so many checks at which a collection would have taken long, all are looked at all the same."""
+COLLECT_S = 20.0
+"""All objects are looked at so often, where there is a good moment."""
+LOOK_S = 0.05
+PATIENCE_S = 600.0
+"""Without one for so long they are looked at all the same. Requests leave no cycles; what does is rare and small."""
 
 
 def settle() -> None:
@@ -27,9 +30,10 @@ def settle() -> None:
 
 async def collect_now_and_then(is_busy: Callable[[], bool]) -> None:
     """Look at all objects now and then, when that does not take long; runs until cancelled."""
-    num_busy = 0
     while True:
-        await asyncio.sleep(CHECK_S)
-        num_busy = num_busy + 1 if is_busy() else 0
-        if num_busy % MAX_BUSY_CHECKS == 0 and gc.get_freeze_count():  # in a process of its own, after `settle`
+        await asyncio.sleep(COLLECT_S)
+        at_last = time.monotonic() + PATIENCE_S
+        while is_busy() and time.monotonic() < at_last:
+            await asyncio.sleep(LOOK_S)
+        if gc.get_freeze_count():  # in a process of its own, after `settle`
             gc.collect()
