@@ -1,24 +1,17 @@
 """Qwen2 MoE: Qwen2, with a mixture of experts and a shared expert in most layers."""
 
 from quire.config.experts import qwen2_experts
+from quire.config.families import qwen2
 from quire.config.family_spec import FamilySpec, experts
 from quire.config.layer_kinds import listed_or, sliding_every_other
 
-DEFAULTS = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32_768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "decoder_sparse_step": 1,
-}
+DEFAULTS = {**qwen2.DEFAULTS, "decoder_sparse_step": 1}
 
 SPEC = FamilySpec(
     architecture="Qwen2MoeForCausalLM",
     defaults={
         **DEFAULTS,
         "num_key_value_heads": 16,
-        "max_window_layers": 28,
         "intermediate_size": 5632,
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
