@@ -53,10 +53,10 @@ class Portions:
     ) -> None:
         """`long` and `others` are the prompts that run, in order of rank; `next_waiting` is the next to start.
 
-        The first long one has the work of a quarter of a short step beside others, of half a one beside other long ones
-        alone, and of a whole one where nobody else wants anything. The others have that of a short step, those with the
-        least to compute first; what it cannot complete leaves half of it while somebody waits to start. Other long ones
-        have what is left beyond half a step.
+        - The first long prompt: a quarter of a short step beside short prompts, half of it beside long ones, else all.
+        - The others: as much as they need, the shortest first. One that does not fit leaves half of what is left while
+          somebody waits to start.
+        - Other long prompts: what is left beyond half a step.
         """
         self._cost = cost
         self._left = cost.short_step_work

@@ -131,7 +131,7 @@ class _Reply:
         limit = service.engine.config.model_config.max_logprobs
         if (body.top_logprobs or 0) > limit:
             asked = f"top_logprobs={body.top_logprobs} asks for {body.top_logprobs} candidates per position"
-            raise invalid("top_logprobs", f"{asked}, the limit is {limit}.")
+            raise invalid("top_logprobs", f"{asked}, the limit is {limit}; lower it or start with --max-logprobs.")
 
     async def whole(self) -> Response:
         """The reply that comes at once."""
