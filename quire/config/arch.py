@@ -15,17 +15,16 @@ from quire.config.experts import ExpertsSpec
 from quire.config.families import ARCHITECTURES, check_supported, family_of
 from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind
+from quire.config.mixers import AttentionSpec, MixerSpec
 from quire.config.rope import RopeConfig, read_ropes
 from quire.errors import ConfigError, shown
 from quire.log import get_logger
 from quire.messages.kv import (
     DTYPE_BYTES,
     SLOT_MULTIPLES,
-    FullAttentionSpec,
     KVCacheSpec,
     KVLayout,
     PageSpec,
-    SlidingWindowSpec,
     kv_layout,
 )
 
@@ -39,12 +38,7 @@ MAX_LAYERS = 10_000
 class LayerSpec:
     """What may differ from layer to layer."""
 
-    window: int | None
-    """Tokens a query sees at most, itself included; None for all."""
-    rope: RopeConfig | None
-    """None where queries and keys are not rotated."""
-    query_scale: float
-    """Multiplies query . key."""
+    mixer: MixerSpec
     mlp: MlpSpec
 
 
@@ -138,7 +132,7 @@ class ModelArch:
     @property
     def ropes(self) -> frozenset[RopeConfig]:
         """The rotations of the layers, each once."""
-        return frozenset(layer.rope for layer in self.layers if layer.rope is not None)
+        return frozenset(layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None)
 
     @property
     def mixtures(self) -> frozenset[ExpertsSpec]:
@@ -159,10 +153,7 @@ class ModelArch:
             block_size=block_size,
             slot_multiple=SLOT_MULTIPLES[ops],
         )
-        return [
-            FullAttentionSpec(page=page) if layer.window is None else SlidingWindowSpec(page=page, window=layer.window)
-            for layer in self.layers
-        ]
+        return [layer.mixer.kv_cache_spec(page) for layer in self.layers]
 
     def kv_layout(self, block_size: int, dtype: str, *, ops: str) -> KVLayout:
         """How the layers share the pages of the KV cache."""
@@ -293,9 +284,11 @@ def _layers(
     mlps = family.mlp(keys, num_layers, intermediate_size)
     return tuple(
         LayerSpec(
-            window=None if kind is LayerKind.FULL else window,
-            rope=ropes.get(kind) if rotates else None,
-            query_scale=query_scale / (index + 1 if scales.by_depth else 1),
+            mixer=AttentionSpec(
+                window=None if kind is LayerKind.FULL else window,
+                rope=ropes.get(kind) if rotates else None,
+                query_scale=query_scale / (index + 1 if scales.by_depth else 1),
+            ),
             mlp=mlp,
         )
         for index, (kind, rotates, mlp) in enumerate(zip(kinds, family.rotated(keys, kinds), mlps, strict=True))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
+from quire.config.mixers import AttentionSpec, MixerSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -76,7 +77,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     names = arch.family.names
     linears = Counter[tuple[tuple[int, ...], int]]()
     for layer in arch.layers:
-        linears.update([_qkv(arch), _output(arch), *_MLPS[layer.mlp.kind](arch, layer.mlp)])
+        linears.update([*_MIXERS[type(layer.mixer)](arch), *_MLPS[layer.mlp.kind](arch, layer.mlp)])
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
@@ -122,6 +123,11 @@ def _qkv(arch: ModelArch) -> Shape:
 
 def _output(arch: ModelArch) -> Shape:
     return (arch.hidden_size,), arch.num_heads * arch.head_size
+
+
+_MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch], list[Shape]]] = MappingProxyType(
+    {AttentionSpec: lambda arch: [_qkv(arch), _output(arch)]}
+)
 
 
 def _gated(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
@@ -198,7 +204,7 @@ def context_per_token(arch: ModelArch) -> float:
 
 def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
     """(window, share of the layers that have it): they read no more of the context than that."""
-    windows = Counter(layer.window for layer in arch.layers if layer.window is not None)
+    windows = Counter(layer.mixer.window for layer in arch.layers if layer.mixer.window is not None)
     return tuple((window, count / arch.num_layers) for window, count in sorted(windows.items()))
 
 

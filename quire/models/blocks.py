@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
+from quire.config.mixers import AttentionSpec, MixerSpec
 from quire.layers.activation import activation_of
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
@@ -21,6 +22,13 @@ from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder
 from quire.ops import functional
 from quire.ops.functional import RopeAndCacheSpec
+
+
+class Mixer(Protocol):
+    """What lets a layer's tokens learn of those before them."""
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
 
 
 class SelfAttention:
@@ -80,23 +88,23 @@ def attention_of(
     arch: ModelArch, ctx: LayerContext, index: int, *, q_norm: Tensor | None = None, k_norm: Tensor | None = None
 ) -> Attention:
     """A layer's attention, without its projections."""
-    layer = arch.layers[index]
+    mixer = arch.layers[index].mixer
     spec = RopeAndCacheSpec(
         num_heads=arch.num_heads,
         num_kv_heads=arch.num_kv_heads,
         head_size=arch.head_size,
-        rotary_dim=layer.rope.rotary_dim if layer.rope else 0,
+        rotary_dim=mixer.rope.rotary_dim if mixer.rope else 0,
         interleaved=arch.family.rotates_pairs,
         norm_eps=arch.norm_eps,
     )
     return Attention(
         index,
         spec,
-        scale=layer.query_scale,
-        cos_sin=rotary_table(layer.rope, ctx.max_model_len) if layer.rope else None,
+        scale=mixer.query_scale,
+        cos_sin=rotary_table(mixer.rope, ctx.max_model_len) if mixer.rope else None,
         q_norm=q_norm,
         k_norm=k_norm,
-        sliding_window=layer.window,
+        sliding_window=mixer.window,
         soft_cap=arch.attn_soft_cap,
     )
 
@@ -143,4 +151,8 @@ class PlainMLP:
 
 MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = MappingProxyType(
     {MlpKind.GATED: GatedMLP, MlpKind.PLAIN: PlainMLP, MlpKind.EXPERTS: MixtureOfExperts}
+)
+
+MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]] = MappingProxyType(
+    {AttentionSpec: SelfAttention}
 )

@@ -12,7 +12,7 @@ from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead
 from quire.layers.norm import Norm, model_norm
 from quire.layers.weights import WHOLE
-from quire.models.blocks import MLPS, SelfAttention
+from quire.models.blocks import MIXERS, MLPS
 from quire.ops import functional
 
 
@@ -23,13 +23,13 @@ class DecoderLayer:
     """
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        names, norms, mlp = arch.family.names, arch.norms, arch.layers[index].mlp
+        names, norms, layer = arch.family.names, arch.norms, arch.layers[index]
         self.input_norm, self.post_attention_norm, self.pre_mlp_norm, self.post_mlp_norm = (
             model_norm(arch, ctx, name) if name else None
             for name in (norms.input, norms.post_attention, norms.pre_mlp, norms.post_mlp)
         )
-        self.self_attn = SelfAttention(arch, ctx.child(names.attention), index)
-        self.mlp = MLPS[mlp.kind](arch, mlp, ctx.child(names.mlp))
+        self.mixer = MIXERS[type(layer.mixer)](arch, ctx.child(names.attention), index)
+        self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, ctx.child(names.mlp))
         self.scale = arch.scales.residual
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
@@ -40,8 +40,8 @@ class DecoderLayer:
     def _attend(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         normed = hidden if self.input_norm is None else self.input_norm(hidden)
         if self.post_attention_norm is None and self.scale == 1.0:
-            return self.self_attn(normed, ctx, residual=hidden)
-        return self._add(self.self_attn(normed, ctx), self.post_attention_norm, hidden)
+            return self.mixer(normed, ctx, residual=hidden)
+        return self._add(self.mixer(normed, ctx), self.post_attention_norm, hidden)
 
     def _feed(self, hidden: Tensor) -> Tensor:
         normed = hidden if self.pre_mlp_norm is None else self.pre_mlp_norm(hidden)
@@ -61,7 +61,7 @@ class ParallelLayer(DecoderLayer):
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: hidden [T, E] -> [T, E]."""
         normed = hidden if self.input_norm is None else self.input_norm(hidden)
-        attended = self.self_attn(normed, ctx, residual=hidden)
+        attended = self.mixer(normed, ctx, residual=hidden)
         if self.pre_mlp_norm is not None:
             normed = self.pre_mlp_norm(hidden)
         return self.mlp(normed, residual=attended)
