@@ -191,11 +191,11 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or name.endswith(
-                "_correction_bias"
-            ):  # norms start at one and biases at zero, which would hide mistakes
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            is_vector = isinstance(value, torch.nn.Parameter) and value.dim() == 1
+            if is_vector or name.endswith("_correction_bias"):
+                # Norms start at one and biases at zero, which would hide mistakes.
+                value.add_(torch.randn(value.shape, generator=generator) * 0.1)
     return model
 
 
