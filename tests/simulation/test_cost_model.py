@@ -95,7 +95,8 @@ def shapes(count: int) -> list[StepShape]:
 
 
 def test_a_fit_finds_the_terms_that_made_the_steps() -> None:
-    terms = {"fixed_s": 2e-3, "token_s": 5e-5, "context_token_s": 1e-7, "pair_s": 3e-9, "draw_s": 4e-5, "prompt_s": 1e-3}
+    terms = {"fixed_s": 2e-3, "token_s": 5e-5, "context_token_s": 1e-7, "pair_s": 3e-9, "draw_s": 4e-5}
+    terms["prompt_s"] = 1e-3
     truth = CostModel(**terms, free_tokens=16)
     rng = random.Random(1)
     steps = [Step(shape, truth.step_s(shape) * rng.uniform(0.98, 1.02)) for shape in shapes(600)]
