@@ -36,8 +36,8 @@ def prompts_for(ops: str) -> list[Any]:
 def families_and_ops() -> list[tuple[str, str]]:
     """Every family with the fastest ops that there are, one of each kind with the reference ops.
 
-    What the engine adds (scheduler, blocks, sampler) is the same for all families of a kind. Each family alone is compared
-    with transformers under all ops, in chunks and in company, in tests/models.
+    What the engine adds (scheduler, blocks, sampler) is the same for all families of a kind. Each single family is
+    compared with transformers under all ops, in chunks and in company, in tests/models.
     """
     fastest = available_ops()[-1]
     return [(family, fastest) for family in FAMILIES] + [
