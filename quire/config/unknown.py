@@ -80,7 +80,7 @@ def _what(name: str, key: str, purpose: str, known: Iterable[str]) -> str:
 def _same_as(relative: str, raw: Mapping[str, Any]) -> str:
     return (
         f"If it computes what {relative} does, whose model_type {shown(raw.get('model_type'))} it has, run its "
-        f"directory with --hf-overrides '{{\"architectures\": [\"{relative}\"]}}'."
+        f'directory with --hf-overrides \'{{"architectures": ["{relative}"]}}\'.'
     )
 
 

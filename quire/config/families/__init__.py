@@ -69,12 +69,16 @@ LLAMA_LIKE = FamilySpec()
 """What a class of a plug-in is read as that brings no spec, under a model_type that nobody knows."""
 
 _registered: dict[str, FamilySpec | None] = {}
-"""By architecture; None for a class without a spec."""
 
 
 def register(architecture: str, spec: FamilySpec | None) -> None:
     """Make an architecture known; see `ModelRegistry.register_model`."""
     _registered[architecture] = spec
+
+
+def registered() -> dict[str, FamilySpec | None]:
+    """What the running program has made known, by architecture; None for a class without a spec."""
+    return dict(_registered)
 
 
 def is_shipped(architecture: str) -> bool:
