@@ -202,7 +202,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
-    "phimoe": {**_COMMON, "num_local_experts": 6, "router_jitter_noise": 0.1},
+    "phimoe": {**_COMMON, "num_local_experts": 4},
     "olmo": _COMMON,
     "olmo2": _COMMON,
     "olmo3": {
