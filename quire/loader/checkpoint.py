@@ -19,8 +19,10 @@ MAX_PROBLEMS = 20
 """Causes that a message lists."""
 MAX_NAMES = 3
 """Further tensors that a message names for one cause."""
-_NUMBER = re.compile(r"\d+")
-_TENSOR = re.compile(r"(?<![\w.])\w+(?:\.\w+)*\.(?:weight|bias|\w*[A-Za-z]_[AB])(?![\w.])")
+_NUMBER = re.compile(r"\[[\d, ]*\]|\d+")
+"""A shape or a number."""
+_TENSOR = re.compile(r"(?<![\w./-])(?!\S*\.(?:json|safetensors)\b)\w+(?:\.\w+)+(?![\w./-])")
+"""A name with dots that is no file's."""
 
 
 def raise_problems(directory: Path, problems: list[str]) -> None:
@@ -41,7 +43,7 @@ def raise_problems(directory: Path, problems: list[str]) -> None:
 
 
 def by_cause(problems: list[str]) -> list[str]:
-    """One line for all problems that differ only in names of tensors and in numbers."""
+    """One line for all problems that differ only in names of tensors, their shapes, and numbers."""
     causes: dict[str, list[str]] = {}
     for problem in problems:
         causes.setdefault(_NUMBER.sub("#", _TENSOR.sub("*", problem)), []).append(problem)

@@ -7,27 +7,32 @@ or unused before a byte of weights is read; then with `CheckpointReader`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
+from quire.errors import counted
 from quire.layers.weights import ShardSpec, WeightMap
 from quire.loader.checkpoint import Checkpoint, raise_problems
 from quire.loader.safetensors_file import DTYPES
+from quire.log import get_logger
 
-IGNORED = (
-    "rotary_emb.inv_freq",
-    ".attn.bias",
-    ".attn.masked_bias",
-    ".attention.bias",
-    ".attention.masked_bias",
-    "lm_head.weight",
+log = get_logger(__name__)
+
+DRAFTING = "layers that draft several tokens, which quire does not"
+UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
+        "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
+        "a second copy of the embedding, which is the head, too": re.compile(r"lm_head\.weight$"),
+        DRAFTING: re.compile(r"(^|\.)mtp[._]"),
+    }
 )
-"""Endings of names that older checkpoints store and nobody reads: tables, masks, the second copy of a tied head."""
-DRAFTING = re.compile(r"\.mtp_|^mtp\.")
-"""In names of layers that predict several tokens at once, which quire does not do."""
+"""Tensors that some checkpoints have and no model of theirs needs, by what is said of them."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
 
@@ -91,16 +96,24 @@ class HeaderReader:
 
     def raise_problems(self) -> None:
         """Raises: CheckpointError naming what is missing, mis-shaped, of a wrong dtype, or not used by the model."""
-        unused = [info for name, info in self.checkpoint.tensors.items() if name not in self.used]
+        unused = {
+            info: self._why_unread(name) for name, info in self.checkpoint.tensors.items() if name not in self.used
+        }
         unread = [
             f"{info.file.name}: {info.name} {list(info.shape)} is not used by this model; the file belongs to another"
-            for info in unused
-            if not info.name.endswith(IGNORED) and not self._is_drafting(info.name)
+            for info, reason in unused.items()
+            if reason is None
         ]
         raise_problems(self.checkpoint.directory, self.problems + unread)
+        for reason, count in Counter(reason for reason in unused.values() if reason).items():
+            first = next(info.name for info, why in unused.items() if why == reason)
+            log.info("not read: %s such as %s: %s", counted(count, "tensor"), first, reason)
 
-    def _is_drafting(self, name: str) -> bool:
-        return name.startswith(self.draft_layers) or DRAFTING.search(name) is not None
+    def _why_unread(self, name: str) -> str | None:
+        """What a tensor is that no model needs; None for one that belongs to another model."""
+        if name.startswith(self.draft_layers):
+            return DRAFTING
+        return next((reason for reason, pattern in UNREAD.items() if pattern.search(name)), None)
 
 
 class CheckpointReader:

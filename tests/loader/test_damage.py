@@ -331,10 +331,9 @@ def test_problems_of_one_cause_are_told_once(checkpoint: Callable[..., Path], tm
     edit_tensors(directory, lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers" in name])
     with pytest.raises(CheckpointError, match="27 problems") as caught:
         load(directory)
-    vectors, matrices = sorted(caught.value.message.splitlines()[1:])
-    for line in (vectors, matrices):
-        assert "is missing" in line
-        assert " more like it: model.layers." in line
+    (line,) = caught.value.message.splitlines()[1:]
+    assert "is missing" in line
+    assert " (and 26 more like it: model.layers." in line
     (directory / "model.safetensors").write_bytes((checkpoint("llama") / "model.safetensors").read_bytes()[:-5000])
     with pytest.raises(CheckpointError, match="is truncated at") as caught:
         load(directory)
