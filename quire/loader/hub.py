@@ -258,8 +258,8 @@ def _failure(error: Exception, repository: str, revision: str | None) -> ModelNo
         )
     if kinds & UNREACHABLE:
         return ModelNotFound(
-            f"{name}{at} is not on this machine, and the hub at {constants.ENDPOINT} cannot be reached ({error}). Check "
-            "the network (HTTPS_PROXY, HF_ENDPOINT), or give a local directory."
+            f"{name}{at} is not on this machine, and the hub at {constants.ENDPOINT} cannot be reached ({error}). "
+            "Check the network (HTTPS_PROXY, HF_ENDPOINT), or give a local directory."
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelNotFound(

@@ -14,7 +14,8 @@ WORDS = {
     "rm": "quire rm [-h] [-y] NAME [NAME ...]",
 }
 VALUES = (
-    *("--port PORT", "--shutdown-timeout SECONDS", "--max-body-size BYTES", "--max-queued-work N", "--ssl-keyfile FILE"),
+    *("--port PORT", "--shutdown-timeout SECONDS", "--max-body-size BYTES", "--max-queued-work N"),
+    *("--ssl-keyfile FILE", "--min-body-rate N", "--otlp-traces-endpoint URL", "--uds PATH"),
     *("--hf-overrides JSON", "--kv-disk DIR", "--kv-ram BYTES", "--swap-space GIB", "--max-num-seqs SEQS"),
     *("--gpu-memory-utilization SHARE", "--block-size N", "--num-gpu-blocks-override N", "--max-connections"),
 )
