@@ -118,7 +118,10 @@ class LLM:
             }
         )
         if not isinstance(messages, (list, tuple)) or not messages:
-            raise InvalidParameter("messages must be a non-empty list of messages", parameter="messages")
+            raise InvalidParameter(
+                'messages must be a list such as [{"role": "user", "content": "Hello"}], and not empty',
+                parameter="messages",
+            )
         conversations = messages if isinstance(messages[0], (list, tuple)) else [messages]
         prompts: list[PromptType] = []
         for index, conversation in enumerate(conversations):

@@ -201,15 +201,25 @@ SamplingParams.__signature__ = Signature(  # type: ignore[attr-defined]
 FIELD_NAMES = tuple(f.name for f in fields(SamplingParams) if f.init)
 
 
+_NO_GRAMMAR = "structured output is not supported yet; leave it out and check the text yourself"
+
+
 def checked_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` unchanged, or InvalidParameter for the first name that SamplingParams does not have."""
     for name in given:
+        if str(name).startswith("guided_"):  # vLLM's, before it had structured_outputs
+            raise UnsupportedFeature(f"{shown(name)}: {_NO_GRAMMAR}", parameter=str(name))
         if name not in FIELD_NAMES:
             raise InvalidParameter(
                 f"SamplingParams has no parameter {shown(name)}{nearest(str(name), list(FIELD_NAMES))}",
                 parameter=str(name),
             )
     return dict(given)
+
+
+def _plain(number: float) -> str:
+    """A bound with all of its digits: 2147483647, not 2.14748e+09."""
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,8 +417,8 @@ class Range:
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f"greater than {self.low:g}" if self.open_low else f"at least {self.low:g}"
-        return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+            return f"greater than {_plain(self.low)}" if self.open_low else f"at least {_plain(self.low)}"
+        return f"in {'(' if self.open_low else '['}{_plain(self.low)}, {_plain(self.high)}]"
 
 
 RANGES = {
@@ -470,7 +480,7 @@ def _check_together(params: SamplingParams) -> None:
         )
     if params.structured_outputs is not None:
         raise UnsupportedFeature(
-            "structured_outputs is not supported yet; leave it out and check the text yourself",
+            f"structured_outputs: {_NO_GRAMMAR}",
             parameter="structured_outputs",
         )
     if params.extra_args:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from quire import __version__
 
 COMMANDS = {
-    "serve": "serve a model over HTTP, with the API of OpenAI",
+    "serve": "serve a model over HTTP, with OpenAI's, Anthropic's and Ollama's APIs",
     "run": "answer or continue a prompt with a model, or open a chat with it",
     "chat": "talk to a model in the terminal",
     "pull": "download a model from the Hugging Face hub",
@@ -42,6 +42,9 @@ COMMON_SHORT_FLAGS = {
     "-m": "use --model",
 }
 """Short flags of llama.cpp that a command does not have, and what to do instead."""
+
+MAX_FLAGS_IN_USAGE = 20
+"""Spellings of flags, up to which a usage line shows them all."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,6 +84,12 @@ class Parser(argparse.ArgumentParser):
             action, f"invalid {what}: {str(value)[:80]!r}{nearest(str(value), known)} (choose from {', '.join(known)})"
         )
 
+    def format_help(self) -> str:
+        """As in argparse, but a usage line does not repeat the flags where there are many."""
+        if self.usage is None and len(self._option_string_actions) > MAX_FLAGS_IN_USAGE:
+            self.usage = " ".join(["%(prog)s", *filter(None, map(_in_usage, self._actions)), "[flags]"])
+        return super().format_help()
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """As in argparse, but an output that cannot be written is an error."""
         print(message, end="", file=file or sys.stderr)
@@ -95,6 +104,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One paragraph; the flags are for --help."""
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists what there is)\n")
+
+
+def _in_usage(action: argparse.Action) -> str:
+    """What must be given, or stands without a flag; nothing for other flags."""
+    name = str(action.metavar or action.dest)
+    if action.option_strings:
+        return f"{action.option_strings[0]} {name}" if action.required else ""
+    return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}.get(str(action.nargs), name)
 
 
 def create_parser(only: str | None = None) -> Parser:

@@ -109,10 +109,11 @@ class EngineArgs:
         spellings={"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"},
         refusals=dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), _NO_FP8),
     )
-    block_size: int | None = knob(None, "Tokens per KV block.", least=1)
+    block_size: int | None = knob(None, "Tokens per KV block; what the ops prefer when left out (32 on CPUs).", least=1)
     gpu_memory_utilization: float | None = knob(
         None,
         "Share of the device's memory the engine may use.",
+        placeholder="SHARE",
         aliases=("memory_fraction", "device_memory_utilization"),
     )
     kv_cache_memory_bytes: int | None = knob(None, "Bytes of KV cache, instead of a share of the memory.", least=1)
@@ -122,22 +123,28 @@ class EngineArgs:
     kv_ram: int | None = knob(
         None,
         "Bytes of memory for KV blocks that the cache evicts; they are loaded when they are wanted again.",
+        placeholder="BYTES",
         least=0,
     )
-    swap_space: float | None = knob(None, "The same in GiB, as vLLM spells it.", least=0, most=1 << 30)
+    swap_space: float | None = knob(
+        None, "--kv-ram in GiB, as vLLM spells it.", placeholder="GIB", least=0, most=1 << 30
+    )
     kv_disk: str | None = knob(
         None,
         "Directory of a file for KV blocks that leave kv_ram, or the cache without one; a restart finds them again. "
         "One engine uses it at a time.",
+        placeholder="DIR",
     )
-    kv_disk_size: int | None = knob(None, "Bytes of that file; 4 GiB when left out.", least=1)
+    kv_disk_size: int | None = knob(
+        None, "Size of the file of --kv-disk; 4 GiB when left out.", placeholder="BYTES", least=1
+    )
     kv_load_min_tokens: int | None = knob(
         None,
         "Shortest prefix in tokens that is loaded from kv_ram or kv_disk; measured at the start when left out.",
         least=1,
     )
-    max_num_seqs: int | None = knob(None, "Most sequences in one step.", least=1)
-    max_num_batched_tokens: int | None = knob(None, "Most tokens in one step.", least=1)
+    max_num_seqs: int | None = knob(None, "Most sequences in one step; `quire env` shows the default.", least=1)
+    max_num_batched_tokens: int | None = knob(None, "Most tokens in one step; `quire env` shows the default.", least=1)
     long_prefill_token_threshold: int = knob(0, "Most tokens of one prompt in one step; 0 sets no limit.", least=0)
     scheduling_policy: str = knob(
         "fcfs",
@@ -148,6 +155,7 @@ class EngineArgs:
         None,
         "Seconds of waiting that count as much as a priority that is lower by one, with --scheduling-policy priority; "
         f"0: waiting does not count. {DEFAULT_PRIORITY_AGEING_S} when left out.",
+        placeholder="SECONDS",
         least=0,
         most=10**9,
     )

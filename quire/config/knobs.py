@@ -32,6 +32,7 @@ def knob(
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
     short: str | None = None,
+    placeholder: str | None = None,
     spellings: Mapping[str, str] | None = None,
     refusals: Mapping[str, str] | None = None,
     least: int | None = None,
@@ -39,11 +40,11 @@ def knob(
     is_secret: bool = False,
 ) -> Any:
     """A field of `EngineArgs` or `ServerSettings`. `least` and `most` bound numbers; a float without them is a share,
-    above 0 and at most 1. `short` is a flag of one letter; `spellings` are other words for a choice; `refusals` say of
-    a known word what to use instead. No message shows a secret.
+    above 0 and at most 1. `short` is a flag of one letter; `placeholder` stands for the value in --help; `spellings`
+    are other words for a choice; `refusals` say of a known word what to use instead. No message shows a secret.
     """
     metadata: dict[str, Any] = {"help": help, "choices": choices, "aliases": aliases, "short": short}
-    metadata.update(least=least, most=most, spellings=spellings or {}, refusals=refusals or {})
+    metadata.update(placeholder=placeholder, least=least, most=most, spellings=spellings or {}, refusals=refusals or {})
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata, repr=not is_secret)
@@ -214,14 +215,13 @@ def add_knob_flags(parser: argparse.ArgumentParser, cls: Any, title: str, skip: 
             continue
         repeated: dict[str, Any] = {"action": "extend", "nargs": "+"} if "tuple" in str(hints[option.name]) else {}
         choices = option.metadata["choices"] or None
-        metavar = None if choices else option.name.rpartition("_")[2].upper()
         group.add_argument(
             *flags,
             dest=option.name,
             type=_word_parser(option) if choices else kind,
             default=argparse.SUPPRESS,
             choices=choices,
-            metavar=metavar,
+            metavar=None if choices else _placeholder(option, kind),
             help=help_text,
             **repeated,
         )
@@ -230,6 +230,19 @@ def add_knob_flags(parser: argparse.ArgumentParser, cls: Any, title: str, skip: 
 SECONDS = ("_timeout", "_interval", "_window", "_delay", "_pause")
 """Ends of names of knobs that are seconds."""
 BYTES = ("_bytes", "_body_size", "_header_size")
+
+
+def _placeholder(option: dataclasses.Field[Any], kind: Callable[[str], Any]) -> str:
+    """What stands for the value in --help: its unit or its kind where the name does not end with what it is."""
+    given: str | None = option.metadata["placeholder"]
+    last = option.name.rpartition("_")[2].upper()
+    if given is not None or kind is json_object:
+        return given or "JSON"
+    if option.name.endswith((*SECONDS, *BYTES)):
+        return "SECONDS" if option.name.endswith(SECONDS) else "BYTES"
+    if kind is float:
+        return "X"
+    return last if kind is str or last.endswith("S") or last == option.name.upper() else "N"
 
 
 def _default_text(name: str, default: object) -> str:

@@ -24,6 +24,8 @@ WEIGHT_FILES = ("*.safetensors",)
 IGNORED_FILES = ("*/*", "consolidated*.safetensors")
 """Weights in other formats: folders, and Mistral's own names."""
 INDEX_FILE = "model.safetensors.index.json"
+UNREACHABLE = {"ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError"}
+"""Names of errors of the library and its HTTP clients."""
 
 
 def resolve_model(name: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
@@ -166,15 +168,27 @@ def fetch_config(repository: str, revision: str | None = None) -> Path:
     Raises: ModelNotFound; ConfigError for a repository that holds something else.
     """
     library = _library()
+    unreachable = _why_unreachable(repository, revision)
+    options = {"revision": revision, "local_files_only": unreachable is not None}
     try:
-        return Path(library.hf_hub_download(repository, "config.json", revision=revision)).parent
+        return Path(library.hf_hub_download(repository, "config.json", **options)).parent
     except library.errors.EntryNotFoundError as error:
         if isinstance(error, library.errors.LocalEntryNotFoundError):
-            raise _failure(error, repository, revision) from error
+            raise _failure(unreachable or error, repository, revision) from error
         check_kind(f"the repository {repository}", library.HfApi().list_repo_files(repository, revision=revision))
         raise ModelNotFound(f"the repository {repository!r} has no config.json, so it is no model.") from None
     except Exception as error:
         raise _failure(error, repository, revision) from error
+
+
+def _why_unreachable(repository: str, revision: str | None) -> Exception | None:
+    """The error that says that there is no way to the hub, at once: the library would try again for half a minute."""
+    library = _library()
+    try:
+        library.get_hf_file_metadata(library.hf_hub_url(repository, "config.json", revision=revision))
+    except Exception as error:
+        return error if _kinds(error) & UNREACHABLE else None
+    return None
 
 
 def check_config(file: Path) -> None:
@@ -202,9 +216,13 @@ def _library() -> Any:
         ) from None
 
 
+def _kinds(error: Exception) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}
+
+
 def _failure(error: Exception, repository: str, revision: str | None) -> ModelNotFound:
     """Why a repository could not be fetched, and what to do."""
-    kinds = {cls.__name__ for cls in type(error).__mro__}
+    kinds = _kinds(error)
     name, at = f"the repository {repository!r}", f" at revision {revision!r}" if revision else ""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if "GatedRepoError" in kinds or status == 403:
@@ -220,10 +238,16 @@ def _failure(error: Exception, repository: str, revision: str | None) -> ModelNo
             f"no directory {repository!r}, and {name}{at} is not on the hub, or is private{hint}. "
             "Check the name; for a private one set HF_TOKEN."
         )
-    if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
+    constants = importlib.import_module("huggingface_hub.constants")
+    if constants.HF_HUB_OFFLINE:
         return ModelNotFound(
             f"{name}{at} is not complete on this machine, and HF_HUB_OFFLINE=1 forbids to fetch it. Run `quire pull "
             f"{repository}` with a network, or give a local directory."
+        )
+    if kinds & UNREACHABLE:
+        return ModelNotFound(
+            f"{name}{at} is not on this machine, and the hub at {constants.ENDPOINT} cannot be reached ({error}). "
+            "Check the network (HTTPS_PROXY, HF_ENDPOINT), or give a local directory."
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelNotFound(

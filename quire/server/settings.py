@@ -32,7 +32,7 @@ class ServerSettings:
 
     host: str = knob("127.0.0.1", "Address to listen on; 0.0.0.0 is every IPv4 one.")
     port: int = knob(8000, "Port to listen on; 0 lets the system choose.", least=0, most=65535)
-    uds: str | None = knob(None, "Unix socket to listen on instead of an address.")
+    uds: str | None = knob(None, "Unix socket to listen on instead of an address.", placeholder="PATH")
     root_path: str = knob("/", "Path under which a proxy serves this server.")
     api_server_count: int = knob(1, "Processes that serve HTTP.", least=1, most=64)
     shutdown_timeout: int = knob(30, "Time that running requests get to finish after SIGTERM.", least=0)
@@ -57,9 +57,11 @@ class ServerSettings:
     allowed_methods: tuple[str, ...] = knob(("GET", "POST"), "Methods such pages may use.")
     allowed_headers: tuple[str, ...] = knob(("*",), "Headers such pages may send.")
     allow_credentials: bool = knob(False, "Let such pages send cookies and the like.")
-    ssl_certfile: str | None = knob(None, "Certificate (PEM); makes the server speak TLS.")
-    ssl_keyfile: str | None = knob(None, "Private key of the certificate (PEM).")
-    ssl_ca_certs: str | None = knob(None, "Authorities whose client certificates are required (PEM).")
+    ssl_certfile: str | None = knob(None, "Certificate (PEM); makes the server speak TLS.", placeholder="FILE")
+    ssl_keyfile: str | None = knob(None, "Private key of the certificate (PEM).", placeholder="FILE")
+    ssl_ca_certs: str | None = knob(
+        None, "Authorities whose client certificates are required (PEM).", placeholder="FILE"
+    )
 
     max_connections: int = knob(
         4096, "Open connections of a process, TLS handshakes included; more are closed at once.", least=1
@@ -120,7 +122,9 @@ class ServerSettings:
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
     )
     otlp_traces_endpoint: str | None = knob(
-        None, "URL of a collector that takes OpenTelemetry traces over HTTP; needs the extra otel."
+        None,
+        "URL of a collector that takes OpenTelemetry traces over HTTP; needs the extra otel.",
+        placeholder="URL",
     )
     enable_log_requests: bool = knob(False, "Log each request when it ends; prompts are never logged.")
 

@@ -127,6 +127,8 @@ TOGETHER: dict[str, tuple[dict[str, Any], type[QuireError], list[str]]] = {
     "half a pair to stop at": ({"stop": ["a", "b\ud800"]}, InvalidUnicode, ["stop", "U+D800", "character 1"]),
     "half a pair as a bad word": ({"bad_words": ["\udfff"]}, InvalidUnicode, ["bad_words", "U+DFFF"]),
     "structured output": ({"structured_outputs": {"json": {}}}, UnsupportedFeature, ["structured_outputs", "not"]),
+    "structured output of old": ({"guided_json": {}}, UnsupportedFeature, ["guided_json", "structured output is not"]),
+    "a large bound": ({"max_tokens": -1}, InvalidParameter, ["max_tokens must be in [1, 2147483647], got -1"]),
     "extra arguments": ({"extra_args": {"my": 1}}, UnsupportedFeature, ["extra_args", "'my'"]),
     "misspelt name": ({"temprature": 1.0}, InvalidParameter, ["'temprature'", "did you mean 'temperature'?"]),
     "a name of other libraries": ({"max_new_tokens": 5}, InvalidParameter, ["'max_new_tokens'", "'max_tokens'"]),
