@@ -142,6 +142,8 @@ def _check(args: argparse.Namespace) -> None:
     """
     if (args.trace is None) == (args.arrivals is None):
         raise ConfigError("give the requests: either --trace FILE, or --arrivals poisson with --rate")
+    if args.arrivals is not None and args.sigma is not None and args.lengths != "lognormal":
+        raise ConfigError("--sigma has no effect without --lengths lognormal; give both or none")
     for name, default in SYNTHETIC.items():
         if args.trace is not None and vars(args)[name] is not None:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with --trace; the file says it")
