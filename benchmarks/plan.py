@@ -3,8 +3,8 @@
     python -m benchmarks.plan [--only WORD ...]
 
 Each configuration runs in a process of its own: the whole KV cache is written, then the largest requests there are run:
-every seat taken, a full step of prompt tokens, log-probabilities of prompts and outputs, lists at their bounds, n. The
-peak is VmHWM of that process, pages of mapped files included.
+every seat taken, a full step of prompt tokens, log-probabilities of prompts and outputs, lists at their bounds, n, and
+as many others wait as a server lets wait. The peak is VmHWM of that process, pages of mapped files included.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ QWEN3: list[dict[str, Any]] = [
 def measure(model: str | None, options: dict[str, Any], n: int) -> dict[str, Any]:
     """Load, write the whole KV cache, run the largest requests; the plan and the peak, in bytes."""
     from quire import LLM
+    from quire.messages.request import AbortRequest
     from quire.utils.process import memory_status
 
     with LLM(model, **{**DEFAULTS, **options, "skip_tokenizer_init": True}, use_tqdm_on_load=False) as llm:
@@ -131,18 +132,21 @@ def measure(model: str | None, options: dict[str, Any], n: int) -> dict[str, Any
         core, config = llm.engine.parts.core, llm.engine.config
         for cache in core.executor.worker.cache.caches:  # type: ignore[attr-defined]
             cache.zero_()
-        for request in largest_requests(config, n):
+        running = largest_requests(config, n)
+        waiting = waiting_requests(config, running)
+        for request in (*running, *waiting):
             core.add(request)
-        while core.has_work():
+        groups = core.scheduler.lives.groups
+        while any(request.request_id in groups for request in running):
             core.step()
+        for request in waiting:
+            core.abort(AbortRequest(request_id=request.request_id))
         peak = memory_status()["VmHWM"]
         return {"plan": dict(config.memory_plan), "peak": peak, "loaded": loaded["VmHWM"]}
 
 
 def largest_requests(config: Any, n: int) -> list[Any]:
     """Requests that fill every seat and a whole step, with everything that takes memory at its bound."""
-    import msgspec
-
     from quire.engine.input_processor import as_bits
     from quire.messages.request import EngineCoreRequest
     from quire.sampling_params import SamplingParams
@@ -176,9 +180,37 @@ def largest_requests(config: Any, n: int) -> list[Any]:
             bad_words_token_ids=words,
             allowed_tokens=allowed,
         )
-        frame = msgspec.msgpack.encode(request)  # as it comes to a core: with lists of its own
-        requests.append(msgspec.msgpack.decode(frame, type=EngineCoreRequest))
+        requests.append(_as_received(request))
     return requests
+
+
+def waiting_requests(config: Any, running: list[Any]) -> list[Any]:
+    """Requests with long prompts, as many as a server lets wait beside those that run."""
+    from quire.engine.request_memory import bytes_of
+    from quire.messages.request import EngineCoreRequest
+    from quire.sampling_params import SamplingParams
+
+    left = config.scheduler_config.max_request_bytes - sum(map(bytes_of, running))
+    length, requests = config.model_config.max_model_len - 1, []
+    while True:
+        request = EngineCoreRequest(
+            request_id=f"waits {len(requests)}",
+            prompt_token_ids=list(range(1000, 1000 + length)),
+            sampling_params=SamplingParams(),
+            seed=0,
+            max_tokens=1,
+        )
+        left -= bytes_of(request)
+        if left < 0:
+            return requests
+        requests.append(_as_received(request))
+
+
+def _as_received(request: Any) -> Any:
+    """As it comes to a core: with lists of its own."""
+    import msgspec
+
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
 
 
 def run_case(case: Case, directory: Path | None) -> dict[str, Any]:

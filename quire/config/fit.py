@@ -15,7 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.args import EngineArgs
 from quire.config.engine import Capabilities, QuireConfig
 from quire.config.memory_plan import allowed_bytes
-from quire.config.resolve import resolve
+from quire.config.resolve import DEFAULT_MAX_NUM_SEQS, resolve
 from quire.errors import ConfigError
 
 UNLIMITED = 1 << 60
@@ -95,11 +95,11 @@ def _without_size(args: EngineArgs) -> EngineArgs:
 
 def wished(args: EngineArgs, wish: Wish) -> EngineArgs:
     """The options with seats and context for the wish: what they are given for, they must allow."""
-    seats = args.max_num_seqs
+    seats = DEFAULT_MAX_NUM_SEQS if args.max_num_seqs is None else args.max_num_seqs
     return replace(
         args,
         max_model_len=max(wish.num_tokens, args.max_model_len or 0),
-        max_num_seqs=wish.num_sequences if seats is not None and seats < wish.num_sequences else seats,
+        max_num_seqs=wish.num_sequences if seats < wish.num_sequences else args.max_num_seqs,
     )
 
 

@@ -302,6 +302,7 @@ class AsyncLLMEngine:
         Raises: EngineOverloaded.
         """
         self._admission.check(tenant, num_requests=num_requests, num_sequences=num_sequences, num_tokens=num_tokens)
+        self._memory.check(tenant, num_requests=num_requests, num_tokens=num_tokens)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; its reader gets a last output with finish reason abort. Unknown ids are left alone."""

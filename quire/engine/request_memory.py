@@ -17,12 +17,19 @@ STOP_BYTES = 100
 """A stop token: its number, and its places in the request and in what ends a branch."""
 BIAS_BYTES = 100
 WORD_BYTES = 64
-"""A bad word, without its tokens."""
+"""A bad word, without its further tokens."""
+WORD_TOKEN_BYTES = 200
+"""A token of a longer bad word, with the state in which an output that ends with it is."""
+ALLOWED_BYTES = 9
+"""A bit and a byte for each of eight tokens of the vocabulary, where only some are allowed."""
 CHARACTER_BYTES = 4
 
 
 def bytes_of(request: EngineCoreRequest) -> int:
-    """The most bytes of a core that a request takes while it waits (`tests/engine/test_request_memory.py` measures)."""
+    """The most bytes of a core that a request takes, running or waiting, beside its outputs and what steps take.
+
+    As `tests/engine/test_request_memory.py` measures.
+    """
     params, words = request.sampling_params, request.bad_words_token_ids
     num_tokens, num_more = len(request.prompt_token_ids), params.num_sequences - 1
     texts = [*params.stop_strings, *(params.bad_words or ())]
@@ -33,9 +40,9 @@ def bytes_of(request: EngineCoreRequest) -> int:
         + len(request.ending_token_ids) * STOP_BYTES
         + len(params.logit_bias or ()) * BIAS_BYTES
         + len(words) * WORD_BYTES
-        + sum(map(len, words)) * WAITING_TOKEN_BYTES
+        + sum(len(word) for word in words if len(word) > 1) * WORD_TOKEN_BYTES
         + sum(map(len, texts)) * CHARACTER_BYTES
-        + len(request.allowed_tokens or b"")
+        + len(request.allowed_tokens or b"") * ALLOWED_BYTES
     )
 
 
@@ -58,22 +65,35 @@ class RequestMemory:
         """What all requests take."""
         return self._tenants.total()
 
+    def check(self, tenant: str, *, num_requests: int, num_tokens: int) -> None:
+        """Whether requests that belong together would fit, their lists left out.
+
+        Raises: EngineOverloaded.
+        """
+        if num_requests > 1 or self.num_bytes:
+            self._check(tenant, num_requests * REQUEST_BYTES + num_tokens * WAITING_TOKEN_BYTES)
+
     def take(self, request: EngineCoreRequest) -> None:
         """Count a request.
 
         Raises: EngineOverloaded when it does not fit.
         """
-        tenant, size, total = request.tenant, bytes_of(request), self.num_bytes
-        own = self._tenants[tenant] + size
-        num_active = len(+self._tenants) + (not self._tenants[tenant])
-        if total and (total + size > self._limit or own > self._limit // (num_active + 1)):
+        tenant, size = request.tenant, bytes_of(request)
+        if self.num_bytes:
+            self._check(tenant, size)
+        self._held[request.request_id] = tenant, size
+        self._tenants[tenant] += size
+
+    def _check(self, tenant: str, more: int) -> None:
+        total, own = self.num_bytes, self._tenants.get(tenant, 0)
+        num_active = len(self._tenants) + (not own)
+        if total + more > self._limit or own + more > self._limit // (num_active + 1):
             raise EngineOverloaded(
-                f"requests take {total >> 10} KiB of the engine's memory, this one would take {size >> 10} more, and "
-                f"{self._limit >> 10} KiB are planned for all (--max-num-seqs raises that); try again in a second",
+                f"requests take {total >> 10} KiB of the engine's memory, this would take {more >> 10} more, and "
+                f"{self._limit >> 10} KiB are planned for all (--max-num-seqs raises that), of which a key may have "
+                "its share; try again in a second",
                 retry_after=1,
             )
-        self._held[request.request_id] = tenant, size
-        self._tenants[tenant] = own
 
     def give_back(self, request_id: str) -> None:
         """The request has ended. Idempotent."""

@@ -9,7 +9,7 @@ from typing import IO, Annotated
 import msgspec
 
 from quire.errors import ConfigError, counted
-from quire.messages.request import EngineCoreRequest
+from quire.messages.request import MAX_PRIORITY, EngineCoreRequest
 from quire.sampling_params import SamplingParams
 
 MAX_REQUESTS = 10_000_000
@@ -39,6 +39,8 @@ class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Branches, as of `SamplingParams`."""
     tenant: str = ""
     """Tenants share an engine evenly."""
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY)] = 0
+    """Lower ones are served first, with `--scheduling-policy priority`."""
 
 
 def read_trace(name: str) -> list[TraceRequest]:
@@ -93,7 +95,9 @@ def _contradiction(request: TraceRequest) -> str:
     return ""
 
 
-def check_fits(requests: Iterable[TraceRequest], *, max_model_len: int, max_num_seqs: int) -> None:
+def check_fits(
+    requests: Iterable[TraceRequest], *, max_model_len: int, max_num_seqs: int, has_priorities: bool = False
+) -> None:
     """Refuse requests that an engine would refuse.
 
     Raises: ConfigError naming the first one, the numbers and what to do.
@@ -104,6 +108,11 @@ def check_fits(requests: Iterable[TraceRequest], *, max_model_len: int, max_num_
             raise ConfigError(
                 f"request {number} of the trace has {request.prompt_tokens} prompt and {request.output_tokens} output "
                 f"tokens, {length} in all, and the context has {max_model_len}; shorten it or raise --max-model-len"
+            )
+        if request.priority and not has_priorities:
+            raise ConfigError(
+                f"request {number} of the trace has priority {request.priority}, which has no effect without "
+                "--scheduling-policy priority"
             )
         if request.n > max_num_seqs:
             raise ConfigError(
@@ -133,6 +142,7 @@ class Prompts:
             seed=0,
             max_tokens=request.output_tokens,
             tenant=request.tenant,
+            priority=request.priority,
             received_at=request.arrival_s,
             arrived_at=request.arrival_s,
         )

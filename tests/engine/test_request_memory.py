@@ -17,13 +17,14 @@ from quire.engine.request_memory import RequestMemory, bytes_of
 from quire.engine.startup import start
 from quire.errors import EngineOverloaded
 from quire.messages.request import EngineCoreRequest
+from quire.sampling.controls import Controls
 from quire.sampling_params import SamplingParams
 from tests.conftest import Checkpoint
 from tests.fakes import FakeCore
 
 
 def request_of(request_id: str = "r", *, num_tokens: int = 1, tenant: str = "", **fields: Any) -> EngineCoreRequest:
-    words = fields.pop("words", ())
+    words, allowed = fields.pop("words", ()), fields.pop("allowed", None)
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=[1000 + token for token in range(num_tokens)],
@@ -32,6 +33,7 @@ def request_of(request_id: str = "r", *, num_tokens: int = 1, tenant: str = "", 
         max_tokens=16,
         tenant=tenant,
         bad_words_token_ids=words,
+        allowed_tokens=allowed,
     )
 
 
@@ -42,20 +44,24 @@ CASES: dict[str, dict[str, Any]] = {
     "biases": {"logit_bias": {1000 + token: 0.5 + token for token in range(1024)}},
     "words": {"words": tuple(tuple(1000 + 16 * word + place for place in range(16)) for word in range(128))},
     "short words": {"words": tuple((1000 + word,) for word in range(2048))},
+    "allowed tokens": {"allowed": bytes(20_000)},
     "branches": {"n": 64, "num_tokens": 1000},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_waiting_request_takes_no_more_than_is_counted(case: str) -> None:
-    frame = msgspec.msgpack.encode(request_of(**CASES[case]))
+def test_a_request_takes_no_more_than_is_counted(case: str) -> None:
+    frame = msgspec.msgpack.encode(request_of(min_tokens=1, **CASES[case]))
     core = FakeCore(max_num_seqs=64)
     core.scheduler.add(request_of("first"))  # what is made once for all
+    Controls(msgspec.msgpack.decode(frame, type=EngineCoreRequest))
     tracemalloc.start()
     request = msgspec.msgpack.decode(frame, type=EngineCoreRequest)  # as it comes to a core: with lists of its own
     core.scheduler.add(request)
+    controls = Controls(request)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    taken += 0 if request.allowed_tokens is None else controls.excluded(8 * len(request.allowed_tokens)).nbytes
     assert taken <= bytes_of(request)
     assert case in ("plain", "branches") or bytes_of(request) <= 2 * taken + 8192, "the count is not far off"
 
@@ -83,6 +89,16 @@ def test_a_tenant_leaves_room_for_another_and_all_keep_the_limit() -> None:
     take("g", "fourth")
     for request_id in "dfg":
         memory.give_back(request_id)
+    assert memory.num_bytes == 0
+
+
+def test_requests_that_belong_together_are_checked_before_the_first_is_taken() -> None:
+    size = bytes_of(request_of(num_tokens=1000))
+    memory = RequestMemory(8 * size)
+    memory.check("key", num_requests=3, num_tokens=3000)
+    with pytest.raises(EngineOverloaded):
+        memory.check("key", num_requests=6, num_tokens=6000)
+    memory.check("key", num_requests=1, num_tokens=50_000)
     assert memory.num_bytes == 0
 
 

@@ -76,6 +76,8 @@ class Answer:
     max_concurrency: int
     """Sequences of the wished length that run at once here."""
     changes: Sequence[Change] = ()
+    adds_seats: bool = False
+    """Whether the wish takes more seats than the options say."""
 
     @property
     def plan(self) -> MemoryPlan:
@@ -108,14 +110,16 @@ def answer_to(namespace: argparse.Namespace, args: EngineArgs) -> Answer:
     """
     machine = _machine(args, namespace.memory)
     wish = _wish(namespace, args, machine)
-    args = wished(args, wish)
+    given, args = args, wished(args, wish)
+    adds_seats = args.max_num_seqs != given.max_num_seqs
     try:
         config = machine.resolve(args)
     except ConfigError:
-        return _refused(machine, args, wish)
+        return _refused(machine, args, wish, adds_seats)
     if not fits(config, wish):
-        return _refused(machine, args, wish)
+        return _refused(machine, args, wish, adds_seats)
     return Answer(
+        adds_seats=adds_seats,
         args=args,
         wish=wish,
         config=config,
@@ -126,7 +130,7 @@ def answer_to(namespace: argparse.Namespace, args: EngineArgs) -> Answer:
     )
 
 
-def _refused(machine: Machine, args: EngineArgs, wish: Wish) -> Answer:
+def _refused(machine: Machine, args: EngineArgs, wish: Wish, adds_seats: bool) -> Answer:
     config = machine.unlimited(args, wish)  # raises what is wrong beside memory
     try:
         here = machine.resolve(replace(args, max_model_len=None))
@@ -134,6 +138,7 @@ def _refused(machine: Machine, args: EngineArgs, wish: Wish) -> Answer:
     except ConfigError:
         context = concurrency = 0
     return Answer(
+        adds_seats=adds_seats,
         args=args,
         wish=wish,
         config=config,
@@ -235,6 +240,11 @@ def _print(answer: Answer) -> None:
         console.print(line, markup=False)
 
 
+def _seats(answer: Answer) -> str:
+    """The flag that the wish takes where a start would have fewer seats without it, for people."""
+    return f" with --max-num-seqs {answer.args.max_num_seqs}" if answer.adds_seats else ""
+
+
 def _purpose(name: str, config: QuireConfig) -> str:
     step, cache = config.scheduler_config, config.cache_config
     return PURPOSES[name].format(
@@ -260,9 +270,9 @@ def _lines(answer: Answer) -> list[str]:
     if not answer.max_context:
         here = "with these options nothing fits here"
     if answer.fits:
-        return [f"{wish}: fits", here]
+        return [f"{wish}: fits{_seats(answer)}", here]
     lack = f"{gib(answer.missing)} are missing" if answer.missing else "the KV cache is too small"
-    lines = [f"{wish}: does not fit, {lack}", here]
+    lines = [f"{wish}: does not fit{_seats(answer)}, {lack}", here]
     if not answer.changes:
         lines.append(f"no option makes it fit: {gib(answer.missing)} more memory would")
     for index, change in enumerate(answer.changes):

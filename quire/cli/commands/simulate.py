@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("requests", "From a file, or made up. --seed makes others.")
     source.add_argument(
         "--trace", metavar="FILE", help="JSON lines with arrival_s, prompt_tokens, output_tokens; also prefix_id with "
-        "prefix_tokens, n, tenant",
+        "prefix_tokens, n, tenant, priority",
     )  # fmt: skip
     source.add_argument("--arrivals", choices=("poisson", "bursty"), help="make up a trace")
     source.add_argument("--rate", type=float, metavar="R", help="requests a second, of all replicas; inf: all at once")
@@ -115,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
     config, cost = _engine(args)
     requests = _requests(args, config)
     limits, length = config.scheduler_config, config.model_config.max_model_len
-    check_fits(requests, max_model_len=length, max_num_seqs=limits.max_num_seqs)
+    has_priorities = limits.policy == "priority"
+    check_fits(requests, max_model_len=length, max_num_seqs=limits.max_num_seqs, has_priorities=has_priorities)
     with generate_progress(True, len(requests)) as show:
         router = ROUTERS[args.routing]()
         outcome = simulate(config, cost, requests, router, num_replicas=args.replicas, on_progress=show)
@@ -142,6 +143,8 @@ def _check(args: argparse.Namespace) -> None:
     """
     if (args.trace is None) == (args.arrivals is None):
         raise ConfigError("give the requests: either --trace FILE, or --arrivals poisson with --rate")
+    if args.arrivals is not None and args.sigma is not None and args.lengths != "lognormal":
+        raise ConfigError("--sigma has no effect without --lengths lognormal; give both or none")
     for name, default in SYNTHETIC.items():
         if args.trace is not None and vars(args)[name] is not None:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with --trace; the file says it")

@@ -72,6 +72,17 @@ def test_the_first_change_makes_the_wish_fit_and_nothing_less_does(plan: Plan, f
     assert (again["fits"], again["status"]) == (True, 0), cheapest
 
 
+@pytest.mark.parametrize("flags", [[], ["--max-num-seqs", "4"]])
+def test_a_wish_for_more_sequences_than_seats_says_what_it_takes(
+    flags: list[str], plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wish = ["--sequences", "300", "--sequence-len", "64", "--memory", "4GiB"]
+    found = plan(*wish, *flags)
+    assert (found["fits"], found["max_num_seqs"], found["max_concurrency"]) == (True, 300, 300)
+    assert main(["plan", *wish, *flags]) == 0
+    assert "300 x 64 tokens: fits with --max-num-seqs 300" in capsys.readouterr().out
+
+
 def test_missing_memory_is_exactly_what_is_missing(plan: Plan) -> None:
     flags = ["--gpu-memory-utilization", "1", "--sequences", "64", "--max-model-len", "1024"]
     small = plan("--memory", "600MiB", *flags)

@@ -48,6 +48,25 @@ def test_a_trace_is_served(simulate: Simulate, tmp_path: Path) -> None:
     assert figures["model"] == "quire-tiny"
 
 
+def test_priorities_of_a_trace_are_served_and_never_ignored(
+    simulate: Simulate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Short requests behind long ones, with one seat."""
+    names = {}
+    for name, priority in (("with", 5), ("without", 0)):
+        lines = [
+            {"arrival_s": 0.0, "prompt_tokens": 20, "output_tokens": 200, "priority": priority} for _ in range(5)
+        ] + [{"arrival_s": 0.001, "prompt_tokens": 20, "output_tokens": 5} for _ in range(5)]
+        names[name] = tmp_path / f"{name}.jsonl"
+        names[name].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    by_priority = ("--scheduling-policy", "priority", "--max-num-seqs", "1")
+    found = {name: simulate("--trace", str(path), *by_priority) for name, path in names.items()}
+    assert found["with"]["mean_ttft_ms"] < found["without"]["mean_ttft_ms"] / 1.5
+    assert found["with"]["num_preemptions"] == 1
+    assert main(["simulate", "--trace", str(names["with"])]) == 2
+    assert "has no effect without --scheduling-policy priority" in capsys.readouterr().err
+
+
 def test_prefixes_are_found_where_the_router_sends_them(simulate: Simulate) -> None:
     flags = (*POISSON, "--num-prefixes", "8", "--prefix-len", "128", "--replicas", "4", "--hardware", "h100")
     aware, blind = (simulate(*flags, "--routing", routing) for routing in ("prefix-aware", "round-robin"))
@@ -96,7 +115,8 @@ def test_people_get_a_table_and_a_chart(capsys: pytest.CaptureFixture[str], tmp_
         (["--arrivals", "poisson", "--rate", "nan"], "--rate must be above 0"),
         (["--arrivals", "poisson", "--rate", "1", "--burstiness", "2"], "use --arrivals bursty"),
         (["--arrivals", "bursty", "--rate", "1", "--burstiness", "nan"], "--burstiness must be from"),
-        (["--arrivals", "poisson", "--rate", "1", "--sigma", "11"], "--sigma must be from"),
+        (["--arrivals", "poisson", "--rate", "1", "--sigma", "2"], "--sigma has no effect without --lengths lognormal"),
+        (["--arrivals", "poisson", "--rate", "1", "--lengths", "lognormal", "--sigma", "11"], "--sigma must be from"),
         (["--arrivals", "poisson", "--rate", "1", "--num-requests", "0"], "--num-requests must be from 1"),
         (["--arrivals", "poisson", "--rate", "1", "--num-requests", "1G"], "--num-requests must be from 1"),
         (["--arrivals", "poisson", "--rate", "1", "--prompt-len", "0"], "--prompt-len must be from 1"),

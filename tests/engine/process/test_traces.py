@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,37 @@ def test_the_time_of_a_request_beside_one_that_crashes_cores_is_attributed() -> 
             facts = await good
             assert_attributed(facts)
             assert facts["replays"] == 2
+
+    run(main())
+
+
+def test_the_time_of_requests_whose_pages_are_loaded_is_attributed() -> None:
+    async def main() -> None:
+        with AsyncLLMEngine.launch(replace(CROWDED, kv_ram=16 << 20, kv_load_min_tokens=1)) as engine:
+            await engine.wait_ready()
+            for _ in range(2):  # the second time, what was evicted comes back
+                found = await asyncio.gather(*(explained(engine, *request) for request in crowd()))
+                for facts in found:
+                    assert_attributed(facts)
+            stats = engine.last_stats
+            assert stats is not None
+            assert stats.num_tier_loads > 0
+        assert any(facts["cached_tokens"] for facts in found)
+        spans = [span for facts in found for span in facts["timeline"]]
+        assert any(Wait.LOADING.value in span.get("waited_for", {}) for span in spans), "what waits for a page says so"
+
+    run(main())
+
+
+def test_the_time_of_requests_beside_one_that_is_quarantined_is_attributed() -> None:
+    async def main() -> None:
+        async with launched(module=POISONED) as core:
+            work = [asyncio.create_task(explained(core.engine, *request)) for request in crowd()]
+            failed = await transcript(core.engine, ([poisoned_core.RAISE, 5], LONG))
+            assert failed.outputs[0].finish_reason == "error"
+            for facts in await asyncio.gather(*work):
+                assert_attributed(facts)
+            assert core.engine.num_restarts == 0
 
     run(main())
 
