@@ -161,32 +161,19 @@ def identify(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
 
     Raises: ConfigError. That a model is not supported comes before anything that is wrong with its config.
     """
-    unknown = why_unknown(raw, source)
-    if unknown is not None:
-        raise unknown
-    model_type, architecture = _model_type(raw, source), architecture_of(raw, source)
+    _refuse_multimodal(raw, source)
+    model_type, named = raw.get("model_type"), _named(raw)
+    if named and not any(map(is_known, named)):
+        check_supported(named[0], source=source, raw=raw)
+    if not named and isinstance(model_type, str) and model_type:
+        check_model_type(model_type, source=source, raw=raw)
+    model_type = _model_type(raw, source)
+    architecture = _architecture(raw, source, model_type)
     _refuse_quantization(raw, source)
     return architecture, model_type
 
 
-def why_unknown(raw: Mapping[str, Any], source: str) -> ConfigError | None:
-    """Why no family is that of a config; None where one is, or where the config names nothing.
-
-    Raises: ConfigError for models for text and images.
-    """
-    refuse_multimodal(raw, source)
-    model_type, named = raw.get("model_type"), _named(raw)
-    try:
-        if named and not any(map(is_known, named)):
-            check_supported(named[0], source=source, raw=raw)
-        if not named and isinstance(model_type, str) and model_type:
-            check_model_type(model_type, source=source, raw=raw)
-    except ConfigError as error:
-        return error
-    return None
-
-
-def refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
+def _refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
     """A model whose language model is a part of it, under `text_config`.
 
     Raises: ConfigError naming the architecture, and the one of its language model.
@@ -215,11 +202,10 @@ def _model_type(raw: Mapping[str, Any], source: str) -> str:
     return model_type
 
 
-def architecture_of(raw: Mapping[str, Any], source: str) -> str:
-    """The name of the model's class. Raises: ConfigError where the config does not say it."""
-    listed, model_type = raw.get("architectures"), raw.get("model_type")
-    if listed is None and model_type in ARCHITECTURES:
-        return ARCHITECTURES[str(model_type)]
+def _architecture(raw: Mapping[str, Any], source: str, model_type: str) -> str:
+    listed = raw.get("architectures")
+    if listed is None:
+        return ARCHITECTURES[model_type]
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
         ConfigKeys(raw, source).refuse("architectures", listed, "must list exactly one class name")
     return listed[0]
