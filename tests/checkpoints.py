@@ -120,6 +120,89 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
     },
+    "glm4_moe": {
+        **_COMMON,
+        "num_hidden_layers": 3,
+        "head_dim": 24,
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+    },
+    "solar_open": {
+        **{key: value for key, value in _COMMON.items() if key != "intermediate_size"},
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+    },
+    "dots1": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "n_group": 3,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "sliding_window": 24,
+        "max_window_layers": 2,
+    },
+    "exaone_moe": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "moe_intermediate_size": 40,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 2,
+        "topk_group": 1,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+    },
+    "hy_v3": {
+        **_COMMON,
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 2,
+    },
+    "minimax_m2": {
+        **_COMMON,
+        "intermediate_size": 40,
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "rotary_dim": 8,
+    },
+    "flex_olmo": {**_COMMON, "num_experts": 5, "num_experts_per_tok": 3},
+    "granitemoeshared": {
+        **_COMMON,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 72,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "mellum": {
+        **_COMMON,
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "phimoe": {**_COMMON, "num_local_experts": 4},
     "olmo": _COMMON,
     "olmo2": _COMMON,
     "olmo3": {
@@ -199,11 +282,11 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or name.endswith(
-                "_correction_bias"
-            ):  # norms start at one and biases at zero, which would hide mistakes
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            is_vector = isinstance(value, torch.nn.Parameter) and value.dim() == 1
+            if is_vector or name.endswith("_correction_bias"):
+                # Norms start at one and biases at zero, which would hide mistakes.
+                value.add_(torch.randn(value.shape, generator=generator) * 0.1)
     return model
 
 

@@ -12,7 +12,14 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsSpec
-from quire.config.families import ARCHITECTURES, check_model_type, check_supported, family_of, is_known
+from quire.config.families import (
+    ALSO_CALLED,
+    ARCHITECTURES,
+    check_model_type,
+    check_supported,
+    family_of,
+    is_known,
+)
 from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind
 from quire.config.mixers import AttentionSpec, MixerSpec
@@ -192,7 +199,8 @@ def _refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
 def _named(raw: Mapping[str, Any]) -> list[str]:
     """The class names that a config gives."""
     listed = raw.get("architectures")
-    return [name for name in (listed if isinstance(listed, list) else [listed]) if isinstance(name, str)]
+    names = listed if isinstance(listed, list) else [listed]
+    return [ALSO_CALLED.get(name, name) for name in names if isinstance(name, str)]
 
 
 def _model_type(raw: Mapping[str, Any], source: str) -> str:
@@ -208,7 +216,7 @@ def _architecture(raw: Mapping[str, Any], source: str, model_type: str) -> str:
         return ARCHITECTURES[model_type]
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
         ConfigKeys(raw, source).refuse("architectures", listed, "must list exactly one class name")
-    return listed[0]
+    return ALSO_CALLED.get(listed[0], listed[0])
 
 
 def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys:
