@@ -121,10 +121,11 @@ def plain(bias: Flag = False) -> MlpRule:
     return lambda keys, num_layers, size: _alike(MlpKind.PLAIN, size, is_set(keys, bias), num_layers)
 
 
-def experts(rule: ExpertsRule, bias: Flag = False) -> MlpRule:
-    """Mixtures of experts in the layers that a rule names, gated MLPs in the others."""
+def experts(rule: ExpertsRule, bias: Flag = False, dense_size: str = "intermediate_size") -> MlpRule:
+    """Mixtures of experts in the layers that a rule names, gated MLPs in the others, as wide as a key says."""
 
     def mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
+        size = keys.count(dense_size, default=size)
         plain = MlpSpec(kind=MlpKind.GATED, intermediate_size=size, has_bias=is_set(keys, bias))
         return tuple(plain if spec is None else _mixture(spec) for spec in rule(keys, num_layers))
 

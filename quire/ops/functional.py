@@ -180,7 +180,7 @@ def mixture_of_experts(
     2. `routing` chooses each token's experts and their weights.
     3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do.
     4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
-       expert's output (times the sigmoid of its gate, if there is one), then the residual.
+       expert's output (times the sigmoid of its gate, if there is one, and its factor), then the residual.
     Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`.
     """
     return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))

@@ -322,6 +322,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "cohere2-moe": ("cohere2_moe", {}),
+    "cohere2-moe-sigmoid": (
+        "cohere2_moe",
+        {
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 72,
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "cohere2-moe-none-shared": (
+        "cohere2_moe",
+        {
+            "num_shared_experts": 0,
+            "first_k_dense_replace": 2,
+            "prefix_dense_sliding_window_pattern": 2,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "num_experts_per_tok": 1,
+        },
+    ),
     "phimoe": ("phimoe", {}),
     "phimoe-biases": (
         "phimoe",

@@ -25,6 +25,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         "cohere": "CohereForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
+        "cohere2_moe": "Cohere2MoeForCausalLM",
         "dots1": "Dots1ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
