@@ -62,6 +62,17 @@ _OPT = {
     "pad_token_id": 1,
 }
 
+_LATENT = {
+    **_COMMON,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": {**_COMMON, "sliding_window": 24},
@@ -151,6 +162,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "new_decoder_architecture": True,
         "num_kv_heads": 2,
     },
+    "deepseek_v2": {**_LATENT, "first_k_dense_replace": 3},
+    "deepseek_v3": {**_LATENT, "first_k_dense_replace": 3},
+    "minicpm3": {**_LATENT, "scale_emb": 3, "dim_model_base": 32},
+    "youtu": _LATENT,
     "opt": _OPT,
     "gpt2": _GPT2,
 }

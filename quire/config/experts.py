@@ -116,6 +116,14 @@ def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
     )
 
 
+def dense_layers(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """DeepSeek's models that have no experts. Raises: ConfigError for those that do."""
+    first = _whole(keys, "first_k_dense_replace")
+    if first < num_layers:
+        keys.refuse("first_k_dense_replace", first, "must be the number of layers: routing by groups is not built")
+    return (None,) * num_layers
+
+
 def _qwen_routing(keys: ConfigKeys, num_experts: int) -> Routing:
     return Routing(
         num_chosen=_num_chosen(keys, num_experts, "num_experts_per_tok"),

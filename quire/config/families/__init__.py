@@ -27,6 +27,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         "cohere": "CohereForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
+        "deepseek_v2": "DeepseekV2ForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
@@ -45,6 +47,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "helium": "HeliumForCausalLM",
         "internlm3": "InternLM3ForCausalLM",
         "llama": "LlamaForCausalLM",
+        "minicpm3": "MiniCPM3ForCausalLM",
         "ministral": "MinistralForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
@@ -63,6 +66,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "smollm3": "SmolLM3ForCausalLM",
         "stablelm": "StableLmForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
+        "youtu": "YoutuForCausalLM",
     }
 )
 """model_type -> architecture."""

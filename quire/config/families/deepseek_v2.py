@@ -1,0 +1,31 @@
+"""DeepSeek V2: latent attention; rotates neighbours."""
+
+from quire.config.experts import dense_layers
+from quire.config.family_spec import FamilySpec, experts
+from quire.config.latent import latent_attention, latent_heads
+
+DEFAULTS = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+"""Of V3, too."""
+
+SPEC = FamilySpec(
+    architecture="DeepseekV2ForCausalLM",
+    defaults={
+        **DEFAULTS,
+        "intermediate_size": 11_008,
+        "max_position_embeddings": 2048,
+        "first_k_dense_replace": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    derived=latent_heads,
+    latent=latent_attention(interleaved=True),
+    mlp=experts(dense_layers, "mlp_bias"),
+)
