@@ -72,6 +72,14 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 20,
 }
+_DEEPSEEK = {
+    **_LATENT,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
@@ -162,8 +170,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "new_decoder_architecture": True,
         "num_kv_heads": 2,
     },
-    "deepseek_v2": {**_LATENT, "first_k_dense_replace": 3},
-    "deepseek_v3": {**_LATENT, "first_k_dense_replace": 3},
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
     "minicpm3": {**_LATENT, "scale_emb": 3, "dim_model_base": 32},
     "youtu": _LATENT,
     "opt": _OPT,
@@ -206,11 +214,11 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or name.endswith(
-                "_correction_bias"
-            ):  # norms start at one and biases at zero, which would hide mistakes
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            is_vector = isinstance(value, torch.nn.Parameter) and value.dim() == 1
+            if is_vector or name.endswith("_correction_bias"):
+                # Norms start at one and biases at zero, which would hide mistakes.
+                value.add_(torch.randn(value.shape, generator=generator) * 0.1)
     return model
 
 

@@ -204,7 +204,7 @@ def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
             * (
                 size * (4 + item + 4)
                 + max(experts.size, experts.shared_size) * item
-                + experts.num_experts * 24
+                + experts.num_experts * 32
                 + experts.routing.num_chosen * 48
             )
             for experts in arch.mixtures

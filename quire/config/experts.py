@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from quire.config.config_keys import ConfigKeys
 from quire.errors import counted
@@ -12,19 +13,42 @@ MAX_EXPERTS = 4096
 """Of a layer; more can only be a mistake."""
 
 
+class Scores(StrEnum):
+    """What experts are chosen and weighed by: a function of the router's logits."""
+
+    SOFTMAX = "softmax"
+    """Probabilities over all experts."""
+    SIGMOID = "sigmoid"
+    """Of each logit by itself."""
+    LOGITS = "logits"
+    """The logits choose. The softmax over those of the chosen experts weighs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertGroups:
+    """Groups of equally many experts, neighbours by index. A token's experts are of its best groups only."""
+
+    count: int
+    num_chosen: int
+    num_best: int
+    """A group's score is the sum of so many of its highest scores."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """How the experts of a token are chosen, and what their outputs are multiplied by."""
 
     num_chosen: int
     """Experts of a token: those of the highest scores, the lower index first where two are equal."""
-    softmax_first: bool = True
-    """Scores are probabilities over all experts. Otherwise they are the router's logits, and the softmax is taken over
-    those of the chosen experts."""
+    scores: Scores = Scores.SOFTMAX
+    groups: ExpertGroups | None = None
+    """None where all experts are candidates."""
     renormalized: bool = False
     """The weights of a token's experts are divided by their sum."""
     least_sum: float = 0.0
     """By no less than this."""
+    factor: float = 1.0
+    """Of the weights, in the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +83,7 @@ def mixtral_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | No
 def granite_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Granite MoE: experts in every layer, weighed by a softmax over those that were chosen."""
     count = _num_experts(keys, "num_local_experts", "num_experts")
-    routing = Routing(num_chosen=_num_chosen(keys, count, "num_experts_per_tok"), softmax_first=False)
+    routing = Routing(num_chosen=_num_chosen(keys, count, "num_experts_per_tok"), scores=Scores.LOGITS)
     spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
     return (spec,) * num_layers
 
@@ -116,12 +140,71 @@ def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
     )
 
 
-def dense_layers(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
-    """DeepSeek's models that have no experts. Raises: ConfigError for those that do."""
-    first = _whole(keys, "first_k_dense_replace")
-    if first < num_layers:
-        keys.refuse("first_k_dense_replace", first, "must be the number of layers: routing by groups is not built")
-    return (None,) * num_layers
+def deepseek_v2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """DeepSeek V2: chosen of all experts (`greedy`), or of groups that their best expert ranks, and scaled."""
+    _check_only(keys, "topk_method", "greedy", "group_limited_greedy")
+    has_groups = keys.text("topk_method") == "group_limited_greedy"
+    if keys.flag("norm_topk_prob", default=False):
+        keys.refuse("norm_topk_prob", True, "must be false: the weights of this family's experts are only scaled")
+    count = _num_experts(keys, "n_routed_experts", "num_experts", has_groups=True)
+    chosen = _num_chosen(keys, count, "num_experts_per_tok")
+    routing = Routing(
+        num_chosen=chosen,
+        groups=_groups(keys, count, chosen, num_best=1) if has_groups else None,
+        factor=keys.positive("routed_scaling_factor"),
+    )
+    return _behind_dense_layers(keys, _deepseek_spec(keys, count, routing), num_layers)
+
+
+def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """DeepSeek V3 (`noaux_tc`): sigmoids, chosen with a bias of groups that their two best rank, and scaled."""
+    _check_only(keys, "topk_method", "noaux_tc")
+    names = ("n_routed_experts", "num_local_experts")
+    count = _num_experts(keys, *names, scoring=("sigmoid", "noaux_tc"), has_groups=True)
+    chosen = _num_chosen(keys, count, "num_experts_per_tok")
+    routing = Routing(
+        num_chosen=chosen,
+        scores=Scores.SIGMOID,
+        groups=_groups(keys, count, chosen, num_best=2),
+        renormalized=keys.flag("norm_topk_prob", default=False),
+        least_sum=1e-20,
+        factor=keys.positive("routed_scaling_factor"),
+    )
+    return _behind_dense_layers(keys, _deepseek_spec(keys, count, routing, has_choice_bias=True), num_layers)
+
+
+def _deepseek_spec(
+    keys: ConfigKeys, num_experts: int, routing: Routing, *, has_choice_bias: bool = False
+) -> ExpertsSpec:
+    """Shared experts are one that is wider."""
+    size, num_shared = keys.count("moe_intermediate_size"), _whole(keys, "n_shared_experts")
+    return ExpertsSpec(
+        num_experts=num_experts,
+        size=size,
+        routing=routing,
+        has_choice_bias=has_choice_bias,
+        shared_size=num_shared * size,
+        has_shared_bias=keys.flag("mlp_bias", default=False) and num_shared > 0,
+    )
+
+
+def _behind_dense_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """In every `moe_layer_freq`-th layer, but not in the first `first_k_dense_replace`."""
+    first, step = _whole(keys, "first_k_dense_replace"), keys.count("moe_layer_freq", default=1)
+    return tuple(spec if index >= first and index % step == 0 else None for index in range(num_layers))
+
+
+def _groups(keys: ConfigKeys, num_experts: int, num_chosen: int, *, num_best: int) -> ExpertGroups | None:
+    """None for a single group, which chooses nothing."""
+    count, chosen_groups = keys.count("n_group"), keys.count("topk_group")
+    size = num_experts // count
+    if num_experts % count or (count > 1 and size < num_best):
+        problem = f"must divide the {num_experts} experts into groups of {num_best} or more"
+        keys.refuse("n_group", count, problem)
+    if not num_chosen <= chosen_groups * size <= num_experts:
+        problem = f"must be at most n_group ({count}), and so many groups of {size} must hold {num_chosen} experts"
+        keys.refuse("topk_group", chosen_groups, problem)
+    return None if count == 1 else ExpertGroups(count=count, num_chosen=chosen_groups, num_best=num_best)
 
 
 def _qwen_routing(keys: ConfigKeys, num_experts: int) -> Routing:
@@ -139,18 +222,24 @@ def _in_sparse_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> t
     return tuple(None if index in dense or (index + 1) % step else spec for index in range(num_layers))
 
 
-def _num_experts(keys: ConfigKeys, *spellings: str) -> int:
+def _num_experts(
+    keys: ConfigKeys, *spellings: str, scoring: tuple[str, ...] = ("softmax",), has_groups: bool = False
+) -> int:
     """Of a layer.
 
-    Raises: ConfigError also for keys of another kind of routing, which these families do not have.
+    Raises: ConfigError also for keys of another kind of routing, which the family does not have.
     """
-    scoring = keys.raw.get("scoring_func")
-    if scoring not in (None, "softmax"):
-        keys.refuse("scoring_func", scoring, "must be softmax: no other routing is built for this family")
+    _check_only(keys, "scoring_func", *scoring)
     groups = keys.raw.get("n_group")
-    if groups not in (None, 1):
+    if not has_groups and groups not in (None, 1):
         keys.refuse("n_group", groups, "must be 1: routing by groups of experts is not built for this family")
     return keys.count(*spellings, most=MAX_EXPERTS)
+
+
+def _check_only(keys: ConfigKeys, name: str, *known: str) -> None:
+    value = keys.raw.get(name)
+    if value is not None and value not in known:
+        keys.refuse(name, value, f"must be {' or '.join(known)}: no other routing is built for this family")
 
 
 def _num_chosen(keys: ConfigKeys, num_experts: int, *spellings: str) -> int:

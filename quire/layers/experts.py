@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -24,7 +26,15 @@ NEW_BLOCK = "mlp"
 ROUTERS = ("gate", "router.layer", "router")
 SHARED = ("shared_expert", "shared_experts")
 SHARED_GATE = "shared_expert_gate"
-CHOICE_BIASES = ("moe_statics.e_score_correction_bias", "gate.moe_statics.e_score_correction_bias")
+CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
+    {
+        "gate.e_score_correction_bias": 1,
+        "e_score_correction_bias": 1,
+        "moe_statics.e_score_correction_bias": 2,
+        "gate.moe_statics.e_score_correction_bias": 2,
+    }
+)
+"""Name -> dimensions, the last of which has the experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +75,10 @@ class MixtureOfExperts:
         spelling = next((s for s in SPELLINGS if ctx.has(_first(s))), SPELLINGS[0])
         self.routing = spec.routing
         self.activation = activation_of(arch)
-        bias = _present(ctx, CHOICE_BIASES)
         self.weights = MixtureWeights(
             router=_router(arch, spec, ctx),
             experts=tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts)),
-            choice_bias=_vector(ctx, bias, spec.num_experts) if spec.has_choice_bias else None,
+            choice_bias=_choice_bias(spec, ctx) if spec.has_choice_bias else None,
             shared=_shared(arch, spec, ctx) if spec.shared_size else None,
         )
 
@@ -78,11 +87,6 @@ class MixtureOfExperts:
         return functional.mixture_of_experts(
             hidden, self.weights, self.routing, activation=self.activation, residual=residual
         )
-
-
-def _present(ctx: LayerContext, names: tuple[str, ...]) -> str:
-    """The name that the checkpoint has; the first where it has none."""
-    return next((name for name in names if ctx.has(name)), names[0])
 
 
 def _first(spelling: _Single | _Stacked) -> str:
@@ -125,8 +129,11 @@ def _expert(
     )
 
 
-def _vector(ctx: LayerContext, name: str, size: int) -> Tensor:
-    return ctx.tensor(name, (1, size), dtype=torch.float32).view(size)
+def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
+    """Shapes: -> [X] float32."""
+    name = next((name for name in CHOICE_BIASES if ctx.has(name)), next(iter(CHOICE_BIASES)))
+    shape = (1,) * (CHOICE_BIASES[name] - 1) + (spec.num_experts,)
+    return ctx.tensor(name, shape, dtype=torch.float32).view(spec.num_experts)
 
 
 def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:

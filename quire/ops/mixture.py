@@ -7,13 +7,14 @@ order that depends on the number of rows; softmax runs row by row, and the rest 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from quire.config.experts import Routing
+from quire.config.experts import ExpertGroups, Routing, Scores
 from quire.ops.functional import ExpertWeights, MixtureWeights
 
 
@@ -79,15 +80,47 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
 
     Shapes: logits [T, X] float32, choice_bias [X] float32 -> [T, num_chosen] int64, [T, num_chosen] float32.
     """
-    scores = logits.softmax(dim=-1) if routing.softmax_first else logits
+    scores = _SCORES[routing.scores](logits)
     ranked = scores if choice_bias is None else scores + choice_bias
-    chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : routing.num_chosen].contiguous()
+    if routing.groups is not None:
+        ranked = _in_best_groups(ranked, routing.groups)
+    chosen = _best(ranked, routing.num_chosen)
     weights = scores.gather(1, chosen)
-    if not routing.softmax_first:
+    if routing.scores is Scores.LOGITS:
         weights = weights.softmax(dim=-1)
     if routing.renormalized:
         weights = weights / _row_sums(weights).clamp_(min=routing.least_sum).unsqueeze(1)
-    return chosen, weights
+    return chosen, weights if routing.factor == 1.0 else weights * routing.factor
+
+
+def _sigmoid(logits: Tensor) -> Tensor:
+    """As a softmax beside 0: torch computes the end of a stretch of elements with other instructions than the rest, but
+    rows of a softmax all alike.
+    """
+    return torch.stack([logits, torch.zeros_like(logits)], dim=-1).softmax(dim=-1)[..., 0].contiguous()
+
+
+_SCORES: Mapping[Scores, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        Scores.SOFTMAX: lambda logits: logits.softmax(dim=-1),
+        Scores.SIGMOID: _sigmoid,
+        Scores.LOGITS: lambda logits: logits,
+    }
+)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Columns of each row's highest scores, best first, the lower one where two are equal. Shapes: -> [T, count]."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count].contiguous()
+
+
+def _in_best_groups(ranked: Tensor, groups: ExpertGroups) -> Tensor:
+    """The scores of experts in the best groups; -inf for the others. Shapes: ranked [T, X] -> [T, X]."""
+    in_groups = ranked.unflatten(1, (groups.count, -1))
+    highest = in_groups.sort(dim=-1, descending=True).values[..., : groups.num_best]
+    of_groups = _row_sums(highest.flatten(0, 1)).view(-1, groups.count)
+    is_left_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(1, _best(of_groups, groups.num_chosen), False)
+    return in_groups.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).flatten(1)
 
 
 def _row_sums(values: Tensor) -> Tensor:
@@ -99,11 +132,5 @@ def _row_sums(values: Tensor) -> Tensor:
 
 
 def _shared_scales(gate: Tensor) -> Tensor:
-    """Sigmoid of the gate's logits, or ones without a gate. Shapes: gate [T, 1 or 0] float32 -> [T].
-
-    The sigmoid is that of a softmax beside 0: torch computes the end of a stretch of elements with other instructions
-    than the rest, but rows of a softmax all alike.
-    """
-    if gate.shape[1] == 0:
-        return torch.ones(gate.shape[0])
-    return torch.cat([gate, torch.zeros_like(gate)], dim=1).softmax(dim=-1)[:, 0].contiguous()
+    """Sigmoid of the gate's logits, or ones without a gate. Shapes: gate [T, 1 or 0] float32 -> [T]."""
+    return _sigmoid(gate[:, 0]) if gate.shape[1] else torch.ones(gate.shape[0])

@@ -314,6 +314,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2": ("deepseek_v2", {}),
     "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "attention_bias": True, "mlp_bias": True}),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 3.0,
+            "first_k_dense_replace": 0,
+        },
+    ),
+    "deepseek-v2-dense": ("deepseek_v2", {"first_k_dense_replace": 3, "n_shared_experts": 1}),
     "deepseek-v2-odd-heads": (
         "deepseek_v2",
         {
@@ -341,6 +352,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         {
             **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
             "num_attention_heads": 1,
             "num_key_value_heads": 1,
             "kv_lora_rank": 15,

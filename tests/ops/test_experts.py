@@ -7,18 +7,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nn
 
-from quire.config.experts import Routing
+from quire.config.experts import ExpertGroups, Routing, Scores
 from quire.ops import functional as F
 from quire.ops import table
 from quire.ops.functional import ExpertWeights, MixtureWeights
 from quire.ops.mixture import route
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, rand
 
-SIZE, INNER, NUM_EXPERTS, NUM_ROWS = 60, 44, 7, 39
+SIZE, INNER, NUM_EXPERTS, NUM_ROWS = 60, 44, 9, 39
 ROUTINGS = {
     "softmax first": Routing(num_chosen=3),
     "renormalized": Routing(num_chosen=3, renormalized=True),
-    "softmax of the chosen": Routing(num_chosen=4, softmax_first=False),
+    "softmax of the chosen": Routing(num_chosen=4, scores=Scores.LOGITS),
+    "sigmoid": Routing(num_chosen=3, scores=Scores.SIGMOID, factor=2.5),
+    "groups by their best": Routing(num_chosen=4, groups=ExpertGroups(count=3, num_chosen=2, num_best=1), factor=16.0),
+    "groups by their two best": Routing(
+        num_chosen=3,
+        scores=Scores.SIGMOID,
+        groups=ExpertGroups(count=3, num_chosen=1, num_best=2),
+        renormalized=True,
+        least_sum=1e-20,
+    ),
     "one": Routing(num_chosen=1),
     "all": Routing(num_chosen=NUM_EXPERTS, renormalized=True),
     "divided by no less than": Routing(num_chosen=2, renormalized=True, least_sum=0.9),
@@ -30,6 +39,19 @@ SHARED = ("none", "plain", "gated")
 def implementation(request: pytest.FixtureRequest) -> str:
     table.use(request.param)
     return str(request.param)
+
+
+def best(candidates: list[int], scores: list[float]) -> list[int]:
+    return sorted(candidates, key=lambda index: (-scores[index], index))
+
+
+def candidates(ranked: Tensor, groups: ExpertGroups | None) -> list[int]:
+    if groups is None:
+        return list(range(NUM_EXPERTS))
+    size = NUM_EXPERTS // groups.count
+    of_groups = [sum(sorted(group.tolist())[-groups.num_best :]) for group in ranked.split(size)]
+    chosen = best(list(range(groups.count)), of_groups)[: groups.num_chosen]
+    return [group * size + index for group in chosen for index in range(size)]
 
 
 class Mixture:
@@ -71,12 +93,13 @@ class Mixture:
     def _row(self, x: Tensor, routing: Routing) -> Tensor:
         logits = self.router.double() @ x
         logits, gate = logits[:NUM_EXPERTS], logits[NUM_EXPERTS:]
-        scores = logits.softmax(0) if routing.softmax_first else logits
-        ranked = scores if self.choice_bias is None else scores + self.choice_bias.double()
-        chosen = sorted(range(NUM_EXPERTS), key=lambda index: -ranked[index].item())[: routing.num_chosen]
-        weights = scores[chosen] if routing.softmax_first else logits[chosen].softmax(0)
+        scores = {Scores.SOFTMAX: logits.softmax(0), Scores.SIGMOID: logits.sigmoid(), Scores.LOGITS: logits}
+        ranked = scores[routing.scores] + (0.0 if self.choice_bias is None else self.choice_bias.double())
+        chosen = best(candidates(ranked, routing.groups), ranked.tolist())[: routing.num_chosen]
+        weights = logits[chosen].softmax(0) if routing.scores is Scores.LOGITS else scores[routing.scores][chosen]
         if routing.renormalized:
             weights = weights / max(weights.sum().item(), routing.least_sum)
+        weights = weights * routing.factor
         out = sum(weight * self._expert(x, index) for weight, index in zip(weights, chosen, strict=True))
         if self.weights.shared is not None:
             out = out + self._expert(x, NUM_EXPERTS) * (gate.sigmoid() if self.is_gated else 1.0)
@@ -98,9 +121,10 @@ def test_a_mixture_is_the_one_written_down(routing: str, shared: str) -> None:
     assert_close(mixture(x, ROUTINGS[routing], residual), mixture.expected(x, ROUTINGS[routing], residual))
 
 
-def test_a_bias_chooses_but_does_not_weigh() -> None:
+@pytest.mark.parametrize("name", ["renormalized", "sigmoid", "groups by their best", "groups by their two best"])
+def test_a_bias_chooses_but_does_not_weigh(name: str) -> None:
     mixture, x = Mixture("plain", bias=True), rand(NUM_ROWS, SIZE)
-    routing = ROUTINGS["renormalized"]
+    routing = ROUTINGS[name]
     assert_close(mixture(x, routing), mixture.expected(x, routing, None))
     assert not torch.equal(mixture(x, routing), Mixture("plain")(x, routing))
 
@@ -134,17 +158,26 @@ def test_rounded_experts_are_close_and_their_rows_stand_alone(format: str, imple
 
 def test_equal_scores_go_to_the_lower_index() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0, 2.0], [0.0] * 6])
-    for softmax_first in (True, False):
-        chosen, weights = route(logits, Routing(num_chosen=4, softmax_first=softmax_first), None)
+    for scores in Scores:
+        chosen, weights = route(logits, Routing(num_chosen=4, scores=scores), None)
         assert chosen.tolist() == [[1, 2, 4, 3], [0, 1, 2, 3]]
         assert weights[0, 0] == weights[0, 1] == weights[0, 2] > weights[0, 3]
 
 
-def test_a_row_that_is_not_a_number_stays_alone() -> None:
+def test_equal_groups_go_to_the_lower_index() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0, 2.0, 2.0, 3.0], [0.0] * 6])
+    groups = ExpertGroups(count=3, num_chosen=1, num_best=2)
+    for scores in (Scores.SIGMOID, Scores.LOGITS):
+        chosen, _ = route(logits, Routing(num_chosen=2, scores=scores, groups=groups), None)
+        assert chosen.tolist() == [[2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize("name", ["renormalized", "groups by their two best"])
+def test_a_row_that_is_not_a_number_stays_alone(name: str) -> None:
     mixture, x = Mixture("gated"), rand(5, SIZE)
-    expected = mixture(x, ROUTINGS["renormalized"])
+    expected = mixture(x, ROUTINGS[name])
     x[2] = float("nan")
-    actual = mixture(x, ROUTINGS["renormalized"])
+    actual = mixture(x, ROUTINGS[name])
     others = [0, 1, 3, 4]
     assert torch.equal(actual[others], expected[others])
     assert actual[2].isnan().all()

@@ -1,6 +1,6 @@
-"""DeepSeek V2: latent attention; rotates neighbours."""
+"""DeepSeek V2: latent attention, and a mixture of experts behind the first layers; rotates neighbours."""
 
-from quire.config.experts import dense_layers
+from quire.config.experts import deepseek_v2_experts
 from quire.config.family_spec import FamilySpec, experts
 from quire.config.latent import latent_attention, latent_heads
 
@@ -22,10 +22,15 @@ SPEC = FamilySpec(
         "intermediate_size": 11_008,
         "max_position_embeddings": 2048,
         "first_k_dense_replace": 0,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1407,
+        "topk_method": "greedy",
+        "routed_scaling_factor": 1.0,
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
     derived=latent_heads,
     latent=latent_attention(interleaved=True),
-    mlp=experts(dense_layers, "mlp_bias"),
+    mlp=experts(deepseek_v2_experts, "mlp_bias"),
 )
