@@ -36,6 +36,11 @@ class _Layout:
         """Where a piece lies."""
         return self._pieces[name][0]
 
+    def move(self, name: str, begin: int) -> None:
+        """Let a piece lie elsewhere."""
+        old_begin, old_end = self._pieces[name]
+        self._pieces[name] = begin, begin + old_end - old_begin
+
     def free(self, *names: str) -> None:
         """End pieces."""
         for name in names:
@@ -73,17 +78,20 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     layout.take("hidden", arch.hidden_size)
     if arch.scales.embedding != 1.0:
         layout.free("rows")
-    starts = set[int]()
-    for _ in range(arch.num_layers):  # each meets the gaps that the one before left, until they repeat
-        if layout.begin("hidden") in starts:
-            break
-        starts.add(layout.begin("hidden"))
-        _layer(layout, arch)
+    ends: dict[tuple[int, int], int] = {}
+    for layer in arch.layers:  # each meets the gaps that the one before left
+        inner = 0 if layer.mlp.experts else layer.mlp.intermediate_size
+        start = layout.begin("hidden"), inner
+        if start in ends:
+            layout.move("hidden", ends[start])
+        else:
+            _layer(layout, arch, inner)
+            ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
     return layout
 
 
-def _layer(layout: _Layout, arch: ModelArch) -> None:
+def _layer(layout: _Layout, arch: ModelArch, inner: int) -> None:
     size, norms = arch.hidden_size, arch.norms
     _norm(layout, norms.input, size)
     _attend(layout, arch)
@@ -95,9 +103,7 @@ def _layer(layout: _Layout, arch: ModelArch) -> None:
     elif not arch.is_parallel:
         _end_norm(layout, norms.input)
         _norm(layout, norms.pre_mlp, size)
-    layout.take(
-        "inner", max((layer.mlp.intermediate_size for layer in arch.layers if not layer.mlp.experts), default=0)
-    )
+    layout.take("inner", inner)
     layout.take("out", size)
     layout.free("inner")
     _join(layout, arch, norms.post_mlp, "out")
