@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsSpec
-from quire.config.families import ARCHITECTURES, check_supported, family_of
+from quire.config.families import ALSO_CALLED, ARCHITECTURES, check_supported, family_of
 from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind
 from quire.config.mixers import AttentionSpec, MixerSpec
@@ -193,7 +193,7 @@ def _architecture(raw: Mapping[str, Any], source: str, model_type: str) -> str:
         return ARCHITECTURES[model_type]
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
         keys.refuse("architectures", listed, "must list exactly one class name")
-    return listed[0]
+    return ALSO_CALLED.get(listed[0], listed[0])
 
 
 def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys:

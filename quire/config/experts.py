@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from quire.config.config_keys import ConfigKeys
@@ -49,6 +49,9 @@ class Routing:
     """By no less than this."""
     factor: float = 1.0
     """Of the weights, in the end."""
+    near: float | None = None
+    """Logits choose experts one after the other. Each is weighed by the softmax over the logits that are left and no
+    further from it than this share of it; see `ops.mixture`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,23 @@ def granite_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | No
     return (spec,) * num_layers
 
 
+def granite_shared_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Granite MoE, with a shared expert."""
+    shared_size = _whole(keys, "shared_intermediate_size")
+    return tuple(spec and replace(spec, shared_size=shared_size) for spec in granite_experts(keys, num_layers))
+
+
+def phimoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Phi-3.5 MoE: two experts in every layer, each weighed among those that are near it (SparseMixer, 2409.12136)."""
+    count = _num_experts(keys, "num_local_experts", "num_experts")
+    chosen = _num_chosen(keys, count, "num_experts_per_tok")
+    if chosen != 2:
+        keys.refuse("num_experts_per_tok", chosen, "must be 2: the routing of this family chooses two")
+    routing = Routing(num_chosen=2, scores=Scores.LOGITS, near=2 * keys.positive("router_jitter_noise"))
+    spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
+    return (spec,) * num_layers
+
+
 def olmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """OLMoE: experts in every layer."""
     count = _num_experts(keys, "num_experts", "num_local_experts")
@@ -97,10 +117,12 @@ def olmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
 
 def qwen3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Qwen 3 MoE: experts in the layers that `decoder_sparse_step` and `mlp_only_layers` leave to them."""
-    count = _num_experts(keys, "num_experts", "num_local_experts")
-    size = keys.count("moe_intermediate_size")
-    spec = ExpertsSpec(num_experts=count, size=size, routing=_qwen_routing(keys, count))
-    return _in_sparse_layers(keys, spec, num_layers)
+    return _in_sparse_layers(keys, _qwen3_spec(keys), num_layers)
+
+
+def mellum_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Mellum 2: as Qwen 3, in the layers that `mlp_layer_types` lists."""
+    return _behind_dense_layers(keys, _qwen3_spec(keys), num_layers)
 
 
 def qwen2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
@@ -189,9 +211,22 @@ def _deepseek_spec(
 
 
 def _behind_dense_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
-    """In every `moe_layer_freq`-th layer, but not in the first `first_k_dense_replace`."""
+    """In the layers that `mlp_layer_types` lists. Without it, in every `moe_layer_freq`-th layer, but not in the first
+    `first_k_dense_replace`.
+    """
+    listed = keys.raw.get("mlp_layer_types")
+    if listed is not None:
+        return tuple(spec if kind == "sparse" else None for kind in _layer_types(keys, listed, num_layers))
     first, step = _whole(keys, "first_k_dense_replace"), keys.count("moe_layer_freq", default=1)
     return tuple(spec if index >= first and index % step == 0 else None for index in range(num_layers))
+
+
+def _layer_types(keys: ConfigKeys, listed: object, num_layers: int) -> list[object]:
+    valid = isinstance(listed, list) and all(kind in ("dense", "sparse") for kind in listed)
+    if not isinstance(listed, list) or not valid or len(listed) != num_layers:
+        problem = f"must list dense or sparse for each of the {counted(num_layers, 'layer')}"
+        keys.refuse("mlp_layer_types", listed, problem)
+    return listed
 
 
 def _groups(keys: ConfigKeys, num_experts: int, num_chosen: int, *, num_best: int) -> ExpertGroups | None:
@@ -205,6 +240,11 @@ def _groups(keys: ConfigKeys, num_experts: int, num_chosen: int, *, num_best: in
         problem = f"must be at most n_group ({count}), and so many groups of {size} must hold {num_chosen} experts"
         keys.refuse("topk_group", chosen_groups, problem)
     return None if count == 1 else ExpertGroups(count=count, num_chosen=chosen_groups, num_best=num_best)
+
+
+def _qwen3_spec(keys: ConfigKeys) -> ExpertsSpec:
+    count = _num_experts(keys, "num_experts", "num_local_experts")
+    return ExpertsSpec(num_experts=count, size=keys.count("moe_intermediate_size"), routing=_qwen_routing(keys, count))
 
 
 def _qwen_routing(keys: ConfigKeys, num_experts: int) -> Routing:
@@ -251,8 +291,7 @@ def _num_chosen(keys: ConfigKeys, num_experts: int, *spellings: str) -> int:
 
 def _whole(keys: ConfigKeys, name: str) -> int:
     """A whole number, 0 or more."""
-    value = keys.raw.get(name)
-    value = keys.defaults.get(name) if value is None else value
+    name, value = keys.find((name,))
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         keys.refuse(name, value, "must be a whole number, 0 or more")
     return value

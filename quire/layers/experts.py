@@ -23,13 +23,14 @@ from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 
 NEW_BLOCK = "mlp"
 """What transformers 5 calls every block, where it does not keep to the names of older checkpoints."""
-ROUTERS = ("gate", "router.layer", "router")
-SHARED = ("shared_expert", "shared_experts")
+ROUTERS = ("gate", "router.layer", "router", "router.gate")
+SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SHARED_GATE = "shared_expert_gate"
 CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
     {
         "gate.e_score_correction_bias": 1,
         "e_score_correction_bias": 1,
+        "expert_bias": 1,
         "moe_statics.e_score_correction_bias": 2,
         "gate.moe_statics.e_score_correction_bias": 2,
     }
@@ -137,11 +138,12 @@ def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
 
 
 def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:
-    name = next((name for name in SHARED if ctx.has(f"{name}.down_proj.weight")), SHARED[0])
-    shared, size = ctx.child(name), spec.shared_size
+    size, down_name = spec.shared_size, arch.family.names.down
+    places = [ctx.child(name) for name in SHARED] + [ctx.beside(name) for name in SHARED]
+    shared = next((place for place in places if place.has(f"{down_name}.weight")), places[0])
     has_bias = spec.has_shared_bias
     gate_up = GatedLinear(
         shared.child("gate_up_proj"), arch.hidden_size, size, activation=activation_of(arch), bias=has_bias
     )
-    down = Linear(shared.child("down_proj"), size, arch.hidden_size, bias=has_bias, shard_dim=1)
+    down = Linear(shared.child(down_name), size, arch.hidden_size, bias=has_bias, shard_dim=1)
     return ExpertWeights(gate_up=gate_up.weight, down=down.weight, gate_up_bias=gate_up.bias, down_bias=down.bias)

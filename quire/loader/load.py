@@ -21,6 +21,7 @@ from quire.models.registry import ModelRegistry
 
 log = get_logger(__name__)
 
+MAX_DRAFT_LAYERS = 16
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
@@ -68,8 +69,16 @@ def _load_checkpoint(
 ) -> Model:
     """Build the model against the headers first, then with its weights."""
     checkpoint, weight_map = Checkpoint(path), WeightMap.of(arch.family.names)
-    headers = HeaderReader(checkpoint, weight_map)
+    headers = HeaderReader(checkpoint, weight_map, draft_layers=_draft_layers(arch))
     model_class(arch, context(weights=headers))
     headers.raise_problems()
     reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)
     return model_class(arch, context(weights=reader))
+
+
+def _draft_layers(arch: ModelArch) -> list[str]:
+    """Names of the layers that a checkpoint may have behind those of the model."""
+    count, names = arch.raw.get("num_nextn_predict_layers"), arch.family.names
+    if not isinstance(count, int):
+        return []
+    return [f"{names.base}.{names.layers}.{arch.num_layers + index}" for index in range(min(count, MAX_DRAFT_LAYERS))]

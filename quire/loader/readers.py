@@ -6,6 +6,7 @@ or unused before a byte of weights is read; then with `CheckpointReader`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
@@ -25,7 +26,7 @@ IGNORED = (
     "lm_head.weight",
 )
 """Endings of names that older checkpoints store and nobody reads: tables, masks, the second copy of a tied head."""
-DRAFTING = ".mtp_"
+DRAFTING = re.compile(r"\.mtp_|^mtp\.")
 """In names of layers that predict several tokens at once, which quire does not do."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
@@ -47,9 +48,11 @@ class Names:
 class HeaderReader:
     """Gives tensors without values, and remembers what is wrong."""
 
-    def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap) -> None:
+    def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap, *, draft_layers: Sequence[str] = ()) -> None:
+        """`draft_layers` are names of layers behind the model's own, which nobody reads."""
         self.checkpoint = checkpoint
         self.names = Names(checkpoint, weight_map)
+        self.draft_layers = tuple(f"{self.names(name)}." for name in draft_layers)
         self.problems: list[str] = []
         self.used: set[str] = set()
         self.num_bytes = 0
@@ -92,9 +95,12 @@ class HeaderReader:
         unread = [
             f"{info.file.name}: {info.name} {list(info.shape)} is not used by this model; the file belongs to another"
             for info in unused
-            if not info.name.endswith(IGNORED) and DRAFTING not in info.name
+            if not info.name.endswith(IGNORED) and not self._is_drafting(info.name)
         ]
         raise_problems(self.checkpoint.directory, self.problems + unread)
+
+    def _is_drafting(self, name: str) -> bool:
+        return name.startswith(self.draft_layers) or DRAFTING.search(name) is not None
 
 
 class CheckpointReader:

@@ -80,6 +80,8 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
 
     Shapes: logits [T, X] float32, choice_bias [X] float32 -> [T, num_chosen] int64, [T, num_chosen] float32.
     """
+    if routing.near is not None:
+        return _one_by_one(logits, routing.num_chosen, routing.near)
     scores = _SCORES[routing.scores](logits)
     ranked = scores if choice_bias is None else scores + choice_bias
     if routing.groups is not None:
@@ -91,6 +93,19 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
     if routing.renormalized:
         weights = weights / _row_sums(weights).clamp_(min=routing.least_sum).unsqueeze(1)
     return chosen, weights if routing.factor == 1.0 else weights * routing.factor
+
+
+def _one_by_one(logits: Tensor, num_chosen: int, near: float) -> tuple[Tensor, Tensor]:
+    """SparseMixer (2409.12136) without its noise, as `PhimoeTopKRouter` of transformers computes it."""
+    left, chosen, weights = logits, [], []
+    for _ in range(num_chosen):
+        best = _best(left, 1)
+        highest = left.gather(1, best)
+        is_far = (highest - logits) / logits.abs().maximum(highest) > near
+        chosen.append(best)
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(dim=-1).gather(1, best))
+        left = left.scatter(1, best, -torch.inf)
+    return torch.cat(chosen, dim=1), torch.cat(weights, dim=1)
 
 
 def _sigmoid(logits: Tensor) -> Tensor:

@@ -42,6 +42,59 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "vocab_size": 151936,
 }
 """As it was published, but for what concerns training."""
+MINIMAX_M2: dict[str, Any] = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 196608,
+    "model_type": "minimax_m2",
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 200064,
+}
+PHI_35_MOE: dict[str, Any] = {
+    "architectures": ["PhiMoEForCausalLM"],
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 6400,
+    "lm_head_bias": True,
+    "max_position_embeddings": 131072,
+    "model_type": "phimoe",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "long_factor": [1.5] * 64,
+        "long_mscale": 1.243163121016122,
+        "original_max_position_embeddings": 4096,
+        "short_factor": [1.0] * 64,
+        "short_mscale": 1.243163121016122,
+        "type": "longrope",
+    },
+    "rope_theta": 10000.0,
+    "router_jitter_noise": 0.01,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32064,
+}
+"""As it was published, but for the factors of the rotation."""
 MIXTRAL_8X7B: dict[str, Any] = {
     "architectures": ["MixtralForCausalLM"],
     "hidden_act": "silu",
@@ -100,6 +153,9 @@ def test_published_models_are_counted_as_their_pages_say() -> None:
     arch = arch_of(QWEN3_30B_A3B)
     assert num_parameters(arch) == 30_532_122_624
     assert f"{num_active_parameters(arch) / 1e9:.1f}" == "3.4", "3.3 without the router and the embeddings"
+    assert f"{num_parameters(arch_of(MINIMAX_M2)) / 1e9:.0f}" == "229"
+    assert f"{num_parameters(arch_of(PHI_35_MOE)) / 1e9:.1f}" == "41.9"
+    assert f"{num_active_parameters(arch_of(PHI_35_MOE)) / 1e9:.1f}" == "6.6"
     assert num_parameters(arch_of(MIXTRAL_8X7B)) == 46_702_792_704
     assert f"{num_active_parameters(arch_of(MIXTRAL_8X7B)) / 1e9:.1f}" == "12.9"
     assert num_parameters(arch_of(QWEN15_MOE)) == 14_315_784_192
@@ -146,3 +202,17 @@ def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], words: str) 
     with pytest.raises(ConfigError) as caught:
         arch_of(QWEN3_30B_A3B, **changes)
     assert words in str(caught.value)
+
+
+def test_rotations_are_read_by_the_names_of_the_family() -> None:
+    (minimax,), (phi,) = arch_of(MINIMAX_M2).ropes, arch_of(PHI_35_MOE).ropes
+    assert (minimax.rotary_dim, minimax.theta) == (64, 5e6)
+    assert (phi.rotary_dim, phi.attention_factor) == (128, 1.243163121016122)
+
+
+def test_what_phimoe_does_not_do_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="num_experts_per_tok is 3; it must be 2"):
+        arch_of(PHI_35_MOE, num_experts_per_tok=3)
+    for name, value in (("long_mscale", 1.3), ("short_mscale", "1.2"), ("long_mscale", -1.0), ("short_mscale", None)):
+        with pytest.raises(ConfigError, match=f"rope_scaling: {name} is"):
+            arch_of(PHI_35_MOE, rope_scaling={**PHI_35_MOE["rope_scaling"], name: value})

@@ -18,7 +18,18 @@ from tests.checkpoints import random_model
 from tests.models.harness import Harness, arch_of
 
 Checkpoint = Callable[..., Path]
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe")
+FAMILIES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "hy_v3",
+    "minimax_m2",
+    "exaone_moe",
+    "phimoe",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,20 +60,40 @@ def test_a_missing_expert_is_named(family: str, checkpoint: Checkpoint, tmp_path
         load_model(tmp_path, arch_of(tmp_path), dtype=torch.float32, max_model_len=64)
 
 
-def test_stacked_experts_of_granite_have_one_spelling_more(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    directory = checkpoint("granitemoe")
-    assert any(name.endswith("input_linear.weight") for name in load_file(directory / "model.safetensors"))
-    random_model("granitemoe").save_pretrained(tmp_path, save_original_format=False)
-    assert not any(name.endswith("input_linear.weight") for name in load_file(tmp_path / "model.safetensors"))
+@pytest.mark.parametrize("family", ["granitemoe", "granitemoeshared"])
+def test_stacked_experts_of_granite_have_one_spelling_more(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory, stacked = checkpoint(family), "block_sparse_moe.input_linear.weight"
+    assert any(name.endswith(stacked) for name in load_file(directory / "model.safetensors"))
+    random_model(family).save_pretrained(tmp_path, save_original_format=False)
+    assert not any(name.endswith(stacked) for name in load_file(tmp_path / "model.safetensors"))
     assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
 
 
 def test_layers_that_draft_tokens_are_not_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    directory = checkpoint("ernie4_5_moe")
+    directory, size = checkpoint("ernie4_5_moe"), torch.ones(3, 3)
     tensors = load_file(directory / "model.safetensors")
+    drafting = {"model.mtp_block.0.mlp.down_proj.weight": size, "mtp.layers.0.mlp.down_proj.weight": size.clone()}
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
-    save_file({**tensors, "model.mtp_block.0.mlp.down_proj.weight": torch.ones(3, 3)}, tmp_path / "model.safetensors")
+    save_file({**tensors, **drafting}, tmp_path / "model.safetensors")
     assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
+
+
+def test_layers_behind_the_last_one_are_not_read_if_the_config_counts_them(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    directory = checkpoint("glm4_moe")
+    tensors = {
+        **load_file(directory / "model.safetensors"),
+        "model.layers.3.eh_proj.weight": torch.ones(3, 3),
+        "model.layers.3.mlp.experts.0.up_proj.weight": torch.ones(3, 3),
+    }
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight \[3, 3\] is not used"):
+        Harness(tmp_path)
 
 
 def test_another_number_of_experts_is_another_model(checkpoint: Checkpoint, tmp_path: Path) -> None:

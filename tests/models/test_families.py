@@ -115,6 +115,14 @@ def test_longrope_long_factors_serve_engines_that_allow_more(checkpoint: Checkpo
     assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
 
 
+def test_phimoe_scales_its_rotation_by_a_factor_with_a_name_of_its_own(checkpoint: Checkpoint) -> None:
+    parameters = {**LONGROPE["rope_parameters"], "short_mscale": 1.2, "long_mscale": 1.2}
+    directory = checkpoint("phimoe", rope_parameters=parameters, original_max_position_embeddings=32)
+    token_ids = prompt(32)
+    actual = Harness(directory, max_model_len=32).logits(token_ids)
+    assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
+
+
 def test_dynamic_ntk_stretches_to_what_the_engine_allows(checkpoint: Checkpoint) -> None:
     directory = checkpoint("llama", **rope("dynamic", factor=4.0), max_position_embeddings=64)
     token_ids = prompt(100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ ROUTINGS = {
         renormalized=True,
         least_sum=1e-20,
     ),
+    "one after the other": Routing(num_chosen=3, scores=Scores.LOGITS, near=0.9),
     "one": Routing(num_chosen=1),
     "all": Routing(num_chosen=NUM_EXPERTS, renormalized=True),
     "divided by no less than": Routing(num_chosen=2, renormalized=True, least_sum=0.9),
@@ -52,6 +55,17 @@ def candidates(ranked: Tensor, groups: ExpertGroups | None) -> list[int]:
     of_groups = [sum(sorted(group.tolist())[-groups.num_best :]) for group in ranked.split(size)]
     chosen = best(list(range(groups.count)), of_groups)[: groups.num_chosen]
     return [group * size + index for group in chosen for index in range(size)]
+
+
+def one_after_the_other(logits: list[float], num_chosen: int, near: float) -> tuple[list[int], list[float]]:
+    left, weights = list(range(NUM_EXPERTS)), []
+    chosen = best(left, logits)[:num_chosen]
+    for index in chosen:
+        highest = logits[index]
+        close = [logits[i] for i in left if (highest - logits[i]) / max(abs(logits[i]), highest) <= near]
+        weights.append(math.exp(highest) / sum(map(math.exp, close)))
+        left.remove(index)
+    return chosen, weights
 
 
 class Mixture:
@@ -93,6 +107,8 @@ class Mixture:
     def _row(self, x: Tensor, routing: Routing) -> Tensor:
         logits = self.router.double() @ x
         logits, gate = logits[:NUM_EXPERTS], logits[NUM_EXPERTS:]
+        if routing.near is not None:
+            return self._sum(x, *one_after_the_other(logits.tolist(), routing.num_chosen, routing.near), gate)
         scores = {Scores.SOFTMAX: logits.softmax(0), Scores.SIGMOID: logits.sigmoid(), Scores.LOGITS: logits}
         ranked = scores[routing.scores] + (0.0 if self.choice_bias is None else self.choice_bias.double())
         chosen = best(candidates(ranked, routing.groups), ranked.tolist())[: routing.num_chosen]
@@ -100,6 +116,9 @@ class Mixture:
         if routing.renormalized:
             weights = weights / max(weights.sum().item(), routing.least_sum)
         weights = weights * routing.factor
+        return self._sum(x, chosen, weights.tolist(), gate)
+
+    def _sum(self, x: Tensor, chosen: list[int], weights: list[float], gate: Tensor) -> Tensor:
         out = sum(weight * self._expert(x, index) for weight, index in zip(weights, chosen, strict=True))
         if self.weights.shared is not None:
             out = out + self._expert(x, NUM_EXPERTS) * (gate.sigmoid() if self.is_gated else 1.0)

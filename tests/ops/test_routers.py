@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ExpertsRule, ExpertsSpec, deepseek_v2_experts, deepseek_v3_experts
+from quire.config.experts import (
+    ExpertsRule,
+    ExpertsSpec,
+    deepseek_v2_experts,
+    deepseek_v3_experts,
+    phimoe_experts,
+)
 from quire.errors import ConfigError
 from quire.ops.mixture import route
 
@@ -104,6 +110,16 @@ def test_deepseek_v3_chooses_as_in_transformers(case: str) -> None:
     assert_routes_alike(router, specs(deepseek_v3_experts, V3[case])[1], bias)
 
 
+@pytest.mark.parametrize("noise", [0.01, 0.2, 0.45])
+def test_phimoe_chooses_as_in_transformers(noise: float) -> None:
+    from transformers import PhimoeConfig
+    from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
+
+    config = {"num_local_experts": 16, "num_experts_per_tok": 2, "router_jitter_noise": noise, "intermediate_size": 40}
+    router = PhimoeTopKRouter(PhimoeConfig(hidden_size=SIZE, **config)).eval()
+    assert_routes_alike(router, specs(phimoe_experts, config)[1], None)
+
+
 def test_shared_experts_are_one_that_is_wider() -> None:
     _, spec, _ = specs(deepseek_v3_experts, V3["groups"])
     assert spec is not None
@@ -135,6 +151,17 @@ def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], words: str) 
     with pytest.raises(ConfigError) as caught:
         specs(deepseek_v3_experts, {**V3["groups"], **changes})
     assert words in str(caught.value)
+
+
+def test_layers_that_are_listed_have_experts() -> None:
+    layers = specs(deepseek_v3_experts, {**V3["groups"], "mlp_layer_types": ["sparse", "dense", "sparse"]})
+    assert [spec is not None for spec in layers] == [True, False, True]
+
+
+@pytest.mark.parametrize("listed", [["sparse"], "sparse", ["sparse", "dense", "moe"], ["sparse", "dense", None]])
+def test_lists_of_layers_are_checked(listed: object) -> None:
+    with pytest.raises(ConfigError, match=r"mlp_layer_types is .* must list dense or sparse for each of the 3 layers"):
+        specs(deepseek_v3_experts, {**V3["groups"], "mlp_layer_types": listed})
 
 
 @pytest.mark.parametrize(

@@ -29,25 +29,34 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "cohere2": "Cohere2ForCausalLM",
         "deepseek_v2": "DeepseekV2ForCausalLM",
         "deepseek_v3": "DeepseekV3ForCausalLM",
+        "dots1": "Dots1ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
+        "exaone_moe": "ExaoneMoeForCausalLM",
         "falcon": "FalconForCausalLM",
+        "flex_olmo": "FlexOlmoForCausalLM",
         "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
         "glm": "GlmForCausalLM",
         "glm4": "Glm4ForCausalLM",
+        "glm4_moe": "Glm4MoeForCausalLM",
+        "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
         "gpt2": "GPT2LMHeadModel",
         "gpt_bigcode": "GPTBigCodeForCausalLM",
         "gpt_neox": "GPTNeoXForCausalLM",
         "gptj": "GPTJForCausalLM",
         "granite": "GraniteForCausalLM",
         "granitemoe": "GraniteMoeForCausalLM",
+        "granitemoeshared": "GraniteMoeSharedForCausalLM",
         "helium": "HeliumForCausalLM",
+        "hy_v3": "HYV3ForCausalLM",
         "internlm3": "InternLM3ForCausalLM",
         "llama": "LlamaForCausalLM",
+        "mellum": "MellumForCausalLM",
         "minicpm3": "MiniCPM3ForCausalLM",
+        "minimax_m2": "MiniMaxM2ForCausalLM",
         "ministral": "MinistralForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
@@ -58,18 +67,23 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "opt": "OPTForCausalLM",
         "phi": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
+        "phimoe": "PhimoeForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
+        "solar_open": "SolarOpenForCausalLM",
         "stablelm": "StableLmForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
         "youtu": "YoutuForCausalLM",
     }
 )
 """model_type -> architecture."""
+
+ALSO_CALLED: Mapping[str, str] = MappingProxyType({"PhiMoEForCausalLM": "PhimoeForCausalLM"})
+"""Other names that published checkpoints give an architecture -> its name."""
 
 LLAMA_LIKE = FamilySpec()
 """What a class of a plug-in is read as that brings no spec, under a model_type that nobody knows."""

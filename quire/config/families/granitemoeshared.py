@@ -1,0 +1,13 @@
+"""Granite 4 MoE without recurrent layers, and its previews: Granite 3 MoE, with a shared expert."""
+
+from quire.config.experts import granite_shared_experts
+from quire.config.families import granite, granitemoe
+from quire.config.family_spec import FamilySpec, WeightNames, experts
+
+SPEC = FamilySpec(
+    architecture="GraniteMoeSharedForCausalLM",
+    defaults={**granitemoe.SPEC.defaults, "shared_intermediate_size": 0},
+    mlp=experts(granite_shared_experts),
+    scales=granite.scales,
+    names=WeightNames(mlp="block_sparse_moe", gate_up=("input_linear",), down="output_linear"),
+)
