@@ -13,8 +13,8 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsSpec
 from quire.config.families import ALSO_CALLED, ARCHITECTURES, check_supported, family_of
-from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales, is_set
-from quire.config.layer_kinds import LayerKind
+from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
+from quire.config.layer_kinds import LayerKind, all_full
 from quire.config.mixers import AttentionSpec, MixerSpec
 from quire.config.rope import RopeConfig, read_ropes
 from quire.errors import ConfigError, shown
@@ -213,6 +213,10 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"
+    elif arch.family.latent is not None and (
+        norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
+    ):
+        problem = "latent attention with norms of heads, a factor of queries, or windows"
     else:
         return
     raise ConfigError(f"{arch.source}: the FamilySpec of {arch.architecture!r} has {problem}: that needs a class.")

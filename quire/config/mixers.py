@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.rope import RopeConfig
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
+from quire.messages.variants import Variants
 from quire.utils.math import round_up
 
 
+class Mixer(Variants):
+    """Base of the kinds of mixers."""
+
+    __slots__ = ()
+
+    @classmethod
+    def kinds(cls) -> tuple[type[Any], ...]:
+        """See `Variants`."""
+        return AttentionSpec, LatentAttentionSpec
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
+class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
     window: int | None
@@ -32,7 +45,7 @@ HEAD_MULTIPLE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttentionSpec:
+class LatentAttentionSpec(Mixer):
     """Attention over latents (MLA): keys and values of all heads are products of one short vector for each token."""
 
     query_rank: int | None
@@ -74,5 +87,8 @@ def cached_latent_size(rope_size: int, latent_size: int) -> int:
 
 LatentRule = Callable[[ConfigKeys, int, Mapping[str, str]], LatentAttentionSpec]
 """From a config, its longest context and the family's aliases to the mixer of all layers."""
-MixerSpec = AttentionSpec | LatentAttentionSpec
+if TYPE_CHECKING:
+    MixerSpec = AttentionSpec | LatentAttentionSpec
+else:
+    MixerSpec = Mixer  # what messages are decoded by: a codec knows no union of dataclasses
 """The kinds of mixers that there are."""
