@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,7 @@ def _rope(keys: ConfigKeys, rope_size: int, max_position: int, aliases: Mapping[
 
 def _query_scale(rope: RopeConfig, size: int) -> float:
     """DeepSeek puts yarn's factor here, and the inverse of what `mscale_all_dim` makes of it into the rotation."""
+    scale = 1.0 / math.sqrt(size)
     if rope.type is RopeType.DEFAULT or rope.mscale_all_dim is None:
-        return size**-0.5
-    return float(size**-0.5 * yarn_scale(rope.factor, rope.mscale_all_dim) ** 2)
+        return scale
+    return scale * yarn_scale(rope.factor, rope.mscale_all_dim) ** 2

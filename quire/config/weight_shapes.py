@@ -131,7 +131,7 @@ def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     assert isinstance(mixer, LatentAttentionSpec)
     heads, size = arch.num_heads, arch.hidden_size
     queries = (heads * (mixer.nope_size + mixer.rope_size),)
-    shapes = Counter([((mixer.latent_size + mixer.rope_size,), size), ((size,), heads * mixer.value_size)])
+    shapes = Counter[Shape]([((mixer.latent_size + mixer.rope_size,), size), ((size,), heads * mixer.value_size)])
     shapes.update(
         [(queries, size)] if mixer.query_rank is None else [((mixer.query_rank,), size), (queries, mixer.query_rank)]
     )
