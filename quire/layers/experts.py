@@ -76,9 +76,11 @@ class MixtureOfExperts:
         spelling = next((s for s in SPELLINGS if ctx.has(_first(s))), SPELLINGS[0])
         self.routing = spec.routing
         self.activation = activation_of(arch)
+        with functional.weights_together():
+            experts = tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts))
         self.weights = MixtureWeights(
             router=_router(arch, spec, ctx),
-            experts=tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts)),
+            experts=experts,
             choice_bias=_choice_bias(spec, ctx) if spec.has_choice_bias else None,
             shared=_shared(arch, spec, ctx) if spec.shared_size else None,
         )

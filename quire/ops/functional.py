@@ -22,6 +22,7 @@ from quire.ops.table import op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, dtype
 
@@ -153,6 +154,11 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     Not every implementation has it; `resolve` refuses quantisation where it is missing.
     """
     return cast(LinearWeight, op("quantize_linear")(parts, format=format))
+
+
+def weights_together() -> AbstractContextManager[None]:
+    """Weights that are packed within share regions of memory, each of which lives as long as any weight in it."""
+    return cast("AbstractContextManager[None]", op("weights_together")())
 
 
 def linear(

@@ -131,7 +131,7 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 def _in_best_groups(ranked: Tensor, groups: ExpertGroups) -> Tensor:
     """The scores of experts in the best groups; -inf for the others. Shapes: ranked [T, X] -> [T, X]."""
-    in_groups = ranked.unflatten(1, (groups.count, -1))
+    in_groups = ranked.view(ranked.shape[0], groups.count, ranked.shape[1] // groups.count)
     highest = in_groups.sort(dim=-1, descending=True).values[..., : groups.num_best]
     of_groups = _row_sums(highest.flatten(0, 1)).view(-1, groups.count)
     is_left_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(1, _best(of_groups, groups.num_chosen), False)

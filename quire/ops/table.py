@@ -20,6 +20,7 @@ OPS = (
     "make_graphs",
     "pack_linear",
     "quantize_linear",
+    "weights_together",
     "linear",
     "gated_linear",
     "mixture_of_experts",

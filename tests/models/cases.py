@@ -329,7 +329,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "lm_head_bias": True,
             "sliding_window": 20,
-            "router_jitter_noise": 0.01,
+            "router_jitter_noise": 0.2,
             "num_local_experts": 16,
             "num_key_value_heads": 1,
         },

@@ -25,6 +25,7 @@ SPEC = FamilySpec(
         "n_routed_experts": 64,
         "n_shared_experts": 2,
         "moe_intermediate_size": 1407,
+        "num_experts_per_tok": 6,
         "topk_method": "greedy",
         "routed_scaling_factor": 1.0,
         "bos_token_id": 1,

@@ -1,4 +1,4 @@
-"""Granite 4 MoE without recurrent layers, and its previews: Granite 3 MoE, with a shared expert."""
+"""Granite MoE with a shared expert: Granite 3 MoE, and an expert that every token passes."""
 
 from quire.config.experts import granite_shared_experts
 from quire.config.families import granite, granitemoe

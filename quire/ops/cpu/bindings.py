@@ -12,6 +12,7 @@ from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.latent import latent_qkv, latent_values
+from quire.ops.cpu.memory import weights_together
 from quire.ops.cpu.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
@@ -22,6 +23,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "make_graphs": Graphs,
         "pack_linear": pack_linear,
         "quantize_linear": quantize_linear,
+        "weights_together": weights_together,
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,

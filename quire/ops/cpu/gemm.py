@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.ops.cpu.dtypes import ACTIVATIONS, COMPACT, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.library import UNSUPPORTED, check, isa, load
-from quire.ops.cpu.memory import empty, zeros
+from quire.ops.cpu.memory import empty, give_back, weight_zeros, zeros
 from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
 from quire.ops.functional import LinearWeight
 
@@ -36,7 +36,7 @@ def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
 
 def _pack(parts: Sequence[Tensor], dtype: torch.dtype, out_features: int, in_features: int) -> Tensor | None:
     """None where the weight does not fit the compact form."""
-    packed = zeros(lib.qr_packed_bytes(WEIGHT_DTYPES[dtype], out_features, in_features)).view(dtype)
+    packed = weight_zeros(lib.qr_packed_bytes(WEIGHT_DTYPES[dtype], out_features, in_features)).view(dtype)
     offset = 0
     for part in parts:
         for rows in _readable(part):
@@ -52,6 +52,7 @@ def _pack(parts: Sequence[Tensor], dtype: torch.dtype, out_features: int, in_fea
                 offset,
             )
             if dtype == COMPACT and status == UNSUPPORTED:
+                give_back(packed)
                 return None
             check(status)
             offset += rows.shape[0]

@@ -21,6 +21,9 @@ TILE_ROWS = 32
 REGION = 1 << 30
 """Addresses that an arena takes at a time, at least. They cost memory only where its pieces are."""
 
+SHELF = 64 << 20
+"""Addresses of a region that weights share, at least."""
+
 LARGE = 4 << 20
 """Outputs of ops from this size on go back to the system when they end. In the heap a freed block of 16 MB is often not
 found again for the next one of the same size, and the process grows by several."""
@@ -33,14 +36,54 @@ def zeros(num_bytes: int) -> Tensor:
     must be asked for: `madvise` is the usual system setting. The rest, which does not fill one, is in small pages, so
     that no more memory is taken than was asked for.
     """
-    padding = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0
-    region = mmap.mmap(-1, max(1, num_bytes) + padding, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    whole = torch.frombuffer(region, dtype=torch.uint8)
-    start = -whole.data_ptr() % padding if padding else 0
-    if padding:
-        with suppress(OSError):  # a kernel built without them
-            region.madvise(mmap.MADV_HUGEPAGE, start, num_bytes // HUGE_PAGE * HUGE_PAGE)
-    return whole[start : start + num_bytes]
+    region = _Region(num_bytes)
+    region.commit_in_huge_pages(num_bytes)
+    return region.bytes
+
+
+class _Region:
+    """Addresses of its own, without memory behind them yet."""
+
+    def __init__(self, num_bytes: int) -> None:
+        padding = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0
+        self._map = mmap.mmap(-1, max(1, num_bytes) + padding, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._start = -whole.data_ptr() % padding if padding else 0
+        self._huge_end = 0
+        self.bytes = whole[self._start : self._start + num_bytes]
+
+    def commit_in_huge_pages(self, end: int) -> None:
+        """Ask for huge pages behind the bytes below `end`, as far as they fill them."""
+        begin, self._huge_end = self._huge_end, max(self._huge_end, end // HUGE_PAGE * HUGE_PAGE)
+        if self._huge_end > begin:
+            with suppress(OSError):  # a kernel built without them
+                self._map.madvise(mmap.MADV_HUGEPAGE, self._start + begin, self._huge_end - begin)
+
+
+class Shelf:
+    """Zeros for many weights that end together: they lie one behind the other in a few regions.
+
+    A process has room for `vm.max_map_count` regions, 65,530 by default, and a large weight with one of its own takes
+    two: a model of 60 layers with 384 experts would not fit.
+    """
+
+    def __init__(self) -> None:
+        self._region: _Region | None = None
+        self._end = 0
+
+    def zeros(self, num_bytes: int) -> Tensor:
+        """See `zeros`."""
+        begin = round_up(self._end, 64)
+        if self._region is None or begin + num_bytes > len(self._region.bytes):
+            self._region, begin = _Region(max(SHELF, num_bytes)), 0
+        self._end = begin + num_bytes
+        self._region.commit_in_huge_pages(self._end)
+        return self._region.bytes[begin : self._end]
+
+    def give_back(self, last: Tensor) -> None:
+        """What `zeros` gave last is not needed."""
+        last.view(torch.uint8).zero_()
+        self._end -= last.nbytes
 
 
 class Arena:
@@ -102,6 +145,7 @@ def _forget(taken: dict[tuple[int, int], Any], key: tuple[int, int], _: object) 
 
 class _Use(threading.local):
     arena: Arena | None = None
+    shelf: Shelf | None = None
 
 
 _use = _Use()
@@ -130,3 +174,24 @@ def from_arena(arena: Arena) -> Iterator[None]:
         yield
     finally:
         _use.arena = None
+
+
+def weight_zeros(num_bytes: int) -> Tensor:
+    """`zeros` for what lives as long as its model; within `weights_together` beside others."""
+    return zeros(num_bytes) if _use.shelf is None else _use.shelf.zeros(num_bytes)
+
+
+def give_back(last: Tensor) -> None:
+    """What `weight_zeros` gave last is not needed; nothing refers to it any more."""
+    if _use.shelf is not None:
+        _use.shelf.give_back(last)
+
+
+@contextmanager
+def weights_together() -> Iterator[None]:
+    """See `functional.weights_together`."""
+    before, _use.shelf = _use.shelf, Shelf()
+    try:
+        yield
+    finally:
+        _use.shelf = before

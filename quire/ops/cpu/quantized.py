@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import check, load
-from quire.ops.cpu.memory import empty, zeros
+from quire.ops.cpu.memory import empty, weight_zeros
 from quire.ops.functional import LinearWeight
 from quire.utils.math import cdiv
 
@@ -41,7 +41,7 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     """
     code, group = FORMATS[format]
     out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    packed = zeros(lib.qr_quantized_bytes(code, out_features, in_features))
+    packed = weight_zeros(lib.qr_quantized_bytes(code, out_features, in_features))
     scales = _empty_scales(code, group, out_features, in_features)
     offset = 0
     for part in parts:
@@ -65,7 +65,7 @@ def pack_int4(values: Tensor, scales: Tensor, zero_points: Tensor | None, *, gro
     Shapes: values [N, M] int8 in 0 .. 15, scales [N, M / group_size], zero_points alike, integers (None: all 8).
     """
     out_features, in_features = values.shape
-    packed = zeros(lib.qr_quantized_bytes(INT4, out_features, in_features))
+    packed = weight_zeros(lib.qr_quantized_bytes(INT4, out_features, in_features))
     _pack(packed, INT4, out_features, values, 0)
     placed = _empty_scales(INT4, group_size, out_features, in_features)
     _place(placed, INT4, scales, 0)

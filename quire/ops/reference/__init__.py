@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import MappingProxyType
 
 from quire.ops.reference.attention import paged_attention
@@ -20,6 +21,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
         "make_graphs": Graphs,
         "pack_linear": pack_linear,
+        "weights_together": nullcontext,
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
