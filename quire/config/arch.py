@@ -20,8 +20,8 @@ from quire.config.families import (
     family_of,
     is_known,
 )
-from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales, is_set
-from quire.config.layer_kinds import LayerKind
+from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
+from quire.config.layer_kinds import LayerKind, all_full
 from quire.config.mixers import AttentionSpec, MixerSpec
 from quire.config.rope import RopeConfig, read_ropes
 from quire.errors import ConfigError, shown
@@ -236,6 +236,10 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"
+    elif arch.family.latent is not None and (
+        norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
+    ):
+        problem = "latent attention with norms of heads, a factor of queries, or windows"
     else:
         return
     raise ConfigError(f"{arch.source}: the FamilySpec of {arch.architecture!r} has {problem}: that needs a class.")
@@ -299,22 +303,28 @@ def _activation(keys: ConfigKeys, family: FamilySpec) -> str:
 def _layers(
     keys: ConfigKeys, family: FamilySpec, num_layers: int, intermediate_size: int, head_size: int, max_position: int
 ) -> tuple[LayerSpec, ...]:
+    mixers = _mixers(keys, family, num_layers, head_size, max_position)
+    mlps = family.mlp(keys, num_layers, intermediate_size)
+    return tuple(LayerSpec(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True))
+
+
+def _mixers(
+    keys: ConfigKeys, family: FamilySpec, num_layers: int, head_size: int, max_position: int
+) -> tuple[MixerSpec, ...]:
+    if family.latent is not None:
+        return (family.latent(keys, max_position, family.aliases),) * num_layers
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     ropes: Mapping[LayerKind, RopeConfig] = {}
     if family.names.positions is None:
         ropes = read_ropes(keys, head_size, max_position, family.aliases, family.sliding_theta)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
-    mlps = family.mlp(keys, num_layers, intermediate_size)
     return tuple(
-        LayerSpec(
-            mixer=AttentionSpec(
-                window=None if kind is LayerKind.FULL else window,
-                rope=ropes.get(kind) if rotates else None,
-                query_scale=query_scale / (index + 1 if scales.by_depth else 1),
-            ),
-            mlp=mlp,
+        AttentionSpec(
+            window=None if kind is LayerKind.FULL else window,
+            rope=ropes.get(kind) if rotates else None,
+            query_scale=query_scale / (index + 1 if scales.by_depth else 1),
         )
-        for index, (kind, rotates, mlp) in enumerate(zip(kinds, family.rotated(keys, kinds), mlps, strict=True))
+        for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
+from quire.config.mixers import LatentRule
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -209,6 +210,8 @@ class FamilySpec:
     """The key of the rotary base of layers with a window, where they have one of their own."""
     rotates_pairs: bool = False
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
+    latent: LatentRule | None = None
+    """For families whose layers attend over latents (`config.latent`)."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

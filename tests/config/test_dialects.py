@@ -30,8 +30,6 @@ VOLATILE = {
     "partial_rotary_factor", "sliding_window_pattern", "_sliding_window_pattern",
 }  # fmt: skip
 """Keys that say nothing of the model, or nothing that `rope_parameters` and `layer_types` do not say."""
-ONE_DIALECT = {"mellum"}
-"""Families of which transformers reads `rope_parameters` only."""
 
 
 @pytest.fixture(params=ROWS)
@@ -65,8 +63,6 @@ def with_old_rotation(raw: dict[str, Any]) -> dict[str, Any] | None:
     old, rope = {key: value for key, value in raw.items() if key != "rope_parameters"}, raw.get("rope_parameters")
     if rope is None:
         return old
-    if raw["model_type"] in ONE_DIALECT:
-        return None
     full, sliding = rope.get("full_attention", rope), rope.get("sliding_attention")
     if sliding is not None:
         if family.sliding_theta is None or sliding["rope_type"] != "default":
