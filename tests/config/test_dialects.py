@@ -114,8 +114,15 @@ def old_dialect(config: Any) -> dict[str, Any] | None:
     old = with_old_rotation(without_layer_types(config, saved(config)))
     if old is None or means(config, old):
         return old
-    assert "full_attention" in config.rope_parameters, "one rotation has always had keys"
+    is_nested = "full_attention" in config.rope_parameters
+    assert is_nested or stretches_unless_told(config), "one rotation has always had keys"
     return None
+
+
+def stretches_unless_told(config: Any) -> bool:
+    """Whether a rotation that is not stretched has no old spelling: without `rope_scaling` the class stretches it."""
+    default, own = (getattr(each, "rope_parameters", None) or {} for each in (type(config)(), config))
+    return own.get("rope_type") == "default" != default.get("rope_type", "default")
 
 
 @pytest.mark.parametrize(
