@@ -62,6 +62,25 @@ _OPT = {
     "pad_token_id": 1,
 }
 
+_LATENT = {
+    **_COMMON,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
+_DEEPSEEK = {
+    **_LATENT,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": {**_COMMON, "sliding_window": 24},
@@ -202,6 +221,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "cohere2_moe": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "logit_scale": 0.3,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 2,
+    },
     "phimoe": {**_COMMON, "num_local_experts": 4},
     "olmo": _COMMON,
     "olmo2": _COMMON,
@@ -234,6 +264,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "new_decoder_architecture": True,
         "num_kv_heads": 2,
     },
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"},
+    "minicpm3": {**_LATENT, "scale_emb": 3, "dim_model_base": 32},
+    "youtu": _LATENT,
     "opt": _OPT,
     "gpt2": _GPT2,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import NormKind
+from quire.config.mixers import LatentAttentionSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -30,6 +31,15 @@ class _Layout:
             begin = end
         self._pieces[name] = begin, begin + size
         self.peak = max(self.peak, begin + size)
+
+    def begin(self, name: str) -> int:
+        """Where a piece lies."""
+        return self._pieces[name][0]
+
+    def move(self, name: str, begin: int) -> None:
+        """Let a piece lie elsewhere."""
+        old_begin, old_end = self._pieces[name]
+        self._pieces[name] = begin, begin + old_end - old_begin
 
     def free(self, *names: str) -> None:
         """End pieces."""
@@ -63,14 +73,25 @@ def step_logits_bytes(arch: ModelArch, dtype: str, num_tokens: int, num_sampled:
 
 def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     layout = _Layout(num_tokens, DTYPE_BYTES[dtype])
+    if arch.scales.embedding != 1.0:
+        layout.take("rows", arch.hidden_size)
     layout.take("hidden", arch.hidden_size)
-    for _ in range(min(2, arch.num_layers)):  # the second layer meets the gaps that the first one left
-        _layer(layout, arch)
+    if arch.scales.embedding != 1.0:
+        layout.free("rows")
+    ends: dict[tuple[int, int], int] = {}
+    for layer in arch.layers:  # each meets the gaps that the one before left
+        inner = 0 if layer.mlp.experts else layer.mlp.intermediate_size
+        start = layout.begin("hidden"), inner
+        if start in ends:
+            layout.move("hidden", ends[start])
+        else:
+            _layer(layout, arch, inner)
+            ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
     return layout
 
 
-def _layer(layout: _Layout, arch: ModelArch) -> None:
+def _layer(layout: _Layout, arch: ModelArch, inner: int) -> None:
     size, norms = arch.hidden_size, arch.norms
     _norm(layout, norms.input, size)
     _attend(layout, arch)
@@ -82,9 +103,7 @@ def _layer(layout: _Layout, arch: ModelArch) -> None:
     elif not arch.is_parallel:
         _end_norm(layout, norms.input)
         _norm(layout, norms.pre_mlp, size)
-    layout.take(
-        "inner", max((layer.mlp.intermediate_size for layer in arch.layers if not layer.mlp.experts), default=0)
-    )
+    layout.take("inner", inner)
     layout.take("out", size)
     layout.free("inner")
     _join(layout, arch, norms.post_mlp, "out")
@@ -94,13 +113,45 @@ def _layer(layout: _Layout, arch: ModelArch) -> None:
 
 
 def _attend(layout: _Layout, arch: ModelArch) -> None:
-    heads = arch.num_heads * arch.head_size
+    mixer, heads = arch.layers[0].mixer, arch.num_heads * arch.head_size
+    if isinstance(mixer, LatentAttentionSpec):
+        _compress(layout, arch, mixer)
     layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
+    if isinstance(mixer, LatentAttentionSpec):
+        layout.free("projected", "compressed", "nope", "products", "latent")
     layout.take("query", heads)
     layout.take("attended", heads)
     layout.free("qkv", "query")
+    if isinstance(mixer, LatentAttentionSpec):
+        _expand(layout, arch, mixer)
     layout.take("between", arch.hidden_size)
     layout.free("attended")
+
+
+def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
+    """Queries and latents, and what `latent_qkv` works with until its output is made."""
+    if mixer.query_rank is not None:
+        layout.take("down", mixer.query_rank)
+        layout.take("down normed", mixer.query_rank)
+        layout.free("down")
+    layout.take("projected", arch.num_heads * (mixer.nope_size + mixer.rope_size))
+    if mixer.query_rank is not None:
+        layout.free("down normed")
+    layout.take("compressed", mixer.latent_size + mixer.rope_size)
+    layout.take("nope", arch.num_heads * mixer.nope_size)
+    layout.take("raw", mixer.latent_size)
+    layout.take("products", arch.num_heads * mixer.latent_size)
+    layout.take("latent", mixer.latent_size)
+    layout.free("raw")
+
+
+def _expand(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
+    """The values of what was attended to, by `latent_values`."""
+    layout.take("latents", arch.num_heads * mixer.latent_size)
+    layout.take("products", arch.num_heads * mixer.value_size)
+    layout.take("values", arch.num_heads * mixer.value_size)
+    layout.free("latents", "products", "attended")
+    layout.rename("values", "attended")
 
 
 def _norm(layout: _Layout, name: str | None, size: int) -> None:
@@ -130,7 +181,20 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
-    return max(attention, mlp)
+    return max(attention, mlp, *(_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)))
+
+
+def _latent_mixers(arch: ModelArch) -> set[LatentAttentionSpec]:
+    return {layer.mixer for layer in arch.layers if isinstance(layer.mixer, LatentAttentionSpec)}
+
+
+def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSpec) -> int:
+    """While queries are taken to the latents, or values from them; the products of all heads stand there twice."""
+    heads, size, latent = arch.num_heads, 2 * arch.hidden_size, mixer.latent_size
+    before = heads * (2 * mixer.nope_size + mixer.rope_size + latent) + 4 * latent + 2 * mixer.rope_size
+    joined = max(heads * latent, (heads + 2) * arch.head_size)
+    behind = heads * (arch.head_size + latent + 2 * mixer.value_size)
+    return item * (size + max(before + joined, behind)) + 12 * max(latent, mixer.nope_size, mixer.value_size)
 
 
 def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:

@@ -20,8 +20,8 @@ from quire.config.families import (
     family_of,
     is_known,
 )
-from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales, is_set
-from quire.config.layer_kinds import LayerKind
+from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
+from quire.config.layer_kinds import LayerKind, all_full
 from quire.config.mixers import AttentionSpec, MixerSpec
 from quire.config.rope import RopeConfig, read_ropes
 from quire.errors import ConfigError, shown
@@ -168,32 +168,19 @@ def identify(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
 
     Raises: ConfigError. That a model is not supported comes before anything that is wrong with its config.
     """
-    unknown = why_unknown(raw, source)
-    if unknown is not None:
-        raise unknown
-    model_type, architecture = _model_type(raw, source), architecture_of(raw, source)
+    _refuse_multimodal(raw, source)
+    model_type, named = raw.get("model_type"), _named(raw)
+    if named and not any(map(is_known, named)):
+        check_supported(named[0], source=source, raw=raw)
+    if not named and isinstance(model_type, str) and model_type:
+        check_model_type(model_type, source=source, raw=raw)
+    model_type = _model_type(raw, source)
+    architecture = _architecture(raw, source, model_type)
     _refuse_quantization(raw, source)
     return architecture, model_type
 
 
-def why_unknown(raw: Mapping[str, Any], source: str) -> ConfigError | None:
-    """Why no family is that of a config; None where one is, or where the config names nothing.
-
-    Raises: ConfigError for models for text and images.
-    """
-    refuse_multimodal(raw, source)
-    model_type, named = raw.get("model_type"), _named(raw)
-    try:
-        if named and not any(map(is_known, named)):
-            check_supported(named[0], source=source, raw=raw)
-        if not named and isinstance(model_type, str) and model_type:
-            check_model_type(model_type, source=source, raw=raw)
-    except ConfigError as error:
-        return error
-    return None
-
-
-def refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
+def _refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
     """A model whose language model is a part of it, under `text_config`.
 
     Raises: ConfigError naming the architecture, and the one of its language model.
@@ -223,11 +210,10 @@ def _model_type(raw: Mapping[str, Any], source: str) -> str:
     return model_type
 
 
-def architecture_of(raw: Mapping[str, Any], source: str) -> str:
-    """The name of the model's class. Raises: ConfigError where the config does not say it."""
-    listed, model_type = raw.get("architectures"), raw.get("model_type")
-    if listed is None and model_type in ARCHITECTURES:
-        return ARCHITECTURES[str(model_type)]
+def _architecture(raw: Mapping[str, Any], source: str, model_type: str) -> str:
+    listed = raw.get("architectures")
+    if listed is None:
+        return ARCHITECTURES[model_type]
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
         ConfigKeys(raw, source).refuse("architectures", listed, "must list exactly one class name")
     return ALSO_CALLED.get(listed[0], listed[0])
@@ -250,6 +236,10 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"
+    elif arch.family.latent is not None and (
+        norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
+    ):
+        problem = "latent attention with norms of heads, a factor of queries, or windows"
     else:
         return
     raise ConfigError(f"{arch.source}: the FamilySpec of {arch.architecture!r} has {problem}: that needs a class.")
@@ -313,22 +303,28 @@ def _activation(keys: ConfigKeys, family: FamilySpec) -> str:
 def _layers(
     keys: ConfigKeys, family: FamilySpec, num_layers: int, intermediate_size: int, head_size: int, max_position: int
 ) -> tuple[LayerSpec, ...]:
+    mixers = _mixers(keys, family, num_layers, head_size, max_position)
+    mlps = family.mlp(keys, num_layers, intermediate_size)
+    return tuple(LayerSpec(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True))
+
+
+def _mixers(
+    keys: ConfigKeys, family: FamilySpec, num_layers: int, head_size: int, max_position: int
+) -> tuple[MixerSpec, ...]:
+    if family.latent is not None:
+        return (family.latent(keys, max_position, family.aliases),) * num_layers
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     ropes: Mapping[LayerKind, RopeConfig] = {}
     if family.names.positions is None:
         ropes = read_ropes(keys, head_size, max_position, family.aliases, family.sliding_theta)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
-    mlps = family.mlp(keys, num_layers, intermediate_size)
     return tuple(
-        LayerSpec(
-            mixer=AttentionSpec(
-                window=None if kind is LayerKind.FULL else window,
-                rope=ropes.get(kind) if rotates else None,
-                query_scale=query_scale / (index + 1 if scales.by_depth else 1),
-            ),
-            mlp=mlp,
+        AttentionSpec(
+            window=None if kind is LayerKind.FULL else window,
+            rope=ropes.get(kind) if rotates else None,
+            query_scale=query_scale / (index + 1 if scales.by_depth else 1),
         )
-        for index, (kind, rotates, mlp) in enumerate(zip(kinds, family.rotated(keys, kinds), mlps, strict=True))
+        for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
     )
 
 

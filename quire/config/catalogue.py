@@ -18,6 +18,7 @@ from quire.config.arch import ModelArch
 from quire.config.families import ARCHITECTURES, CLASS_GROUP, SPEC_GROUP
 from quire.config.family_spec import DECODER, FamilySpec
 from quire.config.layer_kinds import all_full
+from quire.config.mixers import LatentAttentionSpec
 from quire.errors import ConfigError
 
 SAMPLE: Mapping[str, Any] = MappingProxyType(
@@ -40,6 +41,8 @@ class FamilyKind(StrEnum):
 
     DENSE = "dense"
     EXPERTS = "mixture of experts"
+    LATENT = "latent attention"
+    """With or without mixtures of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,8 @@ def catalogue() -> list[Family]:
 
 def kind_of(arch: ModelArch) -> FamilyKind:
     """The kind of a model."""
+    if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in arch.layers):
+        return FamilyKind.LATENT
     return FamilyKind.EXPERTS if arch.mixtures else FamilyKind.DENSE
 
 

@@ -49,6 +49,8 @@ class Routing:
     """By no less than this."""
     factor: float = 1.0
     """Of the weights, in the end."""
+    shared_factor: float = 1.0
+    """Of the shared expert's output."""
     near: float | None = None
     """Logits choose experts one after the other. Each is weighed by the softmax over the logits that are left and no
     further from it than this share of it; see `ops.mixture`."""
@@ -195,6 +197,26 @@ def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec 
     return _behind_dense_layers(keys, _deepseek_spec(keys, count, routing, has_choice_bias=True), num_layers)
 
 
+def cohere2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Command A MoE: weighed by the softmax over those that were chosen, or by sigmoids; added to the shared expert's
+    output, or averaged with it.
+    """
+    _check_only(keys, "expert_selection_fn", "softmax", "sigmoid")
+    _check_only(keys, "shared_expert_combination_strategy", "sum", "average")
+    count, size = _num_experts(keys, "num_experts", "num_local_experts"), keys.count("intermediate_size")
+    num_shared, is_sigmoid = _whole(keys, "num_shared_experts"), keys.text("expert_selection_fn") == "sigmoid"
+    is_average = num_shared > 0 and keys.text("shared_expert_combination_strategy") == "average"
+    routing = Routing(
+        num_chosen=_num_chosen(keys, count, "num_experts_per_tok"),
+        scores=Scores.SIGMOID if is_sigmoid else Scores.LOGITS,
+        renormalized=is_sigmoid and keys.flag("norm_topk_prob", default=False),
+        factor=0.5 if is_average else 1.0,
+        shared_factor=0.5 if is_average else 1.0,
+    )
+    spec = ExpertsSpec(num_experts=count, size=size, routing=routing, shared_size=num_shared * size)
+    return _behind_dense_layers(keys, spec, num_layers)
+
+
 def _deepseek_spec(
     keys: ConfigKeys, num_experts: int, routing: Routing, *, has_choice_bias: bool = False
 ) -> ExpertsSpec:
@@ -211,14 +233,18 @@ def _deepseek_spec(
 
 
 def _behind_dense_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
-    """In the layers that `mlp_layer_types` lists. Without it, in every `moe_layer_freq`-th layer, but not in the first
-    `first_k_dense_replace`.
+    return tuple(spec if is_sparse else None for is_sparse in sparse_layers(keys, num_layers))
+
+
+def sparse_layers(keys: ConfigKeys, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts: as `mlp_layer_types` lists. Without it, every `moe_layer_freq`-th has, but not
+    the first `first_k_dense_replace`.
     """
     listed = keys.raw.get("mlp_layer_types")
     if listed is not None:
-        return tuple(spec if kind == "sparse" else None for kind in _layer_types(keys, listed, num_layers))
+        return tuple(kind == "sparse" for kind in _layer_types(keys, listed, num_layers))
     first, step = _whole(keys, "first_k_dense_replace"), keys.count("moe_layer_freq", default=1)
-    return tuple(spec if index >= first and index % step == 0 else None for index in range(num_layers))
+    return tuple(index >= first and index % step == 0 for index in range(num_layers))
 
 
 def _layer_types(keys: ConfigKeys, listed: object, num_layers: int) -> list[object]:

@@ -14,6 +14,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
+from quire.config.mixers import LatentRule
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -121,10 +122,11 @@ def plain(bias: Flag = False) -> MlpRule:
     return lambda keys, num_layers, size: _alike(MlpKind.PLAIN, size, is_set(keys, bias), num_layers)
 
 
-def experts(rule: ExpertsRule, bias: Flag = False) -> MlpRule:
-    """Mixtures of experts in the layers that a rule names, gated MLPs in the others."""
+def experts(rule: ExpertsRule, bias: Flag = False, dense_size: str = "intermediate_size") -> MlpRule:
+    """Mixtures of experts in the layers that a rule names, gated MLPs in the others, as wide as a key says."""
 
     def mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
+        size = keys.count(dense_size, default=size)
         plain = MlpSpec(kind=MlpKind.GATED, intermediate_size=size, has_bias=is_set(keys, bias))
         return tuple(plain if spec is None else _mixture(spec) for spec in rule(keys, num_layers))
 
@@ -208,6 +210,8 @@ class FamilySpec:
     """The key of the rotary base of layers with a window, where they have one of their own."""
     rotates_pairs: bool = False
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
+    latent: LatentRule | None = None
+    """For families whose layers attend over latents (`config.latent`)."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

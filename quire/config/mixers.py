@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from quire.config.config_keys import ConfigKeys
 from quire.config.rope import RopeConfig
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
+from quire.messages.variants import Variants
+from quire.utils.math import round_up
+
+
+class Mixer(Variants):
+    """Base of the kinds of mixers."""
+
+    __slots__ = ()
+
+    @classmethod
+    def kinds(cls) -> tuple[type[Any], ...]:
+        """See `Variants`."""
+        return AttentionSpec, LatentAttentionSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
+class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
     window: int | None
@@ -24,5 +40,55 @@ class AttentionSpec:
         return FullAttentionSpec(page=page) if self.window is None else SlidingWindowSpec(page=page, window=self.window)
 
 
-MixerSpec = AttentionSpec
+HEAD_MULTIPLE = 4
+"""The native kernels keep keys of such a size in every dtype of the cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec(Mixer):
+    """Attention over latents (MLA): keys and values of all heads are products of one short vector for each token."""
+
+    query_rank: int | None
+    """Features between the two products that give the queries; None for one product."""
+    latent_size: int
+    rope_size: int
+    """Rotated features of each query, and of the one rotated key that all heads share."""
+    nope_size: int
+    """Features of each query that are not rotated."""
+    value_size: int
+    """Of a head."""
+    rope: RopeConfig
+    interleaved: bool
+    """Rotates neighbours (2i, 2i + 1) instead of (i, i + rope_size / 2)."""
+    query_scale: float
+    """Multiplies query . key."""
+    norm_eps: float = 1e-6
+    """Of the norms of latents and of low-rank queries, whatever the model's others have."""
+
+    @property
+    def window(self) -> None:
+        """Queries see all tokens."""
+        return None
+
+    @property
+    def cached_size(self) -> int:
+        """What the cache keeps of a token: the rotated key, the latent, and padding."""
+        return cached_latent_size(self.rope_size, self.latent_size)
+
+    def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
+        """What the layer keeps in the KV cache, a block of which is a page."""
+        return FullAttentionSpec(page=page)
+
+
+def cached_latent_size(rope_size: int, latent_size: int) -> int:
+    """Elements of the one KV head of latent attention."""
+    return round_up(rope_size + latent_size, HEAD_MULTIPLE)
+
+
+LatentRule = Callable[[ConfigKeys, int, Mapping[str, str]], LatentAttentionSpec]
+"""From a config, its longest context and the family's aliases to the mixer of all layers."""
+if TYPE_CHECKING:
+    MixerSpec = AttentionSpec | LatentAttentionSpec
+else:
+    MixerSpec = Mixer  # what messages are decoded by: a codec knows no union of dataclasses
 """The kinds of mixers that there are."""

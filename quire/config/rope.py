@@ -5,6 +5,7 @@ transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 `rope_para
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -50,6 +51,11 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+
+
+def yarn_scale(factor: float, mscale: float) -> float:
+    """How much larger yarn makes the product of a query and a key, for a context stretched by `factor`: its root."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 _SPELLINGS = {"su": RopeType.LONGROPE, **{kind.value: kind for kind in RopeType}}

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, MixerSpec
+from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -77,7 +77,8 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     names = arch.family.names
     linears = Counter[tuple[tuple[int, ...], int]]()
     for layer in arch.layers:
-        linears.update([*_MIXERS[type(layer.mixer)](arch), *_MLPS[layer.mlp.kind](arch, layer.mlp)])
+        linears.update(_MIXERS[type(layer.mixer)](arch, layer.mixer))
+        linears.update(_MLPS[layer.mlp.kind](arch, layer.mlp))
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
@@ -125,9 +126,33 @@ def _output(arch: ModelArch) -> Shape:
     return (arch.hidden_size,), arch.num_heads * arch.head_size
 
 
-_MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch], list[Shape]]] = MappingProxyType(
-    {AttentionSpec: lambda arch: [_qkv(arch), _output(arch)]}
+def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    """Each head has two weights of its own: from its query to the latents, and from them to its values."""
+    assert isinstance(mixer, LatentAttentionSpec)
+    heads, size = arch.num_heads, arch.hidden_size
+    queries = (heads * (mixer.nope_size + mixer.rope_size),)
+    shapes = Counter[Shape]([((mixer.latent_size + mixer.rope_size,), size), ((size,), heads * mixer.value_size)])
+    shapes.update(
+        [(queries, size)] if mixer.query_rank is None else [((mixer.query_rank,), size), (queries, mixer.query_rank)]
+    )
+    shapes[(mixer.latent_size,), mixer.nope_size] += heads
+    shapes[(mixer.value_size,), mixer.latent_size] += heads
+    return shapes
+
+
+_MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape]]] = MappingProxyType(
+    {AttentionSpec: lambda arch, mixer: Counter([_qkv(arch), _output(arch)]), LatentAttentionSpec: _latent}
 )
+"""The linear layers of a layer's mixer, and how many it has of each."""
+
+
+def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
+    """Numbers of the biases of a layer's mixer, and of its own norms."""
+    biases = arch.output_bias * arch.hidden_size
+    if not isinstance(mixer, LatentAttentionSpec):
+        return biases + arch.attention_bias * sum(_qkv(arch)[0])
+    rank = mixer.query_rank or 0
+    return biases + rank + mixer.latent_size + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
 
 
 def _gated(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
@@ -174,8 +199,7 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
 
 def _num_floats(arch: ModelArch) -> int:
     """Numbers of norms and biases."""
-    qkv, output = sum(_qkv(arch)[0]), arch.hidden_size
-    biases = arch.num_layers * (arch.attention_bias * qkv + arch.output_bias * output)
+    biases = sum(_mixer_floats(arch, layer.mixer) for layer in arch.layers)
     for layer in arch.layers:
         biases += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         biases += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from quire.config.rope import RopeConfig, RopeType
+from quire.config.rope import RopeConfig, RopeType, yarn_scale
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
@@ -87,18 +87,14 @@ def _yarn(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
     if rope.attention_factor is not None:
         return inv_freq, rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return inv_freq, _yarn_scale(rope, rope.mscale) / _yarn_scale(rope, rope.mscale_all_dim)
-    return inv_freq, _yarn_scale(rope, 1.0)
+        return inv_freq, yarn_scale(rope.factor, rope.mscale) / yarn_scale(rope.factor, rope.mscale_all_dim)
+    return inv_freq, yarn_scale(rope.factor, 1.0)
 
 
 def _yarn_dimension(rope: RopeConfig, rotations: float) -> float:
     """The dimension that turns `rotations` times over the original context."""
     turns = math.log(rope.original_max_position / (rotations * 2 * math.pi))
     return rope.rotary_dim * turns / (2 * math.log(rope.theta))
-
-
-def _yarn_scale(rope: RopeConfig, mscale: float) -> float:
-    return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
 
 
 def _longrope(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:

@@ -12,11 +12,12 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, MixerSpec
+from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from quire.layers.activation import activation_of
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
+from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder
@@ -89,6 +90,7 @@ def attention_of(
 ) -> Attention:
     """A layer's attention, without its projections."""
     mixer = arch.layers[index].mixer
+    assert isinstance(mixer, AttentionSpec)
     spec = RopeAndCacheSpec(
         num_heads=arch.num_heads,
         num_kv_heads=arch.num_kv_heads,
@@ -154,5 +156,5 @@ MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = Mapp
 )
 
 MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]] = MappingProxyType(
-    {AttentionSpec: SelfAttention}
+    {AttentionSpec: SelfAttention, LatentAttentionSpec: LatentAttention}
 )

@@ -84,6 +84,24 @@ class RopeAndCacheSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """What is fixed about one layer of attention over latents. Shape letters: P, U, C, W and D of its sizes."""
+
+    num_heads: int
+    rope_size: int
+    """P: rotated features of a query, and of the key that all heads share."""
+    nope_size: int
+    """U: features of a query that are not rotated."""
+    latent_size: int
+    """C"""
+    value_size: int
+    """W: of a head."""
+    head_size: int
+    """D: of the one KV head, [rotated key | latent | zeros]; P + C or more."""
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
     """Where the tokens of this step and their contexts lie. CPU ops read the tensors on the host.
 
@@ -180,7 +198,7 @@ def mixture_of_experts(
     2. `routing` chooses each token's experts and their weights.
     3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do.
     4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
-       expert's output (times the sigmoid of its gate, if there is one), then the residual.
+       expert's output (times the sigmoid of its gate, if there is one, and its factor), then the residual.
     Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`.
     """
     return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))
@@ -240,6 +258,31 @@ def rope_and_cache(
     Mutates: kv_cache, at the slots named.
     """
     return cast("Tensor", op("rope_and_cache")(qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec))
+
+
+def latent_qkv(
+    query: Tensor, compressed: Tensor, norm: Tensor, to_latents: Sequence[LinearWeight], spec: LatentSpec
+) -> Tensor:
+    """Queries, the key and the value of attention over latents, as `rope_and_cache` takes them for one KV head.
+
+    1. The latent of a token is `rms_norm` of the first C features of `compressed`; the other P are its key before the
+       rotation.
+    2. Head h takes the U features of its query that are not rotated to the latents by a product with to_latents[h].
+    3. query head h: [its P features before the rotation | product | zeros]; key: [key | latent | zeros]; value:
+       [zeros | latent | zeros].
+    Shapes: query [T, H * (U + P)], compressed [T, C + P], norm [C] float32, to_latents H times [C, U]
+    -> [T, (H + 2) * D].
+    """
+    return cast("Tensor", op("latent_qkv")(query, compressed, norm, to_latents, spec))
+
+
+def latent_values(attended: Tensor, to_values: Sequence[LinearWeight], spec: LatentSpec) -> Tensor:
+    """Each head's values of the latents that it attended to, by a product with a weight of its own.
+
+    Shapes: attended [T, H * D], whose heads' features from P to P + C are read, to_values H times [W, C]
+    -> [T, H * W].
+    """
+    return cast("Tensor", op("latent_values")(attended, to_values, spec))
 
 
 def allocate_kv_cache(*, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: dtype) -> Tensor:

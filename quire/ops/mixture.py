@@ -72,7 +72,7 @@ def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Itera
         if count:
             yield Part(weights.experts[index], rows[begin:end], scales[begin:end])
     if weights.shared is not None:
-        yield Part(weights.shared, None, _shared_scales(logits[:, num_experts:]))
+        yield Part(weights.shared, None, _shared_scales(logits[:, num_experts:]).mul_(routing.shared_factor))
 
 
 def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:

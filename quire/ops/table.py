@@ -31,6 +31,8 @@ OPS = (
     "rms_norm_columns",
     "layer_norm",
     "rope_and_cache",
+    "latent_qkv",
+    "latent_values",
     "allocate_kv_cache",
     "copy_blocks",
     "touch_blocks",

@@ -34,10 +34,14 @@ VOLATILE = {
 
 @pytest.fixture(params=ROWS)
 def config(request: pytest.FixtureRequest) -> Any:
+    return made(request.param)
+
+
+def made(row: str) -> Any:
     """A configuration of transformers, as a checkpoint has it."""
     from transformers import AutoConfig
 
-    family, overrides = ROWS[request.param]
+    family, overrides = ROWS[row]
     config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
     config.architectures, config.dtype = [ARCHITECTURES[family]], "bfloat16"
     return config
@@ -95,15 +99,38 @@ def test_keys_at_their_default_may_be_left_out(config: Any) -> None:
 
 
 def test_the_dialect_of_transformers_4_is_the_same_model(config: Any) -> None:
-    old = with_old_rotation(without_layer_types(config, saved(config)))
+    old = old_dialect(config)
     if old is None:
         pytest.skip("transformers 4 had no keys for this rotation")
-    assert means(config, old)
     old["torch_dtype"] = old.pop("dtype")
     assert arch_of(old) == arch_of(saved(config))
-    if "rope_scaling" in old:  # as before version 4.43; newer classes of transformers do not know it
+    if old.get("rope_scaling"):  # as before version 4.43; newer classes of transformers do not know it
         rest = {key: value for key, value in old["rope_scaling"].items() if key != "rope_type"}
         assert arch_of({**old, "rope_scaling": {"type": old["rope_scaling"]["rope_type"], **rest}}) == arch_of(old)
+
+
+def old_dialect(config: Any) -> dict[str, Any] | None:
+    """What transformers 4 would have written; None where it had no keys for it."""
+    old = with_old_rotation(without_layer_types(config, saved(config)))
+    if old is None or means(config, old):
+        return old
+    is_nested = "full_attention" in config.rope_parameters
+    assert is_nested or stretches_unless_told(config), "one rotation has always had keys"
+    return None
+
+
+def stretches_unless_told(config: Any) -> bool:
+    """Whether a rotation that is not stretched has no old spelling: without `rope_scaling` the class stretches it."""
+    default, own = (getattr(each, "rope_parameters", None) or {} for each in (type(config)(), config))
+    return own.get("rope_type") == "default" != default.get("rope_type", "default")
+
+
+@pytest.mark.parametrize(
+    ("row", "is_known"),
+    [("gemma3", True), ("gemma3-linear", True), ("olmo3", True), ("olmo3-yarn", False), ("llama-yarn-scales", True)],
+)
+def test_transformers_says_which_rotations_have_old_keys(row: str, is_known: bool) -> None:
+    assert (old_dialect(made(row)) is not None) == is_known
 
 
 def without_layer_types(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
@@ -115,8 +142,5 @@ def without_layer_types(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("row", "follows"), [("cohere2", True), ("olmo3-unlisted", True), ("cohere2-listed", False)])
 def test_transformers_says_whether_layer_types_follow(row: str, follows: bool) -> None:
-    from transformers import AutoConfig
-
-    family, overrides = ROWS[row]
-    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    config = made(row)
     assert ("layer_types" not in without_layer_types(config, saved(config))) == follows

@@ -20,7 +20,7 @@ def test_perplexity_hardly_grows(tiny_llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("ops", available_ops())
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3_text", "minicpm3"])
 def test_a_request_does_not_notice_how_it_is_run(family: str, ops: str, checkpoint: Checkpoint) -> None:
     directory, given = str(checkpoint(family)), prompts_for(ops)
     options: dict[str, Any] = {"ops": ops, "dtype": "bfloat16", "kv_cache_dtype": "int8", "max_model_len": 128}

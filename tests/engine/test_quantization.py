@@ -48,11 +48,12 @@ def test_a_quantised_request_does_not_notice_its_neighbours(quantization: str) -
         assert bits(llm.generate(prompts(), params)) == alone, "in chunks, on one thread"  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v2"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_rounded_experts_do_not_notice_the_neighbours_of_their_tokens(
-    quantization: str, checkpoint: Checkpoint
+def test_rounded_experts_and_heads_do_not_notice_the_neighbours_of_their_tokens(
+    quantization: str, family: str, checkpoint: Checkpoint
 ) -> None:
-    directory, params = str(checkpoint("qwen2_moe")), SamplingParams(temperature=0.9, seed=3, max_tokens=24, logprobs=2)
+    directory, params = str(checkpoint(family)), SamplingParams(temperature=0.9, seed=3, max_tokens=24, logprobs=2)
     options: dict[str, Any] = {"quantization": quantization, "dtype": "bfloat16", "max_model_len": 128}
     with LLM(directory, **options, num_threads=2) as llm:
         alone = bits([llm.generate([prompt], params)[0] for prompt in prompts()])  # type: ignore[list-item]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import EngineArgs, SamplingParams
+from quire.config.mixers import Mixer
 from quire.engine.core_startup import create_config
 from quire.engine.process.protocol import CONTROL, DATA, CoreConfigured, Heartbeat, StartCore, Trial, UtilityCall
 from quire.messages import codec
@@ -101,6 +104,23 @@ def test_configuration_survives_the_wire(options: dict[str, Any]) -> None:
     (again,) = decoded(CONTROL, CONTROL.encode(message))
     assert again == message
     assert isinstance(again.config.model_config.path, Path)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v2"])
+def test_layers_of_every_kind_survive_the_wire(family: str, checkpoint: Callable[..., Path]) -> None:
+    message = CoreConfigured(config=create_config(EngineArgs(model=str(checkpoint(family)))))
+    (again,) = decoded(CONTROL, CONTROL.encode(message))
+    assert again == message
+    layers = zip(again.config.model_config.arch.layers, message.config.model_config.arch.layers, strict=True)
+    assert all(type(theirs.mixer) is type(ours.mixer) for theirs, ours in layers)
+
+
+def test_the_kinds_of_mixers_are_told_apart_by_their_fields() -> None:
+    names = [frozenset(field.name for field in fields(kind)) for kind in Mixer.kinds()]
+    assert len(set(names)) == len(names) > 1
+    for value in ({}, {"window": 1}, [], None):
+        with pytest.raises(ValueError, match="no Mixer"):
+            Mixer.kind_of(value)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 64, 1000])

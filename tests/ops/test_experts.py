@@ -21,7 +21,7 @@ ROUTINGS = {
     "softmax first": Routing(num_chosen=3),
     "renormalized": Routing(num_chosen=3, renormalized=True),
     "softmax of the chosen": Routing(num_chosen=4, scores=Scores.LOGITS),
-    "sigmoid": Routing(num_chosen=3, scores=Scores.SIGMOID, factor=2.5),
+    "sigmoid": Routing(num_chosen=3, scores=Scores.SIGMOID, factor=2.5, shared_factor=0.5),
     "groups by their best": Routing(num_chosen=4, groups=ExpertGroups(count=3, num_chosen=2, num_best=1), factor=16.0),
     "groups by their two best": Routing(
         num_chosen=3,
@@ -108,7 +108,8 @@ class Mixture:
         logits = self.router.double() @ x
         logits, gate = logits[:NUM_EXPERTS], logits[NUM_EXPERTS:]
         if routing.near is not None:
-            return self._sum(x, *one_after_the_other(logits.tolist(), routing.num_chosen, routing.near), gate)
+            chosen, weights = one_after_the_other(logits.tolist(), routing.num_chosen, routing.near)
+            return self._sum(x, routing, chosen, weights, gate)
         scores = {Scores.SOFTMAX: logits.softmax(0), Scores.SIGMOID: logits.sigmoid(), Scores.LOGITS: logits}
         ranked = scores[routing.scores] + (0.0 if self.choice_bias is None else self.choice_bias.double())
         chosen = best(candidates(ranked, routing.groups), ranked.tolist())[: routing.num_chosen]
@@ -116,12 +117,13 @@ class Mixture:
         if routing.renormalized:
             weights = weights / max(weights.sum().item(), routing.least_sum)
         weights = weights * routing.factor
-        return self._sum(x, chosen, weights.tolist(), gate)
+        return self._sum(x, routing, chosen, weights.tolist(), gate)
 
-    def _sum(self, x: Tensor, chosen: list[int], weights: list[float], gate: Tensor) -> Tensor:
+    def _sum(self, x: Tensor, routing: Routing, chosen: list[int], weights: list[float], gate: Tensor) -> Tensor:
         out = sum(weight * self._expert(x, index) for weight, index in zip(weights, chosen, strict=True))
         if self.weights.shared is not None:
-            out = out + self._expert(x, NUM_EXPERTS) * (gate.sigmoid() if self.is_gated else 1.0)
+            factor = routing.shared_factor * (gate.sigmoid() if self.is_gated else 1.0)
+            out = out + self._expert(x, NUM_EXPERTS) * factor
         assert isinstance(out, Tensor)
         return out
 

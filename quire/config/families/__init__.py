@@ -25,6 +25,9 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         "cohere": "CohereForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
+        "cohere2_moe": "Cohere2MoeForCausalLM",
+        "deepseek_v2": "DeepseekV2ForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
         "dots1": "Dots1ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
@@ -38,6 +41,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "glm": "GlmForCausalLM",
         "glm4": "Glm4ForCausalLM",
         "glm4_moe": "Glm4MoeForCausalLM",
+        "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
         "gpt2": "GPT2LMHeadModel",
         "gpt_bigcode": "GPTBigCodeForCausalLM",
         "gpt_neox": "GPTNeoXForCausalLM",
@@ -50,6 +54,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "internlm3": "InternLM3ForCausalLM",
         "llama": "LlamaForCausalLM",
         "mellum": "MellumForCausalLM",
+        "minicpm3": "MiniCPM3ForCausalLM",
         "minimax_m2": "MiniMaxM2ForCausalLM",
         "ministral": "MinistralForCausalLM",
         "mistral": "MistralForCausalLM",
@@ -71,6 +76,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "solar_open": "SolarOpenForCausalLM",
         "stablelm": "StableLmForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
+        "youtu": "YoutuForCausalLM",
     }
 )
 """model_type -> architecture."""

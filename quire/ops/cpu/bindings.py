@@ -11,6 +11,7 @@ from quire.ops.cpu.elementwise import scale_add, soft_cap
 from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
+from quire.ops.cpu.latent import latent_qkv, latent_values
 from quire.ops.cpu.memory import weights_together
 from quire.ops.cpu.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.cpu.quantized import quantize_linear
@@ -33,6 +34,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "rms_norm": rms_norm,
         "layer_norm": layer_norm,
         "rope_and_cache": rope_and_cache,
+        "latent_qkv": latent_qkv,
+        "latent_values": latent_values,
         "allocate_kv_cache": allocate_kv_cache,
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,

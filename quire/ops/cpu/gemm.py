@@ -81,18 +81,32 @@ def linear(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See `functional.linear`."""
+    out = empty((x.shape[0], weight.out_features), out_dtype or x.dtype)
+    linear_into(out, x, weight, bias, activation=activation, residual=residual)
+    return out
+
+
+def linear_into(
+    out: Tensor,
+    x: Tensor,
+    weight: LinearWeight,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> None:
+    """`functional.linear` into memory that there is. Mutates: out."""
     if weight.format != "dense":
-        return quantized_linear(x, weight, bias, activation=activation, residual=residual, out_dtype=out_dtype)
+        quantized_linear(out, x, weight, bias, activation=activation, residual=residual)
+        return
     rows, in_features = x.shape
-    dtype = x.dtype
-    out = empty((rows, weight.out_features), out_dtype or dtype)
     packed = weight.tensors["packed"]
     check(
         lib.qr_linear(
             out.data_ptr(),
             DTYPES[out.dtype],
             x.data_ptr(),
-            DTYPES[dtype],
+            DTYPES[x.dtype],
             packed.data_ptr(),
             WEIGHT_DTYPES[packed.dtype],
             rows,
@@ -103,7 +117,6 @@ def linear(
             None if residual is None else residual.data_ptr(),
         )
     )
-    return out
 
 
 def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:

@@ -80,18 +80,17 @@ def pack_int4(values: Tensor, scales: Tensor, zero_points: Tensor | None, *, gro
 
 
 def quantized_linear(
+    out: Tensor,
     x: Tensor,
     weight: LinearWeight,
     bias: Tensor | None,
     *,
     activation: str | None,
     residual: Tensor | None,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
-    """`functional.linear` where weight.format is in FORMATS."""
+) -> None:
+    """`functional.linear` where weight.format is in FORMATS. Mutates: out."""
     rows, in_features = x.shape
     code, group = FORMATS[weight.format]
-    out = empty((rows, weight.out_features), out_dtype or x.dtype)
     corrections = weight.tensors.get("corrections")
     check(
         lib.qr_linear_quantized(
@@ -112,7 +111,6 @@ def quantized_linear(
             None if residual is None else residual.data_ptr(),
         )
     )
-    return out
 
 
 def quantized_gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None, *, activation: str) -> Tensor:

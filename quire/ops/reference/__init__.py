@@ -12,6 +12,7 @@ from quire.ops.reference.elementwise import scale_add, soft_cap
 from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
 from quire.ops.reference.graphs import Graphs
+from quire.ops.reference.latent import latent_qkv, latent_values
 from quire.ops.reference.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import apply_penalties, row_max, sample, top_logprobs
@@ -31,6 +32,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "rms_norm_columns": rms_norm_columns,
         "layer_norm": layer_norm,
         "rope_and_cache": rope_and_cache,
+        "latent_qkv": latent_qkv,
+        "latent_values": latent_values,
         "allocate_kv_cache": allocate_kv_cache,
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,

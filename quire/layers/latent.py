@@ -1,0 +1,121 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+The keys and values of all heads are products of one short vector for each token, the latent, which is what the cache
+keeps, with one rotated key that all heads share: one KV head of [rotated key | latent]. Its values are the latents
+again, though they are its keys: the native kernels read keys and values in different tilings. What attention gives of
+the rotated part is dropped.
+
+A head's key is W_k . latent, so query . key = (W_k^T . query) . latent: each query is taken to the latents, attention
+runs over latents, and each head's values are products of what it gives (section 2.1.2, "absorbed"). Prefill and decode
+compute this one formula, so that chunks change no bit. Expanding all keys and values first would take fewer operations
+in long prefills; that is not built.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.attention.context import ForwardContext
+from quire.config.arch import ModelArch
+from quire.config.mixers import LatentAttentionSpec
+from quire.errors import ConfigError
+from quire.layers.attention import Attention
+from quire.layers.context import LayerContext
+from quire.layers.linear import Linear
+from quire.layers.norm import RMSNorm
+from quire.layers.rotary import rotary_table
+from quire.layers.weights import ShardSpec
+from quire.ops import functional
+from quire.ops.functional import LatentSpec, LinearWeight, RopeAndCacheSpec
+
+KEYS_AND_VALUES = "kv_b_proj.weight"
+
+
+class LatentAttention:
+    """Projections to queries and latents, attention over latents, output projection."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        mixer = arch.layers[index].mixer
+        assert isinstance(mixer, LatentAttentionSpec)
+        if ctx.parallel.tp.size > 1:
+            raise ConfigError(f"{arch.source}: latent attention is not split between processes. Use one process.")
+        heads, size = arch.num_heads, arch.hidden_size
+        self.spec = latent_spec(arch, mixer)
+        self.query = _query(arch, mixer, ctx)
+        compressed = mixer.latent_size + mixer.rope_size
+        self.kv_a_proj = Linear(ctx.child("kv_a_proj_with_mqa"), size, compressed, bias=arch.attention_bias)
+        self.kv_a_norm = RMSNorm(ctx.child("kv_a_layernorm"), mixer.latent_size, mixer.norm_eps)
+        by_head = [_head_weights(self.spec, ctx, head) for head in range(heads)]
+        self.to_latents = [to_latents for to_latents, _ in by_head]
+        self.to_values = [to_values for _, to_values in by_head]
+        self.attention = _attention(arch, mixer, ctx, index)
+        output = ctx.child(arch.family.names.output)
+        self.o_proj = Linear(output, heads * mixer.value_size, size, bias=arch.output_bias)
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
+        return self.o_proj(self._values(self.attention(self._qkv(hidden), ctx)), residual=residual)
+
+    def _qkv(self, hidden: Tensor) -> Tensor:
+        query, compressed = self.query(hidden), self.kv_a_proj(hidden)
+        return functional.latent_qkv(query, compressed, self.kv_a_norm.weight, self.to_latents, self.spec)
+
+    def _values(self, attended: Tensor) -> Tensor:
+        return functional.latent_values(attended, self.to_values, self.spec)
+
+
+class LowRankQuery:
+    """up(norm(down(x)))."""
+
+    def __init__(self, arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, rank: int) -> None:
+        self.down = Linear(ctx.child("q_a_proj"), arch.hidden_size, rank, bias=arch.attention_bias)
+        self.norm = RMSNorm(ctx.child("q_a_layernorm"), rank, mixer.norm_eps)
+        self.up = Linear(ctx.child("q_b_proj"), rank, _query_features(arch, mixer))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Shapes: hidden [T, E] -> [T, H * (U + P)]."""
+        return self.up(self.norm(self.down(hidden)))
+
+
+def latent_spec(arch: ModelArch, mixer: LatentAttentionSpec) -> LatentSpec:
+    """The sizes that ops need."""
+    return LatentSpec(
+        num_heads=arch.num_heads,
+        rope_size=mixer.rope_size,
+        nope_size=mixer.nope_size,
+        latent_size=mixer.latent_size,
+        value_size=mixer.value_size,
+        head_size=arch.head_size,
+        norm_eps=mixer.norm_eps,
+    )
+
+
+def _query(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext) -> Linear | LowRankQuery:
+    if mixer.query_rank is None:
+        return Linear(ctx.child("q_proj"), arch.hidden_size, _query_features(arch, mixer))
+    return LowRankQuery(arch, mixer, ctx, mixer.query_rank)
+
+
+def _query_features(arch: ModelArch, mixer: LatentAttentionSpec) -> int:
+    return arch.num_heads * (mixer.nope_size + mixer.rope_size)
+
+
+def _head_weights(spec: LatentSpec, ctx: LayerContext, head: int) -> tuple[LinearWeight, LinearWeight]:
+    """From a head's queries to the latents, and from them to its values. Shapes: [C, U], [W, C]."""
+    rows = spec.nope_size + spec.value_size
+    one = ShardSpec(part=head, parts=spec.num_heads)
+    stored = ctx.read(KEYS_AND_VALUES, (spec.num_heads * rows, spec.latent_size), one)
+    to_latents = ctx.packed([], [stored[: spec.nope_size].t()])
+    return to_latents, ctx.packed([KEYS_AND_VALUES], [stored[spec.nope_size :]])
+
+
+def _attention(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, index: int) -> Attention:
+    spec = RopeAndCacheSpec(
+        num_heads=arch.num_heads,
+        num_kv_heads=arch.num_kv_heads,
+        head_size=arch.head_size,
+        rotary_dim=mixer.rope_size,
+        interleaved=mixer.interleaved,
+    )
+    cos_sin = rotary_table(mixer.rope, ctx.max_model_len)
+    return Attention(index, spec, scale=mixer.query_scale, cos_sin=cos_sin, soft_cap=arch.attn_soft_cap)

@@ -1,0 +1,55 @@
+"""The activations that are planned are those for which a recorded step takes memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.config.activations import activation_bytes
+from quire.ops import table
+from tests.engine.test_parity import available_ops
+from tests.models.harness import Harness, arch_of
+
+pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")
+LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 32, 61])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("overrides", [{}, {"q_lora_rank": None, "kv_lora_rank": 8, "qk_nope_head_dim": 48}])
+@pytest.mark.parametrize("family", LATENT)
+def test_a_step_takes_what_is_planned(
+    checkpoint: Callable[..., Path], family: str, overrides: dict[str, int | None], dtype: str, num_tokens: int
+) -> None:
+    directory = checkpoint(family, **overrides)
+    table.use("cpu")
+    taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
+    assert taken == activation_bytes(arch_of(directory), dtype, num_tokens, ops="cpu")
+
+
+def recorded_bytes(harness: Harness, num_tokens: int) -> int:
+    """The furthest byte of the arena that a recording of a step takes."""
+    from quire.ops.cpu.graphs import Graphs
+    from quire.ops.cpu.memory import Arena
+
+    class Measured(Arena):
+        furthest = 0
+
+        def _take(self, num_bytes: int) -> memoryview:
+            piece = super()._take(num_bytes)
+            self.furthest = max(self.furthest, *(end for end, _ in self._taken.values()))
+            return piece
+
+    graphs, arena = Graphs(), Measured()
+    graphs._arena = arena
+    inputs = harness._inputs([(harness.add([1] * num_tokens), num_tokens)])
+
+    def run() -> tuple[Tensor, ...]:
+        return (harness.model.forward(*inputs),)
+
+    graphs.record(run)
+    return arena.furthest
