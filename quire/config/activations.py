@@ -64,6 +64,10 @@ def step_logits_bytes(arch: ModelArch, dtype: str, num_tokens: int, num_sampled:
 def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     layout = _Layout(num_tokens, DTYPE_BYTES[dtype])
     layout.take("hidden", arch.hidden_size)
+    if arch.norms.embedding is not None:
+        layout.take("normed", arch.hidden_size)
+        layout.free("hidden")
+        layout.rename("normed", "hidden")
     for _ in range(min(2, arch.num_layers)):  # the second layer meets the gaps that the first one left
         _layer(layout, arch)
     layout.take("normed", arch.hidden_size)

@@ -18,6 +18,15 @@ class AttentionSpec:
     """None where queries and keys are not rotated."""
     query_scale: float
     """Multiplies query . key."""
+    slopes: tuple[float, ...] | None = None
+    """What the scores of each query head lose with each token of distance; None for nothing."""
+    has_sinks: bool = False
+    """Whether each query head has a learned score of no token."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the native kernels compute its scores."""
+        return self.slopes is None and not self.has_sinks
 
     def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
         """What the layer keeps in the KV cache, a block of which is a page."""

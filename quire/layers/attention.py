@@ -23,8 +23,11 @@ class Attention:
         k_norm: Tensor | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        query_weight: Tensor | None = None,
+        slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
-        """`index` is the layer's place in `ForwardContext.kv_caches`."""
+        """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D] multiplies rotated queries."""
         self.index = index
         self.spec = spec
         self.scale = scale
@@ -33,6 +36,9 @@ class Attention:
         self.k_norm = k_norm
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
+        self.query_weight = query_weight
+        self.slopes = slopes
+        self.sinks = sinks
 
     def __call__(self, qkv: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: qkv [T, (H + 2K) * D] -> [T, H * D]. Mutates: this layer's cache."""
@@ -40,6 +46,8 @@ class Attention:
         query = functional.rope_and_cache(
             qkv, ctx.positions, self.cos_sin, self.q_norm, self.k_norm, kv_cache, group.slot_mapping, self.spec
         )
+        if self.query_weight is not None:
+            functional.scale_heads(query, self.query_weight)
         return functional.paged_attention(
             query,
             kv_cache,
@@ -47,4 +55,6 @@ class Attention:
             scale=self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            slopes=self.slopes,
+            sinks=self.sinks,
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from quire.ops.elementwise import activate, clip, scale_heads
 from quire.ops.reference.attention import paged_attention
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import scale_add, soft_cap
 from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
 from quire.ops.reference.graphs import Graphs
-from quire.ops.reference.norm import layer_norm, rms_norm, rms_norm_columns
+from quire.ops.reference.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import apply_penalties, row_max, sample, top_logprobs
 
@@ -24,10 +25,14 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "mixture_of_experts": mixture_of_experts,
         "embedding": embedding,
         "scale_add": scale_add,
+        "activate": activate,
+        "clip": clip,
+        "scale_heads": scale_heads,
         "soft_cap": soft_cap,
         "rms_norm": rms_norm,
         "rms_norm_columns": rms_norm_columns,
         "layer_norm": layer_norm,
+        "layer_norm_heads": layer_norm_heads,
         "rope_and_cache": rope_and_cache,
         "allocate_kv_cache": allocate_kv_cache,
         "copy_blocks": copy_blocks,
