@@ -144,6 +144,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi": _COMMON,
     "gpt_neox": {key: value for key, value in _COMMON.items() if key != "num_key_value_heads"},
     "gptj": {**_GPT2, "rotary_dim": 8},
+    "codegen": {**_GPT2, "n_head": 8, "rotary_dim": 4},
     "gpt_bigcode": _GPT2,
     "falcon": {
         **{key: value for key, value in _COMMON.items() if key not in ("intermediate_size", "num_key_value_heads")},
@@ -157,7 +158,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "apertus": _COMMON,
     "hunyuan_v1_dense": {**_COMMON, "head_dim": 24},
     "nanochat": _COMMON,
-    "cwm": {**_COMMON, "bos_token_id": 256, "num_hidden_layers": 5, "head_dim": 24, "sliding_window": 24},
+    "cwm": {
+        **_COMMON,
+        "bos_token_id": 256,
+        "num_hidden_layers": 4,
+        "head_dim": 24,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    },
     "hyperclovax": {
         **_COMMON,
         "embedding_multiplier": 6.0,
@@ -168,8 +176,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "vaultgemma": {**_COMMON, "head_dim": 24, "sliding_window": 24, "query_pre_attn_scalar": 20},
     "granite_swa": {
         **_COMMON,
-        "num_hidden_layers": 5,
+        "num_hidden_layers": 4,
         "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
         "embedding_multiplier": 6.0,
         "attention_multiplier": 0.2,
         "residual_multiplier": 0.6,
@@ -179,11 +188,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neo": {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
-        "num_layers": 3,
+        "num_layers": 2,
         "num_heads": 4,
         "max_position_embeddings": 256,
         "window_size": 24,
-        "attention_types": [[["global", "local"], 1], [["global"], 1]],
+        "attention_types": [[["global", "local"], 1]],
         "initializer_range": 0.15,
         "bos_token_id": 256,
         "eos_token_id": 256,

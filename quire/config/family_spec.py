@@ -164,6 +164,8 @@ class WeightNames:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     qkv_by_head: bool = False
     """Whether one tensor has, for each key/value head in turn, its query heads, the key, and the value."""
+    qkv_groups: int | None = None
+    """In how many groups of heads one tensor has query heads, then values, then keys; None if it does not."""
     output: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"

@@ -127,8 +127,10 @@ Shape = tuple[tuple[int, ...], int]
 
 def _qkv(arch: ModelArch) -> Shape:
     size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
-    if arch.family.names.qkv_by_head:
-        return (heads // kv_heads * size,) * kv_heads + (size,) * 2 * kv_heads, arch.hidden_size
+    names = arch.family.names
+    if names.qkv_by_head or names.qkv_groups is not None:
+        groups = names.qkv_groups or kv_heads
+        return (heads // groups * size,) * groups + (kv_heads // groups * size,) * 2 * groups, arch.hidden_size
     return (heads * size, kv_heads * size, kv_heads * size), arch.hidden_size
 
 

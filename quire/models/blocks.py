@@ -45,7 +45,7 @@ class SelfAttention:
             kv_heads * size,
             kv_heads * size,
             bias=arch.attention_bias,
-            order=HeadOrder(num_heads=heads, num_kv_heads=kv_heads, head_size=size) if names.qkv_by_head else None,
+            order=_head_order(arch),
         )
         output = ctx.child(names.output)
         self.o_proj = Linear(output, heads * size, arch.hidden_size, bias=arch.output_bias, shard_dim=1)
@@ -64,6 +64,19 @@ class SelfAttention:
         if self.clip is not None:
             functional.clip(qkv, self.clip)
         return qkv
+
+
+def _head_order(arch: ModelArch) -> HeadOrder | None:
+    """Of a single tensor of queries, keys and values that has them otherwise than one after the other."""
+    names, size = arch.family.names, arch.head_size
+    if names.qkv_groups is not None:
+        each = arch.num_heads // names.qkv_groups
+        return HeadOrder(
+            num_groups=names.qkv_groups, num_queries=each, num_keys=each, head_size=size, values_first=True
+        )
+    if not names.qkv_by_head:
+        return None
+    return HeadOrder(num_groups=arch.num_kv_heads, num_queries=arch.num_heads // arch.num_kv_heads, head_size=size)
 
 
 def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: FusedNorms = NO_NORMS) -> Attention:

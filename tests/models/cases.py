@@ -294,6 +294,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("gptj", {}),
     "gptj-tied": ("gptj", {"n_inner": 80, "rotary_dim": 12, "tie_word_embeddings": True}),
+    "codegen": ("codegen", {}),
+    "codegen-tied": ("codegen", {"n_head": 4, "n_inner": 80, "rotary_dim": 12, "tie_word_embeddings": True}),
     "gpt-bigcode": ("gpt_bigcode", {}),
     "gpt-bigcode-heads": ("gpt_bigcode", {"multi_query": False, "tie_word_embeddings": False, "n_inner": 80}),
     "falcon": ("falcon", {}),
@@ -379,6 +381,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "cwm": ("cwm", {}),
+    "cwm-unlisted": ("cwm", {"num_hidden_layers": 5, "layer_types": None, "num_key_value_heads": 4}),
     "cwm-listed": (
         "cwm",
         {
@@ -413,6 +416,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granite-swa": ("granite_swa", {}),
+    "granite-swa-unlisted": ("granite_swa", {"num_hidden_layers": 5, "layer_types": None, "num_key_value_heads": 1}),
     "granite-swa-bases": (
         "granite_swa",
         {
@@ -457,6 +461,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo-clipped-biases": ("olmo", {"clip_qkv": 0.7, "attention_bias": True, "num_key_value_heads": 1}),
     "olmoe-clipped": ("olmoe", {"clip_qkv": 0.6}),
     "gpt-neo": ("gpt_neo", {}),
+    "gpt-neo-odd-layers": (
+        "gpt_neo",
+        {"num_layers": 3, "attention_types": [[["global", "local"], 1], [["global"], 1]], "window_size": 5},
+    ),
     "gpt-neo-untied": (
         "gpt_neo",
         {

@@ -29,6 +29,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "arcee": "ArceeForCausalLM",
         "biogpt": "BioGptForCausalLM",
         "bloom": "BloomForCausalLM",
+        "codegen": "CodeGenForCausalLM",
         "cohere": "CohereForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "cwm": "CwmForCausalLM",

@@ -12,8 +12,9 @@ def derived(keys: ConfigKeys) -> Mapping[str, Any]:
     _, rope = keys.find(("rope_parameters", "rope_scaling"))
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
         return {}
-    _, head_dim = keys.find(("head_dim",))
-    size = head_dim or keys.count("hidden_size") // keys.count("num_attention_heads")
+    size = keys.count("head_dim", default=keys.count("hidden_size") // keys.count("num_attention_heads"))
+    if size <= 2:
+        keys.refuse("head_dim", size, "must be more than 2 for a rotation with alpha")
     given = ConfigKeys(rope, keys.source, {"rope_theta": keys.positive("rope_theta", default=10_000.0)})
     theta = given.positive("rope_theta") * given.positive("alpha") ** (size / (size - 2))
     return {"rope_theta": theta, "rope_parameters": None, "rope_scaling": None}

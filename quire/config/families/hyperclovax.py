@@ -5,10 +5,11 @@ from quire.config.family_spec import FamilySpec, Norms, Scales
 
 
 def scales(keys: ConfigKeys) -> Scales:
-    """Each by a key of its own."""
+    """Each by a key of its own; that of queries may say null."""
+    head_size = keys.count("head_dim", default=keys.count("hidden_size") // keys.count("num_attention_heads"))
     return Scales(
         embedding=keys.positive("embedding_multiplier", default=1.0),
-        query=keys.optional_positive("attention_multiplier"),
+        query=keys.optional_positive("attention_multiplier") or head_size**-0.5,
         residual=keys.positive("residual_multiplier", default=1.0),
         logits=keys.positive("logits_scaling", default=1.0),
     )
