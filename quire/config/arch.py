@@ -288,6 +288,7 @@ def _layers(
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
     ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
+    position_scale = family.position_scale(keys)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
     mlps = family.mlp(keys, num_layers, intermediate_size)
     return tuple(
@@ -296,6 +297,7 @@ def _layers(
                 window=None if kind is LayerKind.FULL else window,
                 rope=ropes.get(kind) if rotates else None,
                 query_scale=query_scale / (index + 1 if scales.by_depth else 1),
+                position_scale=position_scale,
                 slopes=slopes,
                 has_sinks=has_sinks,
             ),

@@ -14,6 +14,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
+from quire.config.mixers import PositionScale
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -186,6 +187,10 @@ def _no_changes(keys: ConfigKeys) -> Mapping[str, Any]:
     return {}
 
 
+def _no_position_scale(keys: ConfigKeys) -> PositionScale | None:
+    return None
+
+
 def _no_slopes(keys: ConfigKeys, num_heads: int) -> tuple[float, ...] | None:
     return None
 
@@ -229,6 +234,8 @@ class FamilySpec:
     """Rotates the other way round."""
     slopes: Callable[[ConfigKeys, int], tuple[float, ...] | None] = _no_slopes
     """From a config and a number of query heads to what each head's scores lose with each token of distance (ALiBi)."""
+    position_scale: Callable[[ConfigKeys], PositionScale | None] = _no_position_scale
+    """What queries are multiplied by at each position."""
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()

@@ -82,6 +82,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     """The plan of an engine with so many KV blocks."""
     weights = weight_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
     weights += sum(use.max_model_len * rope.rotary_dim * 4 for rope in arch.ropes)
+    weights += 4 * use.max_model_len * len({layer.mixer.position_scale for layer in arch.layers} - {None})
     layout = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops)
     kv_cache = num_blocks * layout.block_bytes
     workspace, logits, logprobs = (

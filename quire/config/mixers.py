@@ -9,6 +9,14 @@ from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PositionScale:
+    """1 + beta * log(1 + floor(position / period)): what keeps the softmax over long contexts sharp."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Attention over the keys and values of all tokens, or of the last ones."""
 
@@ -18,6 +26,8 @@ class AttentionSpec:
     """None where queries and keys are not rotated."""
     query_scale: float
     """Multiplies query . key."""
+    position_scale: PositionScale | None = None
+    """Multiplies each query by its position; None for nothing."""
     slopes: tuple[float, ...] | None = None
     """What the scores of each query head lose with each token of distance; None for nothing."""
     has_sinks: bool = False

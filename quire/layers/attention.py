@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
+from quire.config.mixers import PositionScale
 from quire.ops import functional
 from quire.ops.functional import RopeAndCacheSpec
+from quire.utils.math import cdiv
+
+
+@lru_cache(maxsize=4)
+def position_scales(scale: PositionScale, max_model_len: int) -> Tensor:
+    """What queries are multiplied by at each position. Shapes: -> [max_model_len] float32."""
+    periods = range(cdiv(max_model_len, scale.period))
+    values = torch.tensor([1.0 + scale.beta * math.log(1 + period) for period in periods])
+    return values.repeat_interleave(scale.period)[:max_model_len].contiguous()
 
 
 class Attention:
@@ -24,10 +38,13 @@ class Attention:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         query_weight: Tensor | None = None,
+        query_scales: Tensor | None = None,
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D] multiplies rotated queries."""
+        """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D] multiplies rotated queries,
+        query_scales [P] those at each position.
+        """
         self.index = index
         self.spec = spec
         self.scale = scale
@@ -37,6 +54,7 @@ class Attention:
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
         self.query_weight = query_weight
+        self.query_scales = query_scales
         self.slopes = slopes
         self.sinks = sinks
 
@@ -48,6 +66,8 @@ class Attention:
         )
         if self.query_weight is not None:
             functional.scale_heads(query, self.query_weight)
+        if self.query_scales is not None:
+            functional.scale_tokens(query, self.query_scales, ctx.positions)
         return functional.paged_attention(
             query,
             kv_cache,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quire.config.family_spec import WeightNames
@@ -80,9 +81,9 @@ class HeadOrder:
 
     def parts(self, stored: Tensor) -> list[Tensor]:
         """Views in the order that ops want: all query heads, all keys, all values. Shapes: stored [N, ...]."""
-        sizes = (self.num_queries, self.num_keys, self.num_keys)
+        sizes = [self.num_queries, self.num_keys, self.num_keys]
         groups = stored.view(self.num_groups, sum(sizes), self.head_size, *stored.shape[1:])
-        queries, keys, values = groups.split(sizes, dim=1)
+        queries, keys, values = torch.split(groups, sizes, dim=1)
         if self.values_first:
             keys, values = values, keys
         return [part.flatten(0, 1) for kind in (queries, keys, values) for part in kind]

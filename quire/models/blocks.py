@@ -14,7 +14,7 @@ from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind, MlpSpec
 from quire.config.mixers import AttentionSpec, MixerSpec
 from quire.layers.activation import Activation, activation_of
-from quire.layers.attention import Attention
+from quire.layers.attention import Attention, position_scales
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.linear import GatedLinear, Linear
@@ -98,6 +98,7 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
         q_norm=norms.query,
         k_norm=norms.key,
         query_weight=norms.rotated_query,
+        query_scales=position_scales(mixer.position_scale, ctx.max_model_len) if mixer.position_scale else None,
         sliding_window=mixer.window,
         soft_cap=arch.attn_soft_cap,
         slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes),

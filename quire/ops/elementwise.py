@@ -31,7 +31,7 @@ def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> 
         return
     function = _SERIES[activation]
     room = torch.zeros(ROWS_AT_A_TIME, round_up(x.shape[1], VECTOR))
-    for rows in x.split(ROWS_AT_A_TIME):
+    for rows in torch.split(x, ROWS_AT_A_TIME):
         wide = room[: rows.shape[0]]
         wide[:, : x.shape[1]] = rows
         rows.copy_(function(wide, *parameters)[:, : x.shape[1]])
@@ -47,6 +47,12 @@ def clip(x: Tensor, limit: float) -> None:
 def scale_heads(x: Tensor, weight: Tensor) -> None:
     """See `functional.scale_heads`."""
     x.mul_(weight)
+
+
+@one_thread()
+def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
+    """See `functional.scale_tokens`."""
+    x.mul_(scales.index_select(0, positions).view(-1, 1, 1))
 
 
 def _quick_gelu(x: Tensor) -> Tensor:

@@ -213,6 +213,11 @@ def scale_heads(x: Tensor, weight: Tensor) -> None:
     op("scale_heads")(x, weight)
 
 
+def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
+    """x * scales[positions], in place. Shapes: x [T, H, D], scales [P] float32, positions [T] int64. Mutates: x."""
+    op("scale_tokens")(x, scales, positions)
+
+
 def soft_cap(logits: Tensor, cap: float) -> None:
     """cap * tanh(logits / cap), in place. Shapes: logits [R, V] float32. Mutates: logits."""
     op("soft_cap")(logits, cap)

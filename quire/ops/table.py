@@ -28,6 +28,7 @@ OPS = (
     "activate",
     "clip",
     "scale_heads",
+    "scale_tokens",
     "soft_cap",
     "rms_norm",
     "rms_norm_columns",

@@ -436,6 +436,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "bases of words": (GRANITE_SWA, {"layer_rope_theta": ["a"] * 4}, ["layer_rope_theta", "a number"]),
     "bases of lists": (GRANITE_SWA, {"layer_rope_theta": [[]] * 4}, ["layer_rope_theta", "a number"]),
     "base negative": (GRANITE_SWA, {"layer_rope_theta": [-1.0] * 4}, ["rope_theta", "-1.0"]),
+    "queries not scaled": (
+        {**LLAMA, "model_type": "ministral3"},
+        {"rope_parameters": {"rope_type": "default"}},
+        ["rope_parameters: llama_4_scaling_beta is missing"],
+    ),
     "attention of a string": (MPT, {"attn_config": "torch"}, ["attn_config", "an object"]),
     "attention over a prefix": (MPT, {"attn_config": {"prefix_lm": True}}, ["attn_config: prefix_lm is True"]),
     "slopes of another series": (MPT, {"attn_config": {"alibi_bias_max": 16}}, ["alibi_bias_max is 16", "must be 8"]),

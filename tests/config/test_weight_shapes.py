@@ -84,14 +84,16 @@ def test_planned_is_loaded(
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:
-    """Every parameter of a model; the rotary table and the slopes of heads are none."""
+    """Every parameter of a model; tables of positions and the slopes of heads are none."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, (list, tuple)):
         for item in thing:
             yield from tensors_of(item)
     elif isinstance(thing, dict):
-        yield from tensors_of([value for name, value in thing.items() if name not in ("cos_sin", "slopes")])
+        yield from tensors_of(
+            [value for name, value in thing.items() if name not in ("cos_sin", "slopes", "query_scales")]
+        )
     elif type(thing).__module__.startswith("quire.") and not isinstance(thing, ModelArch):
         yield from tensors_of(fields_of(thing))
 

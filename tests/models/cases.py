@@ -105,6 +105,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "ministral",
         {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "head_dim": 24},
     ),
+    "ministral3": ("ministral3", {}),
+    "ministral3-window": (
+        "ministral3",
+        {
+            "sliding_window": 20,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e5,
+                "original_max_position_embeddings": 7,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
     "gemma": ("gemma", {}),
     "gemma-mqa": ("gemma", {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": False}),
     "smollm3": ("smollm3", {}),

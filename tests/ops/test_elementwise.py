@@ -93,6 +93,15 @@ def test_clip_bounds_magnitudes(implementation: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("implementation", implementations_of("scale_heads"))
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_scale_tokens_scales_by_position(implementation: str, dtype: torch.dtype) -> None:
+    x, scales, positions = rand(5, 3, 22, dtype=dtype), rand(9, seed=1), torch.tensor([8, 0, 3, 3, 5])
+    expected = (x.float() * scales[positions].view(5, 1, 1)).to(dtype)
+    ops(implementation)["scale_tokens"](x, scales, positions)
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("scale_heads"))
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_scale_heads_rounds_once(implementation: str, dtype: torch.dtype) -> None:
     x, weight = rand(13, 3, 22, dtype=dtype), rand(22, seed=1)
     expected = (x.float() * weight).to(dtype)

@@ -57,6 +57,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "jais2": "Jais2ForCausalLM",
         "llama": "LlamaForCausalLM",
         "ministral": "MinistralForCausalLM",
+        "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
         "mpt": "MptForCausalLM",

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from quire.ops.cpu.attention import paged_attention
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
-from quire.ops.cpu.elementwise import activate, clip, scale_add, scale_heads, soft_cap
+from quire.ops.cpu.elementwise import activate, clip, scale_add, scale_heads, scale_tokens, soft_cap
 from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
@@ -29,6 +29,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "activate": activate,
         "clip": clip,
         "scale_heads": scale_heads,
+        "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,
         "rms_norm_columns": rms_norm_columns,
         "rms_norm": rms_norm,

@@ -38,6 +38,11 @@ def scale_heads(x: Tensor, weight: Tensor) -> None:
     run_or_note(elementwise.scale_heads, x, weight)
 
 
+def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
+    """See `functional.scale_tokens`."""
+    run_or_note(elementwise.scale_tokens, x, scales, positions)
+
+
 def soft_cap(logits: Tensor, cap: float) -> None:
     """See `functional.soft_cap`."""
     check(lib.qr_soft_cap(logits.data_ptr(), cap, logits.numel()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from quire.ops.elementwise import activate, clip, scale_heads
+from quire.ops.elementwise import activate, clip, scale_heads, scale_tokens
 from quire.ops.reference.attention import paged_attention
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import scale_add, soft_cap
@@ -28,6 +28,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "activate": activate,
         "clip": clip,
         "scale_heads": scale_heads,
+        "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,
         "rms_norm": rms_norm,
         "rms_norm_columns": rms_norm_columns,
