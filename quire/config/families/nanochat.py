@@ -1,4 +1,4 @@
-"""nanochat: norms without weights, one of embeddings and some of heads behind a rotation the other way round."""
+"""NanoChat: norms without weights, one of embeddings and some of heads behind a rotation the other way round."""
 
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, plain
 
