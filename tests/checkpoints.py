@@ -100,6 +100,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie4_5": {**_COMMON, "head_dim": 16},
     "helium": {**_COMMON, "head_dim": 16},
     "ministral": {**_COMMON, "head_dim": 16, "sliding_window": 24},
+    "ministral3": {
+        **_COMMON,
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "gemma": {**_COMMON, "head_dim": 24},
     "smollm3": {**_COMMON, "no_rope_layer_interval": 2},
     "glm": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
@@ -257,6 +270,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi": _COMMON,
     "gpt_neox": {key: value for key, value in _COMMON.items() if key != "num_key_value_heads"},
     "gptj": {**_GPT2, "rotary_dim": 8},
+    "codegen": {**_GPT2, "n_head": 8, "rotary_dim": 4},
     "gpt_bigcode": _GPT2,
     "falcon": {
         **{key: value for key, value in _COMMON.items() if key not in ("intermediate_size", "num_key_value_heads")},
@@ -269,6 +283,70 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"},
     "minicpm3": {**_LATENT, "scale_emb": 3, "dim_model_base": 32},
     "youtu": _LATENT,
+    "arcee": {**_COMMON, "head_dim": 24},
+    "nemotron": _COMMON,
+    "jais2": _COMMON,
+    "apertus": _COMMON,
+    "hunyuan_v1_dense": {**_COMMON, "head_dim": 24},
+    "nanochat": _COMMON,
+    "cwm": {
+        **_COMMON,
+        "bos_token_id": 256,
+        "num_hidden_layers": 4,
+        "head_dim": 24,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    },
+    "hyperclovax": {
+        **_COMMON,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 0.5,
+    },
+    "vaultgemma": {**_COMMON, "head_dim": 24, "sliding_window": 24, "query_pre_attn_scalar": 20},
+    "granite_swa": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "persimmon": {key: value for key, value in _COMMON.items() if key != "num_key_value_heads"},
+    "gpt_neo": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "max_position_embeddings": 256,
+        "window_size": 24,
+        "attention_types": [[["global", "local"], 1]],
+        "initializer_range": 0.15,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
+    },
+    "biogpt": {key: value for key, value in _COMMON.items() if key not in ("num_key_value_heads", "pad_token_id")},
+    "bloom": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "initializer_range": 0.15,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
+    },
+    "mpt": {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "max_seq_len": 256,
+        "initializer_range": 0.15,
+        "eos_token_id": 256,
+    },
     "opt": _OPT,
     "gpt2": _GPT2,
 }
@@ -331,10 +409,12 @@ def in_transformers(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
 
     Callers must not change it.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    # Falcon's eager attention adds ALiBi twice, once with the mask.
+    attention = "sdpa" if getattr(AutoConfig.from_pretrained(directory), "alibi", False) else "eager"
     return AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+        directory, dtype=dtype, attn_implementation=attention, experts_implementation="eager"
     ).eval()
 
 

@@ -78,6 +78,10 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     layout.take("hidden", arch.hidden_size)
     if arch.scales.embedding != 1.0:
         layout.free("rows")
+    if arch.norms.embedding is not None:
+        layout.take("normed", arch.hidden_size)
+        layout.free("hidden")
+        layout.rename("normed", "hidden")
     ends: dict[tuple[int, int], int] = {}
     for layer in arch.layers:  # each meets the gaps that the one before left
         inner = 0 if layer.mlp.experts else layer.mlp.intermediate_size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
@@ -84,6 +84,8 @@ class ModelArch:
     layers: tuple[LayerSpec, ...]
     attn_soft_cap: float | None
     final_soft_cap: float | None
+    clip_qkv: float | None
+    """The largest magnitude of queries, keys and values; None for any."""
     scales: Scales
     dtype: str
     """float32, bfloat16 or float16: what the checkpoint says it holds."""
@@ -117,6 +119,7 @@ class ModelArch:
             is_parallel=is_set(keys, family.is_parallel),
             attn_soft_cap=_soft_cap(keys, family, "attn_logit_softcapping"),
             final_soft_cap=_soft_cap(keys, family, "final_logit_softcapping"),
+            clip_qkv=keys.optional_positive("clip_qkv") if "clip_qkv" in keys.defaults else None,
             scales=family.scales(keys),
             dtype=_dtype(keys),
             eos_token_ids=_token_ids(keys, "eos_token_id"),
@@ -268,7 +271,7 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
         "num_kv_heads": num_kv_heads,
         "head_size": head_size,
         "max_position_embeddings": max_position,
-        "layers": _layers(keys, family, num_layers, intermediate_size, head_size, max_position),
+        "layers": _layers(keys, family, num_layers, intermediate_size, num_heads, head_size, max_position),
     }
 
 
@@ -301,31 +304,51 @@ def _activation(keys: ConfigKeys, family: FamilySpec) -> str:
 
 
 def _layers(
-    keys: ConfigKeys, family: FamilySpec, num_layers: int, intermediate_size: int, head_size: int, max_position: int
+    keys: ConfigKeys,
+    family: FamilySpec,
+    num_layers: int,
+    intermediate_size: int,
+    num_heads: int,
+    head_size: int,
+    max_position: int,
 ) -> tuple[LayerSpec, ...]:
-    mixers = _mixers(keys, family, num_layers, head_size, max_position)
+    mixers = _mixers(keys, family, num_layers, num_heads, head_size, max_position)
     mlps = family.mlp(keys, num_layers, intermediate_size)
     return tuple(LayerSpec(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True))
 
 
 def _mixers(
-    keys: ConfigKeys, family: FamilySpec, num_layers: int, head_size: int, max_position: int
+    keys: ConfigKeys, family: FamilySpec, num_layers: int, num_heads: int, head_size: int, max_position: int
 ) -> tuple[MixerSpec, ...]:
     if family.latent is not None:
         return (family.latent(keys, max_position, family.aliases),) * num_layers
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
-    ropes: Mapping[LayerKind, RopeConfig] = {}
-    if family.names.positions is None:
-        ropes = read_ropes(keys, head_size, max_position, family.aliases, family.sliding_theta)
+    slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
+    ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
+    position_scale = family.position_scale(keys)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
     return tuple(
         AttentionSpec(
             window=None if kind is LayerKind.FULL else window,
             rope=ropes.get(kind) if rotates else None,
             query_scale=query_scale / (index + 1 if scales.by_depth else 1),
+            position_scale=position_scale,
+            slopes=slopes,
+            has_sinks=has_sinks,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
     )
+
+
+def _ropes(keys: ConfigKeys, family: FamilySpec, head_size: int, max_position: int) -> Mapping[LayerKind, RopeConfig]:
+    """How each kind of layer rotates. A norm behind the rotation takes back what that multiplies by."""
+    if family.names.positions is not None:
+        return {}
+    ropes = read_ropes(keys, head_size, max_position, family.aliases, family.sliding_theta)
+    changes: dict[str, Any] = {"is_backward": family.rotates_back}
+    if family.norms_of(keys).heads is HeadNorms.ROTATED:
+        changes["attention_factor"] = 1.0
+    return {kind: replace(rope, **changes) for kind, rope in ropes.items()}
 
 
 def _window(keys: ConfigKeys, family: FamilySpec) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
-from quire.config.mixers import LatentRule
+from quire.config.mixers import LatentRule, PositionScale
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -27,13 +27,19 @@ class NormKind(StrEnum):
 
 
 class HeadNorms(StrEnum):
-    """RMS norms of queries and keys before their rotation."""
+    """Norms of queries and keys before their rotation, RMS norms unless said otherwise."""
 
     NONE = "none"
     EACH = "each"
     """Each head by itself, all with one weight."""
+    ROTATED = "rotated"
+    """As EACH, but behind the rotation."""
     WHOLE = "whole"
     """All heads of a token together."""
+    LAYER = "layer"
+    """A layer norm of each head by itself, all with one weight and one bias."""
+    LAYER_OWN = "layer_own"
+    """A layer norm of each head by itself, each with a weight of its own, without bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,8 @@ class Norms:
     has_bias: bool = False
     offset: float = 0.0
     """Added to every weight, heads' included; 1 where the checkpoint stores weight - 1."""
+    embedding: str | None = None
+    """Of token embeddings."""
     input: str | None = "input_layernorm"
     """Before attention."""
     post_attention: str | None = None
@@ -158,13 +166,18 @@ class WeightNames:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     qkv_by_head: bool = False
     """Whether one tensor has, for each key/value head in turn, its query heads, the key, and the value."""
+    qkv_groups: int | None = None
+    """In how many groups of heads one tensor has query heads, then values, then keys; None if it does not."""
     output: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
-    mlp: str = "mlp"
+    mlp: str | None = "mlp"
+    """None where its parts are named beside attention."""
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     up: str = "up_proj"
     """Of a plain MLP."""
+    activation: str = "act_fn"
+    """Of a plain MLP, where it has parameters."""
     down: str = "down_proj"
     head: str = "lm_head"
     transposed: frozenset[str] = frozenset()
@@ -173,6 +186,14 @@ class WeightNames:
 
 def _no_changes(keys: ConfigKeys) -> Mapping[str, Any]:
     return {}
+
+
+def _no_position_scale(keys: ConfigKeys) -> PositionScale | None:
+    return None
+
+
+def _no_slopes(keys: ConfigKeys, num_heads: int) -> tuple[float, ...] | None:
+    return None
 
 
 def _no_scales(keys: ConfigKeys) -> Scales:
@@ -212,6 +233,14 @@ class FamilySpec:
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
     latent: LatentRule | None = None
     """For families whose layers attend over latents (`config.latent`)."""
+    rotates_back: bool = False
+    """Rotates the other way round."""
+    slopes: Callable[[ConfigKeys, int], tuple[float, ...] | None] = _no_slopes
+    """From a config and a number of query heads to what each head's scores lose with each token of distance (ALiBi)."""
+    position_scale: Callable[[ConfigKeys], PositionScale | None] = _no_position_scale
+    """What queries are multiplied by at each position."""
+    has_sinks: Flag = False
+    """Each query head has a learned score of no token."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

@@ -37,6 +37,13 @@ def full_every(period: int) -> LayerRule:
     return lambda keys, num_layers: _full_every(period, num_layers)
 
 
+def first_full_of(period: int) -> LayerRule:
+    """The first of every `period` layers is full."""
+    return lambda keys, num_layers: tuple(
+        LayerKind.SLIDING if index % period else LayerKind.FULL for index in range(num_layers)
+    )
+
+
 def full_by_pattern(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
     """As many layers as `sliding_window_pattern` says, of which the last one is full, over and over."""
     return _full_every(keys.count("sliding_window_pattern"), num_layers)

@@ -13,7 +13,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
 from quire.errors import ConfigError, counted
-from quire.messages.kv import KVLayout
+from quire.messages.kv import DTYPE_BYTES, KVLayout
 from quire.utils.math import cdiv, round_up
 
 PROCESS_BYTES = 240 << 20
@@ -82,6 +82,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     """The plan of an engine with so many KV blocks."""
     weights = weight_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
     weights += sum(use.max_model_len * rope.rotary_dim * 4 for rope in arch.ropes)
+    weights += 4 * use.max_model_len * len({layer.mixer.position_scale for layer in arch.layers} - {None})
     layout = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops)
     kv_cache = num_blocks * layout.block_bytes
     workspace, logits, logprobs = (
@@ -142,7 +143,7 @@ def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
     sampling = 2 * round_up(max(SCRATCH, 8 * arch.vocab_size), SCRATCH)
     widest = arch.widest_mlp
     both = 0 if widest % 32 == 0 else 8 * use.max_num_batched_tokens * widest
-    return _prepared_bytes(arch, use) + both + use.num_threads * sampling
+    return _prepared_bytes(arch, use) + both + use.num_threads * sampling + _torch_attention_bytes(arch, use)
 
 
 def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:
@@ -157,6 +158,20 @@ def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:
     else:
         item = 4
     return round_up(use.max_num_batched_tokens, 32) * depth * item
+
+
+def _torch_attention_bytes(arch: ModelArch, use: MemoryUse) -> int:
+    """What attention works with where the native kernels have none, for one sequence at a time (`ops/attention.py`).
+
+    Its pages as they lie and in order, its keys and values in float32 and a copy of those a tile sees, and for a tile
+    of 8 queries scores, what is subtracted from them, and partial sums of 128 tokens.
+    """
+    if all(layer.mixer.is_native for layer in arch.layers):
+        return 0
+    context, size = round_up(use.max_model_len, 128), arch.head_size
+    item = DTYPE_BYTES.get(use.kv_cache_dtype, 4)  # int8 is widened
+    pages = 2 * arch.num_kv_heads * size * context * (3 * item + 8)
+    return pages + 8 * arch.num_heads * 4 * (3 * context + 2 * size * (context // 128))
 
 
 def logits_bytes(arch: ModelArch, use: MemoryUse) -> int:

@@ -25,6 +25,14 @@ class Mixer(Variants):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PositionScale:
+    """1 + beta * log(1 + floor(position / period)): what keeps the softmax over long contexts sharp."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
@@ -34,6 +42,17 @@ class AttentionSpec(Mixer):
     """None where queries and keys are not rotated."""
     query_scale: float
     """Multiplies query . key."""
+    position_scale: PositionScale | None = None
+    """Multiplies each query by its position; None for nothing."""
+    slopes: tuple[float, ...] | None = None
+    """What the scores of each query head lose with each token of distance; None for nothing."""
+    has_sinks: bool = False
+    """Whether each query head has a learned score of no token."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the native kernels compute its scores."""
+        return self.slopes is None and not self.has_sinks
 
     def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
         """What the layer keeps in the KV cache, a block of which is a page."""

@@ -6,7 +6,7 @@ transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 `rope_para
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -51,6 +51,8 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    is_backward: bool = False
+    """Whether it turns the other way round."""
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
@@ -60,6 +62,16 @@ def yarn_scale(factor: float, mscale: float) -> float:
 
 _SPELLINGS = {"su": RopeType.LONGROPE, **{kind.value: kind for kind in RopeType}}
 _NEEDS_FACTOR = (RopeType.LINEAR, RopeType.DYNAMIC, RopeType.LLAMA3)
+
+
+def unless_given(parameters: Mapping[str, Any]) -> Callable[[ConfigKeys], Mapping[str, Any]]:
+    """The rotation of a family's configs that give none, as its `FamilySpec.derived`."""
+
+    def derived(keys: ConfigKeys) -> Mapping[str, Any]:
+        _, given = keys.find(("rope_parameters", "rope_scaling"))
+        return {"rope_parameters": parameters} if given is None else {}
+
+    return derived
 
 
 def read_ropes(

@@ -101,8 +101,19 @@ def num_parameters(arch: ModelArch) -> int:
     shapes = weight_shapes(arch)
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
-    ones = 0 if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size  # made while loading
-    return linears + head + shapes.table + shapes.positions + shapes.floats - ones
+    floats = shapes.floats - _num_made(arch) + _num_activation_parameters(arch)
+    return linears + head + shapes.table + shapes.positions + floats
+
+
+def _num_made(arch: ModelArch) -> int:
+    """Ones in place of weights that the norms of the checkpoint do not have."""
+    return 0 if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + _num_head_norms(arch)
+
+
+def _num_activation_parameters(arch: ModelArch) -> int:
+    """Numbers of the activations of plain MLPs; an xIELU has four."""
+    num_plain = sum(layer.mlp.kind is MlpKind.PLAIN for layer in arch.layers)
+    return 4 * num_plain * (arch.activation == "xielu")
 
 
 def num_active_parameters(arch: ModelArch) -> int:
@@ -117,8 +128,10 @@ Shape = tuple[tuple[int, ...], int]
 
 def _qkv(arch: ModelArch) -> Shape:
     size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
-    if arch.family.names.qkv_by_head:
-        return (heads // kv_heads * size,) * kv_heads + (size,) * 2 * kv_heads, arch.hidden_size
+    names = arch.family.names
+    if names.qkv_by_head or names.qkv_groups is not None:
+        groups = names.qkv_groups or kv_heads
+        return (heads // groups * size,) * groups + (kv_heads // groups * size,) * 2 * groups, arch.hidden_size
     return (heads * size, kv_heads * size, kv_heads * size), arch.hidden_size
 
 
@@ -203,18 +216,31 @@ def _num_floats(arch: ModelArch) -> int:
     for layer in arch.layers:
         biases += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         biases += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
-    heads = {
-        HeadNorms.NONE: 0,
-        HeadNorms.EACH: 2 * arch.head_size,
-        HeadNorms.WHOLE: (arch.num_heads + arch.num_kv_heads) * arch.head_size,
-    }[arch.norms.heads]
-    norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
-    return biases + arch.head_bias * arch.vocab_size + norms + arch.num_layers * heads
+    norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias) + _num_head_norms(arch)
+    sinks = sum(layer.mixer.has_sinks for layer in arch.layers) * arch.num_heads
+    return biases + arch.head_bias * arch.vocab_size + norms + sinks
 
 
 def _num_norms(arch: ModelArch) -> int:
     """Norms over hidden states."""
-    return arch.num_layers * len(arch.norms.in_layer) + (arch.norms.final is not None)
+    ends = (arch.norms.embedding is not None) + (arch.norms.final is not None)
+    return arch.num_layers * len(arch.norms.in_layer) + ends
+
+
+def _num_head_norms(arch: ModelArch) -> int:
+    """Numbers of norms of heads. Those behind the rotation share ones and have one weight for query and key."""
+    size, all_heads = arch.head_size, (arch.num_heads + arch.num_kv_heads) * arch.head_size
+    return (
+        arch.num_layers
+        * {
+            HeadNorms.NONE: 0,
+            HeadNorms.EACH: 2 * size,
+            HeadNorms.ROTATED: 2 * size,
+            HeadNorms.WHOLE: all_heads,
+            HeadNorms.LAYER: 4 * size,
+            HeadNorms.LAYER_OWN: all_heads,
+        }[arch.norms.heads]
+    )
 
 
 def context_per_token(arch: ModelArch) -> float:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
+
+import torch
+from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.errors import ConfigError
+from quire.layers.context import LayerContext
+from quire.ops import functional
 from quire.utils.lazy import nearest
 
 ACTIVATIONS = MappingProxyType(
@@ -19,18 +25,55 @@ ACTIVATIONS = MappingProxyType(
         "relu": "relu",
     }
 )
-"""transformers' name -> the name that ops know."""
+"""transformers' name -> the name that products know."""
+BEHIND = ("relu2", "quick_gelu", "xielu")
+"""Those that no product computes, only an op of their own behind one."""
 
 
 def activation_of(arch: ModelArch) -> str:
-    """The op's name for the model's activation.
+    """The product's name for the model's activation.
 
-    Raises: ConfigError for one that no op computes.
+    Raises: ConfigError for one that no product computes.
     """
+    if arch.activation in BEHIND:
+        raise ConfigError(
+            f"{arch.source}: the activation {arch.activation!r} is supported only in an MLP of two linear layers, "
+            f"which {arch.architecture} does not have. Use a model with another activation."
+        )
     if arch.activation not in ACTIVATIONS:
         hint = nearest(arch.activation, ACTIVATIONS)
         raise ConfigError(
             f"{arch.source}: the activation {arch.activation!r} is not supported{hint} "
-            f"Supported: {', '.join(ACTIVATIONS)}."
+            f"Supported: {', '.join((*ACTIVATIONS, *BEHIND))}."
         )
     return ACTIVATIONS[arch.activation]
+
+
+class Activation:
+    """What stands behind a product: part of it where it can be, else an op of its own."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        is_behind = arch.activation in BEHIND
+        self.behind = arch.activation if is_behind else None
+        self.of_product = None if is_behind else activation_of(arch)
+        self.parameters = _xielu_parameters(ctx) if self.behind == "xielu" else ()
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The product with its activation, which may be there already. Shapes: x [T, F] -> [T, F]. Mutates: x."""
+        if self.behind is not None:
+            functional.activate(x, self.behind, self.parameters)
+        return x
+
+
+def _xielu_parameters(ctx: LayerContext) -> tuple[float, ...]:
+    """A layer learns what the squares and the exponentials are multiplied by, before a softplus."""
+    shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+    stored = [ctx.tensor(name, shape, dtype=torch.float32) for name, shape in shapes.items()]
+    if stored[0].is_meta:
+        return (1.0,) * len(stored)
+    positive, negative, beta, eps = (tensor.item() for tensor in stored)
+    return _softplus(positive), beta + _softplus(negative), beta, eps
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
+from quire.config.mixers import PositionScale
 from quire.ops import functional
 from quire.ops.functional import RopeAndCacheSpec
+from quire.utils.math import cdiv
+
+
+@lru_cache(maxsize=4)
+def position_scales(scale: PositionScale, max_model_len: int) -> Tensor:
+    """What queries are multiplied by at each position. Shapes: -> [max_model_len] float32."""
+    periods = range(cdiv(max_model_len, scale.period))
+    values = torch.tensor([1.0 + scale.beta * math.log(1 + period) for period in periods])
+    return values.repeat_interleave(scale.period)[:max_model_len].contiguous()
 
 
 class Attention:
@@ -23,8 +37,14 @@ class Attention:
         k_norm: Tensor | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        query_weight: Tensor | None = None,
+        query_scales: Tensor | None = None,
+        slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
-        """`index` is the layer's place in `ForwardContext.kv_caches`."""
+        """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D] multiplies rotated queries,
+        query_scales [P] those at each position.
+        """
         self.index = index
         self.spec = spec
         self.scale = scale
@@ -33,6 +53,10 @@ class Attention:
         self.k_norm = k_norm
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
+        self.query_weight = query_weight
+        self.query_scales = query_scales
+        self.slopes = slopes
+        self.sinks = sinks
 
     def __call__(self, qkv: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: qkv [T, (H + 2K) * D] -> [T, H * D]. Mutates: this layer's cache."""
@@ -40,6 +64,10 @@ class Attention:
         query = functional.rope_and_cache(
             qkv, ctx.positions, self.cos_sin, self.q_norm, self.k_norm, kv_cache, group.slot_mapping, self.spec
         )
+        if self.query_weight is not None:
+            functional.scale_heads(query, self.query_weight)
+        if self.query_scales is not None:
+            functional.scale_tokens(query, self.query_scales, ctx.positions)
         return functional.paged_attention(
             query,
             kv_cache,
@@ -47,4 +75,6 @@ class Attention:
             scale=self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            slopes=self.slopes,
+            sinks=self.sinks,
         )

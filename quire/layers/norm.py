@@ -14,8 +14,19 @@ from quire.ops import functional
 class RMSNorm:
     """x / rms(x) * weight. Gemma stores weight - 1: `offset` adds the one, once, at load."""
 
-    def __init__(self, ctx: LayerContext, size: int, eps: float, *, offset: float = 0.0, scale: float = 1.0) -> None:
-        self.weight = ctx.tensor("weight", (size,), dtype=torch.float32, offset=offset, scale=scale)
+    def __init__(
+        self,
+        ctx: LayerContext,
+        size: int,
+        eps: float,
+        *,
+        has_weight: bool = True,
+        offset: float = 0.0,
+        scale: float = 1.0,
+    ) -> None:
+        self.weight = torch.full((size,), scale)
+        if has_weight:
+            self.weight = ctx.tensor("weight", (size,), dtype=torch.float32, offset=offset, scale=scale)
         self.eps = eps
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
@@ -57,7 +68,9 @@ def model_norm(arch: ModelArch, ctx: LayerContext, name: str, *, scale: float = 
     """The norm over hidden states that the checkpoint calls `name`, times `scale`."""
     norms, child = arch.norms, ctx.child(name)
     if norms.kind is NormKind.RMS:
-        return RMSNorm(child, arch.hidden_size, arch.norm_eps, offset=norms.offset, scale=scale)
+        return RMSNorm(
+            child, arch.hidden_size, arch.norm_eps, has_weight=norms.has_weight, offset=norms.offset, scale=scale
+        )
     return LayerNorm(
         child,
         arch.hidden_size,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quire.config.family_spec import WeightNames
@@ -67,18 +68,25 @@ class WeightMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOrder:
-    """A tensor that has, for each key/value head in turn, its query heads, the key, and the value."""
+    """A tensor that has, for each group of heads in turn, its query heads, its keys, and its values."""
 
-    num_heads: int
-    num_kv_heads: int
+    num_groups: int
+    num_queries: int
+    """Query heads of a group."""
+    num_keys: int = 1
+    """Key heads of a group, and value heads."""
     head_size: int
+    values_first: bool = False
+    """Values stand before keys."""
 
     def parts(self, stored: Tensor) -> list[Tensor]:
         """Views in the order that ops want: all query heads, all keys, all values. Shapes: stored [N, ...]."""
-        num_queries = self.num_heads // self.num_kv_heads
-        groups = stored.view(self.num_kv_heads, num_queries + 2, self.head_size, *stored.shape[1:])
-        queries = [group[:num_queries].flatten(0, 1) for group in groups]
-        return queries + [group[-2] for group in groups] + [group[-1] for group in groups]
+        sizes = [self.num_queries, self.num_keys, self.num_keys]
+        groups = stored.view(self.num_groups, sum(sizes), self.head_size, *stored.shape[1:])
+        queries, keys, values = torch.split(groups, sizes, dim=1)
+        if self.values_first:
+            keys, values = values, keys
+        return [part.flatten(0, 1) for kind in (queries, keys, values) for part in kind]
 
 
 class WeightReader(Protocol):

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
+from quire.config.family_spec import MlpKind, MlpSpec
 from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
-from quire.layers.activation import activation_of
-from quire.layers.attention import Attention
+from quire.layers.activation import Activation, activation_of
+from quire.layers.attention import Attention, position_scales
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder
+from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
 from quire.ops import functional
 from quire.ops.functional import RopeAndCacheSpec
 
@@ -45,19 +46,13 @@ class SelfAttention:
             kv_heads * size,
             kv_heads * size,
             bias=arch.attention_bias,
-            order=HeadOrder(num_heads=heads, num_kv_heads=kv_heads, head_size=size) if names.qkv_by_head else None,
+            order=_head_order(arch),
         )
         output = ctx.child(names.output)
         self.o_proj = Linear(output, heads * size, arch.hidden_size, bias=arch.output_bias, shard_dim=1)
-        self.norms = WholeNorms(arch, ctx) if arch.norms.heads is HeadNorms.WHOLE else None
-        has_norms = arch.norms.heads is HeadNorms.EACH
-        self.attention = attention_of(
-            arch,
-            ctx,
-            index,
-            q_norm=_head_norm(arch, ctx.child(names.q_norm), size) if has_norms else None,
-            k_norm=_head_norm(arch, ctx.child(names.k_norm), size) if has_norms else None,
-        )
+        self.norms = separate_norms(arch, ctx)
+        self.clip = arch.clip_qkv
+        self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx))
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
@@ -67,27 +62,25 @@ class SelfAttention:
         qkv = self.qkv_proj(hidden)
         if self.norms is not None:
             self.norms.apply(qkv)
+        if self.clip is not None:
+            functional.clip(qkv, self.clip)
         return qkv
 
 
-class WholeNorms:
-    """An RMS norm over all query heads of a token, and one over all its key heads."""
-
-    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
-        names, size = arch.family.names, arch.head_size
-        self.query = _head_norm(arch, ctx.child(names.q_norm), arch.num_heads * size)
-        self.key = _head_norm(arch, ctx.child(names.k_norm), arch.num_kv_heads * size)
-        self.eps = arch.norm_eps
-
-    def apply(self, qkv: Tensor) -> None:
-        """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
-        functional.rms_norm_columns(qkv, self.query, self.eps, first=0)
-        functional.rms_norm_columns(qkv, self.key, self.eps, first=self.query.shape[0])
+def _head_order(arch: ModelArch) -> HeadOrder | None:
+    """Of a single tensor of queries, keys and values that has them otherwise than one after the other."""
+    names, size = arch.family.names, arch.head_size
+    if names.qkv_groups is not None:
+        each = arch.num_heads // names.qkv_groups
+        return HeadOrder(
+            num_groups=names.qkv_groups, num_queries=each, num_keys=each, head_size=size, values_first=True
+        )
+    if not names.qkv_by_head:
+        return None
+    return HeadOrder(num_groups=arch.num_kv_heads, num_queries=arch.num_heads // arch.num_kv_heads, head_size=size)
 
 
-def attention_of(
-    arch: ModelArch, ctx: LayerContext, index: int, *, q_norm: Tensor | None = None, k_norm: Tensor | None = None
-) -> Attention:
+def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: FusedNorms = NO_NORMS) -> Attention:
     """A layer's attention, without its projections."""
     mixer = arch.layers[index].mixer
     assert isinstance(mixer, AttentionSpec)
@@ -104,16 +97,15 @@ def attention_of(
         spec,
         scale=mixer.query_scale,
         cos_sin=rotary_table(mixer.rope, ctx.max_model_len) if mixer.rope else None,
-        q_norm=q_norm,
-        k_norm=k_norm,
+        q_norm=norms.query,
+        k_norm=norms.key,
+        query_weight=norms.rotated_query,
+        query_scales=position_scales(mixer.position_scale, ctx.max_model_len) if mixer.position_scale else None,
         sliding_window=mixer.window,
         soft_cap=arch.attn_soft_cap,
+        slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes),
+        sinks=ctx.tensor("sinks", (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
     )
-
-
-def _head_norm(arch: ModelArch, ctx: LayerContext, size: int) -> Tensor:
-    """The float32 weight of a norm on heads. Shapes: -> [size]."""
-    return ctx.tensor("weight", (size,), dtype=torch.float32, offset=arch.norms.offset)
 
 
 class Mlp(Protocol):
@@ -144,11 +136,12 @@ class PlainMLP:
         size, inner, names = arch.hidden_size, spec.intermediate_size, arch.family.names
         self.up_proj = Linear(ctx.child(names.up), size, inner, bias=spec.has_bias)
         self.down_proj = Linear(ctx.child(names.down), inner, size, bias=spec.has_bias, shard_dim=1)
-        self.activation = activation_of(arch)
+        self.activation = Activation(arch, ctx.child(names.activation))
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """See `Mlp`."""
-        return self.down_proj(self.up_proj(hidden, activation=self.activation), residual=residual)
+        inner = self.up_proj(hidden, activation=self.activation.of_product)
+        return self.down_proj(self.activation.finish(inner), residual=residual)
 
 
 MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = MappingProxyType(

@@ -29,7 +29,7 @@ class DecoderLayer:
             for name in (norms.input, norms.post_attention, norms.pre_mlp, norms.post_mlp)
         )
         self.mixer = MIXERS[type(layer.mixer)](arch, ctx.child(names.attention), index)
-        self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, ctx.child(names.mlp))
+        self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, ctx.child(names.mlp) if names.mlp else ctx)
         self.scale = arch.scales.residual
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
@@ -80,7 +80,12 @@ class DecoderForCausalLM:
         self.embed_tokens = Embedding(embed, arch.vocab_size, size, scale=arch.scales.embedding, tied=tied)
         self.embed_positions = None
         if names.positions is not None:
-            self.embed_positions = Embedding(model.child(names.positions), arch.max_position_embeddings, size)
+            unused = names.unused_positions
+            self.embed_positions = Embedding(
+                model.child(names.positions), arch.max_position_embeddings + unused, size, first_row=unused
+            )
+        first = arch.norms.embedding
+        self.embed_norm = model_norm(arch, model, first) if first else None
         layer_class = ParallelLayer if arch.is_parallel else self.layer_class
         layers = model.child(names.layers)
         self.layers = [layer_class(arch, layers.child(index), index) for index in range(arch.num_layers)]
@@ -102,6 +107,8 @@ class DecoderForCausalLM:
         hidden = self.embed_tokens(token_ids)
         if self.embed_positions is not None:
             hidden = self.embed_positions(ctx.positions, residual=hidden)
+        if self.embed_norm is not None:
+            hidden = self.embed_norm(hidden)
         for layer in self.layers:
             hidden = layer(hidden, ctx)
         return hidden if self.norm is None else self.norm(hidden)

@@ -214,6 +214,34 @@ def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor
     return cast("Tensor", op("scale_add")(x, scale, residual))
 
 
+def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> None:
+    """An activation that `linear` does not have, in place.
+
+    activation, parameters:
+    - "relu2": max(x, 0)^2
+    - "quick_gelu": x * sigmoid(1.702 * x)
+    - "xielu", (p, n, beta, eps): p * x^2 + beta * x above zero, else n * (expm1(min(x, eps)) - x) + beta * x
+      (Huang 2024, arXiv:2411.13010).
+    Shapes: x [T, F]. Mutates: x.
+    """
+    op("activate")(x, activation, parameters)
+
+
+def clip(x: Tensor, limit: float) -> None:
+    """min(max(x, -limit), limit), in place. Shapes: x [T, N]. Mutates: x."""
+    op("clip")(x, limit)
+
+
+def scale_heads(x: Tensor, weight: Tensor) -> None:
+    """x * weight, in place. Shapes: x [T, H, D], weight [D] float32. Mutates: x."""
+    op("scale_heads")(x, weight)
+
+
+def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
+    """x * scales[positions], in place. Shapes: x [T, H, D], scales [P] float32, positions [T] int64. Mutates: x."""
+    op("scale_tokens")(x, scales, positions)
+
+
 def soft_cap(logits: Tensor, cap: float) -> None:
     """cap * tanh(logits / cap), in place. Shapes: logits [R, V] float32. Mutates: logits."""
     op("soft_cap")(logits, cap)
@@ -238,6 +266,15 @@ def rms_norm_columns(x: Tensor, weight: Tensor, eps: float, *, first: int) -> No
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias. Shapes: x [T, E], weight and bias [E] float32 -> [T, E]."""
     return cast("Tensor", op("layer_norm")(x, weight, bias, eps))
+
+
+def layer_norm_heads(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, first: int, num_heads: int) -> None:
+    """`layer_norm` of each of `num_heads` heads by itself, in place; the first one begins at column `first`.
+
+    Shapes: x [T, N], weight [W, D] float32, W being 1 for all heads alike or num_heads, bias as weight or None,
+    first + num_heads * D <= N. Mutates: x.
+    """
+    op("layer_norm_heads")(x, weight, bias, eps, first=first, num_heads=num_heads)
 
 
 def rope_and_cache(
@@ -321,18 +358,31 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of this step's tokens over their sequences' cached keys and values, prefill and decode alike.
 
     Token t of sequence r at context position p sees positions max(0, p - sliding_window + 1) .. p. Blocks in which none
     of the step's tokens sees a position are not read: their entries of the table may name any block. Scores are
-    query . key * scale, then soft_cap * tanh(score / soft_cap) when given. Query head h reads kv head h // (H / K).
+    query . key * scale, then soft_cap * tanh(score / soft_cap) when given, then less slope * distance when given
+    (ALiBi, Press et al. 2022). A sink is a score of no token: it takes its share of the softmax and adds nothing.
+    Query head h reads kv head h // (H / K).
 
-    Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D] in query's dtype.
+    Shapes: query [T, H, D], kv_cache as allocated, slopes and sinks [H] float32 -> [T, H * D] in query's dtype.
     """
     return cast(
         "Tensor",
-        op("paged_attention")(query, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap),
+        op("paged_attention")(
+            query,
+            kv_cache,
+            metadata,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            slopes=slopes,
+            sinks=sinks,
+        ),
     )
 
 

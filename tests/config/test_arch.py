@@ -39,6 +39,9 @@ GEMMA2 = {**LLAMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"
 GEMMA3 = {**LLAMA, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 32}
 FALCON = {**LLAMA, "model_type": "falcon", "architectures": ["FalconForCausalLM"]}
 SMOLLM3 = {**LLAMA, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
+GRANITE_SWA = {**LLAMA, "model_type": "granite_swa", "architectures": ["GraniteSWAForCausalLM"]}
+GPT_NEO = {"model_type": "gpt_neo", "vocab_size": 64, "hidden_size": 32, "num_layers": 4, "num_heads": 4}
+MPT = {"model_type": "mpt", "vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4}
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
     "vocab_size": 1000,
@@ -205,6 +208,23 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "share of heads": ("phi", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
     "gpt_neox": ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 5e4}, {"rope_parameters": PARTIAL}),
     "stablelm": ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
+    "nemotron": ("nemotron", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
+    "persimmon": ("persimmon", {"rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
+    "a base raised by alpha": (
+        "hunyuan_v1_dense",
+        {"rope_theta": 5e4, "rope_scaling": {"type": "dynamic", "alpha": 9.0, "factor": 1.0}},
+        {"rope_parameters": {"rope_type": "dynamic", "alpha": 9.0, "factor": 1.0, "rope_theta": 5e4}},
+    ),
+    "a base for each layer": ("granite_swa", {"rope_theta": 5e4}, {"layer_rope_theta": [5e4] * 4}),
+    "kinds of attention": ("cwm", {}, {"layer_types": [FULL, SLIDING, SLIDING, SLIDING]}),
+    "a stretched rotation": (
+        "cwm",
+        {},
+        {"rope_parameters": {**LLAMA3, "factor": 16.0, "original_max_position_embeddings": 8192, "rope_theta": 1e6}},
+    ),
+    "attention by name": ("bloom", {}, {"n_head": 8, "n_layer": 4, "n_embed": 64}),
+    "pairs of kinds": ("gpt_neo", {}, {"attention_types": [[["global", "local"], 2]]}),
+    "attention of defaults": ("mpt", {}, {"attn_config": {"alibi": True, "clip_qkv": None, "qk_ln": False}}),
     "scaling": (
         "granite",
         {"rope_theta": 5e4, "rope_scaling": LLAMA3},
@@ -397,9 +417,52 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "rotation of other numbers": (SMOLLM3, {"no_rope_layers": [1, 0, 2, 1]}, ["no_rope_layers", "a 1 or a 0"]),
     "rotation of every zeroth": (SMOLLM3, {"no_rope_layer_interval": 0}, ["no_rope_layer_interval", "is 0"]),
     "query scalar zero": (GEMMA2, {"query_pre_attn_scalar": 0}, ["query_pre_attn_scalar", "is 0"]),
-    "clipped projections": ({**LLAMA, "model_type": "olmo"}, {"clip_qkv": 8.0}, ["clip_qkv is 8.0", "later OLMo"]),
-    "positions by distance": (FALCON, {"alibi": True}, ["alibi is True", "ALiBi"]),
-    "layer norms of heads": ({**LLAMA, "model_type": "phi"}, {"qk_layernorm": True}, ["qk_layernorm is True"]),
+    "clipped to nothing": ({**LLAMA, "model_type": "olmo"}, {"clip_qkv": 0}, ["clip_qkv is 0", "above 0"]),
+    "slopes a word": (FALCON, {"alibi": "yes"}, ["alibi is 'yes'", "true or false"]),
+    "head norms a number": ({**LLAMA, "model_type": "phi"}, {"qk_layernorm": 1}, ["qk_layernorm is 1"]),
+    "kinds of attention without an end": (
+        GPT_NEO,
+        {"attention_types": [[["global", "local"], 10**12]]},
+        ["attention_types", "one for each layer"],
+    ),
+    "kinds of attention unknown": (GPT_NEO, {"attention_types": [[["sparse"], 4]]}, ["attention_types", "pairs"]),
+    "kinds of attention no pairs": (GPT_NEO, {"attention_types": ["global"] * 4}, ["attention_types", "pairs"]),
+    "kinds of attention left out": (
+        {**GPT_NEO, "num_layers": 3},
+        {"attention_types": None},
+        ["attention_types is missing", "one for each layer"],
+    ),
+    "bases of too few layers": (GRANITE_SWA, {"layer_rope_theta": [1e4]}, ["layer_rope_theta", "each layer"]),
+    "bases of several kinds": (GRANITE_SWA, {"layer_rope_theta": [1e4, 0, 1e5, 0]}, ["layer_rope_theta", "the same"]),
+    "bases of words": (GRANITE_SWA, {"layer_rope_theta": ["a"] * 4}, ["layer_rope_theta", "a number"]),
+    "bases of lists": (GRANITE_SWA, {"layer_rope_theta": [[]] * 4}, ["layer_rope_theta", "a number"]),
+    "base negative": (GRANITE_SWA, {"layer_rope_theta": [-1.0] * 4}, ["rope_theta", "-1.0"]),
+    "queries not scaled": (
+        {**LLAMA, "model_type": "ministral3"},
+        {"rope_parameters": {"rope_type": "default"}},
+        ["rope_parameters: llama_4_scaling_beta is missing"],
+    ),
+    "attention of a string": (MPT, {"attn_config": "torch"}, ["attn_config", "an object"]),
+    "attention over a prefix": (MPT, {"attn_config": {"prefix_lm": True}}, ["attn_config: prefix_lm is True"]),
+    "slopes of another series": (MPT, {"attn_config": {"alibi_bias_max": 16}}, ["alibi_bias_max is 16", "must be 8"]),
+    "scores scaled by zero": (MPT, {"attn_config": {"softmax_scale": 0}}, ["attn_config: softmax_scale is 0"]),
+    "logits scaled": (MPT, {"logit_scale": "inv_sqrt_d_model"}, ["logit_scale is 'inv_sqrt_d_model'"]),
+    "residual behind norms": (
+        {"model_type": "bloom", "vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+        {"apply_residual_connection_post_layernorm": True},
+        ["apply_residual_connection_post_layernorm is True"],
+    ),
+    "heads in no four groups": ({**LLAMA, "model_type": "codegen"}, {"n_head": 6}, ["n_head is 6", "multiple of 4"]),
+    "alpha negative": (
+        {**LLAMA, "model_type": "hunyuan_v1_dense"},
+        {"rope_scaling": {"type": "dynamic", "alpha": -1}},
+        ["alpha is -1"],
+    ),
+    "alpha of heads too small": (
+        {**LLAMA, "model_type": "hunyuan_v1_dense", "head_dim": 2},
+        {"rope_scaling": {"type": "dynamic", "alpha": 5}},
+        ["head_dim is 2"],
+    ),
     "bidirectional": (GEMMA3, {"use_bidirectional_attention": True}, ["use_bidirectional_attention is True", "causal"]),
     "too many heads rotated": (
         {**LLAMA, "model_type": "gptj"},
@@ -440,7 +503,7 @@ def test_keys_left_out_mean_what_transformers_means(
     sizes = {
         "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads", "num_key_value_heads", "n_embd", "n_layer", "n_head", "ffn_dim", "ffn_hidden_size",
-            "rotary_dim",
+            "rotary_dim", "d_model", "n_layers", "n_heads", "num_layers", "num_heads", "attention_types",
         "eos_token_id", "bos_token_id", "pad_token_id",
     }  # fmt: skip
     short = {key: value for key, value in full.items() if key in sizes | NEEDED.get(family, set())}

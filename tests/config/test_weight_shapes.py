@@ -77,20 +77,23 @@ def test_planned_is_loaded(
     model = load_model(path, arch, dtype=getattr(torch, dtype), max_model_len=64, quantization=quantization)
     loaded = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in tensors_of(model)}.values())
     planned = weight_bytes(arch, dtype, quantization, ops=ops, isa=isa() if ops == "cpu" else "")
-    if arch.model_type == "opt":  # two rows of the table are never looked at, but they are held
-        loaded += 2 * arch.hidden_size * getattr(torch, dtype).itemsize
+    unused = arch.family.names.unused_positions
+    if unused:  # rows of the table that are never looked at, but they are held
+        loaded += unused * arch.hidden_size * getattr(torch, dtype).itemsize
     assert loaded == planned
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:
-    """Every parameter of a model; the rotary table is none."""
+    """Every parameter of a model; tables of positions and the slopes of heads are none."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, (list, tuple)):
         for item in thing:
             yield from tensors_of(item)
     elif isinstance(thing, dict):
-        yield from tensors_of([value for name, value in thing.items() if name != "cos_sin"])
+        yield from tensors_of(
+            [value for name, value in thing.items() if name not in ("cos_sin", "slopes", "query_scales")]
+        )
     elif type(thing).__module__.startswith("quire.") and not isinstance(thing, ModelArch):
         yield from tensors_of(fields_of(thing))
 

@@ -62,6 +62,8 @@ class Pages:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         scale: float = 0.25,
+        slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> list[Tensor]:
         """Compute tokens start..stop of sequences, [(sequence, start, stop)], in one step: one output each."""
         table = ops(self.implementation)
@@ -83,12 +85,26 @@ class Pages:
             block_size=self.block_size,
         )
         out = table["paged_attention"](
-            query, self.cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+            query,
+            self.cache,
+            metadata,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            slopes=slopes,
+            sinks=sinks,
         )
         return list(out.split(counts))
 
     def naive(
-        self, row: int, *, sliding_window: int | None = None, soft_cap: float | None = None, scale: float = 0.25
+        self,
+        row: int,
+        *,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        scale: float = 0.25,
+        slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attention of a whole sequence in float64, with one matrix of scores. Shapes: -> [T, H * D]."""
         spec, count = self.spec, self.qkv[row].shape[0]
@@ -103,8 +119,13 @@ class Pages:
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         distance = torch.arange(count).unsqueeze(1) - torch.arange(count)
+        if slopes is not None:
+            scores = scores - slopes.double().view(-1, 1, 1) * distance
         hidden = distance < 0
         if sliding_window is not None:
             hidden |= distance >= sliding_window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, count, 1)], dim=-1)
+        weights = scores.softmax(-1)[..., :count]
         return (weights @ value).transpose(0, 1).reshape(count, -1)

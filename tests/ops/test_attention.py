@@ -176,6 +176,45 @@ def test_one_broken_query_is_broken_alone(implementation: str, dtype: torch.dtyp
     assert after[39].isnan().all()
 
 
+BIASES = {
+    "slopes": {"slopes": torch.tensor([0.5, 0.01, 0.1, 0.0])},
+    "sinks": {"sinks": torch.tensor([-3.0, 0.5, 9.0, 200.0])},
+    "both": {"slopes": torch.tensor([0.5, 0.01, 0.1, 0.0]), "sinks": torch.tensor([-3.0, 0.5, 9.0, -200.0])},
+}
+
+
+@each_implementation
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize(
+    ("bias", "sliding_window", "soft_cap", "block_size"),
+    [("slopes", None, None, 16), ("sinks", 24, None, 32), ("both", 130, 5.0, 5)],
+)
+def test_slopes_and_sinks_change_the_softmax_and_no_bits_of_others(
+    implementation: str,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    bias: str,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    block_size: int,
+) -> None:
+    lengths = [1, 160, 40]
+    pages = Pages.of(implementation, lengths, dtype=dtype, cache_dtype=cache_dtype, block_size=block_size)
+    view = {"sliding_window": sliding_window, "soft_cap": soft_cap, **BIASES[bias]}
+    whole = [pages.attend([(row, 0, length)], **view)[0] for row, length in enumerate(lengths)]
+    for row, output in enumerate(whole):
+        assert output.dtype == dtype
+        assert_close(output, pages.naive(row, **view))
+    mixed = [(2, 39, 40), (1, 101, 160), (0, 0, 1)]
+    for threads in (1, 2):
+        with torch_threads(threads):
+            outputs = pages.attend(mixed, **view)
+        for (row, start, stop), output in zip(mixed, outputs, strict=True):
+            assert torch.equal(output, whole[row][start:stop]), f"sequence {row}, {threads} threads"
+    parts = [pages.attend([(1, start, min(start + 13, 160))], **view)[0] for start in range(0, 160, 13)]
+    assert torch.equal(torch.cat(parts), whole[1])
+
+
 def test_an_int8_cache_takes_heads_in_fours() -> None:
     library = pytest.importorskip("quire.ops.cpu.library")
     if not library.available():

@@ -1,9 +1,13 @@
-"""scale_add and soft_cap: values, and rows that do not depend on their neighbours."""
+"""Elementwise ops: values, and rows that do not depend on their neighbours."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand, run
 
@@ -33,3 +37,73 @@ def test_soft_cap_is_a_scaled_tanh(implementation: str) -> None:
     expected = 30 * torch.tanh(logits.double() / 30)
     assert (capped(slice(0, 13)).double() - expected).abs().max() < 1e-5
     assert_rows_alone(capped, 13)
+
+
+XIELU = (0.9, 0.7, 0.5, -1e-6)
+
+
+def naive_xielu(x: Tensor) -> Tensor:
+    positive, negative, beta, eps = XIELU
+    below = negative * (torch.expm1(x.clamp(max=eps)) - x) + beta * x
+    return torch.where(x > 0, positive * x.square() + beta * x, below)
+
+
+ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[[Tensor], Tensor]]] = {
+    "relu2": ((), lambda x: x.clamp(min=0).square()),
+    "quick_gelu": ((), lambda x: x * torch.sigmoid(1.702 * x)),
+    "xielu": (XIELU, naive_xielu),
+}
+
+
+@pytest.mark.parametrize("implementation", implementations_of("activate"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 33, 96, 1000])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activate_computes_each_row_by_itself(
+    implementation: str, dtype: torch.dtype, size: int, activation: str
+) -> None:
+    parameters, naive = ACTIVATIONS[activation]
+    x = rand(21, size, dtype=dtype) * 4
+
+    def activated(rows: slice) -> Tensor:
+        part = x[rows].clone()
+        ops(implementation)["activate"](part, activation, parameters)
+        return part
+
+    assert_close(activated(slice(0, 21)), naive(x.double()))
+    assert_rows_alone(activated, 21)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("activate"))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activate_keeps_what_is_broken_broken(implementation: str, activation: str) -> None:
+    x = torch.tensor([[math.nan, 1.0, -1.0]])
+    ops(implementation)["activate"](x, activation, ACTIVATIONS[activation][0])
+    assert x.isnan().tolist() == [[True, False, False]]
+
+
+@pytest.mark.parametrize("implementation", implementations_of("clip"))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clip_bounds_magnitudes(implementation: str, dtype: torch.dtype) -> None:
+    x = rand(13, 50, dtype=dtype)
+    expected = x.clamp(-0.5, 0.5)
+    ops(implementation)["clip"](x, 0.5)
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("scale_heads"))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scale_tokens_scales_by_position(implementation: str, dtype: torch.dtype) -> None:
+    x, scales, positions = rand(5, 3, 22, dtype=dtype), rand(9, seed=1), torch.tensor([8, 0, 3, 3, 5])
+    expected = (x.float() * scales[positions].view(5, 1, 1)).to(dtype)
+    ops(implementation)["scale_tokens"](x, scales, positions)
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("scale_heads"))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scale_heads_rounds_once(implementation: str, dtype: torch.dtype) -> None:
+    x, weight = rand(13, 3, 22, dtype=dtype), rand(22, seed=1)
+    expected = (x.float() * weight).to(dtype)
+    ops(implementation)["scale_heads"](x, weight)
+    assert torch.equal(x, expected)

@@ -64,3 +64,29 @@ def test_rms_norm_columns_is_rms_norm_of_a_part(implementation: str, dtype: torc
     expected[:, first : first + 33] = run(implementation, "rms_norm", part, weight, 1e-5)
     run(implementation, "rms_norm_columns", x, weight, 1e-5, first=first)
     assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("layer_norm_heads"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 22])
+@pytest.mark.parametrize(("num_weights", "has_bias"), [(1, True), (1, False), (3, False), (3, True)])
+def test_layer_norm_heads_is_layer_norm_of_each_head(
+    implementation: str, dtype: torch.dtype, size: int, num_weights: int, has_bias: bool
+) -> None:
+    x, weight = rand(9, 5 * size, dtype=dtype), rand(num_weights, size, seed=1)
+    bias = rand(num_weights, size, seed=2) if has_bias else None
+    expected = x.clone()
+    for head in range(3):
+        own, begin = head % num_weights, (head + 1) * size
+        part = x[:, begin : begin + size].contiguous()
+        normed = run(implementation, "layer_norm", part, weight[own], None if bias is None else bias[own], 1e-5)
+        expected[:, begin : begin + size] = normed
+
+    def normed_rows(rows: slice) -> torch.Tensor:
+        part = x[rows].clone()
+        run(implementation, "layer_norm_heads", part, weight, bias, 1e-5, first=size, num_heads=3)
+        return part
+
+    assert_close(normed_rows(slice(0, 9)), expected)
+    assert torch.equal(normed_rows(slice(0, 9))[:, :size], x[:, :size]), "other columns stay"
+    assert_rows_alone(normed_rows, 9)

@@ -1,7 +1,9 @@
 """Command R: parallel attention and MLP behind one layer norm without bias; rotates neighbours, scales logits."""
 
+from dataclasses import replace
+
 from quire.config.config_keys import ConfigKeys
-from quire.config.family_spec import FamilySpec, NormKind, Norms, Scales, gated
+from quire.config.family_spec import FamilySpec, HeadNorms, NormKind, Norms, Scales, gated
 
 SPELLINGS = {"rms_norm_eps": "layer_norm_eps"}
 DEFAULTS = {
@@ -21,13 +23,17 @@ def scales(keys: ConfigKeys) -> Scales:
     return Scales(logits=keys.positive("logit_scale"))
 
 
+def norms(keys: ConfigKeys) -> Norms:
+    """Those of heads where the config says so (Command R+)."""
+    return replace(NORMS, heads=HeadNorms.LAYER_OWN) if keys.flag("use_qk_norm", default=False) else NORMS
+
+
 SPEC = FamilySpec(
     architecture="CohereForCausalLM",
     spellings=SPELLINGS,
     defaults=DEFAULTS,
-    refused={"use_qk_norm": "has no layer norms of heads. Use Command R 7B (cohere2), or Command R without them."},
     rotates_pairs=True,
-    norms=NORMS,
+    norms=norms,
     is_parallel=True,
     mlp=gated(),
     scales=scales,

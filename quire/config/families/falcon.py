@@ -1,9 +1,11 @@
-"""Falcon 7B, 40B, 180B: parallel attention and plain MLP behind one layer norm or two; few key and value heads."""
+"""Falcon 7B, 40B, 180B, RW: parallel attention and plain MLP behind one layer norm or two; few key and value heads."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from quire.config.alibi import in_bfloat16, slopes_of
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, NormKind, Norms, WeightNames, plain
 
@@ -24,6 +26,14 @@ def norms(keys: ConfigKeys) -> Norms:
     return one if keys.flag("parallel_attn", default=True) else replace(one, pre_mlp="post_attention_layernorm")
 
 
+def slopes(keys: ConfigKeys, num_heads: int) -> tuple[float, ...] | None:
+    """Falcon RW has ALiBi instead of a rotation. It scales the slopes as it scales scores."""
+    if not keys.flag("alibi", default=False):
+        return None
+    scale = 1.0 / math.sqrt(keys.count("hidden_size") // num_heads)
+    return tuple(in_bfloat16(slope) * scale for slope in slopes_of(num_heads))
+
+
 SPEC = FamilySpec(
     architecture="FalconForCausalLM",
     spellings={
@@ -40,7 +50,7 @@ SPEC = FamilySpec(
         "eos_token_id": 11,
     },
     derived=derived,
-    refused={"alibi": "has no ALiBi positions. Use a Falcon that rotates queries and keys."},
+    slopes=slopes,
     norms=norms,
     is_parallel="parallel_attn",
     attention_bias="bias",

@@ -8,13 +8,13 @@ SPEC = FamilySpec(
     architecture="OlmoeForCausalLM",
     defaults={
         **olmo.DEFAULTS,
+        **olmo.CLIPPED,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "intermediate_size": 2048,
         "num_experts": 64,
         "num_experts_per_tok": 8,
     },
-    refused=olmo.SPEC.refused,
     norms=Norms(heads=HeadNorms.WHOLE),
     mlp=experts(olmoe_experts),
 )

@@ -7,13 +7,13 @@ from types import MappingProxyType
 
 from quire.ops.cpu.attention import paged_attention
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
-from quire.ops.cpu.elementwise import scale_add, soft_cap
+from quire.ops.cpu.elementwise import activate, clip, scale_add, scale_heads, scale_tokens, soft_cap
 from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.latent import latent_qkv, latent_values
 from quire.ops.cpu.memory import weights_together
-from quire.ops.cpu.norm import layer_norm, rms_norm, rms_norm_columns
+from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
@@ -29,10 +29,15 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "mixture_of_experts": mixture_of_experts,
         "embedding": embedding,
         "scale_add": scale_add,
+        "activate": activate,
+        "clip": clip,
+        "scale_heads": scale_heads,
+        "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,
         "rms_norm_columns": rms_norm_columns,
         "rms_norm": rms_norm,
         "layer_norm": layer_norm,
+        "layer_norm_heads": layer_norm_heads,
         "rope_and_cache": rope_and_cache,
         "latent_qkv": latent_qkv,
         "latent_values": latent_values,

@@ -1,9 +1,13 @@
-"""Elementwise ops; `csrc/cpu/elementwise.cpp`."""
+"""Elementwise ops; `csrc/cpu/elementwise.cpp`, or plain torch where the library has none."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
+from quire.ops import elementwise
+from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
@@ -17,6 +21,26 @@ def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor
     added = None if residual is None else residual.data_ptr()
     check(lib.qr_scale_add(out.data_ptr(), x.data_ptr(), added, DTYPES[x.dtype], scale, x.numel()))
     return out
+
+
+def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> None:
+    """See `functional.activate`."""
+    run_or_note(partial(elementwise.activate, activation=activation, parameters=parameters), x)
+
+
+def clip(x: Tensor, limit: float) -> None:
+    """See `functional.clip`."""
+    run_or_note(partial(elementwise.clip, limit=limit), x)
+
+
+def scale_heads(x: Tensor, weight: Tensor) -> None:
+    """See `functional.scale_heads`."""
+    run_or_note(elementwise.scale_heads, x, weight)
+
+
+def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
+    """See `functional.scale_tokens`."""
+    run_or_note(elementwise.scale_tokens, x, scales, positions)
 
 
 def soft_cap(logits: Tensor, cap: float) -> None:

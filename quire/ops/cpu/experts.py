@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from quire.config.experts import Routing
+from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.gemm import gated_linear, linear
-from quire.ops.cpu.library import is_recording, note_call
-from quire.ops.cpu.memory import empty, untracked
+from quire.ops.cpu.memory import empty
 from quire.ops.functional import MixtureWeights
 from quire.ops.mixture import mix
-from quire.ops.threads import one_thread
 
 
 def mixture_of_experts(
@@ -25,20 +23,12 @@ def mixture_of_experts(
 ) -> Tensor:
     """See `functional.mixture_of_experts`."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
-    if not is_recording():
-        _compute(out, x, residual, weights, routing, activation)
-        return out
-    given = untracked(out), untracked(x), None if residual is None else untracked(residual)
-    call = partial(_compute, *given, weights, routing, activation)
-    note_call(call, [tensor.data_ptr() for tensor in given if tensor is not None])
+    run_or_note(partial(_compute, weights=weights, routing=routing, activation=activation), out, x, residual)
     return out
 
 
 def _compute(
-    out: Tensor, x: Tensor, residual: Tensor | None, weights: MixtureWeights, routing: Routing, activation: str
+    out: Tensor, x: Tensor, residual: Tensor | None, *, weights: MixtureWeights, routing: Routing, activation: str
 ) -> None:
-    with one_thread(), torch.inference_mode():
-        total = mix(
-            x, weights, routing, activation=activation, residual=residual, linear=linear, gated_linear=gated_linear
-        )
-        out.copy_(total)
+    total = mix(x, weights, routing, activation=activation, residual=residual, linear=linear, gated_linear=gated_linear)
+    out.copy_(total)

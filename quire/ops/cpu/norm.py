@@ -58,3 +58,27 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
         )
     )
     return out
+
+
+def layer_norm_heads(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, first: int, num_heads: int) -> None:
+    """See `functional.layer_norm_heads`. The heads of a row that share a weight are the rows of one call."""
+    rows, width = x.shape
+    num_weights, size = weight.shape
+    dtype, item = DTYPES[x.dtype], x.element_size()
+    heads_at_once = num_heads // num_weights
+    for row in range(rows):
+        for index in range(num_weights):
+            heads = x.data_ptr() + (row * width + first + index * size) * item
+            check(
+                lib.qr_layer_norm(
+                    heads,
+                    dtype,
+                    heads,
+                    dtype,
+                    weight[index].data_ptr(),
+                    None if bias is None else bias[index].data_ptr(),
+                    heads_at_once,
+                    size,
+                    eps,
+                )
+            )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from types import MappingProxyType
 
+from quire.ops.elementwise import activate, clip, scale_heads, scale_tokens
 from quire.ops.reference.attention import paged_attention
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import scale_add, soft_cap
@@ -13,7 +14,7 @@ from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
 from quire.ops.reference.graphs import Graphs
 from quire.ops.reference.latent import latent_qkv, latent_values
-from quire.ops.reference.norm import layer_norm, rms_norm, rms_norm_columns
+from quire.ops.reference.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import apply_penalties, row_max, sample, top_logprobs
 
@@ -27,10 +28,15 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "mixture_of_experts": mixture_of_experts,
         "embedding": embedding,
         "scale_add": scale_add,
+        "activate": activate,
+        "clip": clip,
+        "scale_heads": scale_heads,
+        "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,
         "rms_norm": rms_norm,
         "rms_norm_columns": rms_norm_columns,
         "layer_norm": layer_norm,
+        "layer_norm_heads": layer_norm_heads,
         "rope_and_cache": rope_and_cache,
         "latent_qkv": latent_qkv,
         "latent_values": latent_values,

@@ -33,3 +33,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     if bias is not None:
         out.add_(bias)
     return out.to(x.dtype)
+
+
+def layer_norm_heads(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, first: int, num_heads: int) -> None:
+    """See `functional.layer_norm_heads`."""
+    size = weight.shape[1]
+    heads = x[:, first : first + num_heads * size].view(-1, num_heads, size)
+    heads.copy_(layer_norm(heads, weight, bias, eps))

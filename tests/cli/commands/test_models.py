@@ -29,7 +29,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert len(lines) == 1 + len(ARCHITECTURES), "nothing is folded where nobody looks"
     assert lines[0].split() == ["family", "model_type", "architecture", "kind", "how", "it", "differs"]
-    for words in ("MixtralForCausalLM", "mixture of experts", "OLMo, the first", "(not with clip_qkv)"):
+    for words in ("MixtralForCausalLM", "mixture of experts", "OLMo, the first", "(not with add_cross_attention)"):
         assert words in out
 
 

@@ -1,0 +1,101 @@
+"""Norms of queries and keys, head by head or over all heads of a token, as `HeadNorms` names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.config.arch import ModelArch
+from quire.config.family_spec import HeadNorms
+from quire.layers.context import LayerContext
+from quire.ops import functional
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedNorms:
+    """Weights of the RMS norms of heads that are computed with the rotation. Shapes: [D] float32."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    rotated_query: Tensor | None = None
+    """Multiplies queries behind the rotation."""
+
+
+NO_NORMS = FusedNorms()
+
+
+def fused_norms(arch: ModelArch, ctx: LayerContext) -> FusedNorms:
+    """Those of `HeadNorms.EACH` and `ROTATED`.
+
+    A rotation changes no head's length, so a norm behind it is one before it whose weight comes later. Scores are
+    products of query and key, so the query carries the weights of both.
+    """
+    norms, names, size = arch.norms, arch.family.names, arch.head_size
+    if norms.heads not in (HeadNorms.EACH, HeadNorms.ROTATED):
+        return NO_NORMS
+    if not norms.has_weight:
+        return FusedNorms(query=torch.ones(size), key=torch.ones(size))
+    query, key = _weight(arch, ctx.child(names.q_norm), size), _weight(arch, ctx.child(names.k_norm), size)
+    if norms.heads is HeadNorms.EACH:
+        return FusedNorms(query=query, key=key)
+    ones = torch.ones(size)
+    return FusedNorms(query=ones, key=ones, rotated_query=query if query.is_meta else query.mul_(key))
+
+
+def separate_norms(arch: ModelArch, ctx: LayerContext) -> WholeNorms | LayerNorms | None:
+    """Those that are ops of their own."""
+    kind = arch.norms.heads
+    if kind is HeadNorms.WHOLE:
+        return WholeNorms(arch, ctx)
+    return LayerNorms(arch, ctx) if kind in (HeadNorms.LAYER, HeadNorms.LAYER_OWN) else None
+
+
+class WholeNorms:
+    """An RMS norm over all query heads of a token, and one over all its key heads."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        names, size = arch.family.names, arch.head_size
+        self.query = _weight(arch, ctx.child(names.q_norm), arch.num_heads * size)
+        self.key = _weight(arch, ctx.child(names.k_norm), arch.num_kv_heads * size)
+        self.eps = arch.norm_eps
+
+    def apply(self, qkv: Tensor) -> None:
+        """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
+        functional.rms_norm_columns(qkv, self.query, self.eps, first=0)
+        functional.rms_norm_columns(qkv, self.key, self.eps, first=self.query.shape[0])
+
+
+class LayerNorms:
+    """A layer norm of each query head, and one of each key head."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        names = arch.family.names
+        self.num_heads, self.num_kv_heads = arch.num_heads, arch.num_kv_heads
+        self.query, self.query_bias = _layer_norm(arch, ctx.child(names.q_norm), arch.num_heads)
+        self.key, self.key_bias = _layer_norm(arch, ctx.child(names.k_norm), arch.num_kv_heads)
+        self.eps = arch.norm_eps
+
+    def apply(self, qkv: Tensor) -> None:
+        """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
+        functional.layer_norm_heads(qkv, self.query, self.query_bias, self.eps, first=0, num_heads=self.num_heads)
+        first = self.num_heads * self.query.shape[1]
+        functional.layer_norm_heads(qkv, self.key, self.key_bias, self.eps, first=first, num_heads=self.num_kv_heads)
+
+
+def _weight(arch: ModelArch, ctx: LayerContext, size: int) -> Tensor:
+    """The float32 weight of an RMS norm on heads. Shapes: -> [size]."""
+    return ctx.tensor("weight", (size,), dtype=torch.float32, offset=arch.norms.offset)
+
+
+def _layer_norm(arch: ModelArch, ctx: LayerContext, num_heads: int) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias, for all heads or for each. Shapes: -> [1 or num_heads, D], as the weight."""
+    size = arch.head_size
+    if arch.norms.heads is HeadNorms.LAYER:
+        weight, bias = (ctx.tensor(name, (size,), dtype=torch.float32) for name in ("weight", "bias"))
+        return weight.unsqueeze(0), bias.unsqueeze(0)
+    if not ctx.has("norms.0.weight"):
+        return ctx.tensor("weight", (num_heads, size), dtype=torch.float32), None
+    own = [ctx.tensor(f"norms.{index}.weight", (size,), dtype=torch.float32) for index in range(num_heads)]
+    return own[0].unsqueeze(0) if own[0].is_meta else torch.stack(own), None

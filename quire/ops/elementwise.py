@@ -1,0 +1,67 @@
+"""Ops on each element by itself that are plain torch in every implementation, in place.
+
+Row invariance: sums, products and comparisons of two numbers are the same wherever they stand. What torch computes by
+a series is not: the end of a stretch of elements meets other instructions than the rest. So rows are computed in
+stretches of whole vectors, with zeros behind their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from quire.ops.threads import one_thread
+from quire.utils.math import round_up
+
+VECTOR = 32
+"""Elements that torch's elementwise loops take at a time, at most (two AVX-512 registers)."""
+ROWS_AT_A_TIME = 8
+"""Rows that are widened to float32 at a time: temporaries stay in the cache."""
+
+
+@one_thread()
+def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> None:
+    """See `functional.activate`."""
+    if activation == "relu2":
+        x.clamp_(min=0.0).mul_(x)
+        return
+    function = _SERIES[activation]
+    room = torch.zeros(ROWS_AT_A_TIME, round_up(x.shape[1], VECTOR))
+    for rows in torch.split(x, ROWS_AT_A_TIME):
+        wide = room[: rows.shape[0]]
+        wide[:, : x.shape[1]] = rows
+        rows.copy_(function(wide, *parameters)[:, : x.shape[1]])
+
+
+@one_thread()
+def clip(x: Tensor, limit: float) -> None:
+    """See `functional.clip`."""
+    x.clamp_(min=-limit, max=limit)
+
+
+@one_thread()
+def scale_heads(x: Tensor, weight: Tensor) -> None:
+    """See `functional.scale_heads`."""
+    x.mul_(weight)
+
+
+@one_thread()
+def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
+    """See `functional.scale_tokens`."""
+    x.mul_(scales.index_select(0, positions).view(-1, 1, 1))
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return F.silu(x * 1.702).div_(1.702)
+
+
+def _xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+    below = F.elu(x.clamp(max=eps)).sub_(x).mul_(negative)  # elu is expm1 below zero
+    return torch.where(x > 0, x * x * positive, below).add_(x, alpha=beta)
+
+
+_SERIES: MappingProxyType[str, Callable[..., Tensor]] = MappingProxyType({"quick_gelu": _quick_gelu, "xielu": _xielu})
