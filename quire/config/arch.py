@@ -17,6 +17,7 @@ from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales
 from quire.config.layer_kinds import LayerKind
 from quire.config.mixers import AttentionSpec, MixerSpec
 from quire.config.rope import RopeConfig, read_ropes
+from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import ConfigError, shown
 from quire.log import get_logger
 from quire.messages.kv import (
@@ -84,18 +85,21 @@ class ModelArch:
     bos_token_id: int | None
     raw: Mapping[str, Any] = field(repr=False)
     """The config as it was read; for family-specific keys only."""
+    stored: StoredWeights | None = None
+    """Of a model that transformers builds; None for quire's own."""
 
     @classmethod
-    def from_config(cls, raw: Mapping[str, Any], *, source: str) -> ModelArch:
-        """Normalise a parsed config.json.
+    def from_config(cls, raw: Mapping[str, Any], *, source: str, family: FamilySpec | None = None) -> ModelArch:
+        """Normalise a parsed config.json, read as `family` has it (default: the one that it names).
 
         Raises: ConfigError naming the key, its value and the remedy.
         """
         refuse_multimodal(raw, source)
         model_type = _model_type(raw, source)
-        architecture = _architecture(raw, source, model_type)
-        check_supported(architecture, source=source)
-        family = family_of(architecture, model_type)
+        architecture = architecture_of(raw, source)
+        if family is None:
+            check_supported(architecture, source=source)
+            family = family_of(architecture, model_type)
         keys = _keys(raw, source, family)
         _report_ignored(keys, family)
         _refuse_quantization(keys)
@@ -127,7 +131,7 @@ class ModelArch:
     @property
     def family(self) -> FamilySpec:
         """How models of this type differ from Llama."""
-        return family_of(self.architecture, self.model_type)
+        return THROUGH_TRANSFORMERS if self.stored is not None else family_of(self.architecture, self.model_type)
 
     @property
     def ropes(self) -> frozenset[RopeConfig]:
@@ -184,9 +188,11 @@ def _model_type(raw: Mapping[str, Any], source: str) -> str:
     return model_type
 
 
-def _architecture(raw: Mapping[str, Any], source: str, model_type: str) -> str:
+def architecture_of(raw: Mapping[str, Any], source: str) -> str:
+    """The name of the model's class. Raises: ConfigError where the config does not say it."""
     listed, keys = raw.get("architectures"), ConfigKeys(raw, source)
     if listed is None:
+        model_type = _model_type(raw, source)
         if model_type not in ARCHITECTURES:
             problem = f"must list the model's class, for the model_type {model_type!r} is not one that quire knows"
             keys.refuse("architectures", None, problem)

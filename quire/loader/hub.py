@@ -182,14 +182,10 @@ def check_config(file: Path) -> None:
 
     Raises: ConfigError.
     """
-    from quire.config.arch import refuse_multimodal
-    from quire.config.families import ARCHITECTURES, check_supported
+    from quire.loader.model_impl import check_runs
 
     raw = read_json_object(file, "Download the file again.", CheckpointError) or {}
-    refuse_multimodal(raw, str(file))
-    listed = raw.get("architectures")
-    name = listed[0] if isinstance(listed, list) and listed else ARCHITECTURES.get(str(raw.get("model_type")))
-    check_supported(str(name or raw.get("model_type")), source=str(file))
+    check_runs(raw, str(file))
     if raw.get("quantization_config") is not None:
         method = raw["quantization_config"]
         method = method.get("quant_method", "unknown") if isinstance(method, dict) else method
