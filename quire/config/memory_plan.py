@@ -24,6 +24,8 @@ from quire.utils.math import cdiv, round_up
 
 PROCESS_BYTES = 240 << 20
 """The interpreter, torch and its libraries, as measured after import."""
+TRANSFORMERS_BYTES = 112 << 20
+"""The package transformers, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
         logprobs=logprobs,
         requests=requests,
         loading=max(0, loading - kv_cache - kv_ram - workspace - logits - logprobs - requests),
-        process=PROCESS_BYTES,
+        process=PROCESS_BYTES + (0 if arch.stored is None else TRANSFORMERS_BYTES),
     )
 
 

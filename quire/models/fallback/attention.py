@@ -28,6 +28,9 @@ class Mask:
 
     function: Callable[[int, int, Tensor, Tensor], Tensor]
 
+    def __getattr__(self, name: str) -> None:
+        raise AttributeError(f"masks are no tensors here, and the model asks one for its {name}")
+
     def window(self, length: int) -> int | None:
         """How many tokens a query sees, itself included; None for all before it, in contexts of up to `length`.
 

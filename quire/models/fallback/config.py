@@ -54,10 +54,16 @@ def describe(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
         )
     config = read_config(raw, source)
     model_class = class_of(config, raw, source)
-    _check_class(config, model_class, raw, source)
+    _check_class(config, model_class, source)
+    try:
+        sizes = _sizes(config, raw)
+    except Exception as error:  # of classes whose attributes raise
+        _refuse(source, f"its sizes are not told ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
+    return {"architectures": [model_class.__name__], "model_type": raw["model_type"], **sizes}
+
+
+def _sizes(config: PreTrainedConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "architectures": [model_class.__name__],
-        "model_type": raw["model_type"],
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
@@ -76,7 +82,7 @@ def read_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
     model_type = raw.get("model_type")
     if model_type not in CONFIG_MAPPING:
         _refuse(source, f"transformers {transformers.__version__} has no model_type {shown(model_type)}")
-    kept = {key: value for key, value in raw.items() if key not in NEVER_READ and not key.startswith("_")}
+    kept = {key: _number(value) for key, value in raw.items() if key not in NEVER_READ and not key.startswith("_")}
     try:
         with quiet():
             return CONFIG_MAPPING[model_type].from_dict(kept)
@@ -118,9 +124,16 @@ def quiet() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
-def _check_class(
-    config: PreTrainedConfig, model_class: type[PreTrainedModel], raw: Mapping[str, Any], source: str
-) -> None:
+def _number(value: Any) -> Any:
+    """A value of config.json, with the numbers that JSON does not have as transformers spells them."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    if isinstance(value, Mapping) and value.keys() == {"__float__"}:
+        return float(str(value["__float__"]))
+    return value
+
+
+def _check_class(config: PreTrainedConfig, model_class: type[PreTrainedModel], source: str) -> None:
     """Raises: ConfigError for what is no causal decoder over keys and values alone."""
     name = model_class.__name__
     if getattr(config, "is_encoder_decoder", False):

@@ -80,8 +80,8 @@ def _set_windows(model: TransformersModel, arch: ModelArch, seen: Seen, max_mode
 
 
 def _compare(arch: ModelArch, at_once: Tensor, one_by_one: Tensor) -> None:
-    difference = (at_once - one_by_one).float().norm(dim=1) / at_once.float().norm(dim=1)
-    error = difference.median().item()
+    lengths = at_once.float().norm(dim=1).clamp_min(1e-9)  # a token of padding may have none
+    error = ((at_once - one_by_one).float().norm(dim=1) / lengths).median().item()
     if not error < LARGEST_ERROR:
         _refuse(
             arch,
