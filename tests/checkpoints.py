@@ -176,7 +176,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
     "persimmon": {key: value for key, value in _FOREIGN.items() if key != "num_key_value_heads"},
     "vaultgemma": {**_FOREIGN, "head_dim": 24, "sliding_window": 24, "query_pre_attn_scalar": 20},
     "cwm": {**_FOREIGN, "head_dim": 32, "sliding_window": 24},
-    "dots1": {**_FOREIGN, **_LATENT, "num_key_value_heads": 2, "n_group": 1, "topk_group": 1, "sliding_window": 24},
+    "dots1": {**_FOREIGN, **_LATENT, "num_key_value_heads": 2, "n_group": 1, "topk_group": 1, "head_dim": 16},
     "phimoe": {**_FOREIGN, "num_local_experts": 5, "num_experts_per_tok": 2},
     "minimax_m2": {**_FOREIGN, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2},
     "deepseek_v3": {**_FOREIGN, **_LATENT, "n_group": 2, "topk_group": 1},

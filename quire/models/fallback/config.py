@@ -157,7 +157,7 @@ def _refuse(source: str, reason: str) -> NoReturn:
 def _heads(config: PreTrainedConfig) -> dict[str, int]:
     """Heads of keys and values as attention gets them. Latent ones are expanded first: one for each query head."""
     heads = config.num_attention_heads
-    if getattr(config, "kv_lora_rank", None):
+    if hasattr(type(config), "kv_lora_rank"):  # other classes carry keys that they do not know
         size = config.qk_nope_head_dim + config.qk_rope_head_dim
         return {"num_key_value_heads": heads, "head_dim": max(size, config.v_head_dim)}
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

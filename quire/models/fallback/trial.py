@@ -49,6 +49,7 @@ def _watch(model: TransformersModel, arch: ModelArch, token_ids: Tensor, context
     except ConfigError as error:
         _refuse(arch, error.message)
     except Exception as error:  # whatever foreign code raises means the same here
+        _check_heads(arch, seen)
         _refuse(arch, f"it fails ({type(error).__name__}: {' '.join(str(error).split())[:300]})", error)
     finally:
         model.attention.seen = None
@@ -60,6 +61,10 @@ def _check_layers(arch: ModelArch, seen: Seen) -> None:
     if seen.num_calls != dict.fromkeys(range(arch.num_layers), 1):
         counts = ", ".join(f"{count} in layer {layer}" for layer, count in sorted(seen.num_calls.items())) or "none"
         _refuse(arch, f"its {arch.num_layers} layers do not attend once each (calls of attention: {counts[:300]})")
+    _check_heads(arch, seen)
+
+
+def _check_heads(arch: ModelArch, seen: Seen) -> None:
     for layer, (kv_heads, size) in seen.shapes.items():
         if (kv_heads, size) != (arch.num_kv_heads, arch.head_size):
             planned = f"{arch.num_kv_heads} of {arch.head_size}"
