@@ -155,6 +155,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
 }
 """family -> the configuration that `make_checkpoint` starts from."""
+ONE_OF_EACH_KIND = (
+    "llama",  # one norm before each part, rotary positions, all layers see everything
+    "gemma2",  # windows in every other layer, norms on both sides, soft caps
+    "phi",  # attention and MLP side by side, LayerNorm, part of a head rotated
+    "qwen3_moe",  # experts beside a dense layer, norms of queries and keys
+    "gpt2",  # learned positions, an MLP without a gate
+)
+"""Families that stand for those built like them, in tests of what is not the family's own."""
 
 _FOREIGN: dict[str, Any] = {**_COMMON, "bos_token_id": 1, "pad_token_id": 0}
 _LATENT: dict[str, Any] = {

@@ -184,15 +184,7 @@ def check_config(file: Path) -> None:
     """
     from quire.loader.model_impl import check_runs
 
-    raw = read_json_object(file, "Download the file again.", CheckpointError) or {}
-    check_runs(raw, str(file))
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"]
-        method = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        raise ConfigError(
-            f"{file}: the weights are quantised ({shown(method)}), and quire reads only float32, bfloat16 and float16 "
-            "weights. Use the unquantised version of this model, with --quantization int8 or int4 if it must be small."
-        )
+    check_runs(read_json_object(file, "Download the file again.", CheckpointError) or {}, str(file))
 
 
 def _patterns(*, with_weights: bool) -> dict[str, list[str]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from quire.config.arch import ModelArch, architecture_of, refuse_multimodal
-from quire.config.families import check_supported
+from quire.config.arch import ModelArch, identify, names_of, refuse_quantization, why_unknown
+from quire.config.unknown import purpose_of
 from quire.errors import CheckpointError, ConfigError, MissingDependency
 from quire.log import get_logger
 
@@ -25,9 +25,10 @@ def read_model_arch(raw: Mapping[str, Any], directory: Path, impl: str = "auto")
     Raises: ConfigError and its kin.
     """
     source = str(directory / "config.json")
-    unknown = _why_unknown(raw, source)
-    if not _is_foreign(unknown, impl):
+    unknown = why_unknown(raw, source)
+    if not _is_foreign(raw, unknown, impl):
         return ModelArch.from_config(raw, source=source)
+    refuse_quantization(raw, source)
     try:
         arch = cast(ModelArch, _importing("quire.loader.fallback", unknown).read_stored_arch(raw, directory))
     except ConfigError as error:
@@ -41,29 +42,21 @@ def check_runs(raw: Mapping[str, Any], source: str) -> None:
 
     Raises: ConfigError and its kin.
     """
-    unknown = _why_unknown(raw, source)
-    if unknown is None:
+    unknown = why_unknown(raw, source)
+    if not _is_foreign(raw, unknown, "auto"):
+        identify(raw, source)
         return
+    refuse_quantization(raw, source)
     try:
         _importing("quire.models.fallback.config", unknown).describe(raw, source)
     except ConfigError as error:
         raise _both(unknown, error) from None
 
 
-def _why_unknown(raw: Mapping[str, Any], source: str) -> ConfigError | None:
-    """Why quire cannot build a model; None for one that it has. Raises: ConfigError for a config of nobody's."""
-    refuse_multimodal(raw, source)
-    architecture = architecture_of(raw, source)
-    try:
-        check_supported(architecture, source=source)
-    except ConfigError as error:
-        return error
-    return None
-
-
-def _is_foreign(unknown: ConfigError | None, impl: str) -> bool:
-    """Raises: ConfigError for a model that quire does not have where only quire's own may run."""
-    if impl == "quire" and unknown is not None:
+def _is_foreign(raw: Mapping[str, Any], unknown: ConfigError | None, impl: str) -> bool:
+    """Raises: ConfigError for a model that continues no texts, and where only quire's own may run for any other."""
+    name = next(iter(names_of(raw)), str(raw.get("model_type")))
+    if unknown is not None and (impl == "quire" or purpose_of(raw, name)):
         raise unknown
     return unknown is not None or impl == "transformers"
 

@@ -44,10 +44,13 @@ class Harness:
         block_size: int = 16,
         num_blocks: int = 200,
         max_model_len: int = 256,
+        quantization: str | None = None,
         arch: ModelArch | None = None,
     ) -> None:
         self.arch = arch_of(directory) if arch is None else arch
-        self.model: Model = load_model(directory, self.arch, dtype=dtype, max_model_len=max_model_len)
+        self.model: Model = load_model(
+            directory, self.arch, dtype=dtype, max_model_len=max_model_len, quantization=quantization
+        )
         self.block_size = block_size
         self.layout = self.arch.kv_layout(block_size, str(dtype).removeprefix("torch."), ops=table.in_use())
         page = self.layout.page

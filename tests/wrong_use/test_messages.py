@@ -119,5 +119,5 @@ def test_other_architectures_are_not_taken_for_a_slip(
     (directory / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     assert main(["run", str(directory), "hi"]) == 2
     err = capfd.readouterr().err
-    assert f"{architecture!r} is not supported. Supported: " in err
+    assert f"the architecture {architecture!r} is not supported. " in err
     assert "did you mean" not in err

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from quire.config.arch import architecture_of
+from quire.config.arch import names_of
 from quire.config.layer_kinds import LayerKind
 from quire.errors import ConfigError, MissingDependency, shown
 
@@ -95,16 +95,16 @@ def read_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
 
 def class_of(config: PreTrainedConfig, raw: Mapping[str, Any], source: str) -> type[PreTrainedModel]:
     """The class that transformers has for a config. Raises: ConfigError where config.json names another one."""
-    named = architecture_of(raw, source)
+    named = names_of(raw)
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     classes = found if isinstance(found, tuple) else (found,)
     for model_class in classes:
-        if model_class is not None and model_class.__name__ == named:
+        if model_class is not None and named in ([], [model_class.__name__]):
             return model_class
     known = ", ".join(model_class.__name__ for model_class in classes if model_class is not None)
     _refuse(
         source,
-        f"{shown(named)} is not what transformers {transformers.__version__} generates text with for the model_type "
+        f"{shown(', '.join(named))} is not what transformers {transformers.__version__} generates text with for the model_type "
         f"{shown(raw['model_type'])} ({f'that is {known}' if known else 'it has no such class'})",
     )
 
