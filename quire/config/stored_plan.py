@@ -18,6 +18,8 @@ FLOAT_COPIES = 4
 """Of a hidden state, in float32, inside a norm."""
 INNER_COPIES = 5
 """Gate, up, the activation, their product, and one more."""
+READERS = 4
+"""Threads of transformers that read weights, each of which holds one tensor."""
 EXPERT_ENTRIES = 16
 """Numbers of 8 bytes that routing keeps for each token and expert: scores, order, masks."""
 
@@ -28,8 +30,10 @@ def stored_weight_bytes(stored: StoredWeights, dtype: str) -> int:
 
 
 def stored_loading_bytes(arch: ModelArch, stored: StoredWeights, dtype: str) -> int:
-    """Bytes that reading takes beyond the weights: one tensor as stored, and a copy as it will be kept."""
-    return stored.largest * (DTYPE_BYTES[arch.dtype] + DTYPE_BYTES[dtype])
+    """Bytes that reading takes beyond the weights: tensors as stored, those of one layer's experts while they are joined,
+    and pages of the file.
+    """
+    return (READERS + 1) * stored.largest * DTYPE_BYTES[arch.dtype] + stored.largest_joined * DTYPE_BYTES[dtype]
 
 
 def stored_activation_bytes(arch: ModelArch, stored: StoredWeights, dtype: str, num_tokens: int) -> int:

@@ -24,6 +24,8 @@ class StoredWeights:
     """Of the matrices, tables of the vocabulary aside: the products that one token takes, all experts among them."""
     largest: int
     """Numbers of the largest tensor."""
+    largest_joined: int
+    """Numbers of the largest tensor that is made of several, one for each expert; 0 where there is none."""
     widest: int
     """The largest dimension of a matrix that is not the vocabulary: what the layers compute is no wider."""
     num_experts: int

@@ -6,9 +6,11 @@ transformers opens no file here: it is given the tensors that were digested, and
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -78,21 +80,32 @@ def _stored_weights(checkpoint: Checkpoint, vocab_size: int) -> StoredWeights:
         num_parameters=sum(math.prod(shape) for shape in sizes),
         num_linear=max(1, sum(math.prod(shape) for shape in sizes if len(shape) > 1 and vocab_size not in shape)),
         largest=max(map(math.prod, sizes), default=1),
+        largest_joined=_largest_joined(checkpoint),
         widest=max((max(matrix) for matrix in matrices), default=1),
         num_experts=_num_experts(checkpoint),
     )
 
 
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def _joined(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    """Tensors that differ in the number of an expert alone, which transformers joins to one: numbers of each."""
+    joined: dict[str, list[int]] = {}
+    for name, info in checkpoint.tensors.items():
+        if _EXPERT.search(name):
+            joined.setdefault(_EXPERT.sub(".experts.", name), []).append(math.prod(info.shape))
+    return joined
+
+
+def _largest_joined(checkpoint: Checkpoint) -> int:
+    """Two are joined again where they are computed at once, gate and up."""
+    return 2 * max(map(sum, _joined(checkpoint).values()), default=0)
+
+
 def _num_experts(checkpoint: Checkpoint) -> int:
-    """The most matrices that differ in one number of their name beside the layer's, or that one tensor holds."""
     stacked = (info.shape[0] for info in checkpoint.tensors.values() if len(info.shape) == 3)
-    listed = (
-        int(part) + 1
-        for name in checkpoint.tensors
-        for before, part in zip(name.split("."), name.split(".")[1:], strict=False)
-        if before == "experts" and part.isdecimal()
-    )
-    return max((1, *stacked, *listed))
+    return max((1, *stacked, *map(len, _joined(checkpoint).values())))
 
 
 def _built(arch: ModelArch, checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
@@ -100,7 +113,7 @@ def _built(arch: ModelArch, checkpoint: Checkpoint, dtype: torch.dtype) -> PreTr
     register()
     config = read_config(arch.raw, arch.source)
     model_class = class_of(config, arch.raw, arch.source)
-    tensors = {name: checkpoint.view(name) for name, info in checkpoint.tensors.items() if info.dtype in DTYPES}
+    tensors = {name: _Stored(checkpoint, name) for name, info in checkpoint.tensors.items() if info.dtype in DTYPES}
     try:
         with quiet():
             model, info = model_class.from_pretrained(
@@ -119,10 +132,24 @@ def _built(arch: ModelArch, checkpoint: Checkpoint, dtype: torch.dtype) -> PreTr
             f"{detail}). Weights or config.json belong to another model."
         ) from error
     _check_names(checkpoint, info)
-    _own(model)
-    checkpoint.drop(tensors)
-    built: PreTrainedModel = model.eval()
+    built: PreTrainedModel = model.requires_grad_(False).eval()
     return built
+
+
+class _Stored:
+    """A tensor of the files, as transformers takes it from safetensors: read when it is indexed, in a thread of its own.
+
+    What it gives is a copy, so that nothing done to the file later changes an answer, and the file's pages are let go.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self._checkpoint = checkpoint
+        self._name = name
+
+    def __getitem__(self, index: EllipsisType) -> Tensor:
+        value = self._checkpoint.view(self._name)[index].clone()
+        self._checkpoint.drop([self._name])
+        return value
 
 
 def _check_names(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
@@ -136,15 +163,3 @@ def _check_names(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
         if not name.endswith(IGNORED) and DRAFTING not in name
     ]
     raise_problems(checkpoint.directory, missing + unread)
-
-
-def _own(model: PreTrainedModel) -> None:
-    """Copy what is a view of a mapped file, so that nothing done to the file changes an answer. Mutates: model."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.data = _copy(parameter.data)
-            parameter.requires_grad_(False)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)

@@ -232,8 +232,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a state": ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "recurrent state"),
     "no interface": ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "attention interface"),
     "chunks": ({"model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"]}, "chunked_attention"),
-    "no text": ({"model_type": "vit", "architectures": ["ViTModel"]}, "is not what transformers"),
-    "an encoder": ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "is not what transformers"),
+    "no text": ({"model_type": "vit", "architectures": ["ViTModel"]}, "no head that predicts tokens"),
+    "an encoder": ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "with an encoder"),
+    "another class": ({"model_type": "arcee", "architectures": ["ApertusForCausalLM"]}, "that is ArceeForCausalLM"),
     "layers that differ": ({"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]}, "through transformers"),
     "nonsense": (
         {"model_type": "arcee", "architectures": ["ArceeForCausalLM"], "num_hidden_layers": "three"},
