@@ -201,7 +201,7 @@ def make_checkpoint(
     max_shard_size: str = "5GB",
     **overrides: Any,
 ) -> Path:
-    """Write a random model of a family (a key of FAMILIES or FOREIGN) and a tokenizer into a directory, and return the directory.
+    """Write a random model of a family (a key of FAMILIES or FOREIGN) and a tokenizer into a directory, and return it.
 
     overrides change the transformers configuration. A small `max_shard_size` ("40KB") gives a sharded checkpoint.
     """

@@ -334,6 +334,7 @@ def _window(keys: ConfigKeys, family: FamilySpec) -> int | None:
 
 
 def refuse_quantization(raw: Mapping[str, Any], source: str) -> None:
+    """Raises: ConfigError for a checkpoint that was quantised before."""
     config = raw.get("quantization_config")
     if config is None:
         return

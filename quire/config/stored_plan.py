@@ -1,7 +1,7 @@
 """How many bytes a model takes that transformers builds, from its headers.
 
 Weights are as many numbers as the files hold. What a step takes beside them depends on code that quire does not know,
-so these are bounds for the forms that decoders have: `tests/executor/test_measured_peak.py` compares.
+so these are bounds for the forms that decoders have: `tests/executor/test_measured_fallback.py` compares.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def stored_weight_bytes(stored: StoredWeights, dtype: str) -> int:
 
 
 def stored_loading_bytes(arch: ModelArch, stored: StoredWeights, dtype: str) -> int:
-    """Bytes that reading takes beyond the weights: tensors as stored, those of one layer's experts while they are joined,
-    and pages of the file.
+    """Bytes that reading takes beyond the weights: tensors as stored, pages of the file, and the experts of a layer
+    while they are joined.
     """
     return (READERS + 1) * stored.largest * DTYPE_BYTES[arch.dtype] + stored.largest_joined * DTYPE_BYTES[dtype]
 

@@ -22,7 +22,9 @@ _SHOWN_DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What must be equal for tokens to be equal (and suffices, if it is `row_invariant`): the code, the model, and how it is computed."""
+    """What must be equal for tokens to be equal, and suffices where `row_invariant` is true: the code, the model, and
+    how it is computed.
+    """
 
     quire: str
     model: str

@@ -29,7 +29,6 @@ from quire.models.fallback.attention import NAME, register
 from quire.models.fallback.config import class_of, describe, quiet, read_config
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.trial import try_model
-from quire.sampling.torch_mode import torch_mode
 
 log = get_logger(__name__)
 
@@ -65,9 +64,11 @@ def load_stored_model(
     if progress is not None:
         progress(num_bytes, num_bytes)
     if causal.base_model is causal:
-        raise ConfigError(f"{arch.source}: {arch.architecture} has no body apart from its head, so quire cannot run it.")
+        raise ConfigError(
+            f"{arch.source}: {arch.architecture} has no body apart from its head, so quire cannot run it."
+        )
     model = TransformersModel(causal, num_threads=num_threads)
-    with torch_mode():
+    with torch.inference_mode():
         try_model(model, arch, dtype, max_model_len=max_model_len)
     return model
 
@@ -137,7 +138,7 @@ def _built(arch: ModelArch, checkpoint: Checkpoint, dtype: torch.dtype) -> PreTr
 
 
 class _Stored:
-    """A tensor of the files, as transformers takes it from safetensors: read when it is indexed, in a thread of its own.
+    """A tensor of the files, as transformers takes it from safetensors: read when it is indexed, in any thread.
 
     What it gives is a copy, so that nothing done to the file later changes an answer, and the file's pages are let go.
     """

@@ -87,7 +87,8 @@ def test_what_it_cannot_have_is_refused(checkpoint: Checkpoint, options: dict[st
 def test_the_identity_says_that_equal_tokens_are_not_promised(checkpoint: Checkpoint) -> None:
     model = str(checkpoint("llama"))
     own, foreign = (
-        identity_of(create_config(EngineArgs(model=model, model_impl=impl)), "digest") for impl in ("auto", "transformers")
+        identity_of(create_config(EngineArgs(model=model, model_impl=impl)), "digest")
+        for impl in ("auto", "transformers")
     )
     assert (own.row_invariant, own.transformers) == (True, "")
     assert not foreign.row_invariant

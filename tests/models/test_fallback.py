@@ -150,7 +150,9 @@ def test_the_weights_are_in_memory_of_their_own(tmp_path: Path, checkpoint: Chec
 
 
 def test_layers_with_a_window_keep_only_that(checkpoint: Checkpoint) -> None:
-    arch = arch_in(checkpoint("dots1", layer_types=["sliding_attention", "full_attention", "sliding_attention"], sliding_window=24))
+    arch = arch_in(
+        checkpoint("dots1", layer_types=["sliding_attention", "full_attention", "sliding_attention"], sliding_window=24)
+    )
     assert [layer.mixer.window for layer in arch.layers] == [24, None, 24]
 
 
@@ -228,14 +230,20 @@ def test_code_of_the_repository_is_never_run(
 # -- what is refused ------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no model_type of transformers": ({"model_type": "nobody", "architectures": ["NobodyForCausalLM"]}, "no model_type"),
+    "no model_type of transformers": (
+        {"model_type": "nobody", "architectures": ["NobodyForCausalLM"]},
+        "no model_type",
+    ),
     "a state": ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "recurrent state"),
     "no interface": ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "attention interface"),
     "chunks": ({"model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"]}, "chunked_attention"),
     "no text": ({"model_type": "vit", "architectures": ["ViTModel"]}, "no head that predicts tokens"),
     "an encoder": ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "with an encoder"),
     "another class": ({"model_type": "arcee", "architectures": ["ApertusForCausalLM"]}, "that is ArceeForCausalLM"),
-    "layers that differ": ({"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]}, "through transformers"),
+    "layers that differ": (
+        {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]},
+        "through transformers",
+    ),
     "nonsense": (
         {"model_type": "arcee", "architectures": ["ArceeForCausalLM"], "num_hidden_layers": "three"},
         "num_hidden_layers",
@@ -274,9 +282,7 @@ def test_what_a_model_does_beside_plain_attention_is_found_by_trying(
         load_model(tmp_path, arch_in(tmp_path), dtype=torch.float32, max_model_len=64)
 
 
-def test_what_layers_learn_without_attention_is_found(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_layers_learn_without_attention_is_found(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that shifts tokens, as RWKV does: each sees a part of the one before it."""
     from transformers.models.arcee.modeling_arcee import ArceeMLP
 
@@ -316,7 +322,9 @@ def test_pickled_weights_are_refused(tmp_path: Path, checkpoint: Checkpoint) -> 
         ("shape", "cannot be loaded"),
     ],
 )
-def test_weights_of_another_model_are_refused(tmp_path: Path, checkpoint: Checkpoint, change: str, problem: str) -> None:
+def test_weights_of_another_model_are_refused(
+    tmp_path: Path, checkpoint: Checkpoint, change: str, problem: str
+) -> None:
     from safetensors.torch import load_file, save_file
 
     source = checkpoint("arcee")

@@ -130,7 +130,9 @@ def _attention(
 
     Raises: ConfigError for what is not computed here.
     """
-    asked = [name for name, value in others.items() if name not in HARMLESS and value is not None and value is not False]
+    asked = [
+        name for name, value in others.items() if name not in HARMLESS and value is not None and value is not False
+    ]
     if asked:
         raise ConfigError(f"its attention takes {', '.join(asked)}")
     if attention_mask is not None and not isinstance(attention_mask, Mask):

@@ -98,15 +98,16 @@ def class_of(config: PreTrainedConfig, raw: Mapping[str, Any], source: str) -> t
     named = names_of(raw)
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     classes = found if isinstance(found, tuple) else (found,)
-    for model_class in classes:
-        if model_class is not None and named in ([], [model_class.__name__]):
-            return model_class
-    known = ", ".join(model_class.__name__ for model_class in classes if model_class is not None)
-    _refuse(
-        source,
-        f"{shown(', '.join(named))} is not what transformers {transformers.__version__} generates text with for the model_type "
-        f"{shown(raw['model_type'])} ({f'that is {known}' if known else 'it has no such class'})",
-    )
+    known = [model_class for model_class in classes if model_class is not None]
+    fitting = [model_class for model_class in known if named in ([], [model_class.__name__])]
+    if not fitting:
+        names = ", ".join(model_class.__name__ for model_class in known)
+        _refuse(
+            source,
+            f"{shown(', '.join(named))} is not what transformers {transformers.__version__} generates text with for "
+            f"the model_type {shown(raw['model_type'])} ({f'that is {names}' if names else 'it has no such class'})",
+        )
+    return fitting[0]
 
 
 @contextmanager

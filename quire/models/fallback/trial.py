@@ -101,9 +101,7 @@ def _check_logits(arch: ModelArch, logits: Tensor) -> None:
 
 
 def _refuse(arch: ModelArch, reason: str, error: Exception | None = None) -> NoReturn:
-    raise ConfigError(
-        f"{arch.source}: quire cannot run {arch.architecture} through transformers: {reason}."
-    ) from error
+    raise ConfigError(f"{arch.source}: quire cannot run {arch.architecture} through transformers: {reason}.") from error
 
 
 def _cache(arch: ModelArch, dtype: torch.dtype) -> Tensor:
