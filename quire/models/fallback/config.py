@@ -107,7 +107,8 @@ def class_of(config: PreTrainedConfig, raw: Mapping[str, Any], source: str) -> t
             f"{shown(', '.join(named))} is not what transformers {transformers.__version__} generates text with for "
             f"the model_type {shown(raw['model_type'])} ({f'that is {names}' if names else 'it has no such class'})",
         )
-    return fitting[0]
+    model_class: type[PreTrainedModel] = fitting[0]
+    return model_class
 
 
 @contextmanager
