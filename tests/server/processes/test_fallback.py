@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import expected_by_transformers
-from tests.server.processes.test_processes import Server, served
+from tests.server.processes.test_processes import Server
 
 PROMPT = [5, 9, 11, 200, 31, 7]
-MODEL_FLAGS = ("--model-impl", "transformers", "--dtype", "float32", "--num-threads", "1", "--max-model-len", "128")
+IMPORTS = 300
+"""Seconds for the start, which imports transformers beside other tests."""
+FLAGS = ("--model-impl", "transformers", "--dtype", "float32", "--num-threads", "1", "--max-model-len", "128")
 
 
 def completed(server: Server, prompt: list[int]) -> Any:
@@ -23,7 +26,8 @@ def completed(server: Server, prompt: list[int]) -> Any:
 
 def test_it_serves_and_says_that_tokens_are_not_promised(tmp_path: Path, checkpoint: Checkpoint) -> None:
     directory = checkpoint("arcee")
-    with ThreadPoolExecutor(3) as pool, served(tmp_path, "--model", str(directory), *MODEL_FLAGS) as server:
+    with ThreadPoolExecutor(3) as pool, closing(Server(tmp_path / "log", "--model", str(directory), *FLAGS)) as server:
+        server.wait_ready(IMPORTS)
         prompts = [PROMPT, [*PROMPT, 3, 4], list(range(40))]
         replies = list(pool.map(lambda prompt: completed(server, prompt), prompts))
         for prompt, reply in zip(prompts, replies, strict=True):
