@@ -360,6 +360,33 @@ ONE_OF_EACH_KIND = (
 )
 """Families that stand for those built like them, in tests of what is not the family's own."""
 
+_FOREIGN: dict[str, Any] = {**_COMMON, "bos_token_id": 1, "pad_token_id": 0}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}
+FOREIGN: dict[str, dict[str, Any]] = {
+    "arcee": _FOREIGN,
+    "nemotron": _FOREIGN,
+    "persimmon": {key: value for key, value in _FOREIGN.items() if key != "num_key_value_heads"},
+    "vaultgemma": {**_FOREIGN, "head_dim": 24, "sliding_window": 24, "query_pre_attn_scalar": 20},
+    "cwm": {**_FOREIGN, "head_dim": 32, "sliding_window": 24},
+    "dots1": {**_FOREIGN, **_LATENT, "num_key_value_heads": 2, "n_group": 1, "topk_group": 1, "head_dim": 16},
+    "phimoe": {**_FOREIGN, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "minimax_m2": {**_FOREIGN, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "deepseek_v3": {**_FOREIGN, **_LATENT, "n_group": 2, "topk_group": 1},
+}
+"""The same for models that transformers runs, whether quire has a family for them or not."""
+
 
 def make_checkpoint(
     family: str,
@@ -370,7 +397,7 @@ def make_checkpoint(
     max_shard_size: str = "5GB",
     **overrides: Any,
 ) -> Path:
-    """Write a random model of a family (a key of FAMILIES) and a tokenizer into a directory, and return the directory.
+    """Write a random model of a family (a key of FAMILIES or FOREIGN) and a tokenizer into a directory, and return it.
 
     overrides change the transformers configuration. A small `max_shard_size` ("40KB") gives a sharded checkpoint.
     """
@@ -389,7 +416,7 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    config = AutoConfig.for_model(family, **{**{**FOREIGN, **FAMILIES}[family], **overrides})
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -22,8 +22,9 @@ from quire.config.families import (
 )
 from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind, all_full
-from quire.config.mixers import AttentionSpec, MixerSpec
+from quire.config.mixers import AttentionSpec, MixerSpec, PositionScale
 from quire.config.rope import RopeConfig, read_ropes
+from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import ConfigError, shown
 from quire.log import get_logger
 from quire.messages.kv import (
@@ -93,15 +94,17 @@ class ModelArch:
     bos_token_id: int | None
     raw: Mapping[str, Any] = field(repr=False)
     """The config as it was read; for family-specific keys only."""
+    stored: StoredWeights | None = None
+    """Of a model that transformers builds; None for quire's own."""
 
     @classmethod
-    def from_config(cls, raw: Mapping[str, Any], *, source: str) -> ModelArch:
-        """Normalise a parsed config.json.
+    def from_config(cls, raw: Mapping[str, Any], *, source: str, family: FamilySpec | None = None) -> ModelArch:
+        """Normalise a parsed config.json, read as `family` has it (default: the one that it names).
 
         Raises: ConfigError naming the key, its value and the remedy.
         """
-        architecture, model_type = identify(raw, source)
-        family = family_of(architecture, model_type)
+        architecture, model_type = identify(raw, source, is_checked=family is not None)
+        family = family_of(architecture, model_type) if family is None else family
         keys = _keys(raw, source, family)
         _report_ignored(keys, family)
         arch = cls(
@@ -133,12 +136,18 @@ class ModelArch:
     @property
     def family(self) -> FamilySpec:
         """How models of this type differ from Llama."""
-        return family_of(self.architecture, self.model_type)
+        return THROUGH_TRANSFORMERS if self.stored is not None else family_of(self.architecture, self.model_type)
 
     @property
     def ropes(self) -> frozenset[RopeConfig]:
         """The rotations of the layers, each once."""
         return frozenset(layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None)
+
+    @property
+    def position_scales(self) -> frozenset[PositionScale]:
+        """What queries are multiplied by at their positions, each once."""
+        mixers = (layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+        return frozenset(mixer.position_scale for mixer in mixers if mixer.position_scale is not None)
 
     @property
     def mixtures(self) -> frozenset[ExpertsSpec]:
@@ -166,21 +175,35 @@ class ModelArch:
         return kv_layout(self.kv_cache_specs(block_size, dtype, ops=ops))
 
 
-def identify(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
-    """The architecture and the model_type of a parsed config.json, if quire runs such models.
+def identify(raw: Mapping[str, Any], source: str, *, is_checked: bool = False) -> tuple[str, str]:
+    """The architecture and the model_type of a parsed config.json, if quire runs such models (or `is_checked` says so).
 
     Raises: ConfigError. That a model is not supported comes before anything that is wrong with its config.
     """
-    _refuse_multimodal(raw, source)
-    model_type, named = raw.get("model_type"), _named(raw)
-    if named and not any(map(is_known, named)):
-        check_supported(named[0], source=source, raw=raw)
-    if not named and isinstance(model_type, str) and model_type:
-        check_model_type(model_type, source=source, raw=raw)
+    unknown = None if is_checked else why_unknown(raw, source)
+    if unknown is not None:
+        raise unknown
     model_type = _model_type(raw, source)
     architecture = _architecture(raw, source, model_type)
-    _refuse_quantization(raw, source)
+    refuse_quantization(raw, source)
     return architecture, model_type
+
+
+def why_unknown(raw: Mapping[str, Any], source: str) -> ConfigError | None:
+    """Why no family is that of a parsed config.json; None where there is one, whatever else is wrong with it.
+
+    Raises: ConfigError for a model that is not for text alone.
+    """
+    _refuse_multimodal(raw, source)
+    model_type, named = raw.get("model_type"), names_of(raw)
+    try:
+        if named and not any(map(is_known, named)):
+            check_supported(named[0], source=source, raw=raw)
+        if not named and isinstance(model_type, str) and model_type:
+            check_model_type(model_type, source=source, raw=raw)
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
@@ -191,7 +214,7 @@ def _refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         return
-    name = next(iter(_named(raw)), raw.get("model_type"))
+    name = next(iter(names_of(raw)), raw.get("model_type"))
     inner = ARCHITECTURES.get(str(text.get("model_type")))
     raise ConfigError(
         f"{source}: {shown(name)} is a model for text and images (it has a text_config), and quire runs models for "
@@ -199,7 +222,7 @@ def _refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
     )
 
 
-def _named(raw: Mapping[str, Any]) -> list[str]:
+def names_of(raw: Mapping[str, Any]) -> list[str]:
     """The class names that a config gives."""
     listed = raw.get("architectures")
     names = listed if isinstance(listed, list) else [listed]
@@ -357,7 +380,8 @@ def _window(keys: ConfigKeys, family: FamilySpec) -> int | None:
     return keys.optional_count("sliding_window")
 
 
-def _refuse_quantization(raw: Mapping[str, Any], source: str) -> None:
+def refuse_quantization(raw: Mapping[str, Any], source: str) -> None:
+    """Raises: ConfigError for a checkpoint that was quantised before."""
     config = raw.get("quantization_config")
     if config is None:
         return

@@ -87,6 +87,14 @@ class EngineArgs:
             ),
         },
     )
+    model_impl: str = knob(
+        "auto",
+        "Who builds the model: quire, transformers, or auto, which asks transformers for models that quire does not "
+        "have.",
+        choices=("auto", "quire", "transformers"),
+        spellings={"vllm": "quire"},
+        refusals={"terratorch": "it is not built; transformers runs models that quire does not have."},
+    )
     hf_overrides: dict[str, Any] = knob({}, "Values that replace those of config.json.")
     seed: int | None = knob(
         None,

@@ -214,6 +214,11 @@ class QuireConfig:
     choices: Mapping[str, Choice] = field(default_factory=dict)
 
     @property
+    def row_invariant(self) -> bool:
+        """Whether a request's tokens depend on nothing that runs beside it: not where transformers builds the model."""
+        return self.model_config.arch.stored is None
+
+    @property
     def kv_layout(self) -> KVLayout:
         """How the layers share the pages of the KV cache."""
         cache = self.cache_config

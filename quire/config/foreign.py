@@ -94,7 +94,6 @@ ENGINE: Mapping[str, Foreign] = {
     "max_loras": Foreign(_LORA),
     "mm_processor_cache_gb": Foreign(_MEDIA),
     "mm_processor_kwargs": Foreign(_MEDIA, (None,)),
-    "model_impl": Foreign("models are quire's own; ModelRegistry takes others.", ("auto",)),
     "nnodes": Foreign(_DEVICES, (1,), "-n"),
     "optimization_level": Foreign(_COMPILER),
     "performance_mode": Foreign(_COMPILER, ("balanced",)),

@@ -11,6 +11,12 @@ from dataclasses import asdict, dataclass
 from quire.config.activations import activation_bytes, experts_bytes, step_logits_bytes
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
+from quire.config.stored_plan import (
+    stored_activation_bytes,
+    stored_loading_bytes,
+    stored_logits_bytes,
+    stored_weight_bytes,
+)
 from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
 from quire.errors import ConfigError, counted
 from quire.messages.kv import DTYPE_BYTES, KVLayout
@@ -18,6 +24,8 @@ from quire.utils.math import cdiv, round_up
 
 PROCESS_BYTES = 240 << 20
 """The interpreter, torch and its libraries, as measured after import."""
+TRANSFORMERS_BYTES = 112 << 20
+"""The package transformers, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +88,7 @@ class MemoryUse:
 
 def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     """The plan of an engine with so many KV blocks."""
-    weights = weight_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
-    weights += sum(use.max_model_len * rope.rotary_dim * 4 for rope in arch.ropes)
-    weights += 4 * use.max_model_len * len({layer.mixer.position_scale for layer in arch.layers} - {None})
+    weights, loading = _model_bytes(arch, use)
     layout = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops)
     kv_cache = num_blocks * layout.block_bytes
     workspace, logits, logprobs = (
@@ -93,7 +99,6 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     kv_ram = use.num_ram_slots * layout.block_bytes
     num_pages = num_blocks + use.num_ram_slots + use.num_disk_slots
     requests = requests_bytes(arch.vocab_size, use) + num_pages * host_bytes_per_block(use.block_size)
-    loading = loading_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
     return MemoryPlan(
         weights=weights,
         kv_cache=kv_cache,
@@ -103,7 +108,18 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
         logprobs=logprobs,
         requests=requests,
         loading=max(0, loading - kv_cache - kv_ram - workspace - logits - logprobs - requests),
-        process=PROCESS_BYTES,
+        process=PROCESS_BYTES + (0 if arch.stored is None else TRANSFORMERS_BYTES),
+    )
+
+
+def _model_bytes(arch: ModelArch, use: MemoryUse) -> tuple[int, int]:
+    """Of the weights with the rotary tables, and of what reading them takes beyond that."""
+    if arch.stored is not None:
+        return stored_weight_bytes(arch.stored, use.dtype), stored_loading_bytes(arch, arch.stored, use.dtype)
+    weights = weight_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
+    numbers = sum(rope.rotary_dim for rope in arch.ropes) + len(arch.position_scales)
+    return weights + 4 * use.max_model_len * numbers, loading_bytes(
+        arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa
     )
 
 
@@ -129,11 +145,18 @@ SCRATCH = 2 << 20
 
 def workspace_bytes(arch: ModelArch, use: MemoryUse, num_groups: int) -> int:
     """Activations of a full step, scratch of the kernels, and the tables that a step reads."""
-    activations = activation_bytes(arch, use.dtype, use.max_num_batched_tokens, ops=use.ops)
-    activations += experts_bytes(arch, use.dtype, use.max_num_batched_tokens)
+    activations = _step_bytes(arch, use)
     block_tables = num_groups * use.max_num_seqs * cdiv(use.max_model_len, use.block_size) * 4
     arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
     return activations + _scratch_bytes(arch, use) + block_tables + arrays
+
+
+def _step_bytes(arch: ModelArch, use: MemoryUse) -> int:
+    """Activations of a full step."""
+    if arch.stored is not None:
+        return stored_activation_bytes(arch, arch.stored, use.dtype, use.max_num_batched_tokens)
+    activations = activation_bytes(arch, use.dtype, use.max_num_batched_tokens, ops=use.ops)
+    return activations + experts_bytes(arch, use.dtype, use.max_num_batched_tokens)
 
 
 def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
@@ -141,6 +164,8 @@ def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
     if use.ops != "cpu":
         return 0
     sampling = 2 * round_up(max(SCRATCH, 8 * arch.vocab_size), SCRATCH)
+    if arch.stored is not None:  # attention and sampling alone are native
+        return use.num_threads * sampling
     widest = arch.widest_mlp
     both = 0 if widest % 32 == 0 else 8 * use.max_num_batched_tokens * widest
     return _prepared_bytes(arch, use) + both + use.num_threads * sampling + _torch_attention_bytes(arch, use)
@@ -177,6 +202,8 @@ def _torch_attention_bytes(arch: ModelArch, use: MemoryUse) -> int:
 def logits_bytes(arch: ModelArch, use: MemoryUse) -> int:
     """Two copies of the logits of a full step: as the head gives them, and of the rows that draw where not all do."""
     rows = use.max_num_seqs
+    if arch.stored is not None:
+        return stored_logits_bytes(arch, use.dtype, rows) + rows * arch.vocab_size * 4
     logits = step_logits_bytes(arch, use.dtype, use.max_num_batched_tokens, rows, ops=use.ops)
     return logits + rows * arch.vocab_size * 4
 

@@ -15,6 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
+from quire.errors import ConfigError
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -73,7 +74,15 @@ class WeightShapes:
 
 
 def weight_shapes(arch: ModelArch) -> WeightShapes:
-    """The parameters of a model; those of a plug-in's class as its spec says."""
+    """The parameters of a model; those of a plug-in's class as its spec says.
+
+    Raises: ConfigError for a model that transformers builds.
+    """
+    if arch.stored is not None:
+        raise ConfigError(
+            f"{arch.source}: {arch.architecture} runs through transformers, so quire does not know the shapes of its "
+            "products, nor what they cost. Simulate a model that quire has."
+        )
     names = arch.family.names
     linears = Counter[tuple[tuple[int, ...], int]]()
     for layer in arch.layers:
@@ -98,6 +107,8 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
 
 def num_parameters(arch: ModelArch) -> int:
     """Parameters of a model, tied ones counted once; exact for the families quire ships."""
+    if arch.stored is not None:
+        return arch.stored.num_parameters
     shapes = weight_shapes(arch)
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
@@ -118,6 +129,8 @@ def _num_activation_parameters(arch: ModelArch) -> int:
 
 def num_active_parameters(arch: ModelArch) -> int:
     """Parameters that one token meets: all of them, but for the experts that it is not sent to."""
+    if arch.stored is not None:
+        return arch.stored.num_parameters
     body = weight_shapes(arch).body
     return num_parameters(arch) - sum(shape.count * shape.num_weights - shape.num_active for shape in body)
 
@@ -248,7 +261,10 @@ def context_per_token(arch: ModelArch) -> float:
 
     Of a longer context than their window, layers that have one read only that: see `window_shares`.
     """
-    linear = sum(shape.num_active for shape in weight_shapes(arch).body)
+    if arch.stored is not None:
+        linear = arch.stored.num_linear
+    else:
+        linear = sum(shape.num_active for shape in weight_shapes(arch).body)
     return linear / (2 * arch.num_heads * arch.head_size * arch.num_layers)
 
 

@@ -20,6 +20,7 @@ from quire.engine.identity import Identity, check_unchanged, identity_of
 from quire.errors import CheckpointError, ConfigError, counted
 from quire.executor.base import create_executor
 from quire.loader.hub import resolve_model
+from quire.loader.model_impl import read_model_arch
 from quire.log import get_logger
 from quire.observability.ledger import Ledger
 from quire.observability.progress import load_progress
@@ -64,7 +65,23 @@ def read_arch(args: EngineArgs, path: Path) -> ModelArch:
     Raises: ConfigError and its kin.
     """
     raw = _overridden(_read_config(path), args.hf_overrides)
-    return ModelArch.from_config(raw, source=str(path / "config.json"))
+    arch = read_model_arch(raw, path, args.model_impl)
+    if arch.stored is not None:
+        _check_stored(args, arch)
+    return arch
+
+
+def _check_stored(args: EngineArgs, arch: ModelArch) -> None:
+    """Refuse what a model that transformers builds cannot have. Raises: ConfigError."""
+    for name, value, instead in (
+        ("quantization", args.quantization, "weights stay as they are; --dtype bfloat16 halves those in float32"),
+        ("load_format", args.load_format if args.load_format == "dummy" else None, "its weights are read from files"),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value!r} is for models that quire builds itself, and {arch.architecture} runs through "
+                f"transformers: {instead}. Leave {name} out."
+            )
 
 
 def _model_directory(args: EngineArgs) -> Path:

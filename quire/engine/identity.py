@@ -24,7 +24,9 @@ LARGEST_EXACT = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What must be equal for tokens to be equal: the code, the model, and how it is computed."""
+    """What must be equal for tokens to be equal, and suffices where `row_invariant` is true: the code, the model, and
+    how it is computed.
+    """
 
     quire: str
     model: str
@@ -49,6 +51,10 @@ class Identity:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     skip_tokenizer_init: bool
+    transformers: str = ""
+    """Its version, where it builds the model; empty for quire's own models."""
+    row_invariant: bool = True
+    """Whether equal tokens are promised at all: what transformers builds computes by the shape of the step."""
 
     def differences(self, other: Identity) -> list[str]:
         """Each field in which another one differs, as `name: mine, not theirs`."""
@@ -84,6 +90,8 @@ def identity_of(config: QuireConfig, weights: str, capabilities: Capabilities | 
         max_model_len=model.max_model_len,
         eos_token_ids=tuple(model.eos_token_ids),
         skip_tokenizer_init=model.skip_tokenizer_init,
+        transformers=model.arch.stored.transformers if model.arch.stored is not None else "",
+        row_invariant=config.row_invariant,
     )
 
 

@@ -196,9 +196,9 @@ def check_config(file: Path) -> None:
 
     Raises: ConfigError.
     """
-    from quire.config.arch import identify
+    from quire.loader.model_impl import check_runs
 
-    identify(read_json_object(file, "Download the file again.", CheckpointError) or {}, str(file))
+    check_runs(read_json_object(file, "Download the file again.", CheckpointError) or {}, str(file))
 
 
 def _patterns(*, with_weights: bool) -> dict[str, list[str]]:

@@ -34,17 +34,25 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     quantization: str | None = None,
+    num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Build the model with its weights, converted to `dtype` slice by slice. Nothing in the directory is executed.
 
     `progress` hears (bytes read, bytes in all). `quantization` names a scheme of `layers.quantization`. load_format
-    "dummy" makes weights up from `seed` and reads no file.
+    "dummy" makes weights up from `seed` and reads no file. `num_threads` are torch's, for a model that transformers
+    builds.
     Raises: ConfigError for an architecture or option that is not supported, CheckpointError listing what is wrong with
     the files.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format {load_format!r} is not known; use one of {', '.join(LOAD_FORMATS)}")
+    if arch.stored is not None:
+        from quire.loader.fallback import load_stored_model  # imports transformers
+
+        return load_stored_model(
+            path, arch, dtype=dtype, max_model_len=max_model_len, num_threads=num_threads, progress=progress
+        )
     model_class = ModelRegistry.resolve(arch.architecture, source=arch.source, family=arch.family)
     if "auto_map" in arch.raw:
         log.warning("config.json names code of its own (auto_map); quire never runs it source=%s", arch.source)

@@ -1,4 +1,4 @@
-"""One intra-op thread for torch, whose sums would otherwise be split by their number."""
+"""How many intra-op threads torch computes with: its sums are split by their number."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import torch
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Set torch's intra-op threads to one, around a block or, as `@one_thread()`, an op.
-
-    BLAS splits a long sum between its threads, so bits would follow their number. Where there is one thread anyway this
-    costs a comparison.
-    """
-    threads = torch.get_num_threads()
-    if threads == 1:
+def torch_threads(count: int) -> Iterator[None]:
+    """Set torch's intra-op threads around a block. Where there are as many anyway this costs a comparison."""
+    before = torch.get_num_threads()
+    if before == count:
         yield
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Set torch's intra-op threads to one, around a block or, as `@one_thread()`, an op.
+
+    BLAS splits a long sum between its threads, so bits would follow their number.
+    """
+    with torch_threads(1):
+        yield

@@ -45,8 +45,9 @@ class Harness:
         num_blocks: int = 200,
         max_model_len: int = 256,
         quantization: str | None = None,
+        arch: ModelArch | None = None,
     ) -> None:
-        self.arch = arch_of(directory)
+        self.arch = arch_of(directory) if arch is None else arch
         self.model: Model = load_model(
             directory, self.arch, dtype=dtype, max_model_len=max_model_len, quantization=quantization
         )

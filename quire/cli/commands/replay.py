@@ -52,6 +52,11 @@ def run(args: argparse.Namespace) -> int:
                 say(f"warning: {problem}")
         else:
             _check(receipt.identity, llm.engine.identity)
+        if not receipt.identity.row_invariant:
+            say(
+                "warning: this model ran through transformers, whose rounding follows what else runs: equal tokens are "
+                "not promised, and a difference proves nothing"
+            )
         params = [request.params() for request in receipt.requests]
         prompts: list[Any] = [{"prompt_token_ids": request.prompt_token_ids} for request in receipt.requests]
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -104,6 +109,7 @@ def _completed(args: argparse.Namespace, identity: Identity) -> argparse.Namespa
         "max_model_len": identity.max_model_len,
         "skip_tokenizer_init": identity.skip_tokenizer_init,
         "ops": "reference" if identity.ops == "reference" else "auto",
+        "model_impl": "transformers" if identity.transformers else None,
     }
     assert recorded.keys() <= {option.name for option in dataclasses.fields(EngineArgs)}
     for name, value in recorded.items():

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.arch import ModelArch
 from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
-from quire.config.json_file import read_json_object
 from quire.config.memory_plan import gib
 from quire.config.weight_shapes import num_active_parameters, num_parameters
-from quire.errors import CheckpointError, ConfigError
+from quire.errors import ConfigError
 from quire.loader.names import repository_of, short_name_of
 
 if TYPE_CHECKING:
@@ -56,14 +55,11 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
 
     Raises: ConfigError.
     """
-    from quire.engine.core_startup import create_config
+    from quire.engine.core_startup import create_config, read_arch
     from quire.loader.hub import is_complete
 
     path = config_directory(args)
-    raw = read_json_object(path / "config.json", "Download the file again.", CheckpointError)
-    if raw is None:
-        raise CheckpointError(f"{path} has no config.json, so it is no model directory")
-    arch = ModelArch.from_config({**raw, **args.hf_overrides}, source=str(path / "config.json"))
+    arch = read_arch(args, path)
     memory: Mapping[str, int] = {}
     try:
         config = create_config(args, (path, path))

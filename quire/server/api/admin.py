@@ -205,7 +205,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
             "embeddings": False,
             "adapters": False,
             "sampling_defaults": {name: getattr(service.engine.default_params, name) for name in SAMPLING_FIELDS},
-            "same_request_same_tokens": True,
+            "same_request_same_tokens": service.engine.config.row_invariant,
         }
 
 

@@ -88,12 +88,12 @@ class Server:
         self.url = ""
         self.client = httpx.Client()
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, seconds: float = TIMEOUT) -> None:
         def url() -> Any:
             assert self.process.poll() is None, self.log.read_text()
             return re.search(r"serving on (\S+),", self.log.read_text())
 
-        self.url = wait_for(url).group(1)
+        self.url = wait_for(url, seconds).group(1)
         self.client.close()
         self.client = httpx.Client(
             base_url=self.url, timeout=TIMEOUT, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)

@@ -1,0 +1,1 @@
+"""Models that quire does not have, built by transformers and run over quire's KV cache."""
