@@ -184,7 +184,10 @@ class Attack:
     """A core process, and the requests that are kept in it."""
 
     def __init__(self, args: EngineArgs, rng: random.Random) -> None:
-        self._supervisor = CoreSupervisor(args, RestartPolicy(max_engine_restarts=0, step_timeout=600))
+        policy = RestartPolicy(
+            max_engine_restarts=0, step_timeout=600, startup_timeout=3600
+        )  # however busy the machine
+        self._supervisor = CoreSupervisor(args, policy)
         self._rng = rng
         self._live: dict[str, Live] = {}
         self._client: ProcessCoreClient | None = None

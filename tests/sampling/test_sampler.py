@@ -10,7 +10,7 @@ from quire.ops import table
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.random import uniforms
 from quire.sampling.row import SamplingRow
-from quire.sampling.sampler import SampledTokens, Sampler
+from quire.sampling.sampler import LogitsRoom, SampledTokens, Sampler
 from tests.ops.implementations import implementations_of
 from tests.sampling.rows import make_row
 
@@ -219,6 +219,16 @@ def test_columns_beyond_the_vocabulary_are_not_looked_at(implementation: str) ->
     padded = torch.cat((logits, torch.full((8, 5), math.nan)), dim=1)
     batch = SamplingBatch(rows, VOCAB_SIZE)
     assert Sampler(VOCAB_SIZE, 64).sample(padded, batch, [1] * 8) == sample(rows, logits)
+
+
+def test_copies_of_logits_of_any_number_of_rows_are_made_in_one_place() -> None:
+    room, logits = LogitsRoom(VOCAB_SIZE, 8), random_logits(8)
+    places = set()
+    for rows in ([1, 3], [7], [0, 0, 2, 5, 5, 6], list(range(8))):
+        copied = room.copy(logits, rows)
+        assert torch.equal(copied, logits[rows])
+        places.add(copied.data_ptr())
+    assert len(places) == 1
 
 
 def test_an_empty_batch_gives_nothing() -> None:

@@ -38,7 +38,7 @@ PURPOSES = {
     "workspace": "activations of a step of {step} tokens",
     "logits": "of {seqs} sequences",
     "logprobs": "candidates of every position of a step",
-    "requests": "lists of {seqs} requests at their bounds, tokens of {tokens}",
+    "requests": "{seqs} requests at their bounds and those that wait, {tokens} tokens",
     "loading": "pages of files while weights are read",
     "process": "the interpreter, torch and its libraries",
 }
