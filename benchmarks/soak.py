@@ -46,6 +46,8 @@ POOL_THREADS = 24
 MAX_NEW_SERIES = 200
 """Of outcomes that had not come before; less than the models that are asked for in vain."""
 MAX_GROWTH_MIB, MAX_SLOPE_MIB_PER_MIN, MAX_P99_RATIO = 20.0, 1.0, 1.2
+SLOPE_S = 180
+"""Shorter runs have no slope: what the first requests take for good would be most of it."""
 STILL_S = 60
 """Longest wait for what must come: a slow reader is cut, a server without clients is as it was.
 
@@ -524,7 +526,7 @@ def rules(soak: Soak) -> list[Rule]:
         growth, limit = end.memory_mib[name] - base_mib, max(MAX_GROWTH_MIB, 0.02 * base_mib)
         text = f"{base_mib:.1f} MiB {growth:+.1f}"
         found.append(Rule(f"{name}, second half", text, f"+{limit:.0f} MiB", growth <= limit))
-        if len(soak.busy) > 2:
+        if len(soak.busy) > 2 and soak.busy[-1].at - soak.busy[0].at > SLOPE_S:
             per_minute = slope([level.at / 60 for level in soak.busy], [level.memory_mib[name] for level in soak.busy])
             text, limit_text = f"{per_minute:+.2f} MiB/min", f"{MAX_SLOPE_MIB_PER_MIN:g} MiB/min"
             found.append(Rule(f"{name}, slope of it", text, limit_text, per_minute <= MAX_SLOPE_MIB_PER_MIN))

@@ -59,8 +59,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but flags that are left over are an error of the subcommand that does not know them."""
         for word in args or () if self._subparsers is None else ():
-            if word in COMMON_SHORT_FLAGS and len(word) > 2 and word not in self._option_string_actions:
-                self._refuse(word)  # else argparse takes -ngl for -n with the value "gl"
+            if word in COMMON_SHORT_FLAGS and word not in self._option_string_actions:
+                self._refuse(word)  # else argparse takes -ngl for -n with the value "gl", and -p for -pp
             if word == "--":
                 break
         namespace, rest = super().parse_known_args(args, namespace)
@@ -102,7 +102,9 @@ class Parser(argparse.ArgumentParser):
         self.error(f"{flag} is no flag{f'; {hint}' if hint else nearest(flag, known)}")
 
     def error(self, message: str) -> NoReturn:
-        """One paragraph; the flags are for --help."""
+        """One paragraph; the flags are for --help. Where a command is missing, the help, which lists them."""
+        if self._subparsers is not None and message.startswith("the following arguments are required"):
+            self.exit(2, self.format_help())
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists what there is)\n")
 
 

@@ -144,10 +144,14 @@ class ModelArch:
         return frozenset(layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None)
 
     @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The mixers of the layers that attend over keys and values."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+    @property
     def position_scales(self) -> frozenset[PositionScale]:
         """What queries are multiplied by at their positions, each once."""
-        mixers = (layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
-        return frozenset(mixer.position_scale for mixer in mixers if mixer.position_scale is not None)
+        return frozenset(mixer.position_scale for mixer in self.attentions if mixer.position_scale is not None)
 
     @property
     def mixtures(self) -> frozenset[ExpertsSpec]:

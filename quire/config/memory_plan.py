@@ -191,7 +191,7 @@ def _torch_attention_bytes(arch: ModelArch, use: MemoryUse) -> int:
     Its pages as they lie and in order, its keys and values in float32 and a copy of those a tile sees, and for a tile
     of 8 queries scores, what is subtracted from them, and partial sums of 128 tokens.
     """
-    if all(layer.mixer.is_native for layer in arch.layers):
+    if all(mixer.is_native for mixer in arch.attentions):
         return 0
     context, size = round_up(use.max_model_len, 128), arch.head_size
     item = DTYPE_BYTES.get(use.kv_cache_dtype, 4)  # int8 is widened

@@ -23,10 +23,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     # the command itself
-    "no command": ([], ["COMMAND", "--help"]),
     "unknown command": (["sevre"], ["invalid command: 'sevre'; did you mean 'serve'?", "run, chat"]),
     "flags before the command": (["--model", "x", "run"], ["invalid command: 'x'"]),
-    "bench without a kind": (["bench"], ["KIND"]),
     "bench of an unknown kind": (["bench", "speed"], ["invalid command: 'speed'", "latency", "throughput"]),
     # unknown flags
     "misspelt flag": (["run", "--temprature", "1", "hi"], ["--temprature is no flag", "did you mean '--temperature'?"]),
@@ -66,6 +64,7 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "-c where no model is loaded": (["complete", "-c", "512"], ["-c is no flag; use --max-model-len"]),
     "a short flag of llama.cpp": (["run", "-ngl", "99"], ["-ngl is no flag; leave it out"]),
+    "a short flag that others begin with": (["run", "-p", "hi"], ["-p is no flag; write the prompt without a flag"]),
     # values
     "no value": (["run", "hi", "--temperature"], ["--temperature", "expected one argument"]),
     "temperature text": (["run", "hi", "--temperature", "hot"], ["--temperature", "'hot'"]),

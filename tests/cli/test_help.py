@@ -39,3 +39,13 @@ def test_a_value_has_its_unit_or_kind_for_a_name(capsys: pytest.CaptureFixture[s
     shown = help_of(capsys, "serve")
     for value in VALUES:
         assert f"  {value}" in shown, value
+
+
+@pytest.mark.parametrize("words", [[], ["bench"]])
+def test_a_command_that_is_left_out_is_answered_with_those_there_are(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        create_parser(*words).parse_args(words)
+    assert end.value.code == 2
+    assert "  serve  " in capsys.readouterr().err

@@ -18,7 +18,7 @@ import pytest
 
 from quire.cli.terminal.markdown import split_blocks
 
-TIMEOUT = 20
+TIMEOUT = 60
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 PROMPT = ">>>"
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
