@@ -134,6 +134,11 @@ class ModelArch:
         return frozenset(layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None)
 
     @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Those of the layers that have plain attention."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+    @property
     def mixtures(self) -> frozenset[ExpertsSpec]:
         """The mixtures of experts of the layers, each once."""
         return frozenset(layer.mlp.experts for layer in self.layers if layer.mlp.experts is not None)

@@ -193,7 +193,7 @@ def _num_floats(arch: ModelArch) -> int:
         biases += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         biases += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
     norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias) + _num_head_norms(arch)
-    sinks = sum(layer.mixer.has_sinks for layer in arch.layers) * arch.num_heads
+    sinks = sum(attention.has_sinks for attention in arch.attentions) * arch.num_heads
     return biases + arch.head_bias * arch.vocab_size + norms + sinks
 
 
