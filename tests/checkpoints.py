@@ -61,6 +61,19 @@ _OPT = {
     "eos_token_id": 256,
     "pad_token_id": 1,
 }
+_MAMBA = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "state_size": 8,
+    "conv_kernel": 4,
+    "expand": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": None,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
@@ -153,6 +166,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "opt": _OPT,
     "gpt2": _GPT2,
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
 }
 """family -> the configuration that `make_checkpoint` starts from."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import NormKind
+from quire.config.mixers import AttentionSpec, Mamba2Spec, MixerSpec, RecurrentSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -64,16 +65,20 @@ def step_logits_bytes(arch: ModelArch, dtype: str, num_tokens: int, num_sampled:
 def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     layout = _Layout(num_tokens, DTYPE_BYTES[dtype])
     layout.take("hidden", arch.hidden_size)
-    for _ in range(min(2, arch.num_layers)):  # the second layer meets the gaps that the first one left
-        _layer(layout, arch)
+    for mixer in dict.fromkeys(layer.mixer for layer in arch.layers):
+        for _ in range(min(2, arch.num_layers)):  # the second layer meets the gaps that the first one left
+            _layer(layout, arch, mixer)
     layout.take("normed", arch.hidden_size)
     return layout
 
 
-def _layer(layout: _Layout, arch: ModelArch) -> None:
+def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
     size, norms = arch.hidden_size, arch.norms
     _norm(layout, norms.input, size)
-    _attend(layout, arch)
+    if isinstance(mixer, AttentionSpec):
+        _attend(layout, arch)
+    else:
+        _recur(layout, arch, mixer)
     _join(layout, arch, norms.post_attention, "between")
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
@@ -103,6 +108,14 @@ def _attend(layout: _Layout, arch: ModelArch) -> None:
     layout.free("attended")
 
 
+def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
+    layout.take("projected", mixer.in_features)
+    layout.take("scanned", mixer.inner_size)
+    layout.free("projected")
+    layout.take("between", arch.hidden_size)
+    layout.free("scanned")
+
+
 def _norm(layout: _Layout, name: str | None, size: int) -> None:
     if name is not None:
         layout.take("normed", size)
@@ -125,12 +138,16 @@ def _join(layout: _Layout, arch: ModelArch, norm: str | None, piece: str) -> Non
 def _reference_bytes(arch: ModelArch, item: int) -> int:
     """Bytes for each token: the reference computes in float32 and rounds what it returns."""
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
+    recurrent = max(
+        (item * (2 * size + mixer.in_features + mixer.inner_size) + 4 * mixer.in_features for mixer in arch.recurrences),
+        default=0,
+    )
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
     inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
-    return max(attention, mlp)
+    return max(attention, mlp, recurrent)
 
 
 def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
@@ -153,3 +170,23 @@ def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
         ),
         default=0,
     )
+
+
+STATES_AT_ONCE = 4 << 20
+"""Bytes of states that a scan works with at a time, unless a single one has more."""
+STATE_COPIES = 4
+"""Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
+
+
+def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int) -> int:
+    """Bytes that a recurrent layer works with beside the activations, in float32."""
+    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in arch.recurrences), default=0)
+
+
+def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
+    inner, channels = mixer.inner_size, mixer.conv_channels
+    derived = 2 * mixer.num_heads if isinstance(mixer, Mamba2Spec) else 3 * inner
+    convolved = (num_tokens + num_seqs * mixer.conv_width) * channels + 4 * num_tokens * round_up(channels + 32, 32)
+    scanned = num_tokens * (6 * (inner + 64) + derived)
+    states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
+    return 4 * (convolved + scanned) + states

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from quire.config.activations import activation_bytes, experts_bytes, step_logits_bytes
+from quire.config.activations import activation_bytes, experts_bytes, recurrence_bytes, step_logits_bytes
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
@@ -85,7 +85,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     layout = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops)
     kv_cache = num_blocks * layout.block_bytes
     workspace, logits, logprobs = (
-        workspace_bytes(arch, use, len(layout.groups)),
+        workspace_bytes(arch, use, layout),
         logits_bytes(arch, use),
         logprobs_bytes(arch, use),
     )
@@ -126,12 +126,15 @@ SCRATCH = 2 << 20
 """What a kernel works with in one thread, in whole huge pages, where it follows from no size below."""
 
 
-def workspace_bytes(arch: ModelArch, use: MemoryUse, num_groups: int) -> int:
+def workspace_bytes(arch: ModelArch, use: MemoryUse, layout: KVLayout) -> int:
     """Activations of a full step, scratch of the kernels, and the tables that a step reads."""
+    num_groups = len(layout.groups)
     activations = activation_bytes(arch, use.dtype, use.max_num_batched_tokens, ops=use.ops)
     activations += experts_bytes(arch, use.dtype, use.max_num_batched_tokens)
-    block_tables = num_groups * use.max_num_seqs * cdiv(use.max_model_len, use.block_size) * 4
+    activations += recurrence_bytes(arch, use.max_num_batched_tokens, use.max_num_seqs)
+    block_tables = num_groups * use.max_num_seqs * layout.num_entries(use.max_model_len) * 4
     arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
+    arrays += 16 * num_groups * use.max_num_seqs
     return activations + _scratch_bytes(arch, use) + block_tables + arrays
 
 
@@ -239,7 +242,7 @@ def check_longest_fits(layout: KVLayout, num_blocks: int, max_model_len: int, ma
 
     Raises: ConfigError with the numbers and both remedies.
     """
-    block_size, num_groups = layout.page.block_size, len(layout.groups)
+    block_size, num_groups = layout.block_size, len(layout.groups)
     chunk = min(block_size, max_chunk_tokens)
     longest = layout.longest(num_blocks, chunk, max_model_len)
     if longest == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from quire.config.rope import RopeConfig
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
@@ -24,5 +25,89 @@ class AttentionSpec:
         return FullAttentionSpec(page=page) if self.window is None else SlidingWindowSpec(page=page, window=self.window)
 
 
-MixerSpec = AttentionSpec
+class StepNorms(StrEnum):
+    """RMS norms of what a Mamba layer derives from its input: time steps, and the vectors that write and read."""
+
+    NONE = "none"
+    PLAIN = "plain"
+    """Without a weight."""
+    WEIGHTED = "weighted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    """The selective state space of Mamba (https://arxiv.org/abs/2312.00752): each channel has a state of its own."""
+
+    inner_size: int
+    """Channels."""
+    state_size: int
+    """Numbers of each channel's state."""
+    conv_width: int
+    """Tokens that the convolution before the scan sees, the token itself included."""
+    time_rank: int
+    """Width of the projection that gives the time steps."""
+    has_bias: bool
+    """Of the projections into and out of the layer."""
+    has_conv_bias: bool
+    norms: StepNorms = StepNorms.NONE
+    norm_eps: float = 0.0
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution."""
+        return self.inner_size
+
+    @property
+    def in_features(self) -> int:
+        """What the projection into the layer gives: the convolution's input, and the gate."""
+        return 2 * self.inner_size
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution, and those of the scan."""
+        return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Spec:
+    """The selective state space of Mamba 2 (https://arxiv.org/abs/2405.21060): channels of a head decay alike."""
+
+    num_heads: int
+    head_size: int
+    """Channels of a head."""
+    state_size: int
+    """Numbers of each channel's state."""
+    num_groups: int
+    """Heads of a group are written and read by the same vectors, and their outputs are normed together."""
+    conv_width: int
+    """Tokens that the convolution before the scan sees, the token itself included."""
+    has_bias: bool
+    """Of the projections into and out of the layer."""
+    has_conv_bias: bool
+    norm_eps: float
+
+    @property
+    def inner_size(self) -> int:
+        """Channels."""
+        return self.num_heads * self.head_size
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution: those of the heads, and the vectors that write and read of each group."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def in_features(self) -> int:
+        """What the projection into the layer gives: the gate, the convolution's input, and a time step per head."""
+        return self.inner_size + self.conv_channels + self.num_heads
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution, and those of the scan."""
+        return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
+
+
+RecurrentSpec = MambaSpec | Mamba2Spec
+"""Mixers that keep a state of fixed size."""
+MixerSpec = AttentionSpec | RecurrentSpec
 """The kinds of mixers that there are."""

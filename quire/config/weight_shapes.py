@@ -14,7 +14,7 @@ from types import MappingProxyType
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, MixerSpec
+from quire.config.mixers import AttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, StepNorms
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -77,7 +77,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     names = arch.family.names
     linears = Counter[tuple[tuple[int, ...], int]]()
     for layer in arch.layers:
-        linears.update([*_MIXERS[type(layer.mixer)](arch), *_MLPS[layer.mlp.kind](arch, layer.mlp)])
+        linears.update([*_mixer(arch, layer.mixer), *_MLPS[layer.mlp.kind](arch, layer.mlp)])
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
@@ -125,9 +125,32 @@ def _output(arch: ModelArch) -> Shape:
     return (arch.hidden_size,), arch.num_heads * arch.head_size
 
 
-_MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch], list[Shape]]] = MappingProxyType(
-    {AttentionSpec: lambda arch: [_qkv(arch), _output(arch)]}
-)
+def _mixer(arch: ModelArch, mixer: MixerSpec) -> list[Shape]:
+    """Linear layers of a mixer."""
+    if isinstance(mixer, AttentionSpec):
+        return [_qkv(arch), _output(arch)]
+    shapes: list[Shape] = [((mixer.in_features,), arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)]
+    if isinstance(mixer, MambaSpec):
+        derived = mixer.time_rank + 2 * mixer.state_size
+        shapes += [((derived,), mixer.inner_size), ((mixer.inner_size,), mixer.time_rank)]
+    return shapes
+
+
+def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
+    """Numbers of a mixer that are kept in float32."""
+    if isinstance(mixer, AttentionSpec):
+        heads = {
+            HeadNorms.NONE: 0,
+            HeadNorms.EACH: 2 * arch.head_size,
+            HeadNorms.WHOLE: (arch.num_heads + arch.num_kv_heads) * arch.head_size,
+        }[arch.norms.heads]
+        return heads + arch.attention_bias * sum(_qkv(arch)[0]) + arch.output_bias * arch.hidden_size
+    floats = mixer.has_bias * (mixer.in_features + arch.hidden_size)
+    floats += mixer.conv_channels * (mixer.conv_width + mixer.has_conv_bias)
+    if isinstance(mixer, Mamba2Spec):
+        return floats + 3 * mixer.num_heads + mixer.inner_size
+    norms = mixer.time_rank + 2 * mixer.state_size if mixer.norms is StepNorms.WEIGHTED else 0
+    return floats + mixer.inner_size * (mixer.state_size + 2) + norms
 
 
 def _gated(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
@@ -141,7 +164,12 @@ def _plain(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
 
 
 _MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec], list[Shape]]] = MappingProxyType(
-    {MlpKind.GATED: _gated, MlpKind.PLAIN: _plain, MlpKind.EXPERTS: lambda arch, mlp: []}
+    {
+        MlpKind.GATED: _gated,
+        MlpKind.PLAIN: _plain,
+        MlpKind.EXPERTS: lambda arch, mlp: [],
+        MlpKind.NONE: lambda arch, mlp: [],
+    }
 )
 """But for mixtures of experts, which `_mixtures` adds."""
 
@@ -173,19 +201,13 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
 
 
 def _num_floats(arch: ModelArch) -> int:
-    """Numbers of norms and biases."""
-    qkv, output = sum(_qkv(arch)[0]), arch.hidden_size
-    biases = arch.num_layers * (arch.attention_bias * qkv + arch.output_bias * output)
+    """Numbers of norms and biases, and of recurrent layers' vectors."""
+    floats = sum(_mixer_floats(arch, layer.mixer) for layer in arch.layers)
     for layer in arch.layers:
-        biases += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
-        biases += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
-    heads = {
-        HeadNorms.NONE: 0,
-        HeadNorms.EACH: 2 * arch.head_size,
-        HeadNorms.WHOLE: (arch.num_heads + arch.num_kv_heads) * arch.head_size,
-    }[arch.norms.heads]
+        floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
+        floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
     norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
-    return biases + arch.head_bias * arch.vocab_size + norms + arch.num_layers * heads
+    return floats + arch.head_bias * arch.vocab_size + norms
 
 
 def _num_norms(arch: ModelArch) -> int:
@@ -196,16 +218,19 @@ def _num_norms(arch: ModelArch) -> int:
 def context_per_token(arch: ModelArch) -> float:
     """Tokens of context whose attention, in all layers, takes as many operations as all linear layers of one token.
 
-    Of a longer context than their window, layers that have one read only that: see `window_shares`.
+    Of a longer context than their window, layers that have one read only that: see `window_shares`. Infinite where no
+    layer has attention.
     """
+    if not arch.attentions:
+        return math.inf
     linear = sum(shape.num_active for shape in weight_shapes(arch).body)
-    return linear / (2 * arch.num_heads * arch.head_size * arch.num_layers)
+    return linear / (2 * arch.num_heads * arch.head_size * len(arch.attentions))
 
 
 def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
-    """(window, share of the layers that have it): they read no more of the context than that."""
-    windows = Counter(layer.mixer.window for layer in arch.layers if layer.mixer.window is not None)
-    return tuple((window, count / arch.num_layers) for window, count in sorted(windows.items()))
+    """(window, share of the attention layers that have it): they read no more of the context than that."""
+    windows = Counter(mixer.window for mixer in arch.attentions if mixer.window is not None)
+    return tuple((window, count / len(arch.attentions)) for window, count in sorted(windows.items()))
 
 
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:

@@ -18,6 +18,8 @@ from quire.errors import ConfigError
 
 _SHOWN_DIGITS = 12
 """Of a digest, in messages."""
+LARGEST_EXACT = 2**53
+"""Below it a float holds every whole number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,7 @@ def identity_of(config: QuireConfig, weights: str, capabilities: Capabilities | 
     model, device = config.model_config, config.device_config
     machine = device.capabilities if capabilities is None else capabilities
     has_own_ops = device.ops == machine.ops
-    arch = replace(model.arch, source="")
-    arch = msgspec.convert(msgspec.to_builtins(arch), type(arch))  # an integer where a float belongs is one
+    arch = _as_floats(msgspec.to_builtins(replace(model.arch, source="")))
     return Identity(
         quire=__version__,
         model=Path(model.model).name if Path(model.model).is_dir() else model.model,
@@ -84,6 +85,16 @@ def identity_of(config: QuireConfig, weights: str, capabilities: Capabilities | 
         eos_token_ids=tuple(model.eos_token_ids),
         skip_tokenizer_init=model.skip_tokenizer_init,
     )
+
+
+def _as_floats(value: object) -> object:
+    """Plain data with numbers of one kind: an integer where a float belongs is one."""
+    if isinstance(value, dict):
+        return {name: _as_floats(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_floats(inner) for inner in value]
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < LARGEST_EXACT else value
 
 
 def check_unchanged(then: Identity, now: Identity) -> None:

@@ -12,13 +12,14 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, MixerSpec
+from quire.config.mixers import AttentionSpec, Mamba2Spec, MambaSpec, MixerSpec
 from quire.layers.activation import activation_of
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.rotary import rotary_table
+from quire.layers.state_space import Mamba2Mixer, MambaMixer
 from quire.layers.weights import HeadOrder
 from quire.ops import functional
 from quire.ops.functional import RopeAndCacheSpec
@@ -89,6 +90,7 @@ def attention_of(
 ) -> Attention:
     """A layer's attention, without its projections."""
     mixer = arch.layers[index].mixer
+    assert isinstance(mixer, AttentionSpec)
     spec = RopeAndCacheSpec(
         num_heads=arch.num_heads,
         num_kv_heads=arch.num_kv_heads,
@@ -107,6 +109,13 @@ def attention_of(
         sliding_window=mixer.window,
         soft_cap=arch.attn_soft_cap,
     )
+
+
+def mixer_of(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
+    """The mixer of a layer, whose context is given."""
+    spec, names = arch.layers[index].mixer, arch.family.names
+    name = names.attention if isinstance(spec, AttentionSpec) else names.recurrent
+    return MIXERS[type(spec)](arch, ctx.child(name), index)
 
 
 def _head_norm(arch: ModelArch, ctx: LayerContext, size: int) -> Tensor:
@@ -154,5 +163,5 @@ MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = Mapp
 )
 
 MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]] = MappingProxyType(
-    {AttentionSpec: SelfAttention}
+    {AttentionSpec: SelfAttention, MambaSpec: MambaMixer, Mamba2Spec: Mamba2Mixer}
 )

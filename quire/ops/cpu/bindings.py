@@ -15,6 +15,7 @@ from quire.ops.cpu.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
+from quire.ops.cpu.states import allocate_states, mamba, mamba2
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -24,6 +25,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
+        "mamba": mamba,
+        "mamba2": mamba2,
         "embedding": embedding,
         "scale_add": scale_add,
         "soft_cap": soft_cap,
@@ -32,6 +35,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "layer_norm": layer_norm,
         "rope_and_cache": rope_and_cache,
         "allocate_kv_cache": allocate_kv_cache,
+        "allocate_states": allocate_states,
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,

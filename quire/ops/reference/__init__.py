@@ -14,6 +14,7 @@ from quire.ops.reference.graphs import Graphs
 from quire.ops.reference.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import apply_penalties, row_max, sample, top_logprobs
+from quire.ops.reference.states import allocate_states, mamba, mamba2
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -22,6 +23,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
+        "mamba": mamba,
+        "mamba2": mamba2,
         "embedding": embedding,
         "scale_add": scale_add,
         "soft_cap": soft_cap,
@@ -30,6 +33,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "layer_norm": layer_norm,
         "rope_and_cache": rope_and_cache,
         "allocate_kv_cache": allocate_kv_cache,
+        "allocate_states": allocate_states,
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,

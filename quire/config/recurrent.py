@@ -1,0 +1,151 @@
+"""Which layers of a family are recurrent, and how large their states are: the rules of families."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from quire.config.config_keys import ConfigKeys
+from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, StepNorms
+from quire.errors import counted
+
+MAX_CONV_WIDTH = 64
+"""Tokens; more can only be a mistake."""
+
+RecurrentRule = Callable[[ConfigKeys, int], tuple[RecurrentSpec | None, ...]]
+"""From a config and a number of layers to the recurrent mixer of each layer; None for attention."""
+
+
+def no_recurrence(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Every layer has attention."""
+    return (None,) * num_layers
+
+
+def all_mamba(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Mamba: no layer has attention."""
+    return (_mamba(keys),) * num_layers
+
+
+def all_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Mamba 2: no layer has attention."""
+    spec = _mamba2(
+        keys,
+        num_heads=keys.count("num_heads"),
+        head_size=keys.count("head_dim"),
+        state_size=keys.count("state_size"),
+        num_groups=keys.count("n_groups"),
+        conv_width=keys.count("conv_kernel", most=MAX_CONV_WIDTH),
+        expand=keys.count("expand"),
+        has_bias=keys.flag("use_bias", default=False),
+        has_conv_bias=keys.flag("use_conv_bias", default=True),
+    )
+    return (spec,) * num_layers
+
+
+def _mamba(keys: ConfigKeys) -> MambaSpec:
+    _check_activation(keys)
+    hidden_size = keys.count("hidden_size")
+    rank = keys.find(("time_step_rank",))[1]
+    eps = keys.find(("mixer_rms_eps",))[1]
+    return MambaSpec(
+        inner_size=keys.count("expand") * hidden_size,
+        state_size=keys.count("state_size"),
+        conv_width=keys.count("conv_kernel", most=MAX_CONV_WIDTH),
+        time_rank=math.ceil(hidden_size / 16) if rank in (None, "auto") else keys.count("time_step_rank"),
+        has_bias=keys.flag("use_bias", default=False),
+        has_conv_bias=keys.flag("use_conv_bias", default=True),
+        norms=StepNorms.NONE if eps is None else StepNorms.PLAIN,
+        norm_eps=0.0 if eps is None else keys.positive("mixer_rms_eps"),
+    )
+
+
+def hybrid_mamba2(keys: ConfigKeys) -> Mamba2Spec:
+    """A Mamba 2 layer as hybrid models spell it."""
+    num_heads, expand = keys.count("mamba_n_heads"), keys.count("mamba_expand")
+    given = keys.find(("mamba_d_head",))[1]
+    inner_size = expand * keys.count("hidden_size")
+    return _mamba2(
+        keys,
+        num_heads=num_heads,
+        head_size=inner_size // num_heads if given in (None, "auto") else keys.count("mamba_d_head"),
+        state_size=keys.count("mamba_d_state"),
+        num_groups=keys.count("mamba_n_groups"),
+        conv_width=keys.count("mamba_d_conv", most=MAX_CONV_WIDTH),
+        expand=expand,
+        has_bias=keys.flag("mamba_proj_bias", default=False),
+        has_conv_bias=keys.flag("mamba_conv_bias", default=True),
+    )
+
+
+def bamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Bamba: attention in the layers that `attn_layer_indices` lists, Mamba 2 in the others."""
+    listed = keys.raw.get("attn_layer_indices") or []
+    if not isinstance(listed, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
+        keys.refuse("attn_layer_indices", listed, f"must list indices of the {counted(num_layers, 'layer')}")
+    spec = hybrid_mamba2(keys)
+    return tuple(None if index in set(listed) else spec for index in range(num_layers))
+
+
+RECURRENT_TYPES = ("mamba", "linear_attention")
+ATTENTION_TYPES = ("attention", "full_attention")
+
+
+def listed_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Attention and Mamba 2 as `layer_types` lists them; all Mamba 2 where config.json has no such list."""
+    listed = keys.find(("layer_types", "layers_block_type"))[1]
+    spec = hybrid_mamba2(keys)
+    if listed is None:
+        return (spec,) * num_layers
+    known = (*RECURRENT_TYPES, *ATTENTION_TYPES)
+    if not isinstance(listed, list) or len(listed) != num_layers or not all(kind in known for kind in listed):
+        problem = f"must list one of {', '.join(known)} per layer, for {counted(num_layers, 'layer')}"
+        keys.refuse("layer_types", listed, problem)
+    return tuple(None if kind in ATTENTION_TYPES else spec for kind in listed)
+
+
+def _mamba2(
+    keys: ConfigKeys,
+    *,
+    num_heads: int,
+    head_size: int,
+    state_size: int,
+    num_groups: int,
+    conv_width: int,
+    expand: int,
+    has_bias: bool,
+    has_conv_bias: bool,
+) -> Mamba2Spec:
+    _check_activation(keys)
+    _check_time_steps(keys)
+    inner_size = expand * keys.count("hidden_size")
+    if num_heads * head_size != inner_size:
+        problem = f"must give heads ({num_heads} of size {head_size}) that are {inner_size} channels wide together"
+        keys.refuse("expand", expand, problem)
+    if num_heads % num_groups:
+        keys.refuse("n_groups", num_groups, f"must divide the {counted(num_heads, 'head')} without remainder")
+    return Mamba2Spec(
+        num_heads=num_heads,
+        head_size=head_size,
+        state_size=state_size,
+        num_groups=num_groups,
+        conv_width=conv_width,
+        has_bias=has_bias,
+        has_conv_bias=has_conv_bias,
+        norm_eps=keys.positive("rms_norm_eps", default=1e-5),
+    )
+
+
+def _check_activation(keys: ConfigKeys) -> None:
+    name = keys.text("hidden_act")
+    if name not in ("silu", "swish"):
+        keys.refuse("hidden_act", name, "must be silu: recurrent layers compute no other activation")
+
+
+def _check_time_steps(keys: ConfigKeys) -> None:
+    """Bounds of time steps are applied by some of the known implementations in prompts alone; here nowhere."""
+    limits = keys.raw.get("time_step_limit")
+    if limits is None:
+        return
+    ends = [end.get("__float__") if isinstance(end, dict) else end for end in limits] if isinstance(limits, list) else []
+    if len(ends) != 2 or ends[0] != 0 or str(ends[1]).lower() not in ("inf", "infinity"):
+        keys.refuse("time_step_limit", limits, "must be 0 to infinity: time steps are not bounded otherwise")
