@@ -74,6 +74,17 @@ _MAMBA = {
     "eos_token_id": 256,
     "pad_token_id": None,
 }
+_HYBRID = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
@@ -168,6 +179,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
+    "bamba": {**_HYBRID, "attn_layer_indices": [2]},
+    "granitemoehybrid": {
+        **_HYBRID,
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 72,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "jamba": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "attn_layer_period": 4,
+        "attn_layer_offset": 2,
+        "mamba_d_state": 8,
+        "mamba_expand": 2,
+    },
+    "lfm2": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "block_multiple_of": 32,
+    },
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
 }
 """family -> the configuration that `make_checkpoint` starts from."""

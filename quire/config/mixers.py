@@ -107,7 +107,40 @@ class Mamba2Spec:
         return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
 
 
-RecurrentSpec = MambaSpec | Mamba2Spec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec:
+    """A gated convolution of each channel over the last tokens (LFM2): out(c * conv(b * x))."""
+
+    inner_size: int
+    """Channels."""
+    conv_width: int
+    """Tokens that the convolution sees, the token itself included."""
+    has_bias: bool
+    """Of the projections into and out of the layer."""
+    has_conv_bias: bool
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution."""
+        return self.inner_size
+
+    @property
+    def in_features(self) -> int:
+        """What the projection into the layer gives: two gates and the convolution's input."""
+        return 3 * self.inner_size
+
+    @property
+    def state_size(self) -> int:
+        """Nothing is scanned."""
+        return 0
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution."""
+        return (self.conv_width - 1) * self.conv_channels
+
+
+RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec
 """Mixers that keep a state of fixed size."""
 MixerSpec = AttentionSpec | RecurrentSpec
 """The kinds of mixers that there are."""

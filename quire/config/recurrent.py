@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, StepNorms
+from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
 from quire.errors import counted
 
 MAX_CONV_WIDTH = 64
@@ -45,18 +45,59 @@ def all_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None,
 def _mamba(keys: ConfigKeys) -> MambaSpec:
     _check_activation(keys)
     hidden_size = keys.count("hidden_size")
-    rank = keys.find(("time_step_rank",))[1]
     eps = keys.find(("mixer_rms_eps",))[1]
     return MambaSpec(
         inner_size=keys.count("expand") * hidden_size,
         state_size=keys.count("state_size"),
         conv_width=keys.count("conv_kernel", most=MAX_CONV_WIDTH),
-        time_rank=math.ceil(hidden_size / 16) if rank in (None, "auto") else keys.count("time_step_rank"),
+        time_rank=_time_rank(keys, "time_step_rank", hidden_size),
         has_bias=keys.flag("use_bias", default=False),
         has_conv_bias=keys.flag("use_conv_bias", default=True),
         norms=StepNorms.NONE if eps is None else StepNorms.PLAIN,
         norm_eps=0.0 if eps is None else keys.positive("mixer_rms_eps"),
     )
+
+
+def _time_rank(keys: ConfigKeys, name: str, hidden_size: int) -> int:
+    given = keys.find((name,))[1]
+    return math.ceil(hidden_size / 16) if given in (None, "auto") else keys.count(name)
+
+
+def jamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Jamba: attention in one layer of each `attn_layer_period`, Mamba with norms in the others."""
+    _check_activation(keys)
+    hidden_size = keys.count("hidden_size")
+    spec = MambaSpec(
+        inner_size=keys.count("mamba_expand") * hidden_size,
+        state_size=keys.count("mamba_d_state"),
+        conv_width=keys.count("mamba_d_conv", most=MAX_CONV_WIDTH),
+        time_rank=_time_rank(keys, "mamba_dt_rank", hidden_size),
+        has_bias=keys.flag("mamba_proj_bias", default=False),
+        has_conv_bias=keys.flag("mamba_conv_bias", default=True),
+        norms=StepNorms.WEIGHTED,
+        norm_eps=keys.positive("rms_norm_eps", default=1e-5),
+    )
+    period, offset = keys.count("attn_layer_period"), offset_of(keys, "attn_layer_offset")
+    return tuple(None if index % period == offset else spec for index in range(num_layers))
+
+
+def offset_of(keys: ConfigKeys, name: str) -> int:
+    """A whole number, 0 or more. Raises: ConfigError."""
+    value = keys.find((name,))[1]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        keys.refuse(name, value, "must be a whole number, 0 or more")
+    return value
+
+
+def short_conv_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """LFM2: attention and short convolutions as `layer_types` or `full_attn_idxs` say; all attention without either."""
+    bias, size = keys.flag("conv_bias", default=False), keys.count("hidden_size")
+    width = keys.count("conv_L_cache", most=MAX_CONV_WIDTH)
+    spec = ShortConvSpec(inner_size=size, conv_width=width, has_bias=bias, has_conv_bias=bias)
+    if keys.raw.get("layer_types") is not None:
+        return _listed(keys, spec, num_layers, ("conv",))
+    listed = _indices(keys, "full_attn_idxs", num_layers)
+    return tuple(None if listed is None or index in listed else spec for index in range(num_layers))
 
 
 def hybrid_mamba2(keys: ConfigKeys) -> Mamba2Spec:
@@ -79,28 +120,40 @@ def hybrid_mamba2(keys: ConfigKeys) -> Mamba2Spec:
 
 def bamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Bamba: attention in the layers that `attn_layer_indices` lists, Mamba 2 in the others."""
-    listed = keys.raw.get("attn_layer_indices") or []
-    if not isinstance(listed, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
-        keys.refuse("attn_layer_indices", listed, f"must list indices of the {counted(num_layers, 'layer')}")
+    listed = _indices(keys, "attn_layer_indices", num_layers) or frozenset()
     spec = hybrid_mamba2(keys)
-    return tuple(None if index in set(listed) else spec for index in range(num_layers))
-
-
-RECURRENT_TYPES = ("mamba", "linear_attention")
-ATTENTION_TYPES = ("attention", "full_attention")
+    return tuple(None if index in listed else spec for index in range(num_layers))
 
 
 def listed_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Attention and Mamba 2 as `layer_types` lists them; all Mamba 2 where config.json has no such list."""
-    listed = keys.find(("layer_types", "layers_block_type"))[1]
-    spec = hybrid_mamba2(keys)
+    return _listed(keys, hybrid_mamba2(keys), num_layers, ("mamba", "linear_attention"))
+
+
+ATTENTION_TYPES = ("attention", "full_attention")
+
+
+def _listed(
+    keys: ConfigKeys, spec: RecurrentSpec, num_layers: int, types: tuple[str, ...]
+) -> tuple[RecurrentSpec | None, ...]:
+    name, listed = keys.find(("layer_types", "layers_block_type"))
     if listed is None:
         return (spec,) * num_layers
-    known = (*RECURRENT_TYPES, *ATTENTION_TYPES)
+    known = (*types, *ATTENTION_TYPES)
     if not isinstance(listed, list) or len(listed) != num_layers or not all(kind in known for kind in listed):
         problem = f"must list one of {', '.join(known)} per layer, for {counted(num_layers, 'layer')}"
-        keys.refuse("layer_types", listed, problem)
+        keys.refuse(name, listed, problem)
     return tuple(None if kind in ATTENTION_TYPES else spec for kind in listed)
+
+
+def _indices(keys: ConfigKeys, name: str, num_layers: int) -> frozenset[int] | None:
+    """The layers that a key lists; None where config.json has no such list."""
+    listed = keys.raw.get(name)
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
+        keys.refuse(name, listed, f"must list indices of the {counted(num_layers, 'layer')}")
+    return frozenset(listed)
 
 
 def _mamba2(

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, StepNorms
+from quire.config.mixers import AttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec, StepNorms
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -147,6 +147,8 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         return heads + arch.attention_bias * sum(_qkv(arch)[0]) + arch.output_bias * arch.hidden_size
     floats = mixer.has_bias * (mixer.in_features + arch.hidden_size)
     floats += mixer.conv_channels * (mixer.conv_width + mixer.has_conv_bias)
+    if isinstance(mixer, ShortConvSpec):
+        return floats
     if isinstance(mixer, Mamba2Spec):
         return floats + 3 * mixer.num_heads + mixer.inner_size
     norms = mixer.time_rank + 2 * mixer.state_size if mixer.norms is StepNorms.WEIGHTED else 0

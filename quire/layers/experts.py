@@ -19,8 +19,9 @@ from quire.layers.weights import ShardSpec
 from quire.ops import functional
 from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 
-NEW_BLOCK = "mlp"
-"""What transformers 5 calls every block, where it does not keep to the names of older checkpoints."""
+BLOCKS = ("mlp", "block_sparse_moe")
+"""What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that
+stands beside a shared expert."""
 ROUTERS = ("gate", "router.layer", "router")
 SHARED = ("shared_expert", "shared_experts")
 SHARED_GATE = "shared_expert_gate"
@@ -61,7 +62,8 @@ class MixtureOfExperts:
         assert spec is not None
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: experts cannot be split between processes yet. Use one process.")
-        ctx = next((block for block in (ctx, ctx.beside(NEW_BLOCK)) if _router_name(block)), ctx)
+        named, blocks = ctx, [ctx, *map(ctx.beside, BLOCKS)]
+        ctx = next((block for block in blocks if _router_name(block)), ctx)
         spelling = next((s for s in SPELLINGS if ctx.has(_first(s))), SPELLINGS[0])
         self.routing = spec.routing
         self.activation = activation_of(arch)
@@ -70,7 +72,7 @@ class MixtureOfExperts:
             router=_router(arch, spec, ctx),
             experts=tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts)),
             choice_bias=_vector(ctx, bias, spec.num_experts) if spec.has_choice_bias else None,
-            shared=_shared(arch, spec, ctx) if spec.shared_size else None,
+            shared=_shared(arch, spec, _shared_context(arch, ctx, named)) if spec.shared_size else None,
         )
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
@@ -129,12 +131,18 @@ def _vector(ctx: LayerContext, name: str, size: int) -> Tensor:
     return ctx.tensor(name, (1, size), dtype=torch.float32).view(size)
 
 
-def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:
-    name = next((name for name in SHARED if ctx.has(f"{name}.down_proj.weight")), SHARED[0])
-    shared, size = ctx.child(name), spec.shared_size
+def _shared_context(arch: ModelArch, block: LayerContext, named: LayerContext) -> LayerContext:
+    """Where the shared expert is: in the block, or where the family has its MLP."""
+    if named.has(f"{arch.family.names.down}.weight"):
+        return named
+    return block.child(next((name for name in SHARED if block.has(f"{name}.down_proj.weight")), SHARED[0]))
+
+
+def _shared(arch: ModelArch, spec: ExpertsSpec, shared: LayerContext) -> ExpertWeights:
+    size = spec.shared_size
     has_bias = spec.has_shared_bias
     gate_up = GatedLinear(
         shared.child("gate_up_proj"), arch.hidden_size, size, activation=activation_of(arch), bias=has_bias
     )
-    down = Linear(shared.child("down_proj"), size, arch.hidden_size, bias=has_bias, shard_dim=1)
+    down = Linear(shared.child(arch.family.names.down), size, arch.hidden_size, bias=has_bias, shard_dim=1)
     return ExpertWeights(gate_up=gate_up.weight, down=down.weight, gate_up_bias=gate_up.bias, down_bias=down.bias)

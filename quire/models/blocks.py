@@ -12,14 +12,14 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, Mamba2Spec, MambaSpec, MixerSpec
+from quire.config.mixers import AttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
 from quire.layers.activation import activation_of
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.linear import GatedLinear, Linear
+from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
 from quire.layers.rotary import rotary_table
-from quire.layers.state_space import Mamba2Mixer, MambaMixer
 from quire.layers.weights import HeadOrder
 from quire.ops import functional
 from quire.ops.functional import RopeAndCacheSpec
@@ -163,5 +163,5 @@ MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = Mapp
 )
 
 MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]] = MappingProxyType(
-    {AttentionSpec: SelfAttention, MambaSpec: MambaMixer, Mamba2Spec: Mamba2Mixer}
+    {AttentionSpec: SelfAttention, MambaSpec: MambaMixer, Mamba2Spec: Mamba2Mixer, ShortConvSpec: ShortConv}
 )

@@ -115,7 +115,7 @@ class StateMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvWeights:
-    """A causal convolution of each channel by itself, and SiLU."""
+    """A causal convolution of each channel by itself."""
 
     weight: Tensor
     """[C, W] float32; the last column multiplies the token itself."""
@@ -282,6 +282,15 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     Mutates: states, at the pages that metadata names to write.
     """
     return cast("Tensor", op("mamba2")(projected, weights, states, metadata))
+
+
+def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """c * conv(b * x) in float32: a gated convolution; projected is b, c and x.
+
+    The state is the last W - 1 of b * x. Shapes: projected [T, 3C], states as for `mamba` -> [T, C] in projected's
+    dtype. Mutates: states, at the pages that metadata names to write.
+    """
+    return cast("Tensor", op("short_conv")(projected, weights, states, metadata))
 
 
 def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:

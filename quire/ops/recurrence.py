@@ -34,7 +34,7 @@ def mamba(
     channels, state_size = weights.decay.shape
     rank = weights.widen.in_features
     step = _Step.of(metadata)
-    x = _convolve(projected[:, :channels].float(), weights.conv, states, step)
+    x = _apart(_SILU, _convolve(projected[:, :channels].float(), weights.conv, states, step))
     derived = linear(x.to(projected.dtype).contiguous(), weights.derive, out_dtype=torch.float32)
     parts = list(derived.split((rank, state_size, state_size), dim=1))
     if weights.norms is not None:
@@ -68,7 +68,7 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     inner = weights.norm.shape[0]
     gate, convolved, time = projected.float().split((inner, inner + 2 * groups * state_size, heads), dim=1)
     step = _Step.of(metadata)
-    out = _convolve(convolved, weights.conv, states, step)
+    out = _apart(_SILU, _convolve(convolved, weights.conv, states, step))
     x, write, read = out.split((inner, groups * state_size, groups * state_size), dim=1)
     dt = _apart(_SOFTPLUS, time + weights.time_bias)
     decays = _apart(_EXP, dt * weights.decay).contiguous().view(-1, groups, heads // groups, 1, 1)
@@ -85,6 +85,12 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     y.add_(by_head * weights.skip.view(groups, heads // groups, 1))
     gated = y.view(-1, inner).mul_(_apart(_SILU, gate))
     return _rms(gated.view(-1, groups, inner // groups), None, weights.norm_eps).view(-1, inner).mul_(weights.norm)
+
+
+def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """`functional.short_conv` in float32."""
+    write, read, x = projected.float().chunk(3, dim=1)
+    return _convolve(write * x, weights, states, _Step.of(metadata)).mul_(read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ def _write(states: Tensor, pages: list[int], first: int, values: Tensor) -> None
 
 
 def _convolve(x: Tensor, weights: ConvWeights, states: Tensor, step: _Step) -> Tensor:
-    """SiLU of the causal convolution; the last inputs go into the states. Shapes: x [T, C] -> [T, C]."""
+    """The causal convolution; its last inputs go into the states. Shapes: x [T, C] -> [T, C]."""
     channels, width = weights.weight.shape
     num_past = width - 1
     past = _read(states, step.reads, 0, num_past * channels).view(-1, channels)
@@ -185,7 +191,7 @@ def _convolve(x: Tensor, weights: ConvWeights, states: Tensor, step: _Step) -> T
         every = torch.arange(len(step.counts)).repeat_interleave(num_past)
         last = (torch.tensor(step.counts).unsqueeze(1) + torch.arange(-num_past, 0)).flatten()
         _write(states, step.writes, 0, inputs[row_of(every, last)].view(len(step.counts), -1))
-    return _apart(_SILU, out)
+    return out
 
 
 def _scan(

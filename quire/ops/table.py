@@ -25,6 +25,7 @@ OPS = (
     "mixture_of_experts",
     "mamba",
     "mamba2",
+    "short_conv",
     "embedding",
     "scale_add",
     "soft_cap",

@@ -25,6 +25,7 @@ NEAR = 0.88
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "bamba": "BambaForCausalLM",
         "cohere": "CohereForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
@@ -43,8 +44,11 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "gptj": "GPTJForCausalLM",
         "granite": "GraniteForCausalLM",
         "granitemoe": "GraniteMoeForCausalLM",
+        "granitemoehybrid": "GraniteMoeHybridForCausalLM",
         "helium": "HeliumForCausalLM",
         "internlm3": "InternLM3ForCausalLM",
+        "jamba": "JambaForCausalLM",
+        "lfm2": "Lfm2ForCausalLM",
         "llama": "LlamaForCausalLM",
         "mamba": "MambaForCausalLM",
         "mamba2": "Mamba2ForCausalLM",

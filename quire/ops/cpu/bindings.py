@@ -15,7 +15,7 @@ from quire.ops.cpu.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
-from quire.ops.cpu.states import allocate_states, mamba, mamba2
+from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -27,6 +27,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "mixture_of_experts": mixture_of_experts,
         "mamba": mamba,
         "mamba2": mamba2,
+        "short_conv": short_conv,
         "embedding": embedding,
         "scale_add": scale_add,
         "soft_cap": soft_cap,

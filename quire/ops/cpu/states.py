@@ -15,7 +15,7 @@ from quire.ops import recurrence
 from quire.ops.cpu.gemm import linear
 from quire.ops.cpu.library import is_recording, note_call
 from quire.ops.cpu.memory import empty, untracked, zeros
-from quire.ops.functional import Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from quire.ops.threads import one_thread
 
 SLACK = 128
@@ -38,6 +38,12 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     """See `functional.mamba2`."""
     compute = partial(recurrence.mamba2, weights=weights, states=states, metadata=metadata)
     return _called(compute, projected, weights.norm.shape[0])
+
+
+def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """See `functional.short_conv`."""
+    compute = partial(recurrence.short_conv, weights=weights, states=states, metadata=metadata)
+    return _called(compute, projected, weights.weight.shape[0])
 
 
 def _called(compute: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:

@@ -14,7 +14,7 @@ from quire.ops.reference.graphs import Graphs
 from quire.ops.reference.norm import layer_norm, rms_norm, rms_norm_columns
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import apply_penalties, row_max, sample, top_logprobs
-from quire.ops.reference.states import allocate_states, mamba, mamba2
+from quire.ops.reference.states import allocate_states, mamba, mamba2, short_conv
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -25,6 +25,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "mixture_of_experts": mixture_of_experts,
         "mamba": mamba,
         "mamba2": mamba2,
+        "short_conv": short_conv,
         "embedding": embedding,
         "scale_add": scale_add,
         "soft_cap": soft_cap,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import recurrence
-from quire.ops.functional import Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from quire.ops.reference.gemm import linear
 from quire.ops.threads import one_thread
 
@@ -26,3 +26,9 @@ def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: St
 def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """See `functional.mamba2`."""
     return recurrence.mamba2(projected, weights, states, metadata).to(projected.dtype)
+
+
+@one_thread()
+def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """See `functional.short_conv`."""
+    return recurrence.short_conv(projected, weights, states, metadata).to(projected.dtype)

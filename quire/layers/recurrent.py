@@ -1,4 +1,4 @@
-"""Mamba and Mamba 2: projection in, convolution and scan, projection out."""
+"""Recurrent layers: projection in, convolution, a scan of states, projection out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, StepNorms
+from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
@@ -70,6 +70,24 @@ class Mamba2Mixer:
         states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
         scanned = functional.mamba2(self.in_proj(hidden), self.weights, states, metadata)
         return self.out_proj(scanned, residual=residual)
+
+
+class ShortConv:
+    """See `functional.short_conv`."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        spec = arch.layers[index].mixer
+        assert isinstance(spec, ShortConvSpec)
+        self.index = index
+        self.in_proj, self.out_proj = _projections(arch, spec, ctx)
+        self.weights = _conv(spec, ctx.child("conv"))
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
+        states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
+        return self.out_proj(
+            functional.short_conv(self.in_proj(hidden), self.weights, states, metadata), residual=residual
+        )
 
 
 def _projections(arch: ModelArch, spec: RecurrentSpec, ctx: LayerContext) -> tuple[Linear, Linear]:
