@@ -209,6 +209,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
 }
 """family -> the configuration that `make_checkpoint` starts from."""
+ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
+"""Families none of whose layers have attention."""
+RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2")
+"""Families some of whose layers keep a state."""
 
 
 def make_checkpoint(
