@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 from quire.config.rope import RopeConfig
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
+from quire.messages.variants import Variants
+
+
+class Mixer(Variants):
+    """Base of the kinds of mixers."""
+
+    __slots__ = ()
+
+    @classmethod
+    def kinds(cls) -> tuple[type[Any], ...]:
+        """See `Variants`."""
+        return AttentionSpec, MambaSpec, Mamba2Spec, ShortConvSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
+class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
     window: int | None
@@ -35,7 +48,7 @@ class StepNorms(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MambaSpec:
+class MambaSpec(Mixer):
     """The selective state space of Mamba (https://arxiv.org/abs/2312.00752): each channel has a state of its own."""
 
     inner_size: int
@@ -69,7 +82,7 @@ class MambaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2Spec:
+class Mamba2Spec(Mixer):
     """The selective state space of Mamba 2 (https://arxiv.org/abs/2405.21060): channels of a head decay alike."""
 
     num_heads: int
@@ -108,7 +121,7 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvSpec:
+class ShortConvSpec(Mixer):
     """A gated convolution of each channel over the last tokens (LFM2): out(c * conv(b * x))."""
 
     inner_size: int
@@ -142,5 +155,8 @@ class ShortConvSpec:
 
 RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec
 """Mixers that keep a state of fixed size."""
-MixerSpec = AttentionSpec | RecurrentSpec
+if TYPE_CHECKING:
+    MixerSpec = AttentionSpec | RecurrentSpec
+else:
+    MixerSpec = Mixer  # what messages are decoded by: a codec knows no union of dataclasses
 """The kinds of mixers that there are."""

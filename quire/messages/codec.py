@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import QuireError
+from quire.messages.variants import Variants
 
 MAX_FRAME_BYTES = 256 << 20
 """A longer frame is a mistake, or outputs that must be sent one by one."""
@@ -120,4 +121,7 @@ def _as_plain(value: object) -> object:
 def _from_plain(kind: type, value: object) -> object:
     if issubclass(kind, Path):
         return kind(str(value))
+    if issubclass(kind, Variants):
+        variant: object = msgspec.convert(value, kind.kind_of(value))
+        return variant
     raise NotImplementedError(f"{kind.__name__} cannot cross processes")
