@@ -4,6 +4,8 @@ PYTHON ?= python3
 # The build of torch to install. On Linux without a GPU choose the CPU build of your package index; any torch >= 2.9 serves.
 TORCH ?= torch==2.13.0
 PROMPT ?= What is a KV cache?
+# Tests that run at once. Engines have threads of their own, so this is less than the number of cores on larger machines.
+TEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -17,7 +19,7 @@ run: $(VENV)/installed native
 
 test: setup
 	./tools/system_packages.sh chromium chromium "the tests of the console, which are skipped without it"
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist worksteal
 
 lint: $(VENV)/test-installed
 	$(BIN)/ruff check .

@@ -42,6 +42,13 @@ OPT = {
     "num_attention_heads": 16,
     "max_position_embeddings": 8192,
 }
+GEMMA3 = {
+    **SHAPE,
+    "head_dim": 64,
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 512,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+}
 MOE = {"moe_intermediate_size": 512, "num_experts": 16, "num_experts_per_tok": 4}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     # name: family, configuration, dtype of the checkpoint
@@ -51,6 +58,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen3": ("qwen3", {**SHAPE, "head_dim": 128, "tie_word_embeddings": True, "vocab_size": 151_936}, "bfloat16"),
     "phi3": ("phi3", SHAPE, "bfloat16"),
     "gemma2": ("gemma2", {**SHAPE, "head_dim": 64, "vocab_size": 128_000, "query_pre_attn_scalar": 64}, "bfloat16"),
+    "gemma3": ("gemma3_text", GEMMA3, "bfloat16"),
     "opt": ("opt", OPT, "float16"),
     "gpt2": ("gpt2", GPT2, "float32"),
     "qwen3_moe": ("qwen3_moe", {**SHAPE, **MOE, "head_dim": 64}, "bfloat16"),

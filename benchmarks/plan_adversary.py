@@ -1,10 +1,11 @@
 """An engine under the largest requests that it accepts, without a pause: does its memory stay within the plan?
 
-    python -m benchmarks.plan_adversary [--minutes 50] [--seed 0] [--model NAME ...] [--waiting 0]
+    python -m benchmarks.plan_adversary [--minutes 60] [--seed 0] [--model NAME ...] [--waiting 128]
 
 Each configuration runs for its share of the time in a core process of its own, as `quire serve` starts it. As many
-requests as it has seats are kept in it: the largest n, best_of and beam width, the longest prompts and outputs,
-log-probabilities of both, every list at its bound, penalties, seeds, repeated prompts, and aborts in the middle. The
+requests as it has seats are kept in it, and those that wait until a front would refuse more: the largest n, best_of and
+beam width, the longest prompts and outputs, log-probabilities of both, every list at its bound, penalties, seeds,
+repeated prompts, several tenants, and aborts in the middle. The
 peak is what the kernel says of that process (VmHWM), pages of mapped files included; where there is a file of KV pages,
 which the plan leaves to the system, it is the largest of samples without its pages. Prints a table; the status is 1
 when a peak exceeds its plan. Linux only: it reads /proc.
@@ -38,8 +39,9 @@ from quire.engine.process.client import ProcessCoreClient
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreSupervisor, CoreUp
+from quire.engine.request_memory import RequestMemory
 from quire.engine.seeds import same_seeds
-from quire.errors import RequestError
+from quire.errors import EngineOverloaded, RequestError
 from quire.messages.output import EngineCoreOutputs, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import StepStats
@@ -55,15 +57,26 @@ SMALL = {
     "max_position_embeddings": 8192,
     "pad_token_id": None,
 }
+GEMMA3 = {
+    **SMALL,
+    "head_dim": 64,
+    "num_hidden_layers": 4,
+    "sliding_window": 256,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+}
+MOE = {"moe_intermediate_size": 128, "num_experts": 16, "num_experts_per_tok": 4}
 SMALL_GPT2 = {"vocab_size": 50_257, "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 8192}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     # name: family, configuration, dtype of the checkpoint
     "llama": ("llama", SMALL, "bfloat16"),
     "qwen3": ("qwen3", {**SMALL, "head_dim": 64, "tie_word_embeddings": True, "vocab_size": 151_936}, "bfloat16"),
     "gemma2": ("gemma2", {**SMALL, "head_dim": 64, "sliding_window": 512}, "bfloat16"),
+    "gemma3": ("gemma3_text", GEMMA3, "bfloat16"),
     "gpt2": ("gpt2", SMALL_GPT2, "float32"),
+    "qwen3_moe": ("qwen3_moe", {**SMALL, **MOE, "head_dim": 64}, "bfloat16"),
 }
 LIMITS = {"max_model_len": 1024, "kv_cache_memory_bytes": 16 * MIB, "max_num_seqs": 32}
+NUM_TENANTS = 4
 TIERS = {"kv_load_min_tokens": 1, "kv_ram": 8 * MIB}
 """What is found is loaded, however short it is."""
 
@@ -96,6 +109,10 @@ CASES = [
     Case("llama", {**LIMITS, "max_logprobs": 1000, "max_num_batched_tokens": 512}),
     Case("qwen3", {**LIMITS, **TIERS, "quantization": "int4"}),
     Case("gemma2", {**LIMITS, "quantization": "int8", "kv_cache_dtype": "int8", "max_num_seqs": 64}),
+    Case("gemma3", {**LIMITS, **TIERS}, True),
+    Case("gemma3", {**LIMITS, "quantization": "int4", "max_num_batched_tokens": 512}),
+    Case("qwen3_moe", LIMITS),
+    Case("qwen3_moe", {**LIMITS, **TIERS, "quantization": "int8", "kv_cache_dtype": "int8"}),
     Case("gpt2", {**LIMITS, **TIERS, "kv_cache_dtype": "float16", "scheduling_policy": "priority"}, True),
 ]
 
@@ -172,6 +189,9 @@ class Attack:
         self._live: dict[str, Live] = {}
         self._client: ProcessCoreClient | None = None
         self._bounds: Bounds | None = None
+        self._memory = RequestMemory(0)
+        self.num_most = 0
+        """Requests in the core at most."""
         self.counts: Counter[str] = Counter()
         """Requests by how they ended; tokens drawn."""
         self.stats = StepStats()
@@ -186,6 +206,7 @@ class Attack:
                 case CoreConfigured() as event:
                     front = await asyncio.to_thread(load_front, event.config, seeds=same_seeds)
                     self._bounds = Bounds(front.config, front.input_processor, self._rng)
+                    self._memory = RequestMemory(front.config.scheduler_config.max_request_bytes)
                 case CoreUp() as event:
                     client = ProcessCoreClient(self._on_outputs, lambda request_id: None, self._lost.set)
                     await client.connect(event.connection)
@@ -204,7 +225,10 @@ class Attack:
 
     async def run(self, num_requests: int, seconds: float) -> None:
         """Keep so many requests in the core. Raises: RuntimeError when the core ends."""
-        feeders = [asyncio.create_task(self._feed(f"{number}.")) for number in range(num_requests)]
+        feeders = [
+            asyncio.create_task(self._feed(f"{number}.", f"tenant {number % NUM_TENANTS}"))
+            for number in range(num_requests)
+        ]
         try:
             async with asyncio.timeout(seconds):
                 await self._lost.wait()
@@ -222,30 +246,41 @@ class Attack:
             self._client.close()
         self._supervisor.close()
 
-    async def _feed(self, prefix: str) -> None:
+    async def _feed(self, prefix: str, tenant: str) -> None:
         """One request after the other."""
         assert self._client is not None
         number = 0
         while True:
             number += 1
-            request = self._request(f"{prefix}{number}")
+            request = self._request(f"{prefix}{number}", tenant)
             if request is None:
                 await asyncio.sleep(0)
                 continue
+            while not self._takes(request):
+                await asyncio.sleep(0.05)
             params = request.sampling_params
             aborts_after = self._rng.choice([-1, -1, self._rng.randrange(30)])
             num_left = params.n if params.use_beam_search else params.num_sequences
             live = self._live[request.request_id] = Live(num_left, aborts_after)
+            self.num_most = max(self.num_most, len(self._live))
             self._client.add(request)
             await live.ended.wait()
 
-    def _request(self, request_id: str) -> EngineCoreRequest | None:
+    def _takes(self, request: EngineCoreRequest) -> bool:
+        """Whether a front would not refuse it."""
+        try:
+            self._memory.take(request)
+        except EngineOverloaded:
+            return False
+        return True
+
+    def _request(self, request_id: str, tenant: str) -> EngineCoreRequest | None:
         """A request as the front hands it to the core; None when it was refused."""
         assert self._bounds is not None
         prompt, fields = self._bounds.draw()
         try:
             params = SamplingParams(**fields)
-            return self._bounds.processor.process(request_id, {"prompt_token_ids": prompt}, params).core
+            return self._bounds.processor.process(request_id, {"prompt_token_ids": prompt}, params, tenant).core
         except RequestError as error:
             self.counts["refused"] += 1
             print(f"refused: {error.message[:200]}", file=sys.stderr)
@@ -271,12 +306,13 @@ class Attack:
 
     def _end(self, request_id: str, how: str) -> None:
         self.counts[how] += 1
+        self._memory.give_back(request_id)
         self._live.pop(request_id).ended.set()
 
 
 COLUMNS = (
-    "configuration", "plan", "peak", "peak / plan", "anonymous", "requests", "aborted", "drawn", "computed", "CPU s",
-    "KV fills", "preemptions", "loads",
+    "configuration", "plan", "peak", "peak / plan", "anonymous", "at once", "requests", "aborted", "drawn", "computed",
+    "CPU s", "KV fills", "preemptions", "loads",
 )  # fmt: skip
 
 
@@ -309,6 +345,7 @@ def _row(case: Case, config: QuireConfig, running: Attack, watch: Watch) -> str:
         f"{watch.peak / MIB:,.0f}",
         f"{watch.peak / plan:.3f}",
         f"{watch.most['RssAnon'] / MIB:,.0f}",
+        f"{running.num_most:,}",
         f"{counts['ended']:,}" + (f" ({counts['failed']} failed)" if counts["failed"] else ""),
         f"{counts['aborted']:,}",
         f"{counts['tokens']:,}",
@@ -324,10 +361,10 @@ def _row(case: Case, config: QuireConfig, running: Attack, watch: Watch) -> str:
 def main() -> int:
     """Run the configurations one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=50, help="of all configurations together")
+    parser.add_argument("--minutes", type=float, default=60, help="of all configurations together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", nargs="+", choices=(EMBEDDED, *MODELS), help="only configurations of these models")
-    parser.add_argument("--waiting", type=int, default=0, help="requests kept in the core beyond its seats")
+    parser.add_argument("--waiting", type=int, default=128, help="requests kept in the core beyond its seats")
     args = parser.parse_args()
     cases = [case for case in CASES if not args.model or case.model in args.model]
     seconds, until = 60 * args.minutes / len(cases), time.monotonic()

@@ -213,6 +213,15 @@ ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
 """Families none of whose layers have attention."""
 RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2")
 """Families some of whose layers keep a state."""
+ONE_OF_EACH_KIND = (
+    "llama",  # one norm before each part, rotary positions, all layers see everything
+    "gemma2",  # windows in every other layer, norms on both sides, soft caps
+    "phi",  # attention and MLP side by side, LayerNorm, part of a head rotated
+    "qwen3_moe",  # experts beside a dense layer, norms of queries and keys
+    "gpt2",  # learned positions, an MLP without a gate
+    "mamba2",  # states in place of keys and values
+)
+"""Families that stand for those built like them, in tests of what is not the family's own."""
 
 
 def make_checkpoint(

@@ -15,6 +15,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "pull": "download a model from the Hugging Face hub",
     "list": "list the models on this machine",
+    "models": "list the families of models that quire can run",
     "show": "show what a model is and the memory it needs here, without loading it",
     "plan": "say what memory a model will take and what fits, without loading it",
     "simulate": "say how engines would serve requests, without computing them",

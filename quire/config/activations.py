@@ -139,7 +139,10 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     """Bytes for each token: the reference computes in float32 and rounds what it returns."""
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
     recurrent = max(
-        (item * (2 * size + mixer.in_features + mixer.inner_size) + 4 * mixer.in_features for mixer in arch.recurrences),
+        (
+            item * (2 * size + mixer.in_features + mixer.inner_size) + 4 * mixer.in_features
+            for mixer in arch.recurrences
+        ),
         default=0,
     )
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size

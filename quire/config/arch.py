@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsSpec
-from quire.config.families import ARCHITECTURES, check_supported, family_of
+from quire.config.families import ARCHITECTURES, check_model_type, check_supported, family_of, is_known
 from quire.config.family_spec import DECODER, FamilySpec, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind
 from quire.config.mixers import AttentionSpec, MixerSpec, RecurrentSpec
@@ -95,14 +95,10 @@ class ModelArch:
 
         Raises: ConfigError naming the key, its value and the remedy.
         """
-        refuse_multimodal(raw, source)
-        model_type = _model_type(raw, source)
-        architecture = _architecture(raw, source, model_type)
-        check_supported(architecture, source=source)
+        architecture, model_type = identify(raw, source)
         family = family_of(architecture, model_type)
         keys = _keys(raw, source, family)
         _report_ignored(keys, family)
-        _refuse_quantization(keys)
         arch = cls(
             source=source,
             architecture=architecture,
@@ -192,12 +188,27 @@ def _page_for(arch: ModelArch, block_size: int, dtype: str, slot_multiple: int, 
 
 
 def _state_spec(mixer: RecurrentSpec, num_bytes: int, block_size: int) -> StateSpec:
-    return StateSpec(
-        page=StatePage(num_elements=mixer.num_state_elements, num_bytes=num_bytes, block_size=block_size)
-    )
+    return StateSpec(page=StatePage(num_elements=mixer.num_state_elements, num_bytes=num_bytes, block_size=block_size))
 
 
-def refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
+def identify(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
+    """The architecture and the model_type of a parsed config.json, if quire runs such models.
+
+    Raises: ConfigError. That a model is not supported comes before anything that is wrong with its config.
+    """
+    _refuse_multimodal(raw, source)
+    model_type, named = raw.get("model_type"), _named(raw)
+    if named and not any(map(is_known, named)):
+        check_supported(named[0], source=source, raw=raw)
+    if not named and isinstance(model_type, str) and model_type:
+        check_model_type(model_type, source=source, raw=raw)
+    model_type = _model_type(raw, source)
+    architecture = _architecture(raw, source, model_type)
+    _refuse_quantization(raw, source)
+    return architecture, model_type
+
+
+def _refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
     """A model whose language model is a part of it, under `text_config`.
 
     Raises: ConfigError naming the architecture, and the one of its language model.
@@ -205,13 +216,18 @@ def refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         return
-    listed = raw.get("architectures")
-    name = listed[0] if isinstance(listed, list) and listed else raw.get("model_type")
+    name = next(iter(_named(raw)), raw.get("model_type"))
     inner = ARCHITECTURES.get(str(text.get("model_type")))
     raise ConfigError(
         f"{source}: {shown(name)} is a model for text and images (it has a text_config), and quire runs models for "
         f"text only. Use a text-only checkpoint{f' of the family ({inner})' if inner else ''}."
     )
+
+
+def _named(raw: Mapping[str, Any]) -> list[str]:
+    """The class names that a config gives."""
+    listed = raw.get("architectures")
+    return [name for name in (listed if isinstance(listed, list) else [listed]) if isinstance(name, str)]
 
 
 def _model_type(raw: Mapping[str, Any], source: str) -> str:
@@ -222,14 +238,11 @@ def _model_type(raw: Mapping[str, Any], source: str) -> str:
 
 
 def _architecture(raw: Mapping[str, Any], source: str, model_type: str) -> str:
-    listed, keys = raw.get("architectures"), ConfigKeys(raw, source)
+    listed = raw.get("architectures")
     if listed is None:
-        if model_type not in ARCHITECTURES:
-            problem = f"must list the model's class, for the model_type {model_type!r} is not one that quire knows"
-            keys.refuse("architectures", None, problem)
         return ARCHITECTURES[model_type]
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
-        keys.refuse("architectures", listed, "must list exactly one class name")
+        ConfigKeys(raw, source).refuse("architectures", listed, "must list exactly one class name")
     return listed[0]
 
 
@@ -337,9 +350,7 @@ def _mixers(
             rope=ropes.get(kind) if rotates else None,
             query_scale=query_scale / (index + 1 if scales.by_depth else 1),
         )
-        for index, (spec, kind, rotates) in enumerate(
-            zip(recurrent, kinds, family.rotated(keys, kinds), strict=True)
-        )
+        for index, (spec, kind, rotates) in enumerate(zip(recurrent, kinds, family.rotated(keys, kinds), strict=True))
     ]
 
 
@@ -349,14 +360,15 @@ def _window(keys: ConfigKeys, family: FamilySpec) -> int | None:
     return keys.optional_count("sliding_window")
 
 
-def _refuse_quantization(keys: ConfigKeys) -> None:
-    config = keys.raw.get("quantization_config")
+def _refuse_quantization(raw: Mapping[str, Any], source: str) -> None:
+    config = raw.get("quantization_config")
     if config is None:
         return
     method = config.get("quant_method", "unknown") if isinstance(config, Mapping) else config
     raise ConfigError(
-        f"{keys.source}: quantization_config asks for {shown(method)}, but quire reads only float32, bfloat16 and "
-        "float16 weights so far. Use the unquantised version of this model."
+        f"{source}: the weights are quantised ({shown(method)}), as quantization_config says, and quire reads only "
+        "float32, bfloat16 and float16 weights. Use the unquantised version of this model, with --quantization int8 or "
+        "int4 if it must be small."
     )
 
 

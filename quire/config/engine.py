@@ -114,6 +114,8 @@ class SchedulerConfig:
     policy: str = "fcfs"
     priority_ageing_s: float = 0.0
     """Seconds of waiting that count as much as a priority lower by one; 0: none do."""
+    max_request_bytes: int = 0
+    """What all requests may take in the core, those that wait included, as the memory plan has it."""
     short_step_work: float | None = None
     """Of a step beside a long prompt, in tokens without context; None: as `core.order.budget` has it for CPUs."""
 

@@ -36,7 +36,7 @@ class MemoryPlan:
     logprobs: int
     """What reporting takes: logits as they were, and the candidates of every position of a step."""
     requests: int
-    """The lists of every running request at their bounds, and what is kept of every block and its tokens."""
+    """Lists of requests, of those that run at their bounds, and what is kept of every block and its tokens."""
     loading: int
     """What reading the weights takes beyond everything above; 0 where that is more than the reading."""
     process: int
@@ -91,7 +91,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     )
     kv_ram = use.num_ram_slots * layout.block_bytes
     num_pages = num_blocks + use.num_ram_slots + use.num_disk_slots
-    requests = use.max_num_seqs * controls_bytes(arch.vocab_size) + num_pages * host_bytes_per_block(use.block_size)
+    requests = requests_bytes(arch.vocab_size, use) + num_pages * host_bytes_per_block(use.block_size)
     loading = loading_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
     return MemoryPlan(
         weights=weights,
@@ -192,6 +192,20 @@ CONTROLS_BYTES = 640 << 10
 def controls_bytes(vocab_size: int) -> int:
     """The most that a running request's lists of tokens take: a bit and a byte for each token beside the rest."""
     return CONTROLS_BYTES + vocab_size + (vocab_size + 7) // 8
+
+
+WAITING_BYTES = 16 << 20
+WAITING_TOKEN_BYTES = 52
+"""A prompt token of a request that waits (`engine.request_memory`)."""
+
+
+def requests_bytes(vocab_size: int, use: MemoryUse) -> int:
+    """What all requests together may take, those that wait included; beyond it a server refuses them.
+
+    One for each seat with its lists at their bounds, and room for others, four of the longest prompts at least.
+    """
+    waiting = max(WAITING_BYTES, 4 * use.max_model_len * WAITING_TOKEN_BYTES)
+    return use.max_num_seqs * controls_bytes(vocab_size) + waiting
 
 
 # -- what fits ------------------------------------------------------------------------------------------------

@@ -199,6 +199,8 @@ def _check_time_steps(keys: ConfigKeys) -> None:
     limits = keys.raw.get("time_step_limit")
     if limits is None:
         return
-    ends = [end.get("__float__") if isinstance(end, dict) else end for end in limits] if isinstance(limits, list) else []
+    ends = (
+        [end.get("__float__") if isinstance(end, dict) else end for end in limits] if isinstance(limits, list) else []
+    )
     if len(ends) != 2 or ends[0] != 0 or str(ends[1]).lower() not in ("inf", "infinity"):
         keys.refuse("time_step_limit", limits, "must be 0 to infinity: time steps are not bounded otherwise")

@@ -31,6 +31,7 @@ from quire.config.memory_plan import (
     host_bytes_per_block,
     plan_blocks,
     plan_memory,
+    requests_bytes,
 )
 from quire.errors import ConfigError, InvalidParameter, shown
 from quire.messages.kv import DTYPE_BYTES, KVLayout
@@ -215,9 +216,7 @@ def _max_logprobs(args: EngineArgs, arch: ModelArch) -> int:
     return arch.vocab_size if args.max_logprobs == -1 else args.max_logprobs
 
 
-def _resolve_states(
-    args: EngineArgs, arch: ModelArch, use: MemoryUse, choices: _Choices
-) -> tuple[MemoryUse, bool]:
+def _resolve_states(args: EngineArgs, arch: ModelArch, use: MemoryUse, choices: _Choices) -> tuple[MemoryUse, bool]:
     """What recurrent layers change: the size of blocks, and whether prefixes are cached.
 
     Raises: ConfigError for options that such a model has no use for.
@@ -281,7 +280,8 @@ def _resolve_memory(
     if args.max_model_len is None and 0 < longest < max_model_len:
         max_model_len = longest
         choices.made["max_model_len"] = Choice(max_model_len, "all that the KV cache holds")
-    plan = plan_memory(arch, replace(use, max_model_len=max_model_len), num_blocks)
+    use = replace(use, max_model_len=max_model_len)
+    plan = plan_memory(arch, use, num_blocks)
     check_memory(plan, capabilities)
     check_longest_fits(layout, num_blocks, max_model_len, scheduler.max_chunk_tokens)
     cache = CacheConfig(
@@ -295,6 +295,7 @@ def _resolve_memory(
         num_disk_slots=use.num_disk_slots,
         kv_load_min_tokens=args.kv_load_min_tokens,
     )
+    scheduler = replace(scheduler, max_request_bytes=requests_bytes(arch.vocab_size, use))
     return cache, _fit_chunks(layout, num_blocks, scheduler, max_model_len, choices), max_model_len, plan
 
 

@@ -38,6 +38,7 @@ from quire.engine.process.supervisor import (
     CoreUp,
 )
 from quire.engine.process.suspects import Suspects
+from quire.engine.request_memory import RequestMemory
 from quire.engine.seeds import new_seeds, seeds_of_front
 from quire.engine.startup import EngineParts, start
 from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
@@ -83,9 +84,14 @@ class AsyncLLMEngine:
     """
 
     def __init__(
-        self, core: EngineParts | CoreSource, limits: AdmissionLimits | None = None, *, front: int = 0
+        self,
+        core: EngineParts | CoreSource,
+        limits: AdmissionLimits | None = None,
+        *,
+        front: int = 0,
+        num_fronts: int = 1,
     ) -> None:
-        """`front` is a number that no other front of the same cores has or had."""
+        """`front` is a number that no other front of the same cores has or had; `num_fronts` share their memory."""
         self._seeds = seeds_of_front(front)
         self.last_stats: StepStats | None = None
         """How full the engine is, and what it has done, also in cores that ended; None before it is known, and when
@@ -101,6 +107,9 @@ class AsyncLLMEngine:
         self._work = WorkPool()
         """What checks and tokenises prompts that take long."""
         self._admission = Admission(limits or AdmissionLimits())
+        self._num_fronts = num_fronts
+        self._memory = RequestMemory(0)
+        """Of requests in the core; with its limit as soon as the configuration is known."""
         self._streams: dict[str, OutputStream] = {}
         """By the user's request id."""
         self._readers: dict[str, OutputStream] = {}
@@ -122,7 +131,7 @@ class AsyncLLMEngine:
         self._settled = asyncio.Event()
         """Set while the engine is not starting."""
         if isinstance(core, EngineParts):
-            self._front = core
+            self._use_front(core)
             self._identity = core.core.identity
             self._core = ThreadedCoreClient(core.core, self._from_core, self._on_death)
             self._settled.set()
@@ -275,6 +284,7 @@ class AsyncLLMEngine:
             request = await self._process(stream.core_id, prompt, params, tenant, received_at, priority)
             self._check_alive()
             self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
+            self._memory.take(request.core)
             self._start(stream, request)
             finished = False
             while not finished:
@@ -412,6 +422,10 @@ class AsyncLLMEngine:
             raise EngineDeadError("this engine's core process belongs to the event loop that used it first")
         self._loop = loop
 
+    def _use_front(self, front: FrontParts) -> None:
+        self._front = front
+        self._memory = RequestMemory(front.config.scheduler_config.max_request_bytes // self._num_fronts)
+
     async def _process(
         self,
         core_id: str,
@@ -451,6 +465,7 @@ class AsyncLLMEngine:
         """Take a request from the core; its last output, or None when it is not there (any more)."""
         self._readers.pop(stream.core_id, None)
         self._admission.leave(stream.core_id)
+        self._memory.give_back(stream.core_id)
         self._suspects.clear(stream.core_id)
         output = None if self._front is None else self._front.output_processor.abort(stream.core_id)
         if output is not None and self._core is not None:
@@ -489,7 +504,7 @@ class AsyncLLMEngine:
             while self._dead is None:
                 match await events.get():
                     case CoreConfigured() as event if self._front is None:
-                        self._front = await asyncio.to_thread(load_front, event.config, seeds=self._seeds)
+                        self._use_front(await asyncio.to_thread(load_front, event.config, seeds=self._seeds))
                     case CoreUp() as event:
                         try:
                             await self._core_up(event, lost=lambda: source.subscribe(sink))

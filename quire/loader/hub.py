@@ -182,21 +182,9 @@ def check_config(file: Path) -> None:
 
     Raises: ConfigError.
     """
-    from quire.config.arch import refuse_multimodal
-    from quire.config.families import ARCHITECTURES, check_supported
+    from quire.config.arch import identify
 
-    raw = read_json_object(file, "Download the file again.", CheckpointError) or {}
-    refuse_multimodal(raw, str(file))
-    listed = raw.get("architectures")
-    name = listed[0] if isinstance(listed, list) and listed else ARCHITECTURES.get(str(raw.get("model_type")))
-    check_supported(str(name or raw.get("model_type")), source=str(file))
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"]
-        method = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        raise ConfigError(
-            f"{file}: the weights are quantised ({shown(method)}), and quire reads only float32, bfloat16 and float16 "
-            "weights. Use the unquantised version of this model, with --quantization int8 or int4 if it must be small."
-        )
+    identify(read_json_object(file, "Download the file again.", CheckpointError) or {}, str(file))
 
 
 def _patterns(*, with_weights: bool) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -26,16 +27,12 @@ def position_logprobs(logits: Tensor, chosen_ids: Sequence[int], ks: Sequence[in
     """
     vocab_size = logits.shape[-1]
     widths = [vocab_size if k == -1 else min(k, vocab_size) for k in ks]
-    whole = [index for index, width in enumerate(widths) if width == vocab_size]
-    some = [index for index, width in enumerate(widths) if width < vocab_size]
-    positions: dict[int, PositionLogprobs] = {}
-    for indices in (whole, some):
-        if indices:
-            rows = logits if len(indices) == len(widths) else logits[torch.tensor(indices)]
-            chosen = [chosen_ids[index] for index in indices]
-            found = _positions(rows, chosen, [widths[index] for index in indices])
-            positions.update(zip(indices, found, strict=True))
-    return [positions[index] for index in range(len(widths))]
+    positions: list[PositionLogprobs] = []
+    for _, same in groupby(range(len(widths)), key=lambda index: widths[index] == vocab_size):
+        begin, *others = same  # rows beside each other, so that no logits are copied
+        part = slice(begin, begin + 1 + len(others))
+        positions += _positions(logits[part], list(chosen_ids[part]), widths[part])
+    return positions
 
 
 def _positions(logits: Tensor, chosen_ids: list[int], widths: list[int]) -> list[PositionLogprobs]:

@@ -39,8 +39,9 @@ class SampledTokens:
 class Sampler:
     """Chooses tokens for the rows of a batch."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, max_num_rows: int) -> None:
         self.vocab_size = vocab_size
+        self._reported, self._drawn = (LogitsRoom(vocab_size, max_num_rows) for _ in range(2))
 
     def sample(self, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> SampledTokens:
         """Draw `num_draws[i]` tokens for row i: 1, or n where a request forks into n branches.
@@ -55,16 +56,66 @@ class Sampler:
                 logits = logits[:, : self.vocab_size].contiguous()
             largest, greedy = F.row_max(logits)
             errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
-            reported = _reported(logits, batch)  # 2. the logits to report, before they change
+            reported = self._logits_to_report(logits, batch)  # 2. the logits to report, before they change
             for processor in batch.processors:  # 3. what the requests change
                 processor.apply(logits)
             if batch.processors:
                 largest, greedy = F.row_max(logits)
                 errors |= _fail(logits, largest, batch.rows, _nothing_left)
-            token_ids = _choose(logits, greedy, batch, num_draws)  # 4. choose
+            token_ids = self._choose(logits, greedy, batch, num_draws)  # 4. choose
             for index in errors:
                 token_ids[index] = []
-            return SampledTokens(token_ids, _logprobs(reported, token_ids, batch), errors)  # 5. report
+            return SampledTokens(token_ids, self._logprobs(reported, token_ids, batch), errors)  # 5. report
+
+    def _logits_to_report(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        """The logits of the rows that report log-probabilities, safe from later changes."""
+        if batch.logprobs_rows and (batch.processors or len(batch.logprobs_rows) < len(batch.rows)):
+            return self._reported.copy(logits, batch.logprobs_rows)
+        return logits
+
+    def _choose(
+        self, logits: Tensor, greedy: list[int], batch: SamplingBatch, num_draws: Sequence[int]
+    ) -> list[list[int]]:
+        """`greedy`: the most likely token of each row."""
+        chosen = [[token] * count for token, count in zip(greedy, num_draws, strict=True)]
+        random = batch.random_rows
+        if random:
+            rows = logits if batch.all_random else self._drawn.copy(logits, random)
+            counts = [num_draws[index] for index in random]
+            for index, tokens in zip(random, _draw(rows, batch, counts), strict=True):
+                chosen[index] = tokens[: num_draws[index]]
+        return chosen
+
+    def _logprobs(
+        self, reported: Tensor, token_ids: Sequence[Sequence[int]], batch: SamplingBatch
+    ) -> list[list[PositionLogprobs] | None]:
+        found: list[list[PositionLogprobs] | None] = [None] * len(batch.rows)
+        counts = [len(token_ids[index]) for index in batch.logprobs_rows]
+        if not any(counts):
+            return found
+        chosen = [token for index in batch.logprobs_rows for token in token_ids[index]]
+        ks = [k for k, count in zip(batch.logprobs_counts, counts, strict=True) for _ in range(count)]
+        if any(count != 1 for count in counts):
+            rows = [row for row, count in enumerate(counts) for _ in range(count)]
+            reported = self._drawn.copy(reported, rows)
+        positions = iter(position_logprobs(reported, chosen, ks))
+        for index, count in zip(batch.logprobs_rows, counts, strict=True):
+            found[index] = list(islice(positions, count))
+        return found
+
+
+class LogitsRoom:
+    """Memory for copies of a step's logits, the same from step to step.
+
+    In the heap, copies of 20 MB whose sizes differ are often not found again for the next one, and the process grows.
+    """
+
+    def __init__(self, vocab_size: int, max_num_rows: int) -> None:
+        self._memory = torch.empty((max_num_rows, vocab_size))  # given by the system where it is first written
+
+    def copy(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        """These rows, in this order; valid until the next copy. Shapes: logits [R, V], rows [N] -> [N, V] float32."""
+        return torch.index_select(logits, 0, torch.tensor(rows), out=self._memory[: len(rows)])
 
 
 def _fail(
@@ -103,21 +154,6 @@ def _nothing_left(row: SamplingRow, largest: float) -> Failure:
     )
 
 
-def _choose(logits: Tensor, greedy: list[int], batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
-    """`greedy`: the most likely token of each row."""
-    if batch.all_greedy:
-        return [[token] * count for token, count in zip(greedy, num_draws, strict=True)]
-    if batch.all_random:
-        drawn = _draw(logits, batch, num_draws)
-        return [tokens[:count] for tokens, count in zip(drawn, num_draws, strict=True)]
-    chosen = [[token] * count for token, count in zip(greedy, num_draws, strict=True)]
-    random = batch.random_rows
-    counts = [num_draws[index] for index in random]
-    for index, tokens in zip(random, _draw(logits[random], batch, counts), strict=True):
-        chosen[index] = tokens[: num_draws[index]]
-    return chosen
-
-
 def _draw(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
     """As many draws for every random row as any of them needs."""
     positions = [len(batch.rows[index].token_ids) for index in batch.random_rows]
@@ -125,27 +161,3 @@ def _draw(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> lis
     drawn = F.sample(logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, torch.from_numpy(numbers))
     tokens: list[list[int]] = drawn.tolist()
     return tokens
-
-
-def _reported(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The logits of the rows that report log-probabilities, safe from later changes."""
-    if batch.logprobs_rows and (batch.processors or len(batch.logprobs_rows) < len(batch.rows)):
-        return logits[torch.tensor(batch.logprobs_rows, dtype=torch.int64)]
-    return logits
-
-
-def _logprobs(
-    reported: Tensor, token_ids: Sequence[Sequence[int]], batch: SamplingBatch
-) -> list[list[PositionLogprobs] | None]:
-    found: list[list[PositionLogprobs] | None] = [None] * len(batch.rows)
-    counts = [len(token_ids[index]) for index in batch.logprobs_rows]
-    if not any(counts):
-        return found
-    chosen = [token for index in batch.logprobs_rows for token in token_ids[index]]
-    ks = [k for k, count in zip(batch.logprobs_counts, counts, strict=True) for _ in range(count)]
-    if any(count != 1 for count in counts):
-        reported = reported.repeat_interleave(torch.tensor(counts), dim=0)
-    positions = iter(position_logprobs(reported, chosen, ks))
-    for index, count in zip(batch.logprobs_rows, counts, strict=True):
-        found[index] = list(islice(positions, count))
-    return found

@@ -63,6 +63,8 @@ class CostModel:
     token_s: float
     """Of a token beyond `free_tokens`."""
     context_token_s: float = 0.0
+    prompt_s: float = 0.0
+    """Of a step with a prompt in it: requests begin, and none of the steps before was like it."""
     pair_s: float = 0.0
     sequence_s: float = 0.0
     draw_s: float = 0.0
@@ -76,6 +78,7 @@ class CostModel:
         return (
             self.fixed_s
             + max(0.0, shape.num_tokens - self.free_tokens) * self.token_s
+            + (self.prompt_s if shape.num_pairs else 0.0)
             + shape.num_pairs * self.pair_s
             + shape.num_sequences * self.sequence_s
             + shape.num_draws * self.draw_s
@@ -94,7 +97,7 @@ class CostModel:
         """
         if not self.token_s:
             return math.inf
-        overhead = max(0.0, self.fixed_s / self.token_s - self.free_tokens)
+        overhead = max(0.0, (self.fixed_s + self.prompt_s) / self.token_s - self.free_tokens)
         num_tokens = overhead / SHORT_STEP_LOSS
         if num_tokens >= self.free_tokens:
             return num_tokens

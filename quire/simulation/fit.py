@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quire.errors import ConfigError
 from quire.simulation.cost_model import CostModel, StepShape
 
-TERMS = ("fixed_s", "token_s", "context_token_s", "pair_s", "sequence_s", "draw_s")
+TERMS = ("fixed_s", "token_s", "context_token_s", "prompt_s", "pair_s", "sequence_s", "draw_s")
 FREE_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 """Values of `CostModel.free_tokens` that are tried."""
 MAX_OUTLIER = 4.0
@@ -82,7 +82,8 @@ def _fit(steps: Sequence[Step], free_tokens: float, source: str) -> Fit:
 def _features(shape: StepShape, free_tokens: float) -> tuple[float, ...]:
     """In the order of `TERMS`."""
     tokens = max(0.0, shape.num_tokens - free_tokens)
-    return (1.0, tokens, shape.num_context_tokens, shape.num_pairs, shape.num_sequences, shape.num_draws)
+    has_prompt = float(shape.num_pairs > 0)
+    return (1.0, tokens, shape.num_context_tokens, has_prompt, shape.num_pairs, shape.num_sequences, shape.num_draws)
 
 
 def _nonnegative(features: Array) -> Array:

@@ -40,7 +40,7 @@ class ModelRunner:
         self.batch = InputBatch(max_num_seqs, layout.num_entries(max_model_len), len(layout.groups))
         self.inputs = InputBuilder(cache.caches, self.batch, layout=layout, max_num_tokens=max_num_batched_tokens)
         self.graphs = GraphRunner(model, self.inputs)
-        self.sampler = Sampler(vocab_size)
+        self.sampler = Sampler(vocab_size, max_num_seqs)
         self._sampled: tuple[list[int], SamplingBatch] | None = None
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:

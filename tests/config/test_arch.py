@@ -286,9 +286,10 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "architectures unknown and absent": (
         {**LLAMA, "model_type": "other"},
         {"architectures": None},
-        ["architectures", "missing"],
+        ["the model_type 'other' is not supported", "`quire models`"],
     ),
-    "architectures two": (LLAMA, {"architectures": ["A", "B"]}, ["architectures", "exactly one"]),
+    "architectures two": (LLAMA, {"architectures": ["LlamaForCausalLM", "B"]}, ["architectures", "exactly one"]),
+    "architectures none": (LLAMA, {"architectures": []}, ["architectures", "exactly one"]),
     "architectures a string": (LLAMA, {"architectures": "LlamaForCausalLM"}, ["architectures"]),
     "vocab_size missing": (LLAMA, {"vocab_size": None}, ["vocab_size", "missing"]),
     "hidden_size zero": (LLAMA, {"hidden_size": 0}, ["hidden_size", "is 0", "above 0"]),

@@ -45,9 +45,12 @@ class Harness:
         block_size: int = 16,
         num_blocks: int = 200,
         max_model_len: int = 256,
+        quantization: str | None = None,
     ) -> None:
         self.arch = arch_of(directory)
-        self.model: Model = load_model(directory, self.arch, dtype=dtype, max_model_len=max_model_len)
+        self.model: Model = load_model(
+            directory, self.arch, dtype=dtype, max_model_len=max_model_len, quantization=quantization
+        )
         self.layout = self.arch.kv_layout(block_size, str(dtype).removeprefix("torch."), ops=table.in_use())
         self.block_size = self.layout.block_size
         self.parts = [part.fill_(float("nan")) for part in allocate_parts(self.layout, num_blocks)]

@@ -19,7 +19,7 @@ VOCAB_SIZE = 211
 
 def sample(rows: Sequence[SamplingRow], logits: torch.Tensor, num_draws: Sequence[int] | None = None) -> SampledTokens:
     batch = SamplingBatch(rows, logits.shape[-1])
-    return Sampler(logits.shape[-1]).sample(logits.clone(), batch, num_draws or [1] * len(rows))
+    return Sampler(logits.shape[-1], 64).sample(logits.clone(), batch, num_draws or [1] * len(rows))
 
 
 def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
@@ -110,7 +110,7 @@ def test_a_preempted_row_draws_on_as_if_nothing_had_happened() -> None:
 
 def test_a_batch_is_reused_while_its_rows_grow() -> None:
     rows = mixed_rows()
-    batch, sampler = SamplingBatch(rows, VOCAB_SIZE), Sampler(VOCAB_SIZE)
+    batch, sampler = SamplingBatch(rows, VOCAB_SIZE), Sampler(VOCAB_SIZE, 64)
     for step in range(6):
         logits = random_logits(8, seed=step)
         expected = sample(rows, logits)
@@ -145,7 +145,7 @@ def test_columns_that_pad_the_head_are_never_drawn() -> None:
     logits = torch.zeros(2, 20)
     logits[:, 16:] = 1000.0
     rows = [make_row(temperature=0.0), make_row(seed=1)]
-    tokens = Sampler(16).sample(logits, SamplingBatch(rows, 16), [1, 50]).token_ids
+    tokens = Sampler(16, 64).sample(logits, SamplingBatch(rows, 16), [1, 50]).token_ids
     assert max(tokens[0] + tokens[1]) < 16
 
 
@@ -209,7 +209,7 @@ def test_logits_of_a_model_in_inference_mode_can_be_changed() -> None:
     with torch.inference_mode():
         logits = random_logits(1) + 0.0
     batch = SamplingBatch([make_row(temperature=0.0, allowed_token_ids=[5])], VOCAB_SIZE)
-    assert Sampler(VOCAB_SIZE).sample(logits, batch, [1]).token_ids == [[5]]
+    assert Sampler(VOCAB_SIZE, 64).sample(logits, batch, [1]).token_ids == [[5]]
 
 
 @pytest.mark.parametrize("implementation", implementations_of("row_max"))
@@ -218,7 +218,7 @@ def test_columns_beyond_the_vocabulary_are_not_looked_at(implementation: str) ->
     rows, logits = mixed_rows(), random_logits(8)
     padded = torch.cat((logits, torch.full((8, 5), math.nan)), dim=1)
     batch = SamplingBatch(rows, VOCAB_SIZE)
-    assert Sampler(VOCAB_SIZE).sample(padded, batch, [1] * 8) == sample(rows, logits)
+    assert Sampler(VOCAB_SIZE, 64).sample(padded, batch, [1] * 8) == sample(rows, logits)
 
 
 def test_an_empty_batch_gives_nothing() -> None:

@@ -35,8 +35,10 @@ def test_a_plan_is_counted() -> None:
 
 
 def test_a_step_costs_the_sum_of_its_terms() -> None:
-    cost = CostModel(fixed_s=1, token_s=10, context_token_s=100, pair_s=1000, sequence_s=1e4, draw_s=1e5, free_tokens=2)
-    assert cost.step_s(StepShape(5, 6, 7, 8, 9)) == 1 + 30 + 600 + 7000 + 80_000 + 900_000
+    terms = {"fixed_s": 1, "token_s": 10, "context_token_s": 100, "pair_s": 1000, "sequence_s": 1e4, "draw_s": 1e5}
+    cost = CostModel(**terms, prompt_s=1e6, free_tokens=2)
+    assert cost.step_s(StepShape(5, 6, 7, 8, 9)) == 1 + 30 + 600 + 7000 + 80_000 + 900_000 + 1_000_000
+    assert cost.step_s(StepShape(5, 6, 0, 8, 9)) == 1 + 30 + 600 + 80_000 + 900_000
     assert cost.step_s(StepShape(1, 0, 0, 0, 0)) == 1
 
 
@@ -93,7 +95,9 @@ def shapes(count: int) -> list[StepShape]:
 
 
 def test_a_fit_finds_the_terms_that_made_the_steps() -> None:
-    truth = CostModel(fixed_s=2e-3, token_s=5e-5, context_token_s=1e-7, pair_s=3e-9, draw_s=4e-5, free_tokens=16)
+    terms = {"fixed_s": 2e-3, "token_s": 5e-5, "context_token_s": 1e-7, "pair_s": 3e-9, "draw_s": 4e-5}
+    terms["prompt_s"] = 1e-3
+    truth = CostModel(**terms, free_tokens=16)
     rng = random.Random(1)
     steps = [Step(shape, truth.step_s(shape) * rng.uniform(0.98, 1.02)) for shape in shapes(600)]
     steps[::50] = [Step(step.shape, 9 * step.seconds) for step in steps[::50]]
@@ -101,7 +105,7 @@ def test_a_fit_finds_the_terms_that_made_the_steps() -> None:
     assert fit.cost.free_tokens == 16
     assert fit.num_outliers >= 12
     assert fit.median_error < 0.02
-    for term in ("fixed_s", "token_s", "context_token_s", "pair_s", "draw_s"):
+    for term in terms:
         assert getattr(fit.cost, term) == pytest.approx(getattr(truth, term), rel=0.1), term
     assert fit.cost.sequence_s < 1e-5
 

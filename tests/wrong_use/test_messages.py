@@ -109,7 +109,7 @@ def test_a_server_that_cannot_start_says_why_once(tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.parametrize(
-    "architecture", ["MambaForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "Qwen3NextForCausalLM"]
+    "architecture", ["RwkvForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "Qwen3NextForCausalLM"]
 )
 def test_other_architectures_are_not_taken_for_a_slip(
     architecture: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
@@ -119,5 +119,5 @@ def test_other_architectures_are_not_taken_for_a_slip(
     (directory / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     assert main(["run", str(directory), "hi"]) == 2
     err = capfd.readouterr().err
-    assert f"{architecture!r} is not supported. Supported: " in err
+    assert f"the architecture {architecture!r} is not supported. " in err
     assert "did you mean" not in err

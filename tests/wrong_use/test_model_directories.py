@@ -129,9 +129,13 @@ CASES: dict[str, Case] = {
     "architecture unknown": (
         config(architectures=["LlamaForCausalLm"]),
         ConfigError,
-        ["'LlamaForCausalLm' is not supported", "did you mean 'LlamaForCausalLM'?", "Supported:"],
+        ["'LlamaForCausalLm' is not supported", "did you mean 'LlamaForCausalLM'?", "`quire models`"],
     ),
-    "architecture of another kind": (config(architectures=["BertModel"]), ConfigError, ["'BertModel'", "Supported:"]),
+    "architecture of another kind": (
+        config(architectures=["BertModel"]),
+        ConfigError,
+        ["'BertModel'", "`quire models`"],
+    ),
     "architectures empty": (config(architectures=[]), ConfigError, ["architectures is []", "exactly one"]),
     "architectures text": (config(architectures="LlamaForCausalLM"), ConfigError, ["architectures is 'Llama"]),
     "heads that do not divide": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,19 @@ MAX_ROUNDS = 1000
 NUM_OUTPUT = 8
 """Tokens of each sequence."""
 SHORTEST_PROMPT = 4
+NUM_ARRIVALS = 24
+"""Requests of a round that come one by one."""
+LONGEST_ARRIVAL = 256
+"""Tokens of their prompts."""
+PAUSE_S = 0.02
+"""After the last of those before has ended."""
 MAX_PROMPTS_PER_BATCH = 8
 """Full steps of prompts; a batch has no more of them."""
 TERMS = {
     "fixed_s": "every step",
     "token_s": "token",
     "context_token_s": "token of context",
+    "prompt_s": "step with a prompt",
     "pair_s": "pair of tokens in a prompt",
     "sequence_s": "sequence",
     "draw_s": "token that is drawn",
@@ -78,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_steps(engine: LLMEngine, executor: MeasuringExecutor, num_rounds: int, max_batch_size: int) -> None:
-    """Run batches of every size with prompts of every length, in another order in each round."""
+    """Run batches of every size with prompts of every length, in another order in each round, and lone arrivals."""
     rng = random.Random(0)
     batches = list(_batches(engine.config, max_batch_size))
     for round_ in range(num_rounds + 1):
@@ -87,6 +95,8 @@ def measure_steps(engine: LLMEngine, executor: MeasuringExecutor, num_rounds: in
         for num_seqs, prompt_len in rng.sample(batches, len(batches)):
             _run_batch(engine, num_seqs, prompt_len, rng)
             executor.pause()
+        if batches:
+            _run_arrivals(engine, executor, rng)
 
 
 def _batches(config: QuireConfig, max_batch_size: int) -> Iterator[tuple[int, int]]:
@@ -105,15 +115,39 @@ def _batches(config: QuireConfig, max_batch_size: int) -> Iterator[tuple[int, in
 
 
 def _run_batch(engine: LLMEngine, num_seqs: int, prompt_len: int, rng: random.Random) -> None:
-    from quire.sampling_params import SamplingParams
-
     engine.reset_prefix_cache()
-    vocab_size = engine.config.model_config.arch.vocab_size
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True, detokenize=False)
     for index in range(num_seqs):
-        engine.add_request(str(index), [rng.randrange(vocab_size) for _ in range(prompt_len)], params)
+        _add(engine, str(index), prompt_len, rng)
     while engine.has_unfinished_requests():
         engine.step()
+
+
+def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Random) -> None:
+    """Requests that come one by one, while others decode or after a pause.
+
+    Code and data of a prompt's step have left the caches then, and the cores may have slept: it takes longer than among
+    steps of its kind.
+    """
+    longest = engine.config.model_config.max_model_len - NUM_OUTPUT
+    for index in range(NUM_ARRIVALS):
+        _add(engine, str(index), rng.randint(1, min(LONGEST_ARRIVAL, longest)), rng)
+        for _ in range(rng.randrange(2 * NUM_OUTPUT)):
+            if not engine.has_unfinished_requests():
+                executor.pause()
+                time.sleep(PAUSE_S)
+                break
+            engine.step()
+    while engine.has_unfinished_requests():
+        engine.step()
+    executor.pause()
+
+
+def _add(engine: LLMEngine, request_id: str, prompt_len: int, rng: random.Random) -> None:
+    from quire.sampling_params import SamplingParams
+
+    vocab_size = engine.config.model_config.arch.vocab_size
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True, detokenize=False)
+    engine.add_request(request_id, [rng.randrange(vocab_size) for _ in range(prompt_len)], params)
 
 
 def _print(fit: Fit) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand."""
+    parser.description = f"{parser.description} `quire models` lists what could run."
     parser.add_argument("-a", "--all", action="store_true", help="also list what quire cannot run, and why")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.set_defaults(run=run)

@@ -151,7 +151,6 @@ def _machine(args: EngineArgs, memory: int | None) -> Machine:
     Raises: ConfigError for a model that quire does not run.
     """
     from quire.engine.core_startup import read_arch
-    from quire.loader.hub import check_config
     from quire.platforms.current import current_capabilities
 
     here = current_capabilities()
@@ -160,9 +159,7 @@ def _machine(args: EngineArgs, memory: int | None) -> Machine:
             raise ConfigError(f"--memory must be at least 1 byte, got {memory}")
         here = replace(here, total_memory=memory, available_memory=memory)
     path = config_directory(args)
-    arch = read_arch(args, path)
-    check_config(path / "config.json")
-    return Machine(arch=arch, capabilities=here, path=path)
+    return Machine(arch=read_arch(args, path), capabilities=here, path=path)
 
 
 def _wish(namespace: argparse.Namespace, args: EngineArgs, machine: Machine) -> Wish:

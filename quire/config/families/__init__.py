@@ -6,22 +6,20 @@ name is the architecture and whose value is "module:SPEC".
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
+from quire.config.config_keys import NOTHING
 from quire.config.family_spec import FamilySpec
+from quire.config.unknown import refusal
 from quire.errors import ConfigError
 
 SPEC_GROUP = "quire.families"
 CLASS_GROUP = "quire.models"
-SUFFIX = "forcausallm"
-NEAR = 0.88
-"""Similarity of two stems that differ by a slip; Mamba is not Llama, and Gemma4 is not Gemma3."""
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
@@ -78,12 +76,16 @@ LLAMA_LIKE = FamilySpec()
 """What a class of a plug-in is read as that brings no spec, under a model_type that nobody knows."""
 
 _registered: dict[str, FamilySpec | None] = {}
-"""By architecture; None for a class without a spec."""
 
 
 def register(architecture: str, spec: FamilySpec | None) -> None:
     """Make an architecture known; see `ModelRegistry.register_model`."""
     _registered[architecture] = spec
+
+
+def registered() -> dict[str, FamilySpec | None]:
+    """What the running program has made known, by architecture; None for a class without a spec."""
+    return dict(_registered)
 
 
 def is_shipped(architecture: str) -> bool:
@@ -110,25 +112,25 @@ def supported() -> list[str]:
     return sorted({*ARCHITECTURES.values(), *_registered}.union(*plugged))
 
 
-def check_supported(architecture: str, *, source: str) -> None:
-    """Refuse an unknown architecture without importing anything.
+def is_known(architecture: str) -> bool:
+    """Whether quire or an installed package has the architecture. Imports nothing."""
+    return is_shipped(architecture) or architecture in supported()
 
-    Raises: ConfigError listing the known ones, and the one that a slip is near to.
+
+def check_supported(architecture: str, *, source: str, raw: Mapping[str, Any] = NOTHING) -> None:
+    """Refuse an unknown architecture without importing anything. `raw` is the config that names it.
+
+    Raises: ConfigError, see `unknown.refusal`.
     """
-    if not is_shipped(architecture) and architecture not in (known := supported()):
-        raise _unknown(architecture, source, known)
+    if not is_known(architecture):
+        relative = ARCHITECTURES.get(str(raw.get("model_type")))
+        raise refusal(raw, architecture, key="architecture", source=source, known=supported(), relative=relative)
 
 
-def _unknown(architecture: str, source: str, known: list[str]) -> ConfigError:
-    stem = architecture.lower().removesuffix(SUFFIX)
-    hint = next((name for name in known if _is_near(name.lower().removesuffix(SUFFIX), stem)), None)
-    short = ", ".join(name.removesuffix("ForCausalLM") for name in known)
-    return ConfigError(
-        f"{source}: the architecture {architecture!r} is not supported"
-        f"{f'; did you mean {hint!r}?' if hint else '.'} Supported: {short}. "
-        "Others can be added with ModelRegistry.register_model or entry points in the groups "
-        f"{SPEC_GROUP!r} and {CLASS_GROUP!r}."
-    )
+def check_model_type(model_type: str, *, source: str, raw: Mapping[str, Any]) -> None:
+    """The same for a config that names no architecture."""
+    if model_type not in ARCHITECTURES:
+        raise refusal(raw, model_type, key="model_type", source=source, known=ARCHITECTURES)
 
 
 @cache
@@ -146,9 +148,3 @@ def _plugged(architecture: str, path: str) -> FamilySpec:
             "Correct the package's metadata, or uninstall it."
         )
     return spec
-
-
-def _is_near(known: str, stem: str) -> bool:
-    if known != stem and (stem.startswith(known) or known.startswith(stem)):
-        return False  # Gemma3n is a relative of Gemma3
-    return difflib.SequenceMatcher(None, known, stem).ratio() >= NEAR

@@ -1,4 +1,4 @@
-"""Mamba: recurrent layers without MLPs."""
+"""Mamba: recurrent layers alone, without attention and MLPs."""
 
 from quire.config.family_spec import FamilySpec, Norms, WeightNames, no_mlp
 from quire.config.recurrent import all_mamba

@@ -1,4 +1,4 @@
-"""Mamba 2: recurrent layers without MLPs. (Original checkpoints of state-spaces name no architecture: use converted ones.)"""
+"""Mamba 2: recurrent layers alone, without attention and MLPs."""
 
 from quire.config.family_spec import FamilySpec, Norms, WeightNames, no_mlp
 from quire.config.recurrent import all_mamba2

@@ -23,7 +23,7 @@ def main() -> None:
     die_with_parent(parent_pid)
     link = ParentLink(socket.socket(fileno=descriptor))
     orders, seat, sock, counts = link.orders()
-    engine = AsyncLLMEngine(link, orders.limits, front=seat.generation)
+    engine = AsyncLLMEngine(link, orders.limits, front=seat.generation, num_fronts=orders.settings.api_server_count)
 
     def handle_signals(front: Front, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGTERM, front.drain)

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from quire.engine.async_llm_engine import AsyncLLMEngine, EngineState
 from quire.engine.core_startup import create_config
 from quire.engine.identity import identity_of
 from quire.engine.process.restart_policy import RestartPolicy
-from quire.engine.process.supervisor import CORE_MODULE, CoreSupervisor
 from quire.errors import (
     ConfigError,
     EngineDeadError,
@@ -32,133 +29,22 @@ from quire.errors import (
     RequestQuarantined,
 )
 from quire.ops.cpu import library
-from quire.outputs import RequestOutput
-from quire.sampling_params import RequestOutputKind
-from tests.engine.process import poisoned_core
-
-TIMEOUT = 240
-DELTA = RequestOutputKind.DELTA
-ARGS = EngineArgs(max_model_len=512, max_num_batched_tokens=64, max_num_seqs=32, kv_cache_memory_bytes=64 << 20)
-"""A small token budget, so that prompts take several steps."""
-PATIENT = RestartPolicy(max_engine_restarts=10_000, engine_restart_pause=0)
-LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True, output_kind=DELTA)
-FINAL = LONG.clone(output_kind=RequestOutputKind.FINAL_ONLY)
-
-Request = tuple[Any, SamplingParams]
-
-
-def requests(num_tokens: int = 120) -> list[Request]:
-    """One of each kind: greedy, drawn, forked, penalised, scored, stopped by a string, cut short by its end, the best
-    of several, searched with beams."""
-    base = SamplingParams(max_tokens=num_tokens, ignore_eos=True, output_kind=DELTA, logprobs=2, seed=1)
-    many = [{"prompt_token_ids": [(7 * i + j) % 900 for j in range(200)]} for i in range(3)]
-    return [
-        ("import os", base.clone(temperature=0)),
-        ("def read(", base.clone(seed=2)),
-        ("class A:", base.clone(seed=3, n=3, temperature=0.9, top_p=0.9)),
-        ("for i in", base.clone(seed=4, presence_penalty=1, frequency_penalty=0.5, repetition_penalty=1.2)),
-        ("x = [", base.clone(seed=5, n=2, repetition_penalty=1.3, min_tokens=num_tokens // 3, top_k=30)),
-        (many[0], base.clone(temperature=0, prompt_logprobs=1)),
-        (many[1], base.clone(seed=6, n=2, prompt_logprobs=2)),
-        (many[2], base.clone(seed=7, logprobs=None)),
-        ("return", base.clone(seed=8, stop=["e", "\n\n"], min_tokens=num_tokens // 4)),
-        (
-            "if a",
-            base.clone(
-                seed=9,
-                ignore_eos=False,
-                min_tokens=num_tokens // 2,
-                logit_bias={5: 2.0},
-                output_kind=RequestOutputKind(0),
-            ),
-        ),
-        ("while a", base.clone(seed=10, n=2, best_of=4, logprobs=None, output_kind=RequestOutputKind(0))),
-        (
-            "else",
-            SamplingParams(
-                temperature=0,
-                seed=11,
-                use_beam_search=True,
-                n=3,
-                beam_width=4,
-                max_tokens=num_tokens,
-                stop_token_ids=list(range(20, 34)),
-                early_stopping="never",
-                logprobs=2,
-            ),
-        ),
-    ]
-
-
-async def first_output(engine: AsyncLLMEngine, request: Request, request_id: str) -> RequestOutput:
-    return await anext(engine.generate(*request, request_id))
-
-
-async def transcript(engine: AsyncLLMEngine, request: Request) -> RequestOutput:
-    """All that a request gave, joined."""
-    whole: RequestOutput | None = None
-    async for output in engine.generate(*request):
-        joins = whole is not None and request[1].output_kind is DELTA
-        whole = whole.merged(output) if joins and whole is not None else output
-    assert whole is not None
-    return whole
-
-
-def comparable(output: RequestOutput) -> Any:
-    return output.outputs, output.prompt_logprobs, output.finished, output.seed, output.warnings
-
-
-async def transcripts(engine: AsyncLLMEngine, chosen: list[Request]) -> list[Any]:
-    return [comparable(out) for out in await asyncio.gather(*(transcript(engine, request) for request in chosen))]
-
-
-class Launched:
-    """An engine and the process that its core runs in."""
-
-    def __init__(self, supervisor: CoreSupervisor, limits: AdmissionLimits | None) -> None:
-        self.supervisor = supervisor
-        self.engine = AsyncLLMEngine(supervisor, limits)
-
-    @property
-    def pid(self) -> int:
-        pid = self.supervisor.core_pid
-        assert pid is not None
-        return pid
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        os.kill(self.pid, number)
-
-    async def kill_at_work(self, number: int = signal.SIGKILL) -> None:
-        """Send the signal while requests run, which must be too long to end at once."""
-        while not self.engine.num_unfinished:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.02)
-        self.kill(number)
-
-    async def until(self, state: EngineState) -> None:
-        """Return when the engine is in this state."""
-        while self.engine.state is not state:
-            await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def launched(
-    policy: RestartPolicy = PATIENT, limits: AdmissionLimits | None = None, module: str = CORE_MODULE
-) -> AsyncIterator[Launched]:
-    made = Launched(CoreSupervisor(ARGS, policy, module), limits)
-    try:
-        await made.engine.wait_ready()
-        yield made
-    finally:
-        made.engine.close()
-        assert made.supervisor.core_pid is None
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(main, TIMEOUT)
-
-    asyncio.run(limited())
+from tests.engine.process import cores, poisoned_core
+from tests.engine.process.cores import (
+    ARGS,
+    DELTA,
+    FINAL,
+    LONG,
+    TIMEOUT,
+    Launched,
+    SharedCore,
+    first_output,
+    launched,
+    requests,
+    run,
+    transcript,
+    transcripts,
+)
 
 
 async def kill_while_running(core: Launched, rng: random.Random, work: asyncio.Task[Any], num_kills: int) -> int:
@@ -174,96 +60,90 @@ async def kill_while_running(core: Launched, rng: random.Random, work: asyncio.T
     return kills
 
 
-async def assert_replay(num_kills: int, seed: int) -> None:
+async def assert_replay(core: Launched, num_kills: int, seed: int) -> None:
     rng = random.Random(seed)
-    async with launched() as core:
-        chosen = requests()
-        expected = await transcripts(core.engine, chosen)
-        kills = 0
-        while kills < num_kills:
-            work = asyncio.create_task(transcripts(core.engine, chosen))
-            kills += await kill_while_running(core, rng, work, num_kills - kills)
-            assert await work == expected
-        assert core.engine.num_restarts == num_kills
-        assert core.engine.num_unfinished == 0
+    chosen = requests()
+    expected = await transcripts(core.engine, chosen)
+    kills, num_restarts = 0, core.engine.num_restarts
+    while kills < num_kills:
+        work = asyncio.create_task(transcripts(core.engine, chosen))
+        kills += await kill_while_running(core, rng, work, num_kills - kills)
+        assert await work == expected
+    assert core.engine.num_restarts == num_restarts + num_kills
+    assert core.engine.num_unfinished == 0
 
 
-def test_a_core_killed_at_random_moments_changes_no_token_and_no_logprob() -> None:
-    run(assert_replay(num_kills=4, seed=3))
+def test_a_core_killed_at_random_moments_changes_no_token_and_no_logprob(shared: SharedCore) -> None:
+    shared.run(lambda core: assert_replay(core, num_kills=4, seed=3))
 
 
 @pytest.mark.slow
-def test_two_hundred_kills() -> None:
-    global TIMEOUT
-    TIMEOUT = 3600
-    run(assert_replay(num_kills=200, seed=4))
+def test_two_hundred_kills(shared: SharedCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "TIMEOUT", 3600)
+    shared.run(lambda core: assert_replay(core, num_kills=200, seed=4))
 
 
-def test_a_stopped_core_is_noticed_and_replaced() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            expected = await transcripts(core.engine, requests(40))
-            work = asyncio.create_task(transcripts(core.engine, requests(40)))
-            stopped = core.pid
-            await core.kill_at_work(signal.SIGSTOP)
-            await core.until(EngineState.RESTARTING)
-            assert await work == expected
-            assert core.pid != stopped
-            core.kill(signal.SIGSTOP)  # idle this time
-            await core.until(EngineState.RESTARTING)
-            await core.engine.wait_ready()
+def test_a_stopped_core_is_noticed_and_replaced(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        expected = await transcripts(core.engine, requests(40))
+        work = asyncio.create_task(transcripts(core.engine, requests(40)))
+        stopped = core.pid
+        await core.kill_at_work(signal.SIGSTOP)
+        await core.until(EngineState.RESTARTING)
+        assert await work == expected
+        assert core.pid != stopped
+        core.kill(signal.SIGSTOP)  # idle this time
+        await core.until(EngineState.RESTARTING)
+        await core.engine.wait_ready()
 
-    run(main())
-
-
-def test_a_request_that_went_on_in_another_core_says_so() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            outputs = core.engine.generate("import os", LONG)
-            last = await anext(outputs)
-            core.kill()
-            async for output in outputs:
-                last = output
-            assert last.effort is not None
-            assert last.effort.num_replays == 1
-            assert last.metrics is not None
-            assert last.metrics.num_generation_tokens == LONG.max_tokens
-            weights = core.engine.identity.weights
-            assert core.engine.identity == identity_of(create_config(ARGS), weights)  # one has crossed processes
-
-    run(main())
+    shared.run(main)
 
 
-def test_totals_go_on_in_another_core() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            await transcript(core.engine, ("a", LONG))
-            before = core.engine.last_stats
-            assert before is not None
-            core.kill()
-            await core.until(EngineState.RESTARTING)
-            await core.until(EngineState.READY)
-            await transcript(core.engine, ("b", LONG))
-            after = core.engine.last_stats
-            assert after is not None
-            assert after.num_generation_tokens == 2 * before.num_generation_tokens == 2 * (LONG.max_tokens or 0)
-            assert after.num_steps > before.num_steps
-            assert sum(after.steps_by_tokens.values()) == after.num_steps
-            assert after.num_free_blocks == after.num_total_blocks == before.num_total_blocks
+def test_a_request_that_went_on_in_another_core_says_so(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        outputs = core.engine.generate("import os", LONG)
+        last = await anext(outputs)
+        core.kill()
+        async for output in outputs:
+            last = output
+        assert last.effort is not None
+        assert last.effort.num_replays == 1
+        assert last.metrics is not None
+        assert last.metrics.num_generation_tokens == LONG.max_tokens
+        weights = core.engine.identity.weights
+        assert core.engine.identity == identity_of(create_config(ARGS), weights)  # one has crossed processes
 
-    run(main())
+    shared.run(main)
 
 
-def test_signals_for_the_whole_group_are_not_for_the_core() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            pid = core.pid
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                core.kill(number)
-                assert (await transcript(core.engine, ("a", LONG.clone(max_tokens=5)))).finished
-            assert core.pid == pid
+def test_totals_go_on_in_another_core(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        await transcript(core.engine, ("a", LONG))
+        before = core.engine.last_stats
+        assert before is not None
+        core.kill()
+        await core.until(EngineState.RESTARTING)
+        await core.until(EngineState.READY)
+        await transcript(core.engine, ("b", LONG))
+        after = core.engine.last_stats
+        assert after is not None
+        assert after.num_generation_tokens - before.num_generation_tokens == LONG.max_tokens
+        assert after.num_steps > before.num_steps > 0
+        assert sum(after.steps_by_tokens.values()) == after.num_steps
+        assert after.num_free_blocks == after.num_total_blocks == before.num_total_blocks
 
-    run(main())
+    shared.run(main)
+
+
+def test_signals_for_the_whole_group_are_not_for_the_core(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        pid = core.pid
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            core.kill(number)
+            assert (await transcript(core.engine, ("a", LONG.clone(max_tokens=5)))).finished
+        assert core.pid == pid
+
+    shared.run(main)
 
 
 def test_restarts_are_limited_and_the_end_is_told() -> None:
@@ -306,17 +186,21 @@ def test_a_request_that_crashes_every_core_is_found_and_the_others_lose_nothing(
     run(main())
 
 
-def test_branches_whose_first_token_was_lost_with_the_core_are_not_lost() -> None:
-    async def main() -> None:
-        prompt = {"prompt_token_ids": [(7 * i) % 900 for i in range(150)]}
-        params = SamplingParams(n=4, max_tokens=20, min_tokens=20, seed=3, temperature=0.9, output_kind=DELTA)
-        async with launched() as core:
-            expected = await transcripts(core.engine, [(prompt, params)])
+def test_branches_whose_first_token_was_lost_with_the_core_are_not_lost(shared: SharedCore) -> None:
+    prompt = {"prompt_token_ids": [(7 * i) % 900 for i in range(150)]}
+    params = SamplingParams(n=4, max_tokens=20, min_tokens=20, seed=3, temperature=0.9, output_kind=DELTA)
+    expected: list[Any] = []
+
+    async def main(core: Launched) -> None:
+        expected.extend(await transcripts(core.engine, [(prompt, params)]))
+
+    async def split() -> None:
         async with launched(module="tests.engine.process.splitting_core") as core:
             assert await transcripts(core.engine, [(prompt, params)]) == expected
             assert core.engine.num_restarts == 1
 
-    run(main())
+    shared.run(main)
+    run(split())
 
 
 def test_a_step_that_hangs_is_ended() -> None:
@@ -331,28 +215,27 @@ def test_a_step_that_hangs_is_ended() -> None:
     run(main())
 
 
-def test_a_request_that_is_left_while_there_is_no_core_stays_left() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            leaver = asyncio.create_task(transcript(core.engine, ("a", LONG)))
-            aborted = asyncio.create_task(first_output(core.engine, ("b", FINAL), "b"))
-            stayer = asyncio.create_task(transcript(core.engine, ("c", LONG.clone(max_tokens=40))))
-            await asyncio.sleep(0.1)
-            core.kill()
-            await core.until(EngineState.RESTARTING)
-            leaver.cancel()
-            await core.engine.abort("b")
-            late = asyncio.create_task(transcript(core.engine, ("d", LONG.clone(max_tokens=3))))
-            assert (await aborted).outputs[0].finish_reason == "abort"
-            assert len((await stayer).outputs[0].token_ids) == 40
-            assert len((await late).outputs[0].token_ids) == 3
-            await asyncio.sleep(0.1)
-            stats = core.engine.last_stats
-            assert stats is not None
-            assert (stats.num_running, stats.num_waiting) == (0, 0)
-            assert stats.num_free_blocks == stats.num_total_blocks
+def test_a_request_that_is_left_while_there_is_no_core_stays_left(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        leaver = asyncio.create_task(transcript(core.engine, ("a", LONG)))
+        aborted = asyncio.create_task(first_output(core.engine, ("b", FINAL), "b"))
+        stayer = asyncio.create_task(transcript(core.engine, ("c", LONG.clone(max_tokens=40))))
+        await asyncio.sleep(0.1)
+        core.kill()
+        await core.until(EngineState.RESTARTING)
+        leaver.cancel()
+        await core.engine.abort("b")
+        late = asyncio.create_task(transcript(core.engine, ("d", LONG.clone(max_tokens=3))))
+        assert (await aborted).outputs[0].finish_reason == "abort"
+        assert len((await stayer).outputs[0].token_ids) == 40
+        assert len((await late).outputs[0].token_ids) == 3
+        await asyncio.sleep(0.1)
+        stats = core.engine.last_stats
+        assert stats is not None
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        assert stats.num_free_blocks == stats.num_total_blocks
 
-    run(main())
+    shared.run(main)
 
 
 def test_the_queue_is_bounded_and_the_drained_engine_takes_nothing() -> None:
@@ -377,16 +260,15 @@ def test_the_queue_is_bounded_and_the_drained_engine_takes_nothing() -> None:
     run(main())
 
 
-def test_the_prefix_cache_can_be_emptied_from_outside() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            request = ({"prompt_token_ids": [9] * 100}, LONG.clone(max_tokens=2))
-            assert (await transcript(core.engine, request)).num_cached_tokens == 0
-            assert (await transcript(core.engine, request)).num_cached_tokens > 0
-            await core.engine.reset_prefix_cache()
-            assert (await transcript(core.engine, request)).num_cached_tokens == 0
+def test_the_prefix_cache_can_be_emptied_from_outside(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        request = ({"prompt_token_ids": [9] * 100}, LONG.clone(max_tokens=2))
+        assert (await transcript(core.engine, request)).num_cached_tokens == 0
+        assert (await transcript(core.engine, request)).num_cached_tokens > 0
+        await core.engine.reset_prefix_cache()
+        assert (await transcript(core.engine, request)).num_cached_tokens == 0
 
-    run(main())
+    shared.run(main)
 
 
 def test_a_core_that_cannot_start_says_why_and_is_not_tried_again() -> None:

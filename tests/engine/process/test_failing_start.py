@@ -19,8 +19,8 @@ from quire.engine.process.supervisor import CoreSupervisor
 from quire.errors import EngineDeadError, EngineError
 from quire.server.app import create_app
 from quire.utils.threads import THREAD_FAILED_STATUS
+from tests.engine.process.cores import ARGS, Launched, requests, run, transcripts
 from tests.engine.process.failing_start import PROCESS, SCRIPT
-from tests.engine.process.test_core_process import ARGS, Launched, requests, run, transcripts
 
 MODULE = "tests.engine.process.failing_start"
 STAGES = ("config", "imports", "ops", "weights", "kv cache", "trial step")

@@ -20,7 +20,7 @@ from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreSupervisor
 from quire.errors import ConfigError, EngineDeadError
 from quire.sampling_params import RequestOutputKind
-from tests.engine.process.test_core_process import PATIENT, Launched, run
+from tests.engine.process.cores import PATIENT, Launched, run
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 PROMPT = "import os"

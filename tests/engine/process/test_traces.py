@@ -24,7 +24,7 @@ from quire.messages.stats import Phase, Wait
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind
 from tests.engine.process import poisoned_core
-from tests.engine.process.test_core_process import LONG, launched, run, transcript
+from tests.engine.process.cores import LONG, Launched, SharedCore, launched, run, transcript
 from tests.fakes import FakeCore
 from tests.observability.traces import checked, slices
 
@@ -121,24 +121,24 @@ def test_a_core_that_is_closed_and_one_that_did_nothing_leave_no_file(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_the_trace_of_a_running_core_can_be_had_and_a_caller_who_leaves_harms_nobody() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            await transcript(core.engine, ("a", LONG.clone(max_tokens=3)))
-            left = [asyncio.create_task(core.engine.recording()) for _ in range(3)]
-            await asyncio.sleep(0)
-            for task in left:
-                task.cancel()
-            events = checked(await core.engine.trace())
-            assert len(slices(events, "step")) == 3
-            core.kill()
-            await core.until(EngineState.RESTARTING)
-            with pytest.raises(EngineUnavailable, match="which the log names"):
-                await core.engine.trace()
-            await core.until(EngineState.READY)
-            assert not slices(checked(await core.engine.trace()), "step")
+def test_the_trace_of_a_running_core_can_be_had_and_a_caller_who_leaves_harms_nobody(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        before = len(slices(checked(await core.engine.trace()), "step"))
+        await transcript(core.engine, ("a", LONG.clone(max_tokens=3)))
+        left = [asyncio.create_task(core.engine.recording()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in left:
+            task.cancel()
+        events = checked(await core.engine.trace())
+        assert len(slices(events, "step")) == before + 3
+        core.kill()
+        await core.until(EngineState.RESTARTING)
+        with pytest.raises(EngineUnavailable, match="which the log names"):
+            await core.engine.trace()
+        await core.until(EngineState.READY)
+        assert not slices(checked(await core.engine.trace()), "step")
 
-    run(main())
+    shared.run(main)
 
 
 def test_files_are_bounded_and_requests_cannot_cause_many(tmp_path: Path) -> None:
@@ -225,20 +225,19 @@ def test_the_time_of_requests_that_queue_and_are_preempted_and_cut_into_chunks_i
     run(main())
 
 
-def test_the_time_of_requests_that_went_on_in_another_core_is_attributed() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            work = [asyncio.create_task(explained(core.engine, *request)) for request in crowd()]
-            await core.kill_at_work()
-            await core.until(EngineState.RESTARTING)
-            found = await asyncio.gather(*work)
-            for facts in found:
-                assert_attributed(facts)
-                assert facts["replays"] == 1
-                assert facts["restart_s"] > 0
-                assert "restart" in {span["phase"] for span in facts["timeline"]}
+def test_the_time_of_requests_that_went_on_in_another_core_is_attributed(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        work = [asyncio.create_task(explained(core.engine, *request)) for request in crowd()]
+        await core.kill_at_work()
+        await core.until(EngineState.RESTARTING)
+        found = await asyncio.gather(*work)
+        for facts in found:
+            assert_attributed(facts)
+            assert facts["replays"] == 1
+            assert facts["restart_s"] > 0
+            assert "restart" in {span["phase"] for span in facts["timeline"]}
 
-    run(main())
+    shared.run(main)
 
 
 def test_the_time_of_a_request_beside_one_that_crashes_cores_is_attributed() -> None:
@@ -254,18 +253,17 @@ def test_the_time_of_a_request_beside_one_that_crashes_cores_is_attributed() -> 
     run(main())
 
 
-def test_metrics_have_vllms_names() -> None:
-    async def main() -> None:
-        async with launched() as core:
-            before = time.time()
-            output: RequestOutput = await transcript(core.engine, ("import os", LONG.clone(max_tokens=4)))
-            metrics = output.metrics
-            assert metrics is not None
-            moments = (metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts)
-            assert moments == (metrics.arrived_at, metrics.scheduled_at, metrics.first_token_at, metrics.last_token_at)
-            assert list(moments) == sorted(moments)
-            assert before - 0.01 <= metrics.arrival_time <= time.time()
-            assert metrics.first_token_latency == metrics.first_token_at - metrics.received_at > 0
-            assert metrics.num_preemptions == 0
+def test_metrics_have_vllms_names(shared: SharedCore) -> None:
+    async def main(core: Launched) -> None:
+        before = time.time()
+        output: RequestOutput = await transcript(core.engine, ("import os", LONG.clone(max_tokens=4)))
+        metrics = output.metrics
+        assert metrics is not None
+        moments = (metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts)
+        assert moments == (metrics.arrived_at, metrics.scheduled_at, metrics.first_token_at, metrics.last_token_at)
+        assert list(moments) == sorted(moments)
+        assert before - 0.01 <= metrics.arrival_time <= time.time()
+        assert metrics.first_token_latency == metrics.first_token_at - metrics.received_at > 0
+        assert metrics.num_preemptions == 0
 
-    run(main())
+    shared.run(main)

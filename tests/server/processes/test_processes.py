@@ -54,8 +54,9 @@ def wait_for(condition: Callable[[], Any], seconds: float = TIMEOUT) -> Any:
     return result
 
 
-def shared_files() -> set[str]:
-    return {str(file) for place in ("/dev/shm", "/tmp") for file in Path(place).glob("*quire*")}
+def shared_files(temporary: Path) -> set[str]:
+    """Files outside a server's own directories that it may have forgotten; other tests run beside this one."""
+    return {str(file) for place in (Path("/dev/shm"), temporary) for file in place.glob("*quire*")}
 
 
 class Server:
@@ -63,6 +64,8 @@ class Server:
 
     def __init__(self, log: Path, *flags: str) -> None:
         self.log = log
+        self.temporary = log.parent / "tmp"
+        self.temporary.mkdir(exist_ok=True)
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [
@@ -80,6 +83,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=True,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
             )
         self.url = ""
         self.client = httpx.Client()
@@ -144,13 +148,13 @@ class Server:
 
 @contextmanager
 def served(directory: Path, *flags: str) -> Iterator[Server]:
-    before = shared_files()
+    before = shared_files(directory / "tmp")
     server = Server(directory / "log", *flags)
     try:
         server.wait_ready()
         yield server
         server.assert_gone()
-        assert shared_files() == before
+        assert shared_files(server.temporary) == before
     finally:
         server.close()
 

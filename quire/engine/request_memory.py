@@ -1,0 +1,83 @@
+"""What requests take in the core, whether they run or wait, against what the memory plan has for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quire.config.memory_plan import WAITING_TOKEN_BYTES
+from quire.errors import EngineOverloaded
+from quire.messages.request import EngineCoreRequest
+
+REQUEST_BYTES = 6 << 10
+"""A request without its lists: the message, its group, its place in the queue, its timeline."""
+SEQUENCE_BYTES = 1 << 10
+SHARED_TOKEN_BYTES = 8
+"""A prompt token in each further sequence: branches that were preempted wait, too."""
+STOP_BYTES = 100
+"""A stop token: its number, and its places in the request and in what ends a branch."""
+BIAS_BYTES = 100
+WORD_BYTES = 64
+"""A bad word, without its tokens."""
+CHARACTER_BYTES = 4
+
+
+def bytes_of(request: EngineCoreRequest) -> int:
+    """The most bytes of a core that a request takes while it waits (`tests/engine/test_request_memory.py` measures)."""
+    params, words = request.sampling_params, request.bad_words_token_ids
+    num_tokens, num_more = len(request.prompt_token_ids), params.num_sequences - 1
+    texts = [*params.stop_strings, *(params.bad_words or ())]
+    return (
+        REQUEST_BYTES
+        + num_tokens * (WAITING_TOKEN_BYTES + SHARED_TOKEN_BYTES * num_more)
+        + params.num_sequences * SEQUENCE_BYTES
+        + len(request.ending_token_ids) * STOP_BYTES
+        + len(params.logit_bias or ()) * BIAS_BYTES
+        + len(words) * WORD_BYTES
+        + sum(map(len, words)) * WAITING_TOKEN_BYTES
+        + sum(map(len, texts)) * CHARACTER_BYTES
+        + len(request.allowed_tokens or b"")
+    )
+
+
+class RequestMemory:
+    """The bytes that the requests of one front take, until they end.
+
+    A tenant may have its share, one part of as many as there are tenants and one more; so there is room for another
+    tenant's request, and all together never exceed the limit. A request may be larger while there is no other.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """`limit` in bytes."""
+        self._limit = limit
+        self._held: dict[str, tuple[str, int]] = {}
+        """By request: tenant and bytes."""
+        self._tenants: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        """What all requests take."""
+        return self._tenants.total()
+
+    def take(self, request: EngineCoreRequest) -> None:
+        """Count a request.
+
+        Raises: EngineOverloaded when it does not fit.
+        """
+        tenant, size, total = request.tenant, bytes_of(request), self.num_bytes
+        own = self._tenants[tenant] + size
+        num_active = len(+self._tenants) + (not self._tenants[tenant])
+        if total and (total + size > self._limit or own > self._limit // (num_active + 1)):
+            raise EngineOverloaded(
+                f"requests take {total >> 10} KiB of the engine's memory, this one would take {size >> 10} more, and "
+                f"{self._limit >> 10} KiB are planned for all (--max-num-seqs raises that); try again in a second",
+                retry_after=1,
+            )
+        self._held[request.request_id] = tenant, size
+        self._tenants[tenant] = own
+
+    def give_back(self, request_id: str) -> None:
+        """The request has ended. Idempotent."""
+        tenant, size = self._held.pop(request_id, ("", 0))
+        self._tenants[tenant] -= size
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]

@@ -1,0 +1,122 @@
+"""The config.json of transformers 5 and that of transformers 4 describe the same model, for every family.
+
+transformers 4 wrote `rope_theta` and `rope_scaling`, `torch_dtype`, and no `layer_types` where a pattern gives them;
+both leave out what is the class's default. That a rewritten config is still the same model, transformers says itself.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from quire.config.arch import ModelArch
+from quire.config.families import ARCHITECTURES, family_of
+from tests.checkpoints import FAMILIES
+from tests.config.test_arch import comparable
+from tests.models.cases import CASES
+
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in FAMILIES}, **CASES}
+SIZES = {
+    "model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "n_embd",
+    "n_layer", "n_head", "torch_dtype", "dtype",
+}  # fmt: skip
+"""Keys that every config has."""
+VOLATILE = {
+    "transformers_version", "architectures", "dtype", "label2id",
+    "partial_rotary_factor", "sliding_window_pattern", "_sliding_window_pattern",
+}  # fmt: skip
+"""Keys that say nothing of the model, or nothing that `rope_parameters` and `layer_types` do not say."""
+
+
+@pytest.fixture(params=ROWS)
+def config(request: pytest.FixtureRequest) -> Any:
+    """A configuration of transformers, as a checkpoint has it."""
+    from transformers import AutoConfig
+
+    family, overrides = ROWS[request.param]
+    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    config.architectures, config.dtype = [ARCHITECTURES[family]], "bfloat16"
+    return config
+
+
+def arch_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return comparable(ModelArch.from_config(raw, source="config.json"))
+
+
+def saved(config: Any) -> dict[str, Any]:
+    """As `save_pretrained` writes it."""
+    raw: dict[str, Any] = json.loads(config.to_json_string())
+    return raw
+
+
+def with_old_rotation(raw: dict[str, Any]) -> dict[str, Any] | None:
+    """With `rope_theta` and `rope_scaling`; None for rotations that transformers 4 had no keys for."""
+    family = family_of(raw["architectures"][0], raw["model_type"])
+    old, rope = {key: value for key, value in raw.items() if key != "rope_parameters"}, raw.get("rope_parameters")
+    if rope is None:
+        return old
+    full, sliding = rope.get("full_attention", rope), rope.get("sliding_attention")
+    if sliding is not None:
+        if family.sliding_theta is None or sliding["rope_type"] != "default":
+            return None
+        if family.sliding_theta == "rope_theta" and sliding["rope_theta"] != full["rope_theta"]:
+            return None
+        old[family.sliding_theta] = sliding["rope_theta"]
+    spelling = {key: family.spellings.get(key, key) for key in ("rope_theta", "partial_rotary_factor")}
+    old |= {spelling[key]: full[key] for key in spelling if key in full}
+    scaling = {key: value for key, value in full.items() if key not in (*spelling, "rope_type")}
+    if full["rope_type"] != "default":
+        old["rope_scaling"] = {"rope_type": full["rope_type"], **scaling}
+    return old
+
+
+def means(config: Any, raw: dict[str, Any]) -> bool:
+    """Whether transformers takes a config.json for this configuration."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found, wanted = type(config).from_dict(dict(raw)).to_dict(), config.to_dict()
+        except ZeroDivisionError:  # a pattern of no layers
+            return False
+    return all(found.get(key) == wanted.get(key) for key in {*found, *wanted} - VOLATILE)
+
+
+def test_keys_at_their_default_may_be_left_out(config: Any) -> None:
+    defaults = type(config)().to_dict()
+    whole = {**saved(config), **json.loads(config.to_json_string(use_diff=False))}
+    short = {key: value for key, value in whole.items() if key in SIZES or value != defaults.get(key, ...)}
+    assert means(config, whole)
+    assert means(config, short)
+    assert arch_of(whole) == arch_of(saved(config)) == arch_of(short)
+
+
+def test_the_dialect_of_transformers_4_is_the_same_model(config: Any) -> None:
+    old = with_old_rotation(without_layer_types(config, saved(config)))
+    if old is None:
+        pytest.skip("transformers 4 had no keys for this rotation")
+    assert means(config, old)
+    old["torch_dtype"] = old.pop("dtype")
+    assert arch_of(old) == arch_of(saved(config))
+    if "rope_scaling" in old:  # as before version 4.43; newer classes of transformers do not know it
+        rest = {key: value for key, value in old["rope_scaling"].items() if key != "rope_type"}
+        assert arch_of({**old, "rope_scaling": {"type": old["rope_scaling"]["rope_type"], **rest}}) == arch_of(old)
+
+
+def without_layer_types(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
+    """Without the list where it follows from other keys, or from a pattern."""
+    rest = {key: value for key, value in raw.items() if key != "layer_types"}
+    shorter = (rest | ({"sliding_window_pattern": period} if period else {}) for period in (None, *range(2, 7)))
+    return next((short for short in shorter if means(config, short)), raw)
+
+
+@pytest.mark.parametrize(("row", "follows"), [("cohere2", True), ("olmo3-unlisted", True), ("cohere2-listed", False)])
+def test_transformers_says_whether_layer_types_follow(row: str, follows: bool) -> None:
+    from transformers import AutoConfig
+
+    family, overrides = ROWS[row]
+    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    assert ("layer_types" not in without_layer_types(config, saved(config))) == follows
