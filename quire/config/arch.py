@@ -178,7 +178,7 @@ class ModelArch:
 
 def _page_for(arch: ModelArch, block_size: int, dtype: str, slot_multiple: int, num_state_bytes: int) -> PageSpec:
     """A block of an attention layer, of the fewest times `block_size` tokens in which a recurrent state finds room."""
-    sizes = dict(num_kv_heads=arch.num_kv_heads, head_size=arch.head_size)
+    sizes = {"num_kv_heads": arch.num_kv_heads, "head_size": arch.head_size}
     page = PageSpec(**sizes, dtype=dtype, block_size=block_size, slot_multiple=slot_multiple)
     times = cdiv(num_state_bytes, page.num_bytes)
     while num_state_bytes > page.num_bytes or (num_state_bytes and page.num_bytes % 8):
@@ -274,9 +274,12 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
     max_position = keys.count("max_position_embeddings")
     recurrent = family.recurrent(keys, num_layers)
-    heads = _no_heads() if all(recurrent) else _heads(keys, hidden_size)
+    mixers: list[MixerSpec] = [spec for spec in recurrent if spec is not None]
+    heads = {"num_heads": 0, "num_kv_heads": 0, "head_size": 0}
+    if len(mixers) < num_layers:
+        heads = _heads(keys, hidden_size)
+        mixers = _mixers(keys, family, recurrent, heads["head_size"], max_position)
     intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
-    mixers = recurrent if all(recurrent) else _mixers(keys, family, recurrent, heads["head_size"], max_position)
     mlps = family.mlp(keys, num_layers, intermediate_size)
     return {
         "vocab_size": keys.count("vocab_size"),
@@ -288,10 +291,6 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
         "max_position_embeddings": max_position,
         "layers": tuple(LayerSpec(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True)),
     }
-
-
-def _no_heads() -> dict[str, int]:
-    return {"num_heads": 0, "num_kv_heads": 0, "head_size": 0}
 
 
 def _heads(keys: ConfigKeys, hidden_size: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def mamba(
     step = _Step.of(metadata)
     x = _apart(_SILU, _convolve(projected[:, :channels].float(), weights.conv, states, step))
     derived = linear(x.to(projected.dtype).contiguous(), weights.derive, out_dtype=torch.float32)
-    parts = list(derived.split((rank, state_size, state_size), dim=1))
+    parts = list(derived.split_with_sizes((rank, state_size, state_size), dim=1))
     if weights.norms is not None:
         scales = weights.norms
         parts = [_rms(part, scale, weights.norm_eps) for part, scale in zip(parts, scales, strict=True)]
@@ -66,10 +67,10 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     """`functional.mamba2` in float32."""
     heads, groups, state_size = weights.decay.shape[0], weights.num_groups, weights.state_size
     inner = weights.norm.shape[0]
-    gate, convolved, time = projected.float().split((inner, inner + 2 * groups * state_size, heads), dim=1)
+    gate, convolved, time = projected.float().split_with_sizes((inner, inner + 2 * groups * state_size, heads), dim=1)
     step = _Step.of(metadata)
     out = _apart(_SILU, _convolve(convolved, weights.conv, states, step))
-    x, write, read = out.split((inner, groups * state_size, groups * state_size), dim=1)
+    x, write, read = out.split_with_sizes((inner, groups * state_size, groups * state_size), dim=1)
     dt = _apart(_SOFTPLUS, time + weights.time_bias)
     decays = _apart(_EXP, dt * weights.decay).contiguous().view(-1, groups, heads // groups, 1, 1)
     by_head = x.reshape(-1, groups, heads // groups, inner // heads)
@@ -108,7 +109,7 @@ class _Step:
     def of(cls, metadata: StateMetadata) -> _Step:
         """As the host reads it."""
         starts: list[int] = metadata.query_start.tolist()
-        counts = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+        counts = [end - start for start, end in pairwise(starts)]
         return cls(starts[:-1], counts, metadata.reads.tolist(), metadata.writes.tolist())
 
     @property

@@ -103,7 +103,7 @@ class InputBuilder:
             self._writes[group, : len(firsts)] = table[:, 1]
 
     def one_token(self, *, token_id: int, position: int) -> StepShape:
-        """One sampled token at a position of the first block, while the batch is empty. A state goes to the last one."""
+        """One sampled token at a position of the first block, while the batch is empty; states go to the last block."""
         self._token_ids[0] = token_id
         self._positions[0] = self._slots[:, 0] = position
         if self._state_groups:
