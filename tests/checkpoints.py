@@ -61,6 +61,30 @@ _OPT = {
     "eos_token_id": 256,
     "pad_token_id": 1,
 }
+_MAMBA = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "state_size": 8,
+    "conv_kernel": 4,
+    "expand": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": None,
+}
+_HYBRID = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
 
 _LATENT = {
     **_COMMON,
@@ -349,14 +373,49 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "opt": _OPT,
     "gpt2": _GPT2,
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "bamba": {**_HYBRID, "attn_layer_indices": [2]},
+    "granitemoehybrid": {
+        **_HYBRID,
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 72,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "jamba": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "attn_layer_period": 4,
+        "attn_layer_offset": 2,
+        "mamba_d_state": 8,
+        "mamba_expand": 2,
+    },
+    "lfm2": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "block_multiple_of": 32,
+    },
+    "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
 }
 """family -> the configuration that `make_checkpoint` starts from."""
+ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
+"""Families none of whose layers have attention."""
+RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2")
+"""Families some of whose layers keep a state."""
 ONE_OF_EACH_KIND = (
     "llama",  # one norm before each part, rotary positions, all layers see everything
     "gemma2",  # windows in every other layer, norms on both sides, soft caps
     "phi",  # attention and MLP side by side, LayerNorm, part of a head rotated
     "qwen3_moe",  # experts beside a dense layer, norms of queries and keys
     "gpt2",  # learned positions, an MLP without a gate
+    "mamba2",  # states in place of keys and values
 )
 """Families that stand for those built like them, in tests of what is not the family's own."""
 

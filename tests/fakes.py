@@ -16,7 +16,7 @@ from quire.core.order.budget import StepCost
 from quire.core.order.policy import FirstComeFirstServed
 from quire.core.scheduler import Scheduler
 from quire.engine.quarantine import execute_guarded
-from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
+from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec, StatePage, StateSpec
 from quire.messages.kv_tiers import PageContent
 from quire.messages.output import EngineCoreOutput, PositionLogprobs
 from quire.messages.request import AbortRequest, EngineCoreRequest
@@ -24,7 +24,19 @@ from quire.messages.step import BlockChange, ModelRunnerOutput, NewSequenceData,
 from quire.sampling_params import SamplingParams
 
 VOCAB_SIZE = 50
-WINDOWS: list[tuple[int | None, ...]] = [(None,), (5,), (None, 6), (None, 1, 9), (3, 8), (None, None, 4)]
+STATE = 0
+"""In place of a window: the group of recurrent layers, which keep one state."""
+WINDOWS: list[tuple[int | None, ...]] = [
+    (None,),
+    (5,),
+    (None, 6),
+    (None, 1, 9),
+    (3, 8),
+    (None, None, 4),
+    (STATE,),
+    (None, STATE),
+    (4, STATE, STATE),
+]
 """Of each KV group: one group, several of one kind, several kinds; None sees everything."""
 
 
@@ -62,8 +74,13 @@ def _reported(token_ids: list[int], count: int) -> PositionLogprobs:
 def specs_of(block_size: int, windows: Sequence[int | None] = (None,)) -> list[KVCacheSpec]:
     """A KV group for each window; None sees everything."""
     page = PageSpec(num_kv_heads=1, head_size=8, dtype="float32", block_size=block_size)
+    state = StatePage(num_elements=9, num_bytes=page.num_bytes, block_size=block_size)
     return [
-        FullAttentionSpec(page=page) if window is None else SlidingWindowSpec(page=page, window=window)
+        StateSpec(page=state)
+        if window == STATE
+        else FullAttentionSpec(page=page)
+        if window is None
+        else SlidingWindowSpec(page=page, window=window)
         for window in windows
     ]
 
@@ -77,6 +94,8 @@ class MemoryExecutor:
         self.windows = windows
         self.slots: list[tuple[int, int, int] | None] = [None] * (num_blocks * block_size)
         """(group, position, token)."""
+        self.states: dict[int, tuple[int, tuple[int, ...]]] = {}
+        """By page: the group, and the tokens before."""
         self.requests: dict[str, EngineCoreRequest] = {}
         self.sequences: dict[int, NewSequenceData] = {}
         self.token_ids: dict[int, list[int]] = {}
@@ -168,18 +187,37 @@ class MemoryExecutor:
         self.sequences.clear()
 
     def _write(self, seq: NewSequenceData, computed: int, count: int) -> None:
-        for group, _ in enumerate(self.windows):
+        for group, window in enumerate(self.windows):
+            if window == STATE:
+                self.states[self.tables[seq.seq_id][group][1]] = self._state(seq, group, computed + count)
+                continue
             for position in range(computed, computed + count):
                 self.slots[self._slot(seq, group, position)] = group, position, self.token_ids[seq.seq_id][position]
 
     def _read(self, seq: NewSequenceData, computed: int, count: int) -> None:
         for group, window in enumerate(self.windows):
+            if window == STATE:
+                self._read_state(seq, group, computed)
+                continue
             first = 0 if window is None else max(0, computed - window + 1)
             for position in range(first, computed + count):
                 found = self.slots[self._slot(seq, group, position)]
                 if found != (group, position, self.token_ids[seq.seq_id][position]):
-                    self.lost.append(f"{seq.request_id}/{seq.branch}: {found} at {position} in group {group}")
-                    raise AssertionError(self.lost[-1])
+                    self._lose(f"{seq.request_id}/{seq.branch}: {found} at {position} in group {group}")
+
+    def _read_state(self, seq: NewSequenceData, group: int, computed: int) -> None:
+        """The page to read is there still when all of the step have written theirs: a step may be run again."""
+        found = self.states.get(self.tables[seq.seq_id][group][0]) if computed else self._state(seq, group, 0)
+        if found != self._state(seq, group, computed):
+            self._lose(f"{seq.request_id}/{seq.branch}: state {found} in group {group}")
+
+    def _state(self, seq: NewSequenceData, group: int, num_tokens: int) -> tuple[int, tuple[int, ...]]:
+        """What a state after so many tokens depends on."""
+        return group, tuple(self.token_ids[seq.seq_id][:num_tokens])
+
+    def _lose(self, what: str) -> None:
+        self.lost.append(what)
+        raise AssertionError(what)
 
     def _apply(self, plan: SchedulerOutputs) -> None:
         for seq_id in plan.removed_seq_ids:
@@ -238,7 +276,7 @@ class FakeCore:
             num_blocks,
             specs_of(block_size, windows),
             max_chunk_tokens=limits["max_chunk_tokens"],
-            enable_prefix_caching=enable_prefix_caching,
+            enable_prefix_caching=enable_prefix_caching and STATE not in windows,
             tiers=KVTiers(tiers, min_load_tokens=min_load_tokens) if tiers else None,
         )
         ticks = itertools.count()

@@ -21,14 +21,16 @@ from quire.config.arch import ModelArch
 from quire.config.catalogue import Family, catalogue
 from quire.config.families import ARCHITECTURES
 from quire.messages.kv import SlidingWindowSpec
-from tests.checkpoints import FAMILIES
-from tests.engine import test_parity
+from tests.checkpoints import ATTENTION_FREE, FAMILIES, RECURRENT
+from tests.engine import test_parity, test_recurrent
 from tests.models import test_families, test_rounded
 from tests.models.cases import CASES
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 BEGIN, END = "<!-- python -m tools.model_table: begin -->\n", "<!-- end -->\n"
 YES, NO = "yes", "-"
+NOT_SO = {"prefix cache": RECURRENT, "preempted": ATTENTION_FREE}
+"""Families whose rows of the test of all families leave out what the others have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +72,14 @@ def columns() -> list[Column]:
         "preempted": any("num_gpu_blocks_override" in options for options in ways),
         "prefix cache": "num_cached_tokens" in inspect.getsource(greedy),
     }
+    forks = test_recurrent.test_branches_are_the_same_alone_in_company_and_preempted
+    elsewhere = {"preempted": frozenset(rows_of(forks, "family"))}
+    found = {
+        title: engine.difference(NOT_SO.get(title, ())) | elsewhere.get(title, frozenset()) if is_run else frozenset()
+        for title, is_run in in_engine.items()
+    }
     return [
-        *(Column(title=title, families=engine if is_run else frozenset()) for title, is_run in in_engine.items()),
+        *(Column(title=title, families=families) for title, families in found.items()),
         _column("16 bits", test_families.test_half_precision_stays_close_to_transformers),
         *(_column(format, rounded, format in rows_of(rounded, "quantization")) for format in ("int8", "int4")),
         Column(

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.ops.functional import AttentionMetadata
+from quire.ops.functional import AttentionMetadata, StateMetadata
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AttentionMetadata", "ForwardContext", "GroupContext"]
+__all__ = ["AttentionMetadata", "ForwardContext", "GroupContext", "StateMetadata"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,8 @@ class GroupContext:
     slot_mapping: Tensor
     """[T] int64: block id * block size + slot, where each token's key and value go."""
     attention: AttentionMetadata
+    state: StateMetadata | None = None
+    """In a group of recurrent layers, which look at nothing else here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,13 @@ class ForwardContext:
     """[T] int64: each token's position in its sequence."""
     groups: Sequence[GroupContext]
     group_of_layer: Mapping[int, int]
-    """Which of the groups each attention layer belongs to."""
+    """Which of the groups each layer belongs to."""
     kv_caches: Sequence[Tensor]
-    """One per attention layer, as `ops.functional.allocate_kv_cache` made it; layers of several groups share one."""
+    """One per layer, as `ops.functional.allocate_kv_cache` or `allocate_states` made it; layers of several groups share
+    one."""
+
+    def state_of(self, layer: int) -> StateMetadata:
+        """Where a recurrent layer finds its states."""
+        state = self.groups[self.group_of_layer[layer]].state
+        assert state is not None, layer
+        return state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import NormKind
-from quire.config.mixers import LatentAttentionSpec
+from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MixerSpec, RecurrentSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -82,23 +82,26 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
         layout.take("normed", arch.hidden_size)
         layout.free("hidden")
         layout.rename("normed", "hidden")
-    ends: dict[tuple[int, int], int] = {}
+    ends: dict[tuple[int, int, MixerSpec], int] = {}
     for layer in arch.layers:  # each meets the gaps that the one before left
         inner = 0 if layer.mlp.experts else layer.mlp.intermediate_size
-        start = layout.begin("hidden"), inner
+        start = layout.begin("hidden"), inner, layer.mixer
         if start in ends:
             layout.move("hidden", ends[start])
         else:
-            _layer(layout, arch, inner)
+            _layer(layout, arch, layer.mixer, inner)
             ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
     return layout
 
 
-def _layer(layout: _Layout, arch: ModelArch, inner: int) -> None:
+def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int) -> None:
     size, norms = arch.hidden_size, arch.norms
     _norm(layout, norms.input, size)
-    _attend(layout, arch)
+    if isinstance(mixer, RecurrentSpec):
+        _recur(layout, arch, mixer)
+    else:
+        _attend(layout, arch, mixer)
     _join(layout, arch, norms.post_attention, "between")
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
@@ -116,8 +119,8 @@ def _layer(layout: _Layout, arch: ModelArch, inner: int) -> None:
     layout.rename("out", "hidden")
 
 
-def _attend(layout: _Layout, arch: ModelArch) -> None:
-    mixer, heads = arch.layers[0].mixer, arch.num_heads * arch.head_size
+def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
+    heads = arch.num_heads * arch.head_size
     if isinstance(mixer, LatentAttentionSpec):
         _compress(layout, arch, mixer)
     layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
@@ -158,6 +161,14 @@ def _expand(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> Non
     layout.rename("values", "attended")
 
 
+def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
+    layout.take("projected", mixer.in_features)
+    layout.take("scanned", mixer.inner_size)
+    layout.free("projected")
+    layout.take("between", arch.hidden_size)
+    layout.free("scanned")
+
+
 def _norm(layout: _Layout, name: str | None, size: int) -> None:
     if name is not None:
         layout.take("normed", size)
@@ -180,16 +191,24 @@ def _join(layout: _Layout, arch: ModelArch, norm: str | None, piece: str) -> Non
 def _reference_bytes(arch: ModelArch, item: int) -> int:
     """Bytes for each token: the reference computes in float32 and rounds what it returns."""
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
+    recurrent = max(
+        (
+            item * (2 * size + mixer.in_features + mixer.inner_size) + 4 * mixer.in_features
+            for mixer in arch.recurrences
+        ),
+        default=0,
+    )
+    latent = max((_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)), default=0)
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
     inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
-    return max(attention, mlp, *(_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)))
+    return max(attention, mlp, recurrent, latent)
 
 
 def _latent_mixers(arch: ModelArch) -> set[LatentAttentionSpec]:
-    return {layer.mixer for layer in arch.layers if isinstance(layer.mixer, LatentAttentionSpec)}
+    return {mixer for mixer in arch.attentions if isinstance(mixer, LatentAttentionSpec)}
 
 
 def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSpec) -> int:
@@ -221,3 +240,23 @@ def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
         ),
         default=0,
     )
+
+
+STATES_AT_ONCE = 4 << 20
+"""Bytes of states that a scan works with at a time, unless a single one has more."""
+STATE_COPIES = 4
+"""Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
+
+
+def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int) -> int:
+    """Bytes that a recurrent layer works with beside the activations, in float32."""
+    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in arch.recurrences), default=0)
+
+
+def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
+    inner, channels = mixer.inner_size, mixer.conv_channels
+    derived = 2 * mixer.num_heads if isinstance(mixer, Mamba2Spec) else 3 * inner
+    convolved = (num_tokens + num_seqs * mixer.conv_width) * channels + 4 * num_tokens * round_up(channels + 32, 32)
+    scanned = num_tokens * (6 * (inner + 64) + derived)
+    states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
+    return 4 * (convolved + scanned) + states

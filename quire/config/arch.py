@@ -6,7 +6,7 @@ Reads what is common; `families` says what each family spells or leaves out. Kno
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from quire.config.families import (
 )
 from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind, all_full
-from quire.config.mixers import AttentionSpec, MixerSpec, PositionScale
+from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
 from quire.config.rope import RopeConfig, read_ropes
 from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import ConfigError, shown
@@ -33,8 +33,11 @@ from quire.messages.kv import (
     KVCacheSpec,
     KVLayout,
     PageSpec,
+    StatePage,
+    StateSpec,
     kv_layout,
 )
+from quire.utils.math import cdiv, round_up
 
 log = get_logger(__name__)
 
@@ -66,6 +69,7 @@ class ModelArch:
     intermediate_size: int
     num_layers: int
     num_heads: int
+    """Of attention layers, as the two that follow; 0 where the model has none."""
     num_kv_heads: int
     head_size: int
     max_position_embeddings: int
@@ -141,17 +145,28 @@ class ModelArch:
     @property
     def ropes(self) -> frozenset[RopeConfig]:
         """The rotations of the layers, each once."""
-        return frozenset(layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None)
+        return frozenset(mixer.rope for mixer in self.attentions if mixer.rope is not None)
 
     @property
-    def attentions(self) -> tuple[AttentionSpec, ...]:
-        """The mixers of the layers that attend over keys and values."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+    def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
+        """The mixers of the layers that have attention, in order."""
+        kinds = (AttentionSpec, LatentAttentionSpec)
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, kinds))
+
+    @property
+    def plain_attentions(self) -> tuple[AttentionSpec, ...]:
+        """Those of them that attend over keys and values."""
+        return tuple(mixer for mixer in self.attentions if isinstance(mixer, AttentionSpec))
+
+    @property
+    def recurrences(self) -> tuple[RecurrentSpec, ...]:
+        """The mixers of the recurrent layers, in order."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, RecurrentSpec))
 
     @property
     def position_scales(self) -> frozenset[PositionScale]:
         """What queries are multiplied by at their positions, each once."""
-        return frozenset(mixer.position_scale for mixer in self.attentions if mixer.position_scale is not None)
+        return frozenset(mixer.position_scale for mixer in self.plain_attentions if mixer.position_scale is not None)
 
     @property
     def mixtures(self) -> frozenset[ExpertsSpec]:
@@ -164,19 +179,40 @@ class ModelArch:
         return max(layer.mlp.intermediate_size for layer in self.layers)
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
-        """What each attention layer keeps in the KV cache, in the order of the layers, where `ops` serve."""
-        page = PageSpec(
-            num_kv_heads=self.num_kv_heads,
-            head_size=self.head_size,
-            dtype=dtype,
-            block_size=block_size,
-            slot_multiple=SLOT_MULTIPLES[ops],
-        )
-        return [layer.mixer.kv_cache_spec(page) for layer in self.layers]
+        """What each layer keeps in the KV cache, in the order of the layers, where `ops` serve.
+
+        Where a block of so many tokens has fewer bytes than a recurrent state, blocks are of more tokens.
+        """
+        num_state_bytes = max((8 * cdiv(mixer.num_state_elements, 2) for mixer in self.recurrences), default=0)
+        if not self.attentions:
+            num_bytes = round_up(num_state_bytes, 128)
+            return [_state_spec(mixer, num_bytes, block_size) for mixer in self.recurrences]
+        page = _page_for(self, block_size, dtype, SLOT_MULTIPLES[ops], num_state_bytes)
+        return [
+            _state_spec(mixer, page.num_bytes, page.block_size)
+            if isinstance(mixer, RecurrentSpec)
+            else mixer.kv_cache_spec(page)
+            for mixer in (layer.mixer for layer in self.layers)
+        ]
 
     def kv_layout(self, block_size: int, dtype: str, *, ops: str) -> KVLayout:
         """How the layers share the pages of the KV cache."""
         return kv_layout(self.kv_cache_specs(block_size, dtype, ops=ops))
+
+
+def _page_for(arch: ModelArch, block_size: int, dtype: str, slot_multiple: int, num_state_bytes: int) -> PageSpec:
+    """A block of an attention layer, of the fewest times `block_size` tokens in which a recurrent state finds room."""
+    sizes = {"num_kv_heads": arch.num_kv_heads, "head_size": arch.head_size}
+    page = PageSpec(**sizes, dtype=dtype, block_size=block_size, slot_multiple=slot_multiple)
+    times = cdiv(num_state_bytes, page.num_bytes)
+    while num_state_bytes > page.num_bytes or (num_state_bytes and page.num_bytes % 8):
+        page = PageSpec(**sizes, dtype=dtype, block_size=times * block_size, slot_multiple=slot_multiple)
+        times += 1
+    return page
+
+
+def _state_spec(mixer: RecurrentSpec, num_bytes: int, block_size: int) -> StateSpec:
+    return StateSpec(page=StatePage(num_elements=mixer.num_state_elements, num_bytes=num_bytes, block_size=block_size))
 
 
 def identify(raw: Mapping[str, Any], source: str, *, is_checked: bool = False) -> tuple[str, str]:
@@ -278,28 +314,38 @@ def _check_joins(arch: ModelArch) -> None:
 def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     """The numbers of `ModelArch`, and its layers, which are as many."""
     hidden_size = keys.count("hidden_size")
-    num_heads = keys.count("num_attention_heads")
-    num_kv_heads = keys.count("num_key_value_heads", default=num_heads)
-    head_size = _head_size(keys, hidden_size, num_heads)
     num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
     max_position = keys.count("max_position_embeddings")
-    if num_heads % num_kv_heads:
-        keys.refuse(
-            "num_key_value_heads", num_kv_heads, f"must divide num_attention_heads ({num_heads}) without remainder"
-        )
+    recurrent = family.recurrent(keys, num_layers)
+    mixers: list[MixerSpec] = [spec for spec in recurrent if spec is not None]
+    heads = {"num_heads": 0, "num_kv_heads": 0, "head_size": 0}
+    if len(mixers) < num_layers:
+        heads = _heads(keys, hidden_size)
+        mixers = _mixers(keys, family, recurrent, heads["num_heads"], heads["head_size"], max_position)
     intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
+    mlps = family.mlp(keys, num_layers, intermediate_size)
     return {
         "vocab_size": keys.count("vocab_size"),
         "hidden_size": hidden_size,
         "embedding_size": keys.count("word_embed_proj_dim", default=hidden_size),
         "intermediate_size": intermediate_size,
         "num_layers": num_layers,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_size": head_size,
+        **heads,
         "max_position_embeddings": max_position,
-        "layers": _layers(keys, family, num_layers, intermediate_size, num_heads, head_size, max_position),
+        "layers": tuple(LayerSpec(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True)),
     }
+
+
+def _heads(keys: ConfigKeys, hidden_size: int) -> dict[str, int]:
+    """Those of attention."""
+    num_heads = keys.count("num_attention_heads")
+    num_kv_heads = keys.count("num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads:
+        keys.refuse(
+            "num_key_value_heads", num_kv_heads, f"must divide num_attention_heads ({num_heads}) without remainder"
+        )
+    head_size = _head_size(keys, hidden_size, num_heads)
+    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
 
 
 def _head_size(keys: ConfigKeys, hidden_size: int, num_heads: int) -> int:
@@ -330,32 +376,25 @@ def _activation(keys: ConfigKeys, family: FamilySpec) -> str:
     return family.aliases.get(name, name)
 
 
-def _layers(
+def _mixers(
     keys: ConfigKeys,
     family: FamilySpec,
-    num_layers: int,
-    intermediate_size: int,
+    recurrent: Sequence[RecurrentSpec | None],
     num_heads: int,
     head_size: int,
     max_position: int,
-) -> tuple[LayerSpec, ...]:
-    mixers = _mixers(keys, family, num_layers, num_heads, head_size, max_position)
-    mlps = family.mlp(keys, num_layers, intermediate_size)
-    return tuple(LayerSpec(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True))
-
-
-def _mixers(
-    keys: ConfigKeys, family: FamilySpec, num_layers: int, num_heads: int, head_size: int, max_position: int
-) -> tuple[MixerSpec, ...]:
+) -> list[MixerSpec]:
+    """The recurrent mixers, and attention in the other layers."""
     if family.latent is not None:
-        return (family.latent(keys, max_position, family.aliases),) * num_layers
-    kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
+        return [family.latent(keys, max_position, family.aliases)] * len(recurrent)
+    kinds, window, scales = family.layer_kinds(keys, len(recurrent)), _window(keys, family), family.scales(keys)
     slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
     ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
     position_scale = family.position_scale(keys)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
-    return tuple(
-        AttentionSpec(
+    return [
+        spec
+        or AttentionSpec(
             window=None if kind is LayerKind.FULL else window,
             rope=ropes.get(kind) if rotates else None,
             query_scale=query_scale / (index + 1 if scales.by_depth else 1),
@@ -363,8 +402,8 @@ def _mixers(
             slopes=slopes,
             has_sinks=has_sinks,
         )
-        for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
-    )
+        for index, (spec, kind, rotates) in enumerate(zip(recurrent, kinds, family.rotated(keys, kinds), strict=True))
+    ]
 
 
 def _ropes(keys: ConfigKeys, family: FamilySpec, head_size: int, max_position: int) -> Mapping[LayerKind, RopeConfig]:

@@ -109,7 +109,9 @@ class EngineArgs:
     max_logprobs: int = knob(20, "Most logprobs a request may ask for; -1 sets no limit.", least=-1)
     skip_tokenizer_init: bool = knob(False, "Take and give token ids only.")
     chat_template: str | None = knob(None, "File with the chat template, or the template itself.")
-    enable_prefix_caching: bool = knob(True, "Reuse the KV cache of equal prefixes.")
+    enable_prefix_caching: bool | None = knob(
+        None, "Reuse the KV cache of equal prefixes; on when left out, but for models with recurrent layers."
+    )
     kv_cache_dtype: str = knob(
         "auto",
         "Type of cached keys and values; auto takes the model's, int8 halves a 16-bit one and adds a scale per token.",

@@ -19,6 +19,7 @@ from quire.config.families import ARCHITECTURES, CLASS_GROUP, SPEC_GROUP
 from quire.config.family_spec import DECODER, FamilySpec
 from quire.config.layer_kinds import all_full
 from quire.config.mixers import LatentAttentionSpec
+from quire.config.recurrent import no_recurrence
 from quire.errors import ConfigError
 
 SAMPLE: Mapping[str, Any] = MappingProxyType(
@@ -43,6 +44,8 @@ class FamilyKind(StrEnum):
     EXPERTS = "mixture of experts"
     LATENT = "latent attention"
     """With or without mixtures of experts."""
+    RECURRENT = "recurrent layers"
+    """All of them, or most, beside attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ def kind_of(arch: ModelArch) -> FamilyKind:
     """The kind of a model."""
     if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in arch.layers):
         return FamilyKind.LATENT
+    if arch.recurrences:
+        return FamilyKind.RECURRENT
     return FamilyKind.EXPERTS if arch.mixtures else FamilyKind.DENSE
 
 
@@ -125,7 +130,7 @@ def _family(
         model_type=model_type,
         name=name or model_type or architecture,
         about=about if spec is not None or problem else "a class of its own, planned and read as a relative of Llama",
-        kind=None if spec is None else _kind(architecture),
+        kind=None if spec is None else _kind(architecture, spec),
         has_windows=spec is not None and spec.layer_kinds is not all_full,
         has_own_class=not problem and (spec is None or spec.model_class != DECODER),
         refused=() if spec is None else tuple(spec.refused),
@@ -141,8 +146,10 @@ def _described(doc: str | None) -> tuple[str, str]:
     return (name, about) if colon else ("", sentence)
 
 
-def _kind(architecture: str) -> FamilyKind | None:
+def _kind(architecture: str, spec: FamilySpec) -> FamilyKind | None:
     """Of a model of common sizes that leaves all else at the family's defaults."""
+    if spec.recurrent is not no_recurrence:
+        return FamilyKind.RECURRENT
     raw = {"model_type": architecture, "architectures": [architecture], **SAMPLE}
     try:
         return kind_of(ModelArch.from_config(raw, source=architecture))

@@ -110,6 +110,21 @@ def phimoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | Non
     return (spec,) * num_layers
 
 
+def granite_hybrid_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Granite 4: as Granite MoE, with a shared expert."""
+    shared = keys.count("shared_intermediate_size")
+    return tuple(spec and replace(spec, shared_size=shared) for spec in granite_experts(keys, num_layers))
+
+
+def jamba_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Jamba: in one layer of each `expert_layer_period`; a single expert is an MLP."""
+    count = _num_experts(keys, "num_experts", "num_local_experts")
+    routing = Routing(num_chosen=_num_chosen(keys, count, "num_experts_per_tok"))
+    spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
+    period, offset = keys.count("expert_layer_period"), _whole(keys, "expert_layer_offset")
+    return tuple(spec if count > 1 and index % period == offset else None for index in range(num_layers))
+
+
 def olmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """OLMoE: experts in every layer."""
     count = _num_experts(keys, "num_experts", "num_local_experts")

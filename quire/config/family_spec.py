@@ -15,6 +15,7 @@ from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
 from quire.config.mixers import LatentRule, PositionScale
+from quire.config.recurrent import RecurrentRule, no_recurrence
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -96,6 +97,8 @@ class MlpKind(StrEnum):
     """down(activation(up(x)))"""
     EXPERTS = "experts"
     """Gated MLPs of which each token passes a few."""
+    NONE = "none"
+    """Nothing: the layer is its mixer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +144,11 @@ def experts(rule: ExpertsRule, bias: Flag = False, dense_size: str = "intermedia
     return mlps
 
 
+def no_mlp(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
+    """No layer has an MLP."""
+    return _alike(MlpKind.NONE, 0, False, num_layers)
+
+
 def _mixture(spec: ExpertsSpec) -> MlpSpec:
     widest = max(spec.size, spec.shared_size)
     return MlpSpec(kind=MlpKind.EXPERTS, intermediate_size=widest, has_bias=False, experts=spec)
@@ -163,6 +171,8 @@ class WeightNames:
     """Leading rows of that table which no position uses."""
     layers: str = "layers"
     attention: str = "self_attn"
+    recurrent: str = "mamba"
+    """The mixer of a recurrent layer."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     qkv_by_head: bool = False
     """Whether one tensor has, for each key/value head in turn, its query heads, the key, and the value."""
@@ -223,6 +233,8 @@ class FamilySpec:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Values of rope_type and of the activation that mean another one in configs of this family."""
 
+    recurrent: RecurrentRule = no_recurrence
+    """Which layers are recurrent. Where all are, keys of attention are not read."""
     layer_kinds: LayerRule = all_full
     window_flag: str | None = None
     """The key without which no layer has its window."""

@@ -227,7 +227,9 @@ def _of_numbers(machine: Machine, args: EngineArgs) -> Iterator[Change]:
     """Fewer bits, at some loss."""
     dtype = args.dtype if args.dtype != "auto" else machine.arch.dtype
     half = {"dtype": "bfloat16"} if dtype in ("float32", "float") else {}
-    cache = {"kv_cache_dtype": "int8"} if args.kv_cache_dtype != "int8" and machine.arch.head_size % 4 == 0 else {}
+    head_size = machine.arch.head_size
+    rounds_cache = args.kv_cache_dtype != "int8" and head_size > 0 and head_size % 4 == 0
+    cache = {"kv_cache_dtype": "int8"} if rounds_cache else {}
     if half:
         yield Change(options=half, cost="weights and activations are rounded to 16 bits")
     if cache:

@@ -288,6 +288,6 @@ def _parser_of(hint: Any) -> Callable[[str], Any]:
     text = str(hint)
     if "dict" in text:
         return json_object
-    if hint is bool:
+    if "bool" in text:
         return bool
     return whole_number if "int" in text else float if "float" in text else str

@@ -81,6 +81,11 @@ def all_rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, .
     return (True,) * len(kinds)
 
 
+def none_rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
+    """No layer rotates."""
+    return (False,) * len(kinds)
+
+
 def sliding_rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
     """Layers with a window rotate, and the others only where no layer has one."""
     has_window = keys.optional_count("sliding_window") is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from quire.config.activations import activation_bytes, experts_bytes, step_logits_bytes
+from quire.config.activations import activation_bytes, experts_bytes, recurrence_bytes, step_logits_bytes
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.stored_plan import (
@@ -92,7 +92,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
     layout = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops)
     kv_cache = num_blocks * layout.block_bytes
     workspace, logits, logprobs = (
-        workspace_bytes(arch, use, len(layout.groups)),
+        workspace_bytes(arch, use, layout),
         logits_bytes(arch, use),
         logprobs_bytes(arch, use),
     )
@@ -143,11 +143,13 @@ SCRATCH = 2 << 20
 """What a kernel works with in one thread, in whole huge pages, where it follows from no size below."""
 
 
-def workspace_bytes(arch: ModelArch, use: MemoryUse, num_groups: int) -> int:
+def workspace_bytes(arch: ModelArch, use: MemoryUse, layout: KVLayout) -> int:
     """Activations of a full step, scratch of the kernels, and the tables that a step reads."""
-    activations = _step_bytes(arch, use)
-    block_tables = num_groups * use.max_num_seqs * cdiv(use.max_model_len, use.block_size) * 4
+    num_groups = len(layout.groups)
+    activations = _step_bytes(arch, use) + recurrence_bytes(arch, use.max_num_batched_tokens, use.max_num_seqs)
+    block_tables = num_groups * use.max_num_seqs * layout.num_entries(use.max_model_len) * 4
     arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
+    arrays += 16 * num_groups * use.max_num_seqs
     return activations + _scratch_bytes(arch, use) + block_tables + arrays
 
 
@@ -192,7 +194,7 @@ def _torch_attention_bytes(arch: ModelArch, use: MemoryUse) -> int:
     float32 and bfloat16, 14.4 of 16 for int8), and for a tile of 8 queries scores, what is subtracted from them, and
     partial sums of 128 tokens.
     """
-    if all(mixer.is_native for mixer in arch.attentions):
+    if all(mixer.is_native for mixer in arch.plain_attentions):
         return 0
     context, size = round_up(use.max_model_len, 128), arch.head_size
     pages = 2 * arch.num_kv_heads * size * context * (16 if use.kv_cache_dtype == "int8" else 12)
@@ -295,7 +297,7 @@ def check_longest_fits(layout: KVLayout, num_blocks: int, max_model_len: int, ma
 
     Raises: ConfigError with the numbers and both remedies.
     """
-    block_size, num_groups = layout.page.block_size, len(layout.groups)
+    block_size, num_groups = layout.block_size, len(layout.groups)
     chunk = min(block_size, max_chunk_tokens)
     longest = layout.longest(num_blocks, chunk, max_model_len)
     if longest == 0:

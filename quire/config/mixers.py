@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from quire.config.config_keys import ConfigKeys
@@ -21,7 +22,7 @@ class Mixer(Variants):
     @classmethod
     def kinds(cls) -> tuple[type[Any], ...]:
         """See `Variants`."""
-        return AttentionSpec, LatentAttentionSpec
+        return AttentionSpec, LatentAttentionSpec, MambaSpec, Mamba2Spec, ShortConvSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +107,127 @@ def cached_latent_size(rope_size: int, latent_size: int) -> int:
 
 LatentRule = Callable[[ConfigKeys, int, Mapping[str, str]], LatentAttentionSpec]
 """From a config, its longest context and the family's aliases to the mixer of all layers."""
+
+
+class StepNorms(StrEnum):
+    """RMS norms of what a Mamba layer derives from its input: time steps, and the vectors that write and read."""
+
+    NONE = "none"
+    PLAIN = "plain"
+    """Without a weight."""
+    WEIGHTED = "weighted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec(Mixer):
+    """The selective state space of Mamba (https://arxiv.org/abs/2312.00752): each channel has a state of its own."""
+
+    inner_size: int
+    """Channels."""
+    state_size: int
+    """Numbers of each channel's state."""
+    conv_width: int
+    """Tokens that the convolution before the scan sees, the token itself included."""
+    time_rank: int
+    """Width of the projection that gives the time steps."""
+    has_bias: bool
+    """Of the projections into and out of the layer."""
+    has_conv_bias: bool
+    norms: StepNorms = StepNorms.NONE
+    norm_eps: float = 0.0
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution."""
+        return self.inner_size
+
+    @property
+    def in_features(self) -> int:
+        """What the projection into the layer gives: the convolution's input, and the gate."""
+        return 2 * self.inner_size
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution, and those of the scan."""
+        return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Spec(Mixer):
+    """The selective state space of Mamba 2 (https://arxiv.org/abs/2405.21060): channels of a head decay alike."""
+
+    num_heads: int
+    head_size: int
+    """Channels of a head."""
+    state_size: int
+    """Numbers of each channel's state."""
+    num_groups: int
+    """Heads of a group are written and read by the same vectors, and their outputs are normed together."""
+    conv_width: int
+    """Tokens that the convolution before the scan sees, the token itself included."""
+    has_bias: bool
+    """Of the projections into and out of the layer."""
+    has_conv_bias: bool
+    norm_eps: float
+
+    @property
+    def inner_size(self) -> int:
+        """Channels."""
+        return self.num_heads * self.head_size
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution: those of the heads, and the vectors that write and read of each group."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def in_features(self) -> int:
+        """What the projection into the layer gives: the gate, the convolution's input, and a time step per head."""
+        return self.inner_size + self.conv_channels + self.num_heads
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution, and those of the scan."""
+        return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec(Mixer):
+    """A gated convolution of each channel over the last tokens (LFM2): out(c * conv(b * x))."""
+
+    inner_size: int
+    """Channels."""
+    conv_width: int
+    """Tokens that the convolution sees, the token itself included."""
+    has_bias: bool
+    """Of the projections into and out of the layer."""
+    has_conv_bias: bool
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution."""
+        return self.inner_size
+
+    @property
+    def in_features(self) -> int:
+        """What the projection into the layer gives: two gates and the convolution's input."""
+        return 3 * self.inner_size
+
+    @property
+    def state_size(self) -> int:
+        """Nothing is scanned."""
+        return 0
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution."""
+        return (self.conv_width - 1) * self.conv_channels
+
+
+RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec
+"""Mixers that keep a state of fixed size."""
 if TYPE_CHECKING:
-    MixerSpec = AttentionSpec | LatentAttentionSpec
+    MixerSpec = AttentionSpec | LatentAttentionSpec | RecurrentSpec
 else:
     MixerSpec = Mixer  # what messages are decoded by: a codec knows no union of dataclasses
 """The kinds of mixers that there are."""

@@ -37,8 +37,8 @@ class EngineOptions(TypedDict, total=False):
     """Take and give token ids only."""
     chat_template: str | None
     """File with the chat template, or the template itself."""
-    enable_prefix_caching: bool
-    """Reuse the KV cache of equal prefixes."""
+    enable_prefix_caching: bool | None
+    """Reuse the KV cache of equal prefixes; on when left out, but for models with recurrent layers."""
     kv_cache_dtype: str
     """Type of cached keys and values; auto takes the model's, int8 halves a 16-bit one and adds a scale per token."""
     block_size: int | None

@@ -99,7 +99,9 @@ def resolve(
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
     )
+    use, caches_prefixes = _resolve_states(args, arch, use, choices)
     cache, scheduler, max_model_len, plan = _resolve_memory(args, arch, capabilities, choices, use, scheduler)
+    cache = replace(cache, enable_prefix_caching=caches_prefixes)
     return QuireConfig(
         model_config=ModelConfig(
             model=args.model or EMBEDDED,
@@ -214,6 +216,34 @@ def _max_logprobs(args: EngineArgs, arch: ModelArch) -> int:
     return arch.vocab_size if args.max_logprobs == -1 else args.max_logprobs
 
 
+def _resolve_states(args: EngineArgs, arch: ModelArch, use: MemoryUse, choices: _Choices) -> tuple[MemoryUse, bool]:
+    """What recurrent layers change: the size of blocks, and whether prefixes are cached.
+
+    Raises: ConfigError for options that such a model has no use for.
+    """
+    if not arch.recurrences:
+        return use, args.enable_prefix_caching is not False
+    reason = "the state of recurrent layers is kept for the last token only"
+    for name in ("kv_ram", "swap_space", "kv_disk"):
+        if getattr(args, name):
+            raise ConfigError(f"{name} keeps cached prefixes, and {arch.source} has none: {reason}. Leave it out.")
+    if args.enable_prefix_caching:
+        raise ConfigError(f"enable_prefix_caching is not possible with {arch.source}: {reason}. Leave it out.")
+    choices.pick("enable_prefix_caching", args.enable_prefix_caching, False, reason)
+    if not arch.attentions:
+        for name, value in (("block_size", args.block_size), ("kv_cache_dtype", args.kv_cache_dtype)):
+            if value not in (None, "auto"):
+                raise ConfigError(
+                    f"{name}={value!r} has no effect: no layer of {arch.source} keeps keys and values, and states are "
+                    "float32. Leave it out."
+                )
+    block_size = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops).block_size
+    if block_size != use.block_size:
+        fitting = f"the fewest times {use.block_size} tokens that take the bytes of a recurrent state"
+        choices.made["block_size"] = Choice(block_size, fitting)
+    return replace(use, block_size=block_size), False
+
+
 def _resolve_memory(
     args: EngineArgs,
     arch: ModelArch,
@@ -257,7 +287,7 @@ def _resolve_memory(
     cache = CacheConfig(
         block_size=block_size,
         num_blocks=num_blocks,
-        enable_prefix_caching=args.enable_prefix_caching,
+        enable_prefix_caching=args.enable_prefix_caching is not False,
         dtype=use.kv_cache_dtype,
         num_groups=len(layout.groups),
         num_ram_slots=use.num_ram_slots,
@@ -278,12 +308,12 @@ def _resolve_tiers(args: EngineArgs, layout: KVLayout) -> tuple[int, int]:
         if args.kv_load_min_tokens is not None:
             raise ConfigError("kv_load_min_tokens has no effect without kv_ram or kv_disk; give one, or leave it out")
         return 0, 0
-    if not args.enable_prefix_caching:
+    if args.enable_prefix_caching is False:
         raise ConfigError(
             "kv_ram, swap_space and kv_disk keep blocks that are found by their content, and prefix caching is off. "
             "Leave enable_prefix_caching on, or leave them out."
         )
-    page, size = layout.block_bytes, layout.page.block_size
+    page, size = layout.block_bytes, layout.block_size
     in_memory = in_file = 0
     if num_bytes:
         name = "kv_ram" if args.swap_space is None else "swap_space"

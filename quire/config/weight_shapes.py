@@ -14,7 +14,16 @@ from types import MappingProxyType
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
+from quire.config.mixers import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    RecurrentSpec,
+    ShortConvSpec,
+    StepNorms,
+)
 from quire.errors import ConfigError
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
@@ -166,19 +175,47 @@ def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     return shapes
 
 
+def _recurrent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    assert isinstance(mixer, RecurrentSpec)
+    shapes = Counter[Shape]([((mixer.in_features,), arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)])
+    if isinstance(mixer, MambaSpec):
+        derived = mixer.time_rank + 2 * mixer.state_size
+        shapes.update([((derived,), mixer.inner_size), ((mixer.inner_size,), mixer.time_rank)])
+    return shapes
+
+
 _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape]]] = MappingProxyType(
-    {AttentionSpec: lambda arch, mixer: Counter([_qkv(arch), _output(arch)]), LatentAttentionSpec: _latent}
+    {
+        AttentionSpec: lambda arch, mixer: Counter([_qkv(arch), _output(arch)]),
+        LatentAttentionSpec: _latent,
+        MambaSpec: _recurrent,
+        Mamba2Spec: _recurrent,
+        ShortConvSpec: _recurrent,
+    }
 )
 """The linear layers of a layer's mixer, and how many it has of each."""
 
 
 def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
-    """Numbers of the biases of a layer's mixer, and of its own norms."""
+    """Numbers of a layer's mixer that are kept in float32: biases, its own norms, and vectors of a recurrence."""
+    if isinstance(mixer, RecurrentSpec):
+        return _recurrent_floats(arch, mixer)
     biases = arch.output_bias * arch.hidden_size
-    if not isinstance(mixer, LatentAttentionSpec):
-        return biases + arch.attention_bias * sum(_qkv(arch)[0])
+    if isinstance(mixer, AttentionSpec):
+        return biases + arch.attention_bias * sum(_qkv(arch)[0]) + mixer.has_sinks * arch.num_heads
     rank = mixer.query_rank or 0
     return biases + rank + mixer.latent_size + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
+
+
+def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
+    floats = mixer.has_bias * (mixer.in_features + arch.hidden_size)
+    floats += mixer.conv_channels * (mixer.conv_width + mixer.has_conv_bias)
+    if isinstance(mixer, ShortConvSpec):
+        return floats
+    if isinstance(mixer, Mamba2Spec):
+        return floats + 3 * mixer.num_heads + mixer.inner_size
+    norms = mixer.time_rank + 2 * mixer.state_size if mixer.norms is StepNorms.WEIGHTED else 0
+    return floats + mixer.inner_size * (mixer.state_size + 2) + norms
 
 
 def _gated(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
@@ -192,7 +229,12 @@ def _plain(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
 
 
 _MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec], list[Shape]]] = MappingProxyType(
-    {MlpKind.GATED: _gated, MlpKind.PLAIN: _plain, MlpKind.EXPERTS: lambda arch, mlp: []}
+    {
+        MlpKind.GATED: _gated,
+        MlpKind.PLAIN: _plain,
+        MlpKind.EXPERTS: lambda arch, mlp: [],
+        MlpKind.NONE: lambda arch, mlp: [],
+    }
 )
 """But for mixtures of experts, which `_mixtures` adds."""
 
@@ -224,14 +266,13 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
 
 
 def _num_floats(arch: ModelArch) -> int:
-    """Numbers of norms and biases."""
-    biases = sum(_mixer_floats(arch, layer.mixer) for layer in arch.layers)
+    """Numbers of norms and biases, and of recurrent layers' vectors."""
+    floats = sum(_mixer_floats(arch, layer.mixer) for layer in arch.layers)
     for layer in arch.layers:
-        biases += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
-        biases += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
+        floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
+        floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
     norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias) + _num_head_norms(arch)
-    sinks = sum(mixer.has_sinks for mixer in arch.attentions) * arch.num_heads
-    return biases + arch.head_bias * arch.vocab_size + norms + sinks
+    return floats + arch.head_bias * arch.vocab_size + norms
 
 
 def _num_norms(arch: ModelArch) -> int:
@@ -244,7 +285,7 @@ def _num_head_norms(arch: ModelArch) -> int:
     """Numbers of norms of heads. Those behind the rotation share ones and have one weight for query and key."""
     size, all_heads = arch.head_size, (arch.num_heads + arch.num_kv_heads) * arch.head_size
     return (
-        arch.num_layers
+        len(arch.attentions)
         * {
             HeadNorms.NONE: 0,
             HeadNorms.EACH: 2 * size,
@@ -259,19 +300,22 @@ def _num_head_norms(arch: ModelArch) -> int:
 def context_per_token(arch: ModelArch) -> float:
     """Tokens of context whose attention, in all layers, takes as many operations as all linear layers of one token.
 
-    Of a longer context than their window, layers that have one read only that: see `window_shares`.
+    Of a longer context than their window, layers that have one read only that: see `window_shares`. Infinite where no
+    layer has attention.
     """
+    if not arch.attentions:
+        return math.inf
     if arch.stored is not None:
         linear = arch.stored.num_linear
     else:
         linear = sum(shape.num_active for shape in weight_shapes(arch).body)
-    return linear / (2 * arch.num_heads * arch.head_size * arch.num_layers)
+    return linear / (2 * arch.num_heads * arch.head_size * len(arch.attentions))
 
 
 def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
-    """(window, share of the layers that have it): they read no more of the context than that."""
-    windows = Counter(layer.mixer.window for layer in arch.layers if layer.mixer.window is not None)
-    return tuple((window, count / arch.num_layers) for window, count in sorted(windows.items()))
+    """(window, share of the attention layers that have it): they read no more of the context than that."""
+    windows = Counter(mixer.window for mixer in arch.attentions if mixer.window is not None)
+    return tuple((window, count / len(arch.attentions)) for window, count in sorted(windows.items()))
 
 
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:

@@ -21,8 +21,9 @@ from quire.layers.weights import ShardSpec
 from quire.ops import functional
 from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 
-NEW_BLOCK = "mlp"
-"""What transformers 5 calls every block, where it does not keep to the names of older checkpoints."""
+BLOCKS = ("mlp", "block_sparse_moe")
+"""What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that
+stands beside a shared expert."""
 ROUTERS = ("gate", "router.layer", "router", "router.gate")
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SHARED_GATE = "shared_expert_gate"
@@ -72,7 +73,8 @@ class MixtureOfExperts:
         assert spec is not None
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: experts cannot be split between processes yet. Use one process.")
-        ctx = next((block for block in (ctx, ctx.beside(NEW_BLOCK)) if _router_name(block)), ctx)
+        blocks = [ctx, *map(ctx.beside, BLOCKS)]
+        ctx = next((block for block in blocks if _router_name(block)), ctx)
         spelling = next((s for s in SPELLINGS if ctx.has(_first(s))), SPELLINGS[0])
         self.routing = spec.routing
         self.activation = activation_of(arch)

@@ -2,6 +2,7 @@
 
 Layers of one kind form groups. Every group has the same number of layers (at most), so a page, one block of each layer
 of a group, takes the same bytes in every group, and any group can use any page. A group has a block table of its own.
+Recurrent layers have groups, too: there a page holds the layers' states after a token, instead of keys and values.
 """
 
 from __future__ import annotations
@@ -45,6 +46,19 @@ class PageSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatePage:
+    """The state of one recurrent layer after a token."""
+
+    num_elements: int
+    """float32 numbers of the state."""
+    num_bytes: int
+    """A multiple of 8. As many as a block of the model's attention layers takes, at least those of the state; the rest
+    is unused."""
+    block_size: int
+    """Tokens per block of the model's attention layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttentionSpec:
     """A layer whose queries see all tokens before them."""
 
@@ -52,6 +66,10 @@ class FullAttentionSpec:
 
     def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
         """Blocks that a sequence of so many tokens holds at most, while it is computed in chunks."""
+        return cdiv(num_tokens, self.page.block_size)
+
+    def num_entries(self, num_tokens: int) -> int:
+        """Entries that the block table of a sequence of so many tokens has."""
         return cdiv(num_tokens, self.page.block_size)
 
 
@@ -80,9 +98,33 @@ class SlidingWindowSpec:
         size = self.page.block_size
         return min(cdiv(num_tokens, size), cdiv(span - 1, size) + 1)
 
+    def num_entries(self, num_tokens: int) -> int:
+        """Entries that the block table of a sequence of so many tokens has."""
+        return cdiv(num_tokens, self.page.block_size)
 
-KVCacheSpec = FullAttentionSpec | SlidingWindowSpec
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """A layer that keeps one state of fixed size, that after the tokens computed so far.
+
+    A step reads the page of the state before it, and writes the new state to another page: so it can be run again.
+    """
+
+    page: StatePage
+
+    def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at most: one to read and one to write."""
+        return min(num_tokens, 2)
+
+    def num_entries(self, num_tokens: int) -> int:
+        """Entries of its block table: the page to read and the page to write."""
+        return 2
+
+
+KVCacheSpec = FullAttentionSpec | SlidingWindowSpec | StateSpec
 """What one layer keeps: how large a block of it is, and for how long a sequence needs it."""
+_ORDER = (FullAttentionSpec, SlidingWindowSpec, StateSpec)
+"""Of groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +141,26 @@ class KVLayout:
     """How the layers of a model share one pool of pages of equal bytes."""
 
     groups: tuple[KVGroup, ...]
-    """At least one. Groups that keep all tokens come first."""
+    """At least one. Groups that keep all tokens come first, those of recurrent layers last."""
 
     @property
-    def page(self) -> PageSpec:
-        """One layer's part of a page, the same for all layers."""
+    def page(self) -> PageSpec | StatePage:
+        """One layer's part of a page: a block of keys and values, if the model has any attention."""
         return self.groups[0].spec.page
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.page.block_size
+
+    @property
+    def state_groups(self) -> tuple[int, ...]:
+        """The indices of the groups of recurrent layers."""
+        return tuple(index for index, group in enumerate(self.groups) if isinstance(group.spec, StateSpec))
+
+    def num_entries(self, num_tokens: int) -> int:
+        """Entries of the longest block table of a sequence of so many tokens."""
+        return max(group.spec.num_entries(num_tokens) for group in self.groups)
 
     @property
     def layers_per_page(self) -> int:
@@ -139,7 +195,7 @@ class KVLayout:
 
     def longest(self, num_blocks: int, max_chunk_tokens: int, at_most: int) -> int:
         """The length in tokens, at most `at_most`, up to which a sequence finds room in so many pages."""
-        size = self.page.block_size
+        size = self.block_size
         lengths = range(0, round_up(at_most, size) + 1, size)
         fitting = bisect_right(lengths, num_blocks, key=lambda length: self.most_blocks(length, max_chunk_tokens))
         return min(at_most, lengths[fitting - 1])
@@ -147,7 +203,7 @@ class KVLayout:
 
 def kv_layout(specs: Sequence[KVCacheSpec]) -> KVLayout:
     """Group the layers of a model, given what each one keeps."""
-    assert len({spec.page for spec in specs}) == 1, "all layers have pages of one shape"
+    assert len({(spec.page.num_bytes, spec.page.block_size) for spec in specs}) == 1, "all pages are of one size"
     by_spec: dict[KVCacheSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(layer)
@@ -157,7 +213,7 @@ def kv_layout(specs: Sequence[KVCacheSpec]) -> KVLayout:
         for spec, layers in by_spec.items()
         for first in range(0, len(layers), size)
     ]
-    return KVLayout(groups=tuple(sorted(groups, key=lambda group: not isinstance(group.spec, FullAttentionSpec))))
+    return KVLayout(groups=tuple(sorted(groups, key=lambda group: _ORDER.index(type(group.spec)))))
 
 
 def _layers_per_group(counts: Sequence[int]) -> int:

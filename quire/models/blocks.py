@@ -12,13 +12,14 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
+from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
 from quire.layers.activation import Activation, activation_of
 from quire.layers.attention import Attention, position_scales
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
+from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder
 from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
@@ -108,6 +109,13 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
     )
 
 
+def mixer_of(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
+    """The mixer of a layer, whose context is given."""
+    spec, names = arch.layers[index].mixer, arch.family.names
+    name = names.attention if isinstance(spec, (AttentionSpec, LatentAttentionSpec)) else names.recurrent
+    return MIXERS[type(spec)](arch, ctx.child(name), index)
+
+
 class Mlp(Protocol):
     """The MLP of a layer."""
 
@@ -149,5 +157,11 @@ MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = Mapp
 )
 
 MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]] = MappingProxyType(
-    {AttentionSpec: SelfAttention, LatentAttentionSpec: LatentAttention}
+    {
+        AttentionSpec: SelfAttention,
+        LatentAttentionSpec: LatentAttention,
+        MambaSpec: MambaMixer,
+        Mamba2Spec: Mamba2Mixer,
+        ShortConvSpec: ShortConv,
+    }
 )

@@ -8,16 +8,17 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
+from quire.config.family_spec import MlpKind
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead
 from quire.layers.norm import Norm, model_norm
 from quire.layers.weights import WHOLE
-from quire.models.blocks import MIXERS, MLPS
+from quire.models.blocks import MLPS, Mlp, mixer_of
 from quire.ops import functional
 
 
 class DecoderLayer:
-    """Attention and MLP, each between the norms that there are, and added to the residual.
+    """Attention (or a recurrence) and MLP, each between the norms that there are, and added to the residual.
 
     Llama's is eight op calls.
     """
@@ -28,26 +29,28 @@ class DecoderLayer:
             model_norm(arch, ctx, name) if name else None
             for name in (norms.input, norms.post_attention, norms.pre_mlp, norms.post_mlp)
         )
-        self.mixer = MIXERS[type(layer.mixer)](arch, ctx.child(names.attention), index)
-        self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, ctx.child(names.mlp) if names.mlp else ctx)
+        self.mixer = mixer_of(arch, ctx, index)
+        self.mlp = None
+        if layer.mlp.kind is not MlpKind.NONE:
+            self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, ctx.child(names.mlp) if names.mlp else ctx)
         self.scale = arch.scales.residual
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: hidden [T, E] -> [T, E]."""
-        hidden = self._attend(hidden, ctx)
-        return self._feed(hidden)
+        hidden = self._mix(hidden, ctx)
+        return hidden if self.mlp is None else self._feed(hidden, self.mlp)
 
-    def _attend(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+    def _mix(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         normed = hidden if self.input_norm is None else self.input_norm(hidden)
         if self.post_attention_norm is None and self.scale == 1.0:
             return self.mixer(normed, ctx, residual=hidden)
         return self._add(self.mixer(normed, ctx), self.post_attention_norm, hidden)
 
-    def _feed(self, hidden: Tensor) -> Tensor:
+    def _feed(self, hidden: Tensor, mlp: Mlp) -> Tensor:
         normed = hidden if self.pre_mlp_norm is None else self.pre_mlp_norm(hidden)
         if self.post_mlp_norm is None and self.scale == 1.0:
-            return self.mlp(normed, residual=hidden)
-        return self._add(self.mlp(normed), self.post_mlp_norm, hidden)
+            return mlp(normed, residual=hidden)
+        return self._add(mlp(normed), self.post_mlp_norm, hidden)
 
     def _add(self, out: Tensor, norm: Norm | None, residual: Tensor) -> Tensor:
         if norm is not None and self.scale == 1.0:
@@ -64,7 +67,7 @@ class ParallelLayer(DecoderLayer):
         attended = self.mixer(normed, ctx, residual=hidden)
         if self.pre_mlp_norm is not None:
             normed = self.pre_mlp_norm(hidden)
-        return self.mlp(normed, residual=attended)
+        return attended if self.mlp is None else self.mlp(normed, residual=attended)
 
 
 class DecoderForCausalLM:

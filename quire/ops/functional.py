@@ -117,6 +117,77 @@ class AttentionMetadata:
     block_size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMetadata:
+    """Where the tokens of this step and the states of their sequences lie.
+
+    Shapes: R sequences, T tokens. Tokens of one sequence are adjacent and in order of position.
+    """
+
+    query_start: Tensor
+    """[R + 1] int32: sequence r owns tokens query_start[r] .. query_start[r + 1]."""
+    reads: Tensor
+    """[R] int32: the page with the state before the step; -1 where a sequence begins, whose state is zero."""
+    writes: Tensor
+    """[R] int32: the page that gets the state after the step; no sequence of the step reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvWeights:
+    """A causal convolution of each channel by itself."""
+
+    weight: Tensor
+    """[C, W] float32; the last column multiplies the token itself."""
+    bias: Tensor | None
+    """[C] float32"""
+
+    @property
+    def num_inputs(self) -> int:
+        """Numbers of a sequence's last inputs, which the next token sees."""
+        channels, width = self.weight.shape
+        return channels * (width - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaWeights:
+    """The parameters of a Mamba layer between its two projections. C channels, N numbers of a state, Q ranks."""
+
+    conv: ConvWeights
+    derive: LinearWeight
+    """[Q + 2N, C]: the time step in Q numbers, and the vectors that write and read."""
+    widen: LinearWeight
+    """[C, Q]: the time step of each channel."""
+    time_bias: Tensor
+    """[C] float32"""
+    decay: Tensor
+    """[C, N] float32, below zero."""
+    skip: Tensor
+    """[C] float32"""
+    norms: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None
+    """Weights of the RMS norms of time step, writing and reading vector, [Q], [N], [N] float32; None for ones. Without
+    norms None."""
+    norm_eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Weights:
+    """The parameters of a Mamba 2 layer between its two projections. H heads of D channels, N numbers of a state."""
+
+    conv: ConvWeights
+    num_groups: int
+    """G: the heads of a group are written and read by the same vectors."""
+    state_size: int
+    time_bias: Tensor
+    """[H] float32"""
+    decay: Tensor
+    """[H] float32, below zero."""
+    skip: Tensor
+    """[H] float32"""
+    norm: Tensor
+    """[H * D] float32"""
+    norm_eps: float
+
+
 class Graph(Protocol):
     """A run of ops whose arguments are fixed: what they read and write stays where it is, its contents may change."""
 
@@ -202,6 +273,48 @@ def mixture_of_experts(
     Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`.
     """
     return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))
+
+
+def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """A Mamba layer between its two projections (https://arxiv.org/abs/2312.00752, algorithm 2).
+
+    1. projected is the convolution's input u, and the gate z: x = silu(conv(u)).
+    2. derive(x) is the time step in few numbers, and the vectors B and C, normed where there are norms;
+       dt = softplus(widen(time step) + time_bias).
+    3. Token by token, for each channel c: h[c] = h[c] * exp(dt[c] * decay[c]) + (dt[c] * x[c]) * B, y[c] = h[c] . C.
+    4. (y + skip * x) * silu(z).
+    All of it in float32. The recurrence is evaluated token by token, never in another form, so that the bits of a
+    sequence are the same however it is cut into steps. Sums over N add the second half to the first, again and again.
+    The state is the last W - 1 inputs of the convolution, oldest first, [W - 1, C], and then h, [C, N].
+
+    Shapes: projected [T, 2C], states [2, B, bytes / 8] float32: the first and the second half of the numbers of each
+    page -> [T, C] in projected's dtype. Mutates: states, at the pages that metadata names to write.
+    """
+    return cast("Tensor", op("mamba")(projected, weights, states, metadata))
+
+
+def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """A Mamba 2 layer between its two projections (https://arxiv.org/abs/2405.21060, section 7).
+
+    1. projected is the gate z, the convolution's input u, and a number for each head: silu(conv(u)) is x, B of each
+       group, and C of each group; dt = softplus(number + time_bias).
+    2. Token by token, for each head: h = h * exp(dt * decay) + (dt * x) B, y = h C.
+    3. (y + skip * x) * silu(z), whose channels are RMS-normed group by group, and multiplied by the norm's weight.
+    As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
+
+    Shapes: projected [T, HD + (HD + 2GN) + H], states as for `mamba` -> [T, HD] in projected's dtype.
+    Mutates: states, at the pages that metadata names to write.
+    """
+    return cast("Tensor", op("mamba2")(projected, weights, states, metadata))
+
+
+def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """c * conv(b * x) in float32: a gated convolution; projected is b, c and x.
+
+    The state is the last W - 1 of b * x. Shapes: projected [T, 3C], states as for `mamba` -> [T, C] in projected's
+    dtype. Mutates: states, at the pages that metadata names to write.
+    """
+    return cast("Tensor", op("short_conv")(projected, weights, states, metadata))
 
 
 def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
@@ -335,6 +448,15 @@ def allocate_kv_cache(*, num_blocks: int, block_size: int, num_kv_heads: int, he
             num_blocks=num_blocks, block_size=block_size, num_kv_heads=num_kv_heads, head_size=head_size, dtype=dtype
         ),
     )
+
+
+def allocate_states(*, num_blocks: int, num_bytes: int) -> Tensor:
+    """Uninitialised states of one recurrent layer, of so many bytes a page. Shapes: -> [2, B, bytes / 8] float32.
+
+    The first and the second half of a page lie apart, as the keys and values of a block do. Memory is committed when
+    first written.
+    """
+    return cast("Tensor", op("allocate_states")(num_blocks=num_blocks, num_bytes=num_bytes))
 
 
 def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:

@@ -126,12 +126,13 @@ def cost_on(device: Device, config: QuireConfig) -> CostModel:
         token_s=token_s,
         free_tokens=reading_s / token_s,
         context_token_s=kv_bytes_per_token(config) / bandwidth,
-        pair_s=4 * arch.num_heads * arch.head_size * arch.num_layers / flops,
+        pair_s=4 * arch.num_heads * arch.head_size * len(arch.attentions) / flops,
         draw_s=2 * shapes.head.num_weights / flops,
         source=f"data sheet: {device.title}",
     )
 
 
 def kv_bytes_per_token(config: QuireConfig) -> float:
-    """Bytes of keys and values of one token in all layers."""
-    return config.model_config.arch.num_layers * config.kv_layout.page.num_bytes / config.cache_config.block_size
+    """Bytes of keys and values of one token in all layers that have attention."""
+    num_layers = len(config.model_config.arch.attentions)
+    return num_layers * config.kv_layout.page.num_bytes / config.cache_config.block_size

@@ -46,7 +46,7 @@ def step_seconds(runner: ModelRunner, layout: KVLayout, num_blocks: int, most_to
 
     `most_tokens` may be computed in one step.
     """
-    size, num_groups = layout.page.block_size, len(layout.groups)
+    size, num_groups = layout.block_size, len(layout.groups)
     blocks_each = min(num_blocks // num_groups, -(-min(MOST_TOKENS, most_tokens) // size))
     count = min(MOST_TOKENS, most_tokens, blocks_each * size)
     request = EngineCoreRequest(

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import torch
+from torch import Tensor
 
-from quire.messages.kv import KVLayout
+from quire.messages.kv import KVLayout, StatePage
 from quire.messages.kv_tiers import PageMove
 from quire.messages.step import SchedulerOutputs
 from quire.ops import functional as ops
@@ -20,6 +22,35 @@ from quire.worker.kv_store import Page, PageStore, digest_of
 
 BLOCKS_AT_ONCE = 16
 """Touched by one call for each part: some 2 MiB."""
+
+
+def allocate_parts(layout: KVLayout, num_blocks: int) -> list[Tensor]:
+    """The parts of all pages."""
+    page = layout.page
+    if isinstance(page, StatePage):
+        states = partial(ops.allocate_states, num_blocks=num_blocks, num_bytes=page.num_bytes)
+        return [states() for _ in range(layout.layers_per_page)]
+    return [
+        ops.allocate_kv_cache(
+            num_blocks=num_blocks,
+            block_size=page.block_size,
+            num_kv_heads=page.num_kv_heads,
+            head_size=page.head_size,
+            dtype=getattr(torch, page.dtype),
+        )
+        for _ in range(layout.layers_per_page)
+    ]
+
+
+def caches_of(layout: KVLayout, parts: Sequence[Tensor]) -> list[Tensor]:
+    """The part of each layer; that of a recurrent one as the states that lie there."""
+    caches = []
+    for layer, part in sorted(layout.part_of_layer.items()):
+        cache = parts[part]
+        if layout.group_of_layer[layer] in layout.state_groups:
+            cache = cache.view(torch.uint8).view(2, cache.shape[1], -1).view(torch.float32)
+        caches.append(cache)
+    return caches
 
 
 class CacheEngine:
@@ -32,22 +63,12 @@ class CacheEngine:
 
     def __init__(self, layout: KVLayout, num_blocks: int, *, num_ahead: int) -> None:
         self.layout = layout
-        page = layout.page
-        self.parts = [
-            ops.allocate_kv_cache(
-                num_blocks=num_blocks,
-                block_size=page.block_size,
-                num_kv_heads=page.num_kv_heads,
-                head_size=page.head_size,
-                dtype=getattr(torch, page.dtype),
-            )
-            for _ in range(layout.layers_per_page)
-        ]
+        self.parts = allocate_parts(layout, num_blocks)
         """Dimension 1 is the page."""
         num_bytes = sum(part.nbytes for part in self.parts)
         assert num_bytes == num_blocks * layout.block_bytes, "the memory plan counts what is allocated"
-        self.caches = [self.parts[part] for _, part in sorted(layout.part_of_layer.items())]
-        """The part of each attention layer."""
+        self.caches = caches_of(layout, self.parts)
+        """The part of each layer."""
         self._halves = [part.view(torch.uint8).view(2, num_blocks, -1).numpy() for part in self.parts]
         """The bytes of the parts: keys and values of a block are in two places. Shape [2, B, bytes] of each part."""
         self.store: PageStore | None = None

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.attention.context import AttentionMetadata, ForwardContext, GroupContext
+from quire.attention.context import AttentionMetadata, ForwardContext, GroupContext, StateMetadata
 from quire.messages.kv import KVLayout
 from quire.messages.step import SchedulerOutputs
 from quire.utils.math import cdiv
@@ -46,12 +46,16 @@ class InputBuilder:
     def __init__(self, kv_caches: list[Tensor], batch: InputBatch, *, layout: KVLayout, max_num_tokens: int) -> None:
         self._kv_caches = kv_caches
         self._batch = batch
-        self._block_size = layout.page.block_size
+        self._block_size = layout.block_size
+        self._state_groups = layout.state_groups
+        self._slot_groups = [index for index in range(len(layout.groups)) if index not in layout.state_groups]
         self._group_of_layer = layout.group_of_layer
         num_groups, max_num_seqs, _ = batch.block_tables.shape
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._slots = np.zeros((num_groups, max_num_tokens), dtype=np.int64)
+        self._reads = np.full((num_groups, max_num_seqs), -1, dtype=np.int32)
+        self._writes = np.zeros((num_groups, max_num_seqs), dtype=np.int32)
         self._starts = np.zeros(max_num_seqs + 1, dtype=np.int32)
         self._seq_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self._sampled = np.zeros(max_num_seqs, dtype=np.int64)
@@ -80,17 +84,30 @@ class InputBuilder:
         shape = StepShape(len(positions), len(seq_lens), len(sampled))
         self._token_ids[: shape.num_tokens] = token_ids
         self._positions[: shape.num_tokens] = positions
-        for slots, table in zip(self._slots, self._batch.block_tables, strict=True):
-            slots[: shape.num_tokens] = self._slots_in(table, plan.num_computed_tokens, seq_lens)
+        for group in self._slot_groups:
+            table = self._batch.block_tables[group]
+            self._slots[group, : shape.num_tokens] = self._slots_in(table, plan.num_computed_tokens, seq_lens)
+        if self._state_groups:
+            self._place_states(plan.num_computed_tokens)
         self._starts[: shape.num_seqs + 1] = starts
         self._seq_lens[: shape.num_seqs] = seq_lens
         self._sampled[: shape.num_sampled] = sampled
         return shape
 
+    def _place_states(self, firsts: list[int]) -> None:
+        """Which pages the sequences' states are read from and written to; those that begin read none."""
+        begin = np.array(firsts) == 0
+        for group in self._state_groups:
+            table = self._batch.block_tables[group, : len(firsts)]
+            self._reads[group, : len(firsts)] = np.where(begin, -1, table[:, 0])
+            self._writes[group, : len(firsts)] = table[:, 1]
+
     def one_token(self, *, token_id: int, position: int) -> StepShape:
-        """One sampled token at a position of the first block, while the batch is empty."""
+        """One sampled token at a position of the first block, while the batch is empty; states go to the last block."""
         self._token_ids[0] = token_id
         self._positions[0] = self._slots[:, 0] = position
+        if self._state_groups:
+            self._reads[:, 0], self._writes[:, 0] = -1, self._kv_caches[0].shape[1] - 1
         self._starts[:2] = 0, 1
         self._seq_lens[0] = position + 1
         self._sampled[0] = 0
@@ -118,6 +135,14 @@ class InputBuilder:
                 block_tables=torch.from_numpy(self._batch.block_tables[index, : shape.num_seqs]),
                 block_size=self._block_size,
             ),
+            state=self._state(index, shape) if index in self._state_groups else None,
+        )
+
+    def _state(self, group: int, shape: StepShape) -> StateMetadata:
+        return StateMetadata(
+            query_start=torch.from_numpy(self._starts[: shape.num_seqs + 1]),
+            reads=torch.from_numpy(self._reads[group, : shape.num_seqs]),
+            writes=torch.from_numpy(self._writes[group, : shape.num_seqs]),
         )
 
     def _slots_in(self, table: NDArray[np.int32], firsts: list[int], ends: list[int]) -> list[int]:

@@ -11,7 +11,6 @@ from quire.sampling.batch import SamplingBatch
 from quire.sampling.logprobs import prompt_logprobs
 from quire.sampling.sampler import Sampler
 from quire.sampling.torch_mode import torch_mode
-from quire.utils.math import cdiv
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
@@ -38,8 +37,7 @@ class ModelRunner:
         self.cache = cache
         self.vocab_size = vocab_size
         layout = cache.layout
-        max_num_blocks = cdiv(max_model_len, layout.page.block_size)
-        self.batch = InputBatch(max_num_seqs, max_num_blocks, len(layout.groups))
+        self.batch = InputBatch(max_num_seqs, layout.num_entries(max_model_len), len(layout.groups))
         self.inputs = InputBuilder(cache.caches, self.batch, layout=layout, max_num_tokens=max_num_batched_tokens)
         self.graphs = GraphRunner(model, self.inputs)
         self.sampler = Sampler(vocab_size, max_num_seqs)

@@ -506,6 +506,8 @@ def test_keys_left_out_mean_what_transformers_means(
             "rotary_dim", "d_model", "n_layers", "n_heads", "num_layers", "num_heads", "attention_types",
         "eos_token_id", "bos_token_id", "pad_token_id",
     }  # fmt: skip
+    if family == "mamba2":  # the class's defaults fit its own width alone
+        sizes |= {"num_heads", "head_dim"}
     short = {key: value for key, value in full.items() if key in sizes | NEEDED.get(family, set())}
     config = AutoConfig.for_model(**{key: value for key, value in short.items() if key != "architectures"})
     expanded = {**config.to_dict(), "architectures": full["architectures"], "dtype": None}

@@ -50,7 +50,7 @@ def test_the_kind_is_that_of_its_models(model_type: str) -> None:
     arch = ModelArch.from_config({**raw, "architectures": [architecture]}, source="")
     family = found()[architecture]
     assert kind_of(arch) == family.kind
-    assert family.has_windows or all(layer.mixer.window is None for layer in arch.layers)
+    assert family.has_windows or all(mixer.window is None for mixer in arch.attentions)
     assert family.has_own_class == (arch.family.model_class != DECODER)
 
 

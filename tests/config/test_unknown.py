@@ -93,7 +93,7 @@ def test_what_it_resembles_is_said_only_of_a_slip(name: str) -> None:
     "name",
     [
         *("MptForCausalLM", "GPTNeoForCausalLM", "Starcoder3ForCausalLM", "Exaone5ForCausalLM", "OlmForCausalLM"),
-        *("Ernie4_6_MoeForCausalLM", "XmambaForCausalLM", "Llama5ForCausalLM", "Qwen9MoeForCausalLM"),
+        *("Ernie4_6_MoeForCausalLM", "XlstmForCausalLM", "Llama5ForCausalLM", "Qwen9MoeForCausalLM"),
     ],
 )
 def test_a_relative_is_no_slip(name: str) -> None:

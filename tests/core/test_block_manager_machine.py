@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.core.kv.block_manager import BlockManager
-from quire.core.kv.block_table import NULL_BLOCK
+from quire.core.kv.block_table import NULL_BLOCK, BlockTable
 from quire.core.order.queue import Tenant
 from quire.core.sequence import Sequence, SequenceGroup
 from quire.messages.request import EngineCoreRequest
 from quire.sampling_params import SamplingParams
 from quire.utils.math import cdiv
-from tests.fakes import WINDOWS, specs_of
+from tests.fakes import STATE, WINDOWS, specs_of
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 """Few different tokens, so that prefixes coincide."""
@@ -34,11 +34,16 @@ class BlockManagerMachine(RuleBasedStateMachine):
         specs = specs_of(block_size, windows)
         self.max_len = 30
         num_blocks = sum(spec.most_blocks(self.max_len, self.max_chunk) for spec in specs) + extra
-        self.blocks = BlockManager(num_blocks, specs, max_chunk_tokens=self.max_chunk, enable_prefix_caching=True)
+        self.is_caching = STATE not in windows
+        self.blocks = BlockManager(
+            num_blocks, specs, max_chunk_tokens=self.max_chunk, enable_prefix_caching=self.is_caching
+        )
         self.live: list[Sequence] = []
         self.memory: dict[tuple[int, int], Written] = {}
         self.cached: dict[Written, int] = {}
         """What can be found, by the tokens up to its last one."""
+        self.states: dict[int, Written] = {}
+        """By page: who wrote the state there."""
         self.num_started = 0
 
     @rule(token_ids=TOKENS, salt=st.sampled_from(["", "pepper"]))
@@ -82,7 +87,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.cached = {written: block for written, block in self.cached.items() if block not in fresh}
         self._write_and_read(seq, count)
         seq.num_computed_tokens += count
-        self._remember(seq, count)
+        if self.is_caching:
+            self._remember(seq, count)
         self.blocks.retire(seq)
         if seq.num_computed_tokens == seq.num_tokens:
             if seq.num_tokens < self.max_len:
@@ -114,11 +120,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
         holders: dict[int, int] = {}
         for seq in self.live:
             for table, window in zip(seq.tables, self.windows, strict=True):
+                for block_id in table.held:
+                    holders[block_id] = holders.get(block_id, 0) + 1
+                if window == STATE:
+                    assert len(table.held) == len(table.block_ids) == min(1, seq.num_computed_tokens)
+                    continue
                 first = 0 if window is None else max(0, seq.num_computed_tokens - window + 1) // self.size
                 assert table.block_ids[:first] == [NULL_BLOCK] * first, "blocks that nobody reads are given back"
                 assert table.held == table.block_ids[first : cdiv(seq.num_computed_tokens, self.size)]
-                for block_id in table.held:
-                    holders[block_id] = holders.get(block_id, 0) + 1
         pool = self.blocks.pool
         pool.check(holders)
         assert pool.num_free + len(holders) == pool.num_blocks
@@ -126,15 +135,28 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _write_and_read(self, seq: Sequence, count: int) -> None:
         computed, end = seq.num_computed_tokens, seq.num_computed_tokens + count
-        for group, table in enumerate(seq.tables):
+        for group, table in self._states(seq):
+            read, write = table.block_ids
+            assert (read == NULL_BLOCK) == (computed == 0)
+            assert computed == 0 or self.states[read] == self._written(seq, group, computed - 1)
+            assert self.blocks.pool.blocks[write].ref_count == 1, "nobody else reads what is written"
+            self.states[write] = self._written(seq, group, end - 1)
+        for group, table in self._keeping_blocks(seq):
             for position in range(computed, end):
                 block_id = table.block_ids[position // self.size]
                 assert self.blocks.pool.blocks[block_id].ref_count == 1, "nobody else reads what is written"
                 self.memory[block_id, position % self.size] = self._written(seq, group, position)
-        for group, (table, window) in enumerate(zip(seq.tables, self.windows, strict=True)):
+        for group, table in self._keeping_blocks(seq):
+            window = self.windows[group]
             for position in range(0 if window is None else max(0, computed - window + 1), end):
                 found = self.memory[table.block_ids[position // self.size], position % self.size]
                 assert found == self._written(seq, group, position)
+
+    def _states(self, seq: Sequence) -> list[tuple[int, BlockTable]]:
+        return [(group, table) for group, table in enumerate(seq.tables) if self.windows[group] == STATE]
+
+    def _keeping_blocks(self, seq: Sequence) -> list[tuple[int, BlockTable]]:
+        return [(group, table) for group, table in enumerate(seq.tables) if self.windows[group] != STATE]
 
     def _remember(self, seq: Sequence, count: int) -> None:
         indexed = set(self.cached.values())
@@ -145,6 +167,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
                     self.cached.setdefault(written, table.block_ids[index])
 
     def _longest_cached(self, seq: Sequence) -> int:
+        if not self.is_caching:
+            return 0
         return max(
             length
             for length in range((seq.num_tokens - 1) // self.size + 1)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from quire.core.kv.block_pool import Block, BlockPool
 from quire.core.kv.block_table import BlockTable
-from quire.core.kv.groups import FullAttention, SlidingWindow
+from quire.core.kv.groups import FullAttention, RecurrentState, SlidingWindow
 from quire.messages.kv import SlidingWindowSpec, kv_layout
-from tests.fakes import WINDOWS, FakeCore, expected_tokens, specs_of
+from tests.fakes import STATE, WINDOWS, FakeCore, expected_tokens, specs_of
 
 
 def long_run(core: FakeCore) -> None:
@@ -56,6 +56,39 @@ class WriteToShared(FullAttention):
 
     def _shared(self, table: BlockTable, num_computed: int) -> list[int]:
         return []
+
+
+class UpdateInPlace(RecurrentState):
+    """Writes the new state over the one that it is computed from."""
+
+    def append(self, table: BlockTable, num_computed: int, num_tokens: int) -> list[tuple[int, int]]:
+        super().append(table, num_computed, num_tokens)
+        if table.num_trimmed == 0:
+            read, write = table.block_ids
+            self._pool.release(write)
+            self._pool.share(read)
+            table.block_ids[1] = read
+        return []
+
+
+def test_a_state_that_is_updated_in_place_is_noticed() -> None:
+    core = core_with((STATE,))
+    (spec,) = specs_of(4, (STATE,))
+    core.blocks.groups[0] = UpdateInPlace(spec, core.blocks.pool, max_chunk_tokens=9)
+    with pytest.raises(AssertionError):
+        long_run(core)
+
+
+def test_a_state_takes_two_pages_in_a_step_and_one_between_steps() -> None:
+    core = FakeCore(num_blocks=2, windows=[STATE], max_model_len=200, max_chunk_tokens=9)
+    prompt = list(range(40))
+    core.submit("a", prompt, max_tokens=20)
+    pool = core.blocks.pool
+    while core.lives.has_work():
+        core.step()
+        assert pool.num_blocks - pool.num_free <= 1
+    assert core.tokens["a", 0] == expected_tokens(prompt, 0, 20)
+    assert core.scheduler.num_preemptions == 0
 
 
 class StalePages(BlockPool):

@@ -11,7 +11,15 @@ import torch
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import ConfigError
 from quire.ops import table
-from tests.checkpoints import FAMILIES, ONE_OF_EACH_KIND, VOCAB_SIZE, in_transformers, one_thread
+from tests.checkpoints import (
+    ATTENTION_FREE,
+    FAMILIES,
+    ONE_OF_EACH_KIND,
+    RECURRENT,
+    VOCAB_SIZE,
+    in_transformers,
+    one_thread,
+)
 from tests.conftest import Checkpoint
 
 NUM_PROMPTS, NUM_TOKENS = 20, 32
@@ -31,6 +39,13 @@ def prompts() -> list[list[int]]:
 def prompts_for(ops: str) -> list[Any]:
     """All of them, but every third for the reference: it takes seven times as long."""
     return prompts()[:: 1 if ops == "cpu" else 3]
+
+
+def ways_of(family: str) -> dict[str, dict[str, Any]]:
+    """Without blocks of keys and values nothing grows, so only branches of a request need more memory than it has."""
+    if family not in ATTENTION_FREE:
+        return WAYS
+    return {way: options for way, options in WAYS.items() if "preempted" not in way}
 
 
 def families_and_ops() -> list[tuple[str, str]]:
@@ -86,12 +101,12 @@ def test_greedy_tokens_are_those_of_transformers_however_they_are_run(
         assert llm.engine.parts.core.executor.worker.runner.graphs.recordable  # type: ignore[attr-defined]
     for prompt, (token_ids, _) in zip(given, alone, strict=True):
         assert token_ids == expected_by_transformers(directory, prompt, token_ids)
-    for way, options in WAYS.items():
+    for way, options in ways_of(family).items():
         with LLM(str(directory), ops=ops, dtype="float32", **{"max_model_len": 128, **options}) as llm:
             assert bits(llm.generate(given, GREEDY)) == alone, way
             if "preempted" in way:
                 assert llm.engine.parts.core.scheduler.num_preemptions > 0
-            if way == "batched":
+            if way == "batched" and family not in RECURRENT:
                 again = llm.generate(given, GREEDY)
                 assert bits(again) == alone, "from the prefix cache"
                 assert sum(output.num_cached_tokens for output in again) > 0

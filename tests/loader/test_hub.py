@@ -277,7 +277,7 @@ def test_without_a_network_the_remedy_is_named(env: dict[str, str], machine: Mac
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, ["'MambaForCausalLM' is not supported."]),
+        ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, ["'RwkvForCausalLM' is not supported."]),
         ({"architectures": None, "model_type": "rwkv"}, ["'rwkv' is not supported."]),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantised ('awq')", "unquantised version"]),
     ],

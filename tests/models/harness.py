@@ -14,8 +14,9 @@ from quire.config.arch import ModelArch
 from quire.loader.load import load_model
 from quire.messages.kv import SlidingWindowSpec
 from quire.models.interfaces import Model
-from quire.ops import functional, table
-from quire.ops.functional import AttentionMetadata
+from quire.ops import table
+from quire.ops.functional import AttentionMetadata, StateMetadata
+from quire.worker.cache_engine import allocate_parts, caches_of
 
 
 def arch_of(directory: Path) -> ModelArch:
@@ -51,20 +52,10 @@ class Harness:
         self.model: Model = load_model(
             directory, self.arch, dtype=dtype, max_model_len=max_model_len, quantization=quantization
         )
-        self.block_size = block_size
         self.layout = self.arch.kv_layout(block_size, str(dtype).removeprefix("torch."), ops=table.in_use())
-        page = self.layout.page
-        self.parts = [
-            functional.allocate_kv_cache(
-                num_blocks=num_blocks,
-                block_size=block_size,
-                num_kv_heads=page.num_kv_heads,
-                head_size=page.head_size,
-                dtype=dtype,
-            ).fill_(float("nan"))
-            for _ in range(self.layout.layers_per_page)
-        ]
-        self.caches = [self.parts[part] for _, part in sorted(self.layout.part_of_layer.items())]
+        self.block_size = self.layout.block_size
+        self.parts = [part.fill_(float("nan")) for part in allocate_parts(self.layout, num_blocks)]
+        self.caches = caches_of(self.layout, self.parts)
         generator = torch.Generator().manual_seed(1)
         self.free = torch.randperm(num_blocks, generator=generator).tolist()
 
@@ -83,7 +74,10 @@ class Harness:
         tokens, positions, starts = [], [], [0]
         for row, count in work:
             end = row.num_computed + count
-            for blocks in row.tables:
+            for index, blocks in enumerate(row.tables):
+                if index in self.layout.state_groups:
+                    blocks.append(self.free.pop())
+                    continue
                 while len(blocks) * self.block_size < end:
                     blocks.append(self.free.pop())
             tokens += row.token_ids[row.num_computed : end]
@@ -99,6 +93,8 @@ class Harness:
         return torch.tensor(tokens), context
 
     def _group(self, index: int, work: list[tuple[Row, int]], starts: list[int]) -> GroupContext:
+        if index in self.layout.state_groups:
+            return self._state_group(index, work, starts)
         slots = [
             row.tables[index][position // self.block_size] * self.block_size + position % self.block_size
             for row, count in work
@@ -115,6 +111,20 @@ class Harness:
         )
         return GroupContext(slot_mapping=torch.tensor(slots), attention=metadata)
 
+    def _state_group(self, index: int, work: list[tuple[Row, int]], starts: list[int]) -> GroupContext:
+        """A table of states ends with the page that is written, and the one before it is read."""
+        pages = [[-1, *row.tables[index]][-2:] for row, _ in work]
+        state = StateMetadata(
+            query_start=torch.tensor(starts, dtype=torch.int32),
+            reads=torch.tensor([read for read, _ in pages], dtype=torch.int32),
+            writes=torch.tensor([write for _, write in pages], dtype=torch.int32),
+        )
+        nothing = torch.zeros(0, dtype=torch.int32)
+        attention = AttentionMetadata(
+            query_start=nothing, seq_lens=nothing, block_tables=nothing, block_size=self.block_size
+        )
+        return GroupContext(slot_mapping=nothing, attention=attention, state=state)
+
     def _free_unread(self, row: Row) -> None:
         """Give back what no query will read; the table goes on naming it."""
         for index, group in enumerate(self.layout.groups):
@@ -122,6 +132,9 @@ class Harness:
                 first, end = row.num_freed.get(index, 0), group.spec.num_unread_blocks(row.num_computed)
                 self._give_back(row.tables[index][first:end])
                 row.num_freed[index] = end
+            elif index in self.layout.state_groups:
+                self._give_back(row.tables[index][:-1])
+                del row.tables[index][:-1]
 
     def _give_back(self, blocks: list[int]) -> None:
         for part in self.parts:

@@ -77,10 +77,19 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
         "context": f"{arch.max_position_embeddings} tokens",
         "checkpoint dtype": arch.dtype,
         "vocabulary": f"{arch.vocab_size} tokens",
-        "layers": f"{arch.num_layers} of width {arch.hidden_size}, {arch.num_heads} ({arch.num_kv_heads} KV) heads",
+        "layers": f"{arch.num_layers} of width {arch.hidden_size}, {_mixers(arch)}",
         "here": here,
         "memory plan": {name: gib(size) for name, size in memory.items()},
     }
+
+
+def _mixers(arch: ModelArch) -> str:
+    """What the layers have."""
+    heads = f"{arch.num_heads} ({arch.num_kv_heads} KV) heads"
+    if not arch.recurrences:
+        return heads
+    recurrent = f"{len(arch.recurrences)} recurrent"
+    return f"{recurrent}, {len(arch.attentions)} with {heads}" if arch.attentions else recurrent
 
 
 def config_directory(args: EngineArgs) -> Path:

@@ -19,7 +19,7 @@ from quire.core.kv.block_table import NULL_BLOCK, BlockTable
 from quire.core.kv.groups import MANAGERS, Find, GroupManager
 from quire.core.kv.tiers import KVTiers, as_entry, is_slot, slot_of
 from quire.core.sequence import Sequence
-from quire.messages.kv import KVCacheSpec
+from quire.messages.kv import KVCacheSpec, StateSpec
 from quire.messages.step import SchedulerOutputs
 from quire.utils.hashing import block_hashes, root_hash
 
@@ -42,9 +42,12 @@ class BlockManager:
     ) -> None:
         """One spec for each KV group. `max_chunk_tokens` is the most that a sequence computes in one step.
 
+        Without prefix caching where there are states: what is cached is blocks of tokens.
+
         `engine_digest` goes into every hash: blocks of engines that compute otherwise have other hashes. `tiers` keep
         what the pool evicts.
         """
+        assert not (enable_prefix_caching and any(isinstance(spec, StateSpec) for spec in specs)), specs
         self.pool = BlockPool(num_blocks, len(specs))
         self.groups: list[GroupManager] = [
             MANAGERS[type(spec)](spec, self.pool, max_chunk_tokens=max_chunk_tokens) for spec in specs
@@ -149,7 +152,8 @@ class BlockManager:
         copies: list[tuple[int, int]] = []
         for group, table in zip(self.groups, seq.tables, strict=True):
             copies += group.append(table, seq.num_computed_tokens, num_tokens)
-        seq.num_writable_tokens = self.block_size * min(len(table.block_ids) for table in seq.tables)
+        tables = zip(self.groups, seq.tables, strict=True)
+        seq.num_writable_tokens = min(group.num_writable(table) for group, table in tables)
         return copies
 
     def share_blocks(self, parent: Sequence, child: Sequence) -> None:

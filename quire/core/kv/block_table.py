@@ -12,7 +12,7 @@ NULL_BLOCK = -1
 
 @dataclass(slots=True)
 class BlockTable:
-    """Entry i is the block of positions [i * block_size, (i + 1) * block_size)."""
+    """Entry i is the block of positions [i * block_size, (i + 1) * block_size); of recurrent layers see `groups`."""
 
     block_ids: list[int]
     num_trimmed: int = 0
@@ -48,6 +48,15 @@ class BlockTable:
         self.block_ids[self.num_trimmed : num_blocks] = [NULL_BLOCK] * len(trimmed)
         self.num_trimmed += len(trimmed)
         return trimmed
+
+    def shift(self) -> list[int]:
+        """Drop the first entry; the others move up, and the worker is told of them again. Gives the block it held."""
+        dropped = self.block_ids[self.num_trimmed : 1]
+        del self.block_ids[0]
+        self.num_trimmed = max(0, self.num_trimmed - 1)
+        self.num_shared = max(0, self.num_shared - 1)
+        self.num_sent = 0
+        return dropped
 
     def unsent(self) -> BlockChange:
         """What the worker does not know yet; from now on it does."""

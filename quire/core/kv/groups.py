@@ -1,6 +1,6 @@
 """Managers of KV groups: which blocks a sequence needs in one group, and when it can give them back.
 
-A group of another kind (recurrent state, latent, cross attention) is another class with these methods.
+A group of another kind (latent, cross attention) is another class with these methods.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.block_table import NULL_BLOCK, BlockTable
-from quire.messages.kv import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from quire.messages.kv import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec, StateSpec
 from quire.utils.math import cdiv
 
 Find = Callable[[int], int | None]
@@ -35,6 +35,9 @@ class GroupManager(Protocol):
 
     def append(self, table: BlockTable, num_computed: int, num_tokens: int) -> list[tuple[int, int]]:
         """Take them. Gives the (source, destination) of copies that must run first."""
+
+    def num_writable(self, table: BlockTable) -> int:
+        """Tokens of a sequence, all told, that can be computed with its table as it is, unless a fork shares it."""
 
     def trim(self, table: BlockTable, num_computed: int) -> None:
         """Give back what nobody reads once so many tokens are computed, in a step that has ended."""
@@ -89,6 +92,10 @@ class FullAttention:
             table.block_ids.append(self._pool.allocate())
         return copies
 
+    def num_writable(self, table: BlockTable) -> int:
+        """See `GroupManager.num_writable`."""
+        return self._block_size * len(table.block_ids)
+
     def trim(self, table: BlockTable, num_computed: int) -> None:
         """See `GroupManager.trim`: everything is read."""
 
@@ -140,7 +147,49 @@ class SlidingWindow(FullAttention):
         return self._spec.num_computed_without(table.num_trimmed + 1)
 
 
+class RecurrentState(FullAttention):
+    """One page per sequence: the state after the tokens computed so far.
+
+    A step reads it and writes the next state to a page of its own, which takes its place when the step has ended. So
+    forks share a page without a copy, and a step that failed finds what it read. During a step a table holds the page
+    to read, `NULL_BLOCK` for a sequence's first step, and the page to write.
+    """
+
+    trims: ClassVar[bool] = True
+
+    def match(self, find: Find, limit: int) -> list[int]:
+        """See `GroupManager.match`: no state is kept beside those of sequences."""
+        return []
+
+    def needed(self, table: BlockTable, num_computed: int, num_tokens: int) -> int:
+        """See `GroupManager.needed`: a page to write, unless the table has it."""
+        return int(len(table.block_ids) < 2)
+
+    def append(self, table: BlockTable, num_computed: int, num_tokens: int) -> list[tuple[int, int]]:
+        """See `GroupManager.append`: nothing is ever copied."""
+        if not table.block_ids:
+            table.block_ids.append(NULL_BLOCK)
+            table.num_trimmed = 1
+        table.block_ids.append(self._pool.allocate())
+        return []
+
+    def num_writable(self, table: BlockTable) -> int:
+        """See `GroupManager.num_writable`: every step takes a page."""
+        return 0
+
+    def trim(self, table: BlockTable, num_computed: int) -> None:
+        """See `GroupManager.trim`: the state before the step is read no more."""
+        if len(table.block_ids) == 2:
+            for block_id in table.shift():
+                self._pool.release(block_id)
+
+    def trims_at(self, table: BlockTable) -> int:
+        """See `GroupManager.trims_at`: after every step."""
+        return 0
+
+
 MANAGERS: dict[type[KVCacheSpec], type[FullAttention]] = {
     FullAttentionSpec: FullAttention,
     SlidingWindowSpec: SlidingWindow,
+    StateSpec: RecurrentState,
 }

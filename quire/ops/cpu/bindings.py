@@ -17,6 +17,7 @@ from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
+from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -27,6 +28,9 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
+        "mamba": mamba,
+        "mamba2": mamba2,
+        "short_conv": short_conv,
         "embedding": embedding,
         "scale_add": scale_add,
         "activate": activate,
@@ -42,6 +46,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "latent_qkv": latent_qkv,
         "latent_values": latent_values,
         "allocate_kv_cache": allocate_kv_cache,
+        "allocate_states": allocate_states,
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,

@@ -1,0 +1,126 @@
+"""Recurrent layers: projection in, convolution, a scan of states, projection out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.attention.context import ForwardContext
+from quire.config.arch import ModelArch
+from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
+from quire.errors import ConfigError
+from quire.layers.context import LayerContext
+from quire.layers.linear import Linear
+from quire.ops import functional
+from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights
+
+DERIVED_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
+
+
+class MambaMixer:
+    """See `functional.mamba`."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        spec = arch.layers[index].mixer
+        assert isinstance(spec, MambaSpec)
+        self.index = index
+        self.in_proj, self.out_proj = _projections(arch, spec, ctx)
+        derived = spec.time_rank + 2 * spec.state_size
+        widen = ctx.child("dt_proj")
+        self.weights = MambaWeights(
+            conv=_conv(spec, ctx.child("conv1d")),
+            derive=Linear(ctx.child("x_proj"), spec.inner_size, derived).weight,
+            widen=Linear(widen, spec.time_rank, spec.inner_size).weight,
+            time_bias=widen.tensor("bias", (spec.inner_size,), dtype=torch.float32),
+            decay=_decay(ctx, (spec.inner_size, spec.state_size)),
+            skip=ctx.tensor("D", (spec.inner_size,), dtype=torch.float32),
+            norms=_norms(spec, ctx),
+            norm_eps=spec.norm_eps,
+        )
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
+        states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
+        scanned = functional.mamba(self.in_proj(hidden), self.weights, states, metadata)
+        return self.out_proj(scanned, residual=residual)
+
+
+class Mamba2Mixer:
+    """See `functional.mamba2`."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        spec = arch.layers[index].mixer
+        assert isinstance(spec, Mamba2Spec)
+        self.index = index
+        self.in_proj, self.out_proj = _projections(arch, spec, ctx)
+        heads = (spec.num_heads,)
+        self.weights = Mamba2Weights(
+            conv=_conv(spec, ctx.child("conv1d")),
+            num_groups=spec.num_groups,
+            state_size=spec.state_size,
+            time_bias=ctx.tensor("dt_bias", heads, dtype=torch.float32),
+            decay=_decay(ctx, heads),
+            skip=ctx.tensor("D", heads, dtype=torch.float32),
+            norm=ctx.child("norm").tensor("weight", (spec.inner_size,), dtype=torch.float32),
+            norm_eps=spec.norm_eps,
+        )
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
+        states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
+        scanned = functional.mamba2(self.in_proj(hidden), self.weights, states, metadata)
+        return self.out_proj(scanned, residual=residual)
+
+
+class ShortConv:
+    """See `functional.short_conv`."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        spec = arch.layers[index].mixer
+        assert isinstance(spec, ShortConvSpec)
+        self.index = index
+        self.in_proj, self.out_proj = _projections(arch, spec, ctx)
+        self.weights = _conv(spec, ctx.child("conv"))
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
+        states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
+        return self.out_proj(
+            functional.short_conv(self.in_proj(hidden), self.weights, states, metadata), residual=residual
+        )
+
+
+def _projections(arch: ModelArch, spec: RecurrentSpec, ctx: LayerContext) -> tuple[Linear, Linear]:
+    """Into the layer and out of it. Raises: ConfigError where the layer would be split."""
+    if ctx.parallel.tp.size > 1:
+        raise ConfigError(f"{arch.source}: recurrent layers cannot be split between processes yet. Use one process.")
+    size, bias = arch.hidden_size, spec.has_bias
+    out = Linear(ctx.child("out_proj"), spec.inner_size, size, bias=bias, shard_dim=1)
+    return Linear(ctx.child("in_proj"), size, spec.in_features, bias=bias), out
+
+
+def _conv(spec: RecurrentSpec, ctx: LayerContext) -> ConvWeights:
+    channels, width = spec.conv_channels, spec.conv_width
+    return ConvWeights(
+        weight=ctx.tensor("weight", (channels, 1, width), dtype=torch.float32).view(channels, width),
+        bias=ctx.tensor("bias", (channels,), dtype=torch.float32) if spec.has_conv_bias else None,
+    )
+
+
+def _decay(ctx: LayerContext, shape: tuple[int, ...]) -> Tensor:
+    """Stored as the logarithm of its negative."""
+    stored = ctx.tensor("A_log", shape, dtype=torch.float32)
+    return stored if stored.is_meta else stored.exp_().neg_()
+
+
+def _norms(spec: MambaSpec, ctx: LayerContext) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
+    if spec.norms is StepNorms.NONE:
+        return None
+    if spec.norms is StepNorms.PLAIN:
+        return None, None, None
+    sizes = spec.time_rank, spec.state_size, spec.state_size
+    time, write, read = (
+        ctx.child(name).tensor("weight", (size,), dtype=torch.float32)
+        for name, size in zip(DERIVED_NORMS, sizes, strict=True)
+    )
+    return time, write, read

@@ -1,0 +1,229 @@
+"""Recurrent layers over the products of an implementation: convolution, scan, gate and norm.
+
+Row invariance: products, sums, quotients and square roots of single numbers are exact to the last bit wherever torch
+computes them, and sums are written out in a fixed order. For exp, SiLU and softplus, whose bits depend on where an
+element lies in a stretch, rows lie apart (`rows_apart`), so that torch computes each row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from quire.config.activations import STATES_AT_ONCE
+from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.utils.math import cdiv, round_up
+
+VECTOR = 32
+"""Elements that torch's elementwise loops take at a time, at most."""
+_EXP, _SILU, _SOFTPLUS = torch.ops.aten.exp.out, torch.ops.aten.silu.out, torch.ops.aten.softplus.out
+
+
+def mamba(
+    projected: Tensor,
+    weights: MambaWeights,
+    states: Tensor,
+    metadata: StateMetadata,
+    *,
+    linear: Callable[..., Tensor],
+) -> Tensor:
+    """`functional.mamba` in float32, with an implementation's products."""
+    channels, state_size = weights.decay.shape
+    rank = weights.widen.in_features
+    step = _Step.of(metadata)
+    x = _apart(_SILU, _convolve(projected[:, :channels].float(), weights.conv, states, step))
+    derived = linear(x.to(projected.dtype).contiguous(), weights.derive, out_dtype=torch.float32)
+    parts = list(derived.split_with_sizes((rank, state_size, state_size), dim=1))
+    if weights.norms is not None:
+        scales = weights.norms
+        parts = [_rms(part, scale, weights.norm_eps) for part, scale in zip(parts, scales, strict=True)]
+    time, write, read = parts
+    wide = linear(time.contiguous().to(projected.dtype), weights.widen, out_dtype=torch.float32)
+    dt = _apart(_SOFTPLUS, wide.add_(weights.time_bias))
+
+    def decay(tokens: Tensor) -> Tensor:
+        """[n, 1, C, 1, N]"""
+        exponents = dt[tokens].unsqueeze(2) * weights.decay
+        return _apart(_EXP, exponents.flatten(1)).view(-1, 1, channels, 1, state_size)
+
+    y = _scan(
+        (dt * x).view(-1, 1, channels, 1),
+        decay,
+        write.unsqueeze(1),
+        read.unsqueeze(1),
+        states,
+        step,
+        first=weights.conv.num_inputs,
+    )
+    y = y.view(-1, channels).add_(x * weights.skip)
+    return y.mul_(_apart(_SILU, projected[:, channels:].float()))
+
+
+def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """`functional.mamba2` in float32."""
+    heads, groups, state_size = weights.decay.shape[0], weights.num_groups, weights.state_size
+    inner = weights.norm.shape[0]
+    gate, convolved, time = projected.float().split_with_sizes((inner, inner + 2 * groups * state_size, heads), dim=1)
+    step = _Step.of(metadata)
+    out = _apart(_SILU, _convolve(convolved, weights.conv, states, step))
+    x, write, read = out.split_with_sizes((inner, groups * state_size, groups * state_size), dim=1)
+    dt = _apart(_SOFTPLUS, time + weights.time_bias)
+    decays = _apart(_EXP, dt * weights.decay).contiguous().view(-1, groups, heads // groups, 1, 1)
+    by_head = x.reshape(-1, groups, heads // groups, inner // heads)
+    y = _scan(
+        by_head * dt.reshape(-1, groups, heads // groups, 1),
+        lambda tokens: decays[tokens],
+        write.reshape(-1, groups, state_size),
+        read.reshape(-1, groups, state_size),
+        states,
+        step,
+        first=weights.conv.num_inputs,
+    )
+    y.add_(by_head * weights.skip.view(groups, heads // groups, 1))
+    gated = y.view(-1, inner).mul_(_apart(_SILU, gate))
+    return _rms(gated.view(-1, groups, inner // groups), None, weights.norm_eps).view(-1, inner).mul_(weights.norm)
+
+
+def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """`functional.short_conv` in float32."""
+    write, read, x = projected.float().chunk(3, dim=1)
+    return _convolve(write * x, weights, states, _Step.of(metadata)).mul_(read)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The sequences of a step."""
+
+    starts: list[int]
+    """The first token of each."""
+    counts: list[int]
+    """Tokens of each."""
+    reads: list[int]
+    writes: list[int]
+
+    @classmethod
+    def of(cls, metadata: StateMetadata) -> _Step:
+        """As the host reads it."""
+        starts: list[int] = metadata.query_start.tolist()
+        counts = [end - start for start, end in pairwise(starts)]
+        return cls(starts[:-1], counts, metadata.reads.tolist(), metadata.writes.tolist())
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences."""
+        return sum(self.counts)
+
+
+def rows_apart(num_rows: int, width: int) -> Tensor:
+    """Memory for rows that do not touch, each of them aligned. Shapes: -> [num_rows, width] float32."""
+    return torch.empty(num_rows, round_up(width, VECTOR) + VECTOR)[:, :width]
+
+
+def _apart(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """A function of each element, row by row. Shapes: x [T, N] -> [T, N]."""
+    rows = rows_apart(*x.shape).copy_(x)
+    return function(rows, out=rows)
+
+
+def _rms(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * scale over the last dimension."""
+    mean = _sum(x * x).div_(x.shape[-1]).add_(eps).sqrt_().unsqueeze(-1)
+    normed = x / mean
+    return normed if scale is None else normed.mul_(scale)
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Over the last dimension: the second half is added to the first, again and again. Shapes: [..., N] -> [...]."""
+    while x.shape[-1] > 1:
+        size = x.shape[-1]
+        half = cdiv(size, 2)
+        folded = x[..., :half].clone()
+        folded[..., : size - half] += x[..., half:]
+        x = folded
+    return x.squeeze(-1)
+
+
+def _columns(states: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """The numbers [first, first + count) of all pages, as far as they lie in either half. Shapes: -> [B, n], [B, m]."""
+    half = states.shape[2]
+    end = first + count
+    return states[0, :, min(first, half) : min(end, half)], states[1, :, max(0, first - half) : max(0, end - half)]
+
+
+def _read(states: Tensor, pages: list[int], first: int, count: int) -> Tensor:
+    """Those numbers of some pages, zeros for page -1. Shapes: -> [R, count]."""
+    places = torch.tensor(pages)
+    found = torch.cat([part[places.clamp(min=0)] for part in _columns(states, first, count)], dim=1)
+    found[places < 0] = 0.0
+    return found
+
+
+def _write(states: Tensor, pages: list[int], first: int, values: Tensor) -> None:
+    """Shapes: values [R, count]."""
+    low, high = _columns(states, first, values.shape[1])
+    places = torch.tensor(pages)
+    low[places] = values[:, : low.shape[1]]
+    high[places] = values[:, low.shape[1] :]
+
+
+def _convolve(x: Tensor, weights: ConvWeights, states: Tensor, step: _Step) -> Tensor:
+    """The causal convolution; its last inputs go into the states. Shapes: x [T, C] -> [T, C]."""
+    channels, width = weights.weight.shape
+    num_past = width - 1
+    past = _read(states, step.reads, 0, num_past * channels).view(-1, channels)
+    inputs = torch.cat((x, past))
+    seq = torch.repeat_interleave(torch.arange(len(step.counts)), torch.tensor(step.counts))
+    starts = torch.tensor(step.starts)
+    local = torch.arange(step.num_tokens) - starts[seq]
+
+    def row_of(seq: Tensor, local: Tensor) -> Tensor:
+        """Where among the inputs a token is that many behind a sequence's first of this step."""
+        before = step.num_tokens + seq * num_past + num_past + local
+        return torch.where(local >= 0, starts[seq] + local, before)
+
+    out = torch.zeros(step.num_tokens, channels) if weights.bias is None else weights.bias.repeat(step.num_tokens, 1)
+    for lag in range(num_past, -1, -1):
+        out += inputs[row_of(seq, local - lag)] * weights.weight[:, num_past - lag]
+    if num_past:
+        every = torch.arange(len(step.counts)).repeat_interleave(num_past)
+        last = (torch.tensor(step.counts).unsqueeze(1) + torch.arange(-num_past, 0)).flatten()
+        _write(states, step.writes, 0, inputs[row_of(every, last)].view(len(step.counts), -1))
+    return out
+
+
+def _scan(
+    x: Tensor,
+    decay: Callable[[Tensor], Tensor],
+    write: Tensor,
+    read: Tensor,
+    states: Tensor,
+    step: _Step,
+    *,
+    first: int,
+) -> Tensor:
+    """h = h * decay + x write, y = h . read, token by token. h begins at number `first` of a state.
+
+    M heads of P channels in each of G groups. Shapes: x [T, G, M, P], decay: tokens [n] -> what multiplies
+    [n, G, M, P, N], write and read [T, G, N] -> [T, G, M, P].
+    """
+    size = x[0].numel() * write.shape[-1]
+    at_once = max(1, STATES_AT_ONCE // (4 * size))
+    out = torch.empty_like(x)
+    longest_first = sorted(range(len(step.counts)), key=lambda seq: -step.counts[seq])
+    for begin in range(0, len(longest_first), at_once):
+        seqs = longest_first[begin : begin + at_once]
+        state = _read(states, [step.reads[seq] for seq in seqs], first, size).view(-1, *x.shape[1:], write.shape[-1])
+        starts, counts = torch.tensor([step.starts[seq] for seq in seqs]), [step.counts[seq] for seq in seqs]
+        num_active = len(seqs)
+        for index in range(counts[0]):
+            while counts[num_active - 1] <= index:
+                num_active -= 1
+            tokens, active = starts[:num_active] + index, state[:num_active]
+            active.mul_(decay(tokens)).add_(x[tokens].unsqueeze(-1) * write[tokens][:, :, None, None])
+            out[tokens] = _sum(active * read[tokens][:, :, None, None])
+        _write(states, [step.writes[seq] for seq in seqs], first, state.flatten(1))
+    return out
