@@ -22,7 +22,7 @@ from quire.config.arch import ModelArch
 from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import Checkpoint, raise_problems
-from quire.loader.readers import DRAFTING, IGNORED
+from quire.loader.readers import why_needless
 from quire.loader.safetensors_file import DTYPES
 from quire.log import get_logger
 from quire.models.fallback.attention import NAME, register
@@ -161,6 +161,6 @@ def _check_names(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
     unread = [
         f"{name} is not used by this model; the file belongs to another"
         for name in sorted(info["unexpected_keys"])
-        if not name.endswith(IGNORED) and DRAFTING not in name
+        if not why_needless(name)
     ]
     raise_problems(checkpoint.directory, missing + unread)

@@ -37,6 +37,11 @@ _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
 
 
+def why_needless(name: str) -> str | None:
+    """What a tensor of this name is, if no model needs it."""
+    return next((reason for reason, pattern in UNREAD.items() if pattern.search(name)), None)
+
+
 class Names:
     """From the names layers ask for to those in this checkpoint, which may lack the base model's prefix."""
 
@@ -113,7 +118,7 @@ class HeaderReader:
         """What a tensor is that no model needs; None for one that belongs to another model."""
         if name.startswith(self.draft_layers):
             return DRAFTING
-        return next((reason for reason, pattern in UNREAD.items() if pattern.search(name)), None)
+        return why_needless(name)
 
 
 class CheckpointReader:
