@@ -14,12 +14,12 @@ from tests.checkpoints import ATTENTION_FREE, RECURRENT
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops, bits, prompts
 
-FORKING = SamplingParams(n=3, temperature=1.0, seed=11, max_tokens=12, ignore_eos=True, logprobs=2)
+FORKING = SamplingParams(n=3, temperature=1.0, seed=11, max_tokens=8, ignore_eos=True, logprobs=2)
 PREFERRED = available_ops()[-1:]
 
 
 def some_prompts() -> list[Any]:
-    return prompts()[:6]
+    return prompts()[:4]
 
 
 def opened(family: str, checkpoint: Checkpoint, **options: Any) -> LLM:
@@ -62,7 +62,7 @@ def test_a_step_that_has_run_can_be_run_again(
         assert max(failed) > 8, "a sequence's step was run several times, in ever fewer company"
 
 
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", ["mamba2", "jamba", "lfm2"])
 def test_the_size_of_steps_changes_no_bit(family: str, checkpoint: Checkpoint) -> None:
     results = []
     for num_tokens in (5, 64, 2048):
