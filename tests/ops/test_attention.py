@@ -1,5 +1,7 @@
 """paged_attention: against one big softmax, and bit for bit against itself in other company and other chunks."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -200,7 +202,7 @@ def test_slopes_and_sinks_change_the_softmax_and_no_bits_of_others(
 ) -> None:
     lengths = [1, 160, 40]
     pages = Pages.of(implementation, lengths, dtype=dtype, cache_dtype=cache_dtype, block_size=block_size)
-    view = {"sliding_window": sliding_window, "soft_cap": soft_cap, **BIASES[bias]}
+    view: dict[str, Any] = {"sliding_window": sliding_window, "soft_cap": soft_cap, **BIASES[bias]}
     whole = [pages.attend([(row, 0, length)], **view)[0] for row, length in enumerate(lengths)]
     for row, output in enumerate(whole):
         assert output.dtype == dtype
