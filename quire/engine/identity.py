@@ -93,8 +93,9 @@ def _as_floats(value: object) -> object:
         return {name: _as_floats(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_as_floats(inner) for inner in value]
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < LARGEST_EXACT else value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_EXACT:
+        return float(value)
+    return value
 
 
 def check_unchanged(then: Identity, now: Identity) -> None:
