@@ -61,6 +61,7 @@ FLAGS = {
     "--max-num-seqs",
     "--memory-fraction",
     "--model",
+    "--model-impl",
     "--no-disable-log-stats",
     "--no-enable-prefix-caching",
     "--no-skip-tokenizer-init",

@@ -126,5 +126,5 @@ def test_a_simulation_says_that_it_does_not_know_its_steps(
     checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--arrivals", "poisson", "--rate", "5", "--model-impl", "transformers"]
-    assert main(["simulate", str(checkpoint("llama")), *flags]) == 1
-    assert "runs through transformers" in capsys.readouterr().err
+    assert main(["simulate", str(checkpoint("llama")), *flags]) == 2
+    assert "does not know the shapes of its products" in capsys.readouterr().err
