@@ -21,10 +21,10 @@ class EngineOptions(TypedDict, total=False):
     """Longest context in tokens; as the model says when left out."""
     quantization: str | None
     """Round the weights to integers while they are read; no calibration."""
-    model_impl: str
-    """Who computes the model: quire, the package transformers, or auto, which takes quire where it has the family."""
     load_format: str
     """How weights are read; dummy makes random ones."""
+    model_impl: str
+    """Who computes the model: quire, the package transformers, or auto, which takes quire where it has the family."""
     hf_overrides: dict[str, Any]
     """Values that replace those of config.json."""
     seed: int | None

@@ -80,7 +80,7 @@ def _sizes(config: PreTrainedConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
 def read_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
     """What transformers makes of config.json. Raises: ConfigError."""
     model_type = raw.get("model_type")
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         _refuse(source, f"transformers {transformers.__version__} has no model_type {shown(model_type)}")
     kept = {key: _number(value) for key, value in raw.items() if key not in NEVER_READ and not key.startswith("_")}
     try:

@@ -74,7 +74,7 @@ def _check_heads(arch: ModelArch, seen: Seen) -> None:
 def _set_windows(model: TransformersModel, arch: ModelArch, seen: Seen, max_model_len: int) -> None:
     """The windows of the masks, which may be smaller than those that pages are kept for."""
     for layer, mask in seen.masks.items():
-        planned = arch.layers[layer].mixer.window
+        planned = arch.attentions[layer].window
         try:
             window = None if mask is None else mask.window(max_model_len)
         except ConfigError as error:
