@@ -46,7 +46,7 @@ POOL_THREADS = 24
 MAX_NEW_SERIES = 200
 """Of outcomes that had not come before; less than the models that are asked for in vain."""
 MAX_GROWTH_MIB, MAX_SLOPE_MIB_PER_MIN, MAX_P99_RATIO = 20.0, 1.0, 1.2
-SLOPE_S = 180
+MEMORY_S = 180
 """Shorter runs have no slope: what the first requests take for good would be most of it."""
 STILL_S = 60
 """Longest wait for what must come: a slow reader is cut, a server without clients is as it was.
@@ -521,15 +521,8 @@ def rules(soak: Soak) -> list[Rule]:
     for name, base in soak.still[0].open.items():
         most = max(level.open[name] for level in soak.still)
         found.append(Rule(f"{name} when still", f"{base} to {most}", f"+{slack(name)}", most <= base + slack(name)))
-    middle, end = soak.still[len(soak.still) // 2], soak.still[-1]
-    for name, base_mib in middle.memory_mib.items():
-        growth, limit = end.memory_mib[name] - base_mib, max(MAX_GROWTH_MIB, 0.02 * base_mib)
-        text = f"{base_mib:.1f} MiB {growth:+.1f}"
-        found.append(Rule(f"{name}, second half", text, f"+{limit:.0f} MiB", growth <= limit))
-        if len(soak.busy) > 2 and soak.busy[-1].at - soak.busy[0].at > SLOPE_S:
-            per_minute = slope([level.at / 60 for level in soak.busy], [level.memory_mib[name] for level in soak.busy])
-            text, limit_text = f"{per_minute:+.2f} MiB/min", f"{MAX_SLOPE_MIB_PER_MIN:g} MiB/min"
-            found.append(Rule(f"{name}, slope of it", text, limit_text, per_minute <= MAX_SLOPE_MIB_PER_MIN))
+    if len(soak.busy) > 2 and soak.busy[-1].at - soak.busy[0].at > MEMORY_S:  # before, the KV cache is still filled
+        found += memory_rules(soak)
     before, after = soak.halves
     for name, one, other in (
         ("first token", before.first, after.first),
@@ -539,6 +532,20 @@ def rules(soak: Soak) -> list[Rule]:
         old, new = one.percentile_ms(99), other.percentile_ms(99)
         text = f"{old:.0f} to {new:.0f} ms ({new / old:.2f})"
         found.append(Rule(f"p99 {name}", text, f"{MAX_P99_RATIO:g} x", new <= MAX_P99_RATIO * old, is_time=True))
+    return found
+
+
+def memory_rules(soak: Soak) -> list[Rule]:
+    """That memory does not grow for ever."""
+    found = []
+    middle, end = soak.still[len(soak.still) // 2], soak.still[-1]
+    for name, base_mib in middle.memory_mib.items():
+        growth, limit = end.memory_mib[name] - base_mib, max(MAX_GROWTH_MIB, 0.02 * base_mib)
+        text = f"{base_mib:.1f} MiB {growth:+.1f}"
+        found.append(Rule(f"{name}, second half", text, f"+{limit:.0f} MiB", growth <= limit))
+        per_minute = slope([level.at / 60 for level in soak.busy], [level.memory_mib[name] for level in soak.busy])
+        text, limit_text = f"{per_minute:+.2f} MiB/min", f"{MAX_SLOPE_MIB_PER_MIN:g} MiB/min"
+        found.append(Rule(f"{name}, slope of it", text, limit_text, per_minute <= MAX_SLOPE_MIB_PER_MIN))
     return found
 
 

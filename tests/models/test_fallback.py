@@ -39,9 +39,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "vaultgemma": ("vaultgemma", {}),
     "vaultgemma-capped": ("vaultgemma", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
     "cwm": ("cwm", {}),
-    "cwm-all-full": ("cwm", {"layer_types": ["full_attention"] * 3}),
+    "cwm-all-full": ("cwm", {"layer_types": ["full_attention"] * 4}),
     "dots1": ("dots1", {}),
-    "dots1-windows": ("dots1", {"layer_types": ["sliding_attention"] * 3, "sliding_window": 24}),
+    "dots1-windows": ("dots1", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 24}),
     "phimoe": ("phimoe", {}),
     "phimoe-biased": ("phimoe", {"lm_head_bias": True, "attention_bias": True, "num_local_experts": 3}),
     "minimax_m2": ("minimax_m2", {}),
@@ -150,10 +150,9 @@ def test_the_weights_are_in_memory_of_their_own(tmp_path: Path, checkpoint: Chec
 
 
 def test_layers_with_a_window_keep_only_that(checkpoint: Checkpoint) -> None:
-    arch = arch_in(
-        checkpoint("dots1", layer_types=["sliding_attention", "full_attention", "sliding_attention"], sliding_window=24)
-    )
-    assert [layer.mixer.window for layer in arch.layers] == [24, None, 24]
+    kinds = ["sliding_attention", "full_attention"] * 2
+    arch = arch_in(checkpoint("dots1", layer_types=kinds, sliding_window=24))
+    assert [layer.mixer.window for layer in arch.layers] == [24, None, 24, None]
 
 
 def test_a_rotation_that_follows_the_length_is_kept_to_the_original_one(checkpoint: Checkpoint) -> None:

@@ -159,12 +159,12 @@ def test_closed_engine_says_so(checkpoint: Any) -> None:
 # Conversations
 
 CHATS: dict[str, tuple[Any, type[QuireError], list[str]]] = {
-    "None": (None, InvalidParameter, ["messages must be a non-empty list"]),
-    "text": ("hi", InvalidParameter, ["messages must be a non-empty list"]),
-    "no messages": ([], InvalidParameter, ["messages must be a non-empty list"]),
+    "None": (None, InvalidParameter, ["messages must be a list such as"]),
+    "text": ("hi", InvalidParameter, ["messages must be a list such as"]),
+    "no messages": ([], InvalidParameter, ["messages must be a list such as"]),
     "an empty conversation": ([[]], InvalidParameter, ["messages must contain at least 1 item"]),
     "one of two conversations empty": ([[USER], []], InvalidParameter, ["conversation 1:", "at least 1 item"]),
-    "a mapping for messages": (USER, InvalidParameter, ["messages must be a non-empty list"]),
+    "a mapping for messages": (USER, InvalidParameter, ["messages must be a list such as"]),
     "message a string": (["hi"], InvalidParameter, ["messages[0]", "object"]),
     "message None": ([None], InvalidParameter, ["messages[0]", "object"]),
     "message without role": ([{"content": "hi"}], InvalidParameter, ["messages[0].role", "system, developer, user"]),

@@ -172,19 +172,24 @@ def test_a_request_that_drips_ends_whatever_it_drips_over_tls(serve: Any, certif
 def drip(serve: Any, transport: dict[str, str], kind: str) -> None:
     """Drip, and see the connection end, with a refusal."""
     limits = {"header_timeout": 2, "body_timeout": 2, "min_body_rate": 10_000}
-    piece, start = SLOW[kind]
-    with serve(**limits, **transport) as server, connect(server, transport) as sock:
-        reply = drip_until_end(sock, piece, start)
-        last = b"HTTP/1.1 " + reply.rpartition(b"HTTP/1.1 ")[2]
-        assert last.startswith(b"HTTP/1.1 200 " if kind == "body that is ignored" else b"HTTP/1.1 408 "), kind
-        if kind == "body":  # in this one it goes on sending, and is cut all the same
-            wait_for(lambda: is_cut(sock, piece))
-        else:
-            sock.close()
-        wait_for(lambda: num_connections(server) == 0)
+    with serve(**limits, **transport) as server:
+        # What is sent behind the server's end makes the system forget what came: a reply can be lost, not always.
+        assert any(is_refused(server, transport, kind) for _ in range(3)), kind
         with connect(server, transport) as other:
             other.sendall(b"GET /load HTTP/1.0\r\n\r\n")
             assert b'"server_load":0,' in everything(other)
+
+
+def is_refused(server: Running, transport: dict[str, str], kind: str) -> bool:
+    """Whether one that drips is told so; in any case it is cut."""
+    piece, start = SLOW[kind]
+    with connect(server, transport) as sock:
+        reply = drip_until_end(sock, piece, start)
+        if kind == "body":  # in this one it goes on sending, and is cut all the same
+            wait_for(lambda: is_cut(sock, piece))
+    wait_for(lambda: num_connections(server) == 0)
+    last = b"HTTP/1.1 " + reply.rpartition(b"HTTP/1.1 ")[2]
+    return last.startswith(b"HTTP/1.1 200 " if kind == "body that is ignored" else b"HTTP/1.1 408 ")
 
 
 def test_a_long_body_may_take_several_windows(serve: Any, transport: dict[str, str]) -> None:
