@@ -23,8 +23,10 @@ MAX_ROUNDS = 1000
 NUM_OUTPUT = 8
 """Tokens of each sequence."""
 SHORTEST_PROMPT = 4
-NUM_ARRIVALS = 24
+NUM_ARRIVALS = 12
 """Requests of a round that come one by one."""
+NUM_ARRIVAL_OUTPUT = 48
+"""Tokens of each: most steps are like the one before, as when requests are served."""
 LONGEST_ARRIVAL = 256
 """Tokens of their prompts."""
 PAUSE_S = 0.02
@@ -128,10 +130,12 @@ def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Ra
     Code and data of a prompt's step have left the caches then, and the cores may have slept: it takes longer than among
     steps of its kind.
     """
-    longest = engine.config.model_config.max_model_len - NUM_OUTPUT
+    max_model_len = engine.config.model_config.max_model_len
+    num_output = min(NUM_ARRIVAL_OUTPUT, max_model_len // 2)
+    longest = min(LONGEST_ARRIVAL, max_model_len - num_output)
     for index in range(NUM_ARRIVALS):
-        _add(engine, str(index), rng.randint(1, min(LONGEST_ARRIVAL, longest)), rng)
-        for _ in range(rng.randrange(2 * NUM_OUTPUT)):
+        _add(engine, str(index), rng.randint(1, longest), rng, num_output)
+        for _ in range(rng.randrange(2 * num_output)):
             if not engine.has_unfinished_requests():
                 executor.pause()
                 time.sleep(PAUSE_S)
@@ -142,11 +146,11 @@ def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Ra
     executor.pause()
 
 
-def _add(engine: LLMEngine, request_id: str, prompt_len: int, rng: random.Random) -> None:
+def _add(engine: LLMEngine, request_id: str, prompt_len: int, rng: random.Random, num_output: int = NUM_OUTPUT) -> None:
     from quire.sampling_params import SamplingParams
 
     vocab_size = engine.config.model_config.arch.vocab_size
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True, detokenize=False)
+    params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True, detokenize=False)
     engine.add_request(request_id, [rng.randrange(vocab_size) for _ in range(prompt_len)], params)
 
 
