@@ -19,6 +19,7 @@ from tests.server.conftest import MODEL, TIMEOUT, Running
 
 FILES = Path(str(resources.files(console)))
 SCRIPTS = sorted(FILES.glob("*.js"))
+PICTURES = Path(__file__).parents[3] / "build" / "screenshots"
 KEY = "a-key"
 HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 MARKDOWN = """# One
@@ -113,6 +114,11 @@ def say(page: Any, text: str, number: int = 1) -> None:
     page.fill("#prompt", text)
     page.press("#prompt", "Enter")
     page.locator(".summary, article .error").nth(number - 1).wait_for()
+
+
+def photograph(page: Any, name: str) -> None:
+    """Keep a picture of the page, for people to look at."""
+    page.screenshot(path=PICTURES / f"{name}.png")
 
 
 def set_to(page: Any, **settings: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from quire import __version__
 from tests.server.conftest import MODEL, TIMEOUT, Running, stand_in, wait_for
-from tests.server.console.conftest import KEY, SCRIPTS, everything_shown, kept, say
+from tests.server.console.conftest import KEY, SCRIPTS, everything_shown, kept, photograph, say
 
 AXE = "4.14.1"
 MAX_WEIGHT = 300_000
@@ -100,6 +100,7 @@ def test_text_can_be_read_and_nothing_sticks_out(server: Running, page: Any, wid
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     everything_shown(page, server)
+    photograph(page, f"console-{width}-{scheme}")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     for tab in ("#live-tab", "#controls-tab"):
         page.locator(tab).dispatch_event("click")
