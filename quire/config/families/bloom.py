@@ -5,7 +5,8 @@ from typing import Any
 
 from quire.config.alibi import slopes_of
 from quire.config.config_keys import ConfigKeys
-from quire.config.family_spec import FamilySpec, NormKind, Norms, WeightNames, plain
+from quire.config.families import falcon
+from quire.config.family_spec import FamilySpec, NormKind, Norms, plain
 
 
 def derived(keys: ConfigKeys) -> Mapping[str, Any]:
@@ -40,15 +41,5 @@ SPEC = FamilySpec(
     attention_bias=True,
     output_bias=True,
     mlp=plain(True),
-    names=WeightNames(
-        base="transformer",
-        embedding="word_embeddings",
-        layers="h",
-        attention="self_attention",
-        qkv=("query_key_value",),
-        qkv_by_head=True,
-        output="dense",
-        up="dense_h_to_4h",
-        down="dense_4h_to_h",
-    ),
+    names=falcon.SPEC.names,
 )
