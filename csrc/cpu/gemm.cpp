@@ -4,13 +4,12 @@
 #include "arguments.h"
 #include "compact.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
 namespace qr {
 namespace {
-
-bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
 
 // K as stored: whole tiles for bf16.
 int64_t padded_depth(int32_t dtype, int64_t k) { return dtype == QR_BFLOAT16 ? round_up(k, kDepth) : k; }
@@ -128,19 +127,6 @@ void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int
 
 // ---- products ----
 
-Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
-  const Kernels* table = kernels();
-  Weight weight{};
-  weight.gemm = dtype == QR_FLOAT32                  ? &table->gemm_fp32
-                : dtype == QR_FLOAT16                ? &table->gemm_fp16
-                : element_of(x_dtype) == QR_BFLOAT16 ? &table->gemm_bf16
-                                                     : &table->gemm_bf16_float;
-  weight.args.packed = packed;
-  weight.args.compact = dtype == QR_BFLOAT16_COMPACT;
-  weight.args.panel_bytes = panel_bytes(dtype, k);
-  return weight;
-}
-
 // A piece streams about this much weight: 10-20 us, long against handing it out and short against a time slice.
 constexpr int64_t kPieceBytes = 256 * 1024;
 // A piece shorter than this (2 us) costs more to hand out than to compute.
@@ -154,7 +140,7 @@ constexpr int64_t kPastCaches = 1 << 20;
 constexpr int64_t kPreparedElements = 16 * 1024;
 constexpr int64_t kFewRows = 64;
 
-int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
+int32_t prepare_and_run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
   args.past_caches = args.out_dtype != QR_BFLOAT16_TILES &&
                      args.rows * args.n * bytes_of(args.out_dtype) >= kPastCaches && args.n % kPanel == 0 &&
                      reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
@@ -171,31 +157,68 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
     });
     args.x = prepared;
   }
-  // Cut: blocks of rows, and groups of panels that share one.
-  const int64_t panels = divide_up(args.n, kPanel);
-  const int64_t weight = args.panel_bytes * (args.up_panels != 0 ? 2 : 1);
-  const int64_t row_blocks = divide_up(args.rows, kBlockRows);
-  int64_t group = args.rows <= 32 ? kPieceBytes / weight : kPiecePanels / (args.up_panels != 0 ? 2 : 1);
-  const int64_t fair = panels * row_blocks / (4 * num_threads());  // at least four pieces for each thread
-  if (group > fair) group = fair;
-  const int64_t least = args.rows <= 32 ? divide_up(kLeastPieceBytes, weight) : 1;
-  if (group < least) group = least;
-  const int64_t groups = divide_up(panels, group);
-  // Tickets alternate between as many stretches of memory as there are threads: each mostly reads on where it was.
-  const int64_t pieces = groups * row_blocks, threads = num_threads(), each = divide_up(pieces, threads);
-  parallel_for(each * threads, [&](int64_t ticket) {
-    const int64_t index = ticket % threads * each + ticket / threads;
-    if (index >= pieces) return;
-    const int64_t row_begin = index / groups * kBlockRows;
-    const int64_t row_end = row_begin + kBlockRows < args.rows ? row_begin + kBlockRows : args.rows;
-    const int64_t panel_begin = index % groups * group;
-    const int64_t panel_end = panel_begin + group < panels ? panel_begin + group : panels;
-    gemm.run(args, row_begin, row_end, panel_begin, panel_end);
-  });
+  Product product{};
+  product.gemm = &gemm;
+  product.args = args;
+  run(&product, 1);
   return QR_OK;
 }
 
+// Panels that a piece of a product takes, of so many in all products together.
+int64_t panels_of_piece(const GemmArgs& args, int64_t all_panels) {
+  const int64_t halves = args.up_panels != 0 ? 2 : 1, weight = args.panel_bytes * halves;
+  int64_t group = args.rows <= 32 ? kPieceBytes / weight : kPiecePanels / halves;
+  const int64_t fair = all_panels / (4 * num_threads());  // at least four pieces for each thread
+  if (group > fair) group = fair;
+  const int64_t least = args.rows <= 32 ? divide_up(kLeastPieceBytes, weight) : 1;
+  return group < least ? least : group;
+}
+
+void run_piece(const Product& product, int64_t index) {
+  const GemmArgs& args = product.args;
+  const int64_t panels = divide_up(args.n, kPanel), groups = divide_up(panels, product.group);
+  const int64_t row_begin = index / groups * kBlockRows, panel_begin = index % groups * product.group;
+  const int64_t row_end = row_begin + kBlockRows < args.rows ? row_begin + kBlockRows : args.rows;
+  const int64_t panel_end = panel_begin + product.group < panels ? panel_begin + product.group : panels;
+  product.gemm->run(args, row_begin, row_end, panel_begin, panel_end);
+}
+
 }  // namespace
+
+Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
+  const Kernels* table = kernels();
+  Weight weight{};
+  weight.gemm = dtype == QR_FLOAT32                  ? &table->gemm_fp32
+                : dtype == QR_FLOAT16                ? &table->gemm_fp16
+                : element_of(x_dtype) == QR_BFLOAT16 ? &table->gemm_bf16
+                                                     : &table->gemm_bf16_float;
+  weight.args.packed = packed;
+  weight.args.compact = dtype == QR_BFLOAT16_COMPACT;
+  weight.args.panel_bytes = panel_bytes(dtype, k);
+  return weight;
+}
+
+void run(Product* products, int64_t count) {
+  const auto blocks_of = [](const GemmArgs& args) { return divide_up(args.rows, kBlockRows); };
+  int64_t all_panels = 0, pieces = 0;
+  for (int64_t i = 0; i < count; ++i)
+    all_panels += divide_up(products[i].args.n, kPanel) * blocks_of(products[i].args);
+  for (int64_t i = 0; i < count; ++i) {
+    Product& product = products[i];
+    product.group = panels_of_piece(product.args, all_panels);
+    product.first = pieces;
+    pieces += divide_up(divide_up(product.args.n, kPanel), product.group) * blocks_of(product.args);
+  }
+  // Tickets alternate between as many stretches of memory as there are threads: each mostly reads on where it was.
+  const int64_t threads = num_threads(), each = divide_up(pieces, threads);
+  parallel_for(each * threads, [&](int64_t ticket) {
+    const int64_t index = ticket % threads * each + ticket / threads;
+    if (index >= pieces) return;
+    const Product* behind =
+        std::upper_bound(products, products + count, index, [](int64_t i, const Product& p) { return i < p.first; });
+    run_piece(behind[-1], index - behind[-1].first);
+  });
+}
 
 int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
                int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
@@ -210,7 +233,7 @@ int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x
   args.residual_dtype = element_of(x_dtype);
   args.out = out;
   args.out_dtype = out_dtype;
-  return run(*weight.gemm, args, x_dtype);
+  return prepare_and_run(*weight.gemm, args, x_dtype);
 }
 
 int32_t gated_linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,

@@ -67,6 +67,18 @@ struct Gemm {
   bool reads_tiles = false;  // of more than 32 rows and a k of whole tiles
 };
 
+// A row of a mixture of experts: total + weights[0] * (outputs of places[0]) + ... in this order, then the residual.
+struct WeighedSum {
+  void* out;  // [n]
+  int32_t dtype;
+  const float* total;  // of what came before; null: nothing did
+  const float* outputs;  // [places, n]
+  const int32_t* places;
+  const float* weights;
+  int64_t count, n;
+  const void* residual;  // of dtype, or null
+};
+
 struct NormArgs {
   void* out;
   int32_t out_dtype;  // dtype, or that in tiles
@@ -146,6 +158,7 @@ struct Kernels {
   void (*layer_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
   void (*scale_add)(void* out, const void* x, const void* residual, int32_t dtype, float scale, int64_t n);
   void (*soft_cap)(float* x, float cap, int64_t n);
+  void (*weighed_sum)(const WeighedSum& args);
   void (*rope_and_cache)(const RopeArgs& args, int64_t token_begin, int64_t token_end);
   AttendFn attend[4];       // by cache dtype, computed in float32
   AttendFn attend_bf16[4];  // by cache dtype, for bf16 queries

@@ -167,10 +167,10 @@ Pool* pool(int32_t count) {
 }
 
 struct Scratch {
-  void* memory[5] = {};
-  int64_t bytes[5] = {};
+  void* memory[7] = {};
+  int64_t bytes[7] = {};
   ~Scratch() {
-    for (int slot = 0; slot < 5; ++slot) std::free(memory[slot]);
+    for (void* slot : memory) std::free(slot);
   }
 };
 thread_local Scratch tls;

@@ -33,7 +33,7 @@ bool is_num_threads(int32_t count);
 void set_num_threads(int32_t count);
 void set_default_num_threads(int32_t count);
 
-// 64-byte aligned memory of the calling thread, at least `bytes` long, kept until the thread ends. Slots (0..4) live
+// 64-byte aligned memory of the calling thread, at least `bytes` long, kept until the thread ends. Slots (0..6) live
 // side by side; asking a slot again may move it. Null when memory is short.
 void* scratch(int slot, int64_t bytes);
 

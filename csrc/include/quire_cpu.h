@@ -121,6 +121,55 @@ QR_API int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dty
                                          int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
                                          int64_t f, int64_t k, const float* bias, int32_t activation);
 
+/* ---- mixtures of experts (experts.cpp); every member of these structures has 8 bytes ---- */
+
+/* A weight as qr_linear (format 0) or qr_linear_quantized takes it. bias (float32) may be null. */
+typedef struct {
+  const void* packed;
+  const void* scales;
+  const int8_t* corrections;
+  const float* bias;
+  int64_t dtype, format, group;
+} qr_weight;
+
+/* down(activation(gate(x)) * up(x)): gate_up is [2 size, in_features], down [out_features, size]. */
+typedef struct {
+  qr_weight gate_up, down;
+  int64_t size;
+} qr_expert;
+
+/* router: [num_experts + has_shared_gate, in_features]. choice_bias: [num_experts], or null. experts: [num_experts],
+ * and behind them the one that every row passes, if has_shared. */
+typedef struct {
+  qr_weight router;
+  const float* choice_bias;
+  const qr_expert* experts;
+  int64_t num_experts, has_shared, has_shared_gate, in_features, out_features;
+} qr_mixture;
+
+typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2 } qr_scores;
+
+/* How rows choose experts and weigh them: the num_chosen of the highest scores + choice_bias, the lower index first
+ * where two are equal; NaN counts as the highest. Of `groups` groups of neighbours (0: no groups), only those in the
+ * chosen_groups whose best_of_group highest scores have the highest sums. Weights are the scores (QR_LOGITS: the
+ * softmax over the chosen), divided by their sum, or least_sum if that is more, where renormalized, times factor. near
+ * (negative: none): experts are chosen one after the other, each weighed by the softmax over the logits that are left
+ * and no further from it than this share of it. shared_factor: of the shared expert, beside the sigmoid of its gate. */
+typedef struct {
+  int64_t num_chosen, scores, groups, chosen_groups, best_of_group, renormalized;
+  double least_sum, factor, shared_factor, near;
+} qr_routing;
+
+/* chosen[rows, num_chosen], best first, and their weights, from logits[rows, num_experts]. For tests. */
+QR_API int32_t qr_route(int32_t* chosen, float* weights, const float* logits, const float* choice_bias, int64_t rows,
+                        int64_t num_experts, const qr_routing* routing);
+
+/* out[rows, out_features] = the sum of weight * output in the order of the experts' indices, the shared one last, in
+ * float32, plus residual (of dtype, may be null). out and x are of dtype; the router's logits are float32. Each expert
+ * reads its weights once for every 512 of its rows. */
+QR_API int32_t qr_mixture_of_experts(void* out, const void* x, int32_t dtype, const void* residual, int64_t rows,
+                                     const qr_mixture* mixture, const qr_routing* routing, int32_t activation);
+
 /* ---- norms (norm.cpp) ----
  * out is of x_dtype, or that in tiles; where it is not in tiles it may alias x. */
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
+from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import NormKind
 from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MixerSpec, RecurrentSpec
 from quire.messages.kv import DTYPE_BYTES
@@ -221,7 +222,8 @@ def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSp
 
 
 def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
-    """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step.
+    """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step and
+    ops call each expert by itself.
 
     The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
     logits and order, and the choice.
@@ -240,6 +242,47 @@ def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
         ),
         default=0,
     )
+
+
+WAVE_BYTES = 16 << 20
+"""What a wave of experts works with, unless one batch takes more (`kWaveBytes` in csrc/cpu/experts.cpp)."""
+BATCH_ROWS = 512
+"""Rows of an expert that a wave takes at most (`kMostRows` there)."""
+JOB_BYTES = 2048
+"""What describes a batch: two products and where their rows lie, each in whole cache lines."""
+
+
+def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
+    """As `experts_bytes`, of the native op: its two pieces of scratch, which are kept from step to step."""
+    return max(
+        (
+            _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
+            for experts in arch.mixtures
+        ),
+        default=0,
+    )
+
+
+def _kept(num_bytes: int) -> int:
+    """Scratch takes a quarter more than it is asked for, in whole huge pages (`scratch` in csrc/cpu/threads.cpp)."""
+    return round_up(num_bytes + num_bytes // 4, 2 << 20)
+
+
+def _routed_bytes(arch: ModelArch, experts: ExpertsSpec, num_tokens: int) -> int:
+    """Logits, choices and their weights in both orders, and the sum in float32."""
+    choices = experts.routing.num_chosen + (experts.shared_size > 0)
+    of_token = 4 * (experts.num_experts + 1 + arch.hidden_size) + 16 * choices
+    return num_tokens * of_token + 32 * experts.num_experts + num_tokens * choices // BATCH_ROWS * 24 + 4096
+
+
+def _wave_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
+    """One row takes most where it is alone: quantised inputs are laid out for 16 rows."""
+    choices, widest = experts.routing.num_chosen + 1, max(experts.size, experts.shared_size)
+    row = 4 * arch.hidden_size + (DTYPE_BYTES[dtype] + (8 if widest % 32 else 0)) * widest
+    depth = round_up(arch.hidden_size, 64) + round_up(widest, 64)
+    batch = round_up(min(num_tokens, BATCH_ROWS), 32) * (row + 4 * depth) + JOB_BYTES
+    all_alone = num_tokens * choices * (row + 17 * depth + JOB_BYTES)
+    return min(max(WAVE_BYTES, batch), all_alone)
 
 
 STATES_AT_ONCE = 4 << 20

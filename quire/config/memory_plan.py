@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from quire.config.activations import activation_bytes, experts_bytes, recurrence_bytes, step_logits_bytes
+from quire.config.activations import (
+    activation_bytes,
+    experts_bytes,
+    native_experts_bytes,
+    recurrence_bytes,
+    step_logits_bytes,
+)
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.stored_plan import (
@@ -158,7 +164,8 @@ def _step_bytes(arch: ModelArch, use: MemoryUse) -> int:
     if arch.stored is not None:
         return stored_activation_bytes(arch, arch.stored, use.dtype, use.max_num_batched_tokens)
     activations = activation_bytes(arch, use.dtype, use.max_num_batched_tokens, ops=use.ops)
-    return activations + experts_bytes(arch, use.dtype, use.max_num_batched_tokens)
+    experts = native_experts_bytes if use.ops == "cpu" else experts_bytes
+    return activations + experts(arch, use.dtype, use.max_num_batched_tokens)
 
 
 def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:

@@ -55,9 +55,9 @@ class ExpertWeights:
     """[N] float32"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
 class MixtureWeights:
-    """The parameters of a mixture of experts."""
+    """The parameters of a mixture of experts. Implementations may keep what belongs to one as long as it lives."""
 
     router: LinearWeight
     """[X, M] float32, and one more row where the shared expert has a gate."""

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.config.experts import Routing
 from quire.errors import ConfigError
 from quire.ops import table
+from quire.ops.cpu import library
+from quire.ops.mixture import route
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the largest magnitude of the expected values."""
@@ -51,6 +54,21 @@ def torch_threads(count: int) -> Iterator[None]:
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def native_route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`mixture.route` as the library does it; as that does it where there is no library."""
+    if not library.available():
+        return route(logits, routing, choice_bias)
+    from quire.ops.cpu.experts import write_routing
+
+    rows, num_experts = logits.shape
+    chosen = torch.empty(rows, routing.num_chosen, dtype=torch.int32)
+    weights = torch.empty(rows, routing.num_chosen)
+    bias = None if choice_bias is None else choice_bias.data_ptr()
+    addresses = (chosen.data_ptr(), weights.data_ptr(), logits.data_ptr(), bias)
+    library.check(library.load().qr_route(*addresses, rows, num_experts, write_routing(routing).data_ptr()))
+    return chosen.long(), weights
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from quire.ops import functional as F
 from quire.ops import table
 from quire.ops.functional import ExpertWeights, MixtureWeights
 from quire.ops.mixture import route
-from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, rand
+from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, native_route, rand
 
 SIZE, INNER, NUM_EXPERTS, NUM_ROWS = 60, 44, 9, 39
 ROUTINGS = {
@@ -175,6 +176,52 @@ def test_rounded_experts_are_close_and_their_rows_stand_alone(format: str, imple
     rounded = mixture(x, routing)
     assert (rounded - exact).norm() < {"int8": 0.03, "int4_g32": 0.25}[format] * exact.norm()
     assert_rows_alone(lambda rows: mixture(x[rows], routing), NUM_ROWS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_may_have_biases(dtype: torch.dtype) -> None:
+    """Beside experts that give nothing but them, for their weights are zero."""
+    mixture, x = Mixture("plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
+    gates = [rand(2 * INNER, seed=index) for index in range(NUM_EXPERTS)]
+    ends = [rand(SIZE, seed=90 + index) for index in range(NUM_EXPERTS)]
+    experts = tuple(
+        replace(
+            expert,
+            gate_up=F.pack_linear([torch.zeros(2 * INNER, SIZE)], dtype=dtype),
+            gate_up_bias=gate,
+            down_bias=end,
+        )
+        for expert, gate, end in zip(mixture.weights.experts, gates, ends, strict=True)
+    )
+    weights = MixtureWeights(router=mixture.weights.router, experts=experts)
+    actual = F.mixture_of_experts(x, weights, ROUTINGS["all"], activation="gelu")
+    each = [
+        down.double() @ (nn.gelu(gate[:INNER].double()) * gate[INNER:].double()) + end.double()
+        for down, gate, end in zip(mixture.downs, gates, ends, strict=False)
+    ]
+    shares = (x.double() @ mixture.router.double().t()).softmax(dim=-1)
+    assert_close(actual, shares @ torch.stack(each))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_native_routing_is_that_of_torch(routing: str) -> None:
+    logits, bias = rand(300, NUM_EXPERTS), rand(NUM_EXPERTS, seed=3)
+    for choice_bias in (None, bias):
+        if ROUTINGS[routing].near is not None and choice_bias is not None:
+            continue
+        chosen, weights = native_route(logits, ROUTINGS[routing], choice_bias)
+        expected, expected_weights = route(logits, ROUTINGS[routing], choice_bias)
+        assert torch.equal(chosen, expected)
+        torch.testing.assert_close(weights, expected_weights)
+
+
+def test_native_routing_reads_all_that_a_routing_says() -> None:
+    """A new field must reach `qr_routing`, or the native op would ignore it."""
+    assert {item.name for item in fields(Routing)} == {
+        *("num_chosen", "scores", "groups", "renormalized", "least_sum", "factor", "shared_factor", "near")
+    }
+    assert [item.name for item in fields(MixtureWeights)] == ["router", "experts", "choice_bias", "shared"]
+    assert [item.name for item in fields(ExpertWeights)] == ["gate_up", "down", "gate_up_bias", "down_bias"]
 
 
 def test_equal_scores_go_to_the_lower_index() -> None:

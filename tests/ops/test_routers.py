@@ -18,6 +18,7 @@ from quire.config.experts import (
 )
 from quire.errors import ConfigError
 from quire.ops.mixture import route
+from tests.ops.implementations import native_route
 
 SIZE, NUM_ROWS = 48, 200
 COMMON: dict[str, Any] = {
@@ -83,10 +84,12 @@ def assert_routes_alike(router: nn.Module, spec: ExpertsSpec | None, choice_bias
     x = torch.randn(NUM_ROWS, SIZE, generator=generator)
     with torch.no_grad():
         logits, their_weights, theirs = router(x)
-    chosen, weights = route(logits, spec.routing, choice_bias)
-    torch.testing.assert_close(
-        by_expert(chosen, weights, spec.num_experts), by_expert(theirs, their_weights, spec.num_experts)
-    )
+    expected = by_expert(theirs, their_weights, spec.num_experts)
+    for chosen, weights in (
+        route(logits, spec.routing, choice_bias),
+        native_route(logits, spec.routing, choice_bias),
+    ):
+        torch.testing.assert_close(by_expert(chosen, weights, spec.num_experts), expected)
 
 
 @pytest.mark.parametrize("method", V2)

@@ -21,6 +21,7 @@ void fill_base(Kernels& kernels) {
   kernels.layer_norm = layer_norm;
   kernels.scale_add = scale_add;
   kernels.soft_cap = soft_cap;
+  kernels.weighed_sum = weighed_sum;
   kernels.rope_and_cache = rope_and_cache;
   kernels.attend[QR_FLOAT32] = attend<FloatMath<float>, float>;
   kernels.attend[QR_BFLOAT16] = attend<FloatMath<Bf16>, Bf16>;

@@ -32,5 +32,25 @@ void soft_cap(float* x, float cap, int64_t n) {
   });
 }
 
+template <class T>
+void weighed_sum_to(const WeighedSum& s) {
+  each_vector(s.n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    vf value = s.total == nullptr ? zero() : load_some(s.total + i, count);
+    for (int64_t j = 0; j < s.count; ++j)
+      value = add(value, mul(load_some(s.outputs + s.places[j] * s.n + i, count), set1(s.weights[j])));
+    if (s.residual != nullptr) value = add(value, load_some(static_cast<const T*>(s.residual) + i, count));
+    store_some(static_cast<T*>(s.out) + i, value, count);
+  });
+}
+
+void weighed_sum(const WeighedSum& s) {
+  if (s.dtype == QR_FLOAT32)
+    weighed_sum_to<float>(s);
+  else if (s.dtype == QR_BFLOAT16)
+    weighed_sum_to<Bf16>(s);
+  else
+    weighed_sum_to<Fp16>(s);
+}
+
 }  // namespace
 }  // namespace qr

@@ -1,34 +1,118 @@
-"""A mixture of experts over the packed products of `gemm`.
+"""A mixture of experts as one op; `csrc/cpu/experts.cpp`.
 
-Which experts a step touches is known only when it runs, so a graph cannot hold it as native ops: it holds a call of
-this function between two runs of them.
+The library reads weights and routing from structures of 8-byte words (`quire_cpu.h`), which are written once.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
-from quire.config.experts import Routing
-from quire.ops.cpu.calls import run_or_note
-from quire.ops.cpu.gemm import gated_linear, linear
+from quire.config.experts import Routing, Scores
+from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES, WEIGHT_DTYPES
+from quire.ops.cpu.library import check, load, word
 from quire.ops.cpu.memory import empty
-from quire.ops.functional import MixtureWeights
-from quire.ops.mixture import mix
+from quire.ops.cpu.quantized import FORMATS
+from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
+
+lib = load()
+SCORES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2}
+"""By `qr_scores`."""
+NONE = -1.0
+"""In place of `Routing.near`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The structures of one mixture."""
+
+    experts: Tensor
+    mixture: Tensor
+
+
+_written: WeakKeyDictionary[MixtureWeights, _Written] = WeakKeyDictionary()
 
 
 def mixture_of_experts(
     x: Tensor, weights: MixtureWeights, routing: Routing, *, activation: str, residual: Tensor | None = None
 ) -> Tensor:
     """See `functional.mixture_of_experts`."""
+    written = _written.get(weights)
+    if written is None:
+        written = _written[weights] = _write(weights)
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
-    run_or_note(partial(_compute, weights=weights, routing=routing, activation=activation), out, x, residual)
+    check(
+        lib.qr_mixture_of_experts(
+            out.data_ptr(),
+            x.data_ptr(),
+            DTYPES[x.dtype],
+            None if residual is None else residual.data_ptr(),
+            x.shape[0],
+            written.mixture.data_ptr(),
+            write_routing(routing).data_ptr(),
+            ACTIVATIONS[activation],
+        )
+    )
     return out
 
 
-def _compute(
-    out: Tensor, x: Tensor, residual: Tensor | None, *, weights: MixtureWeights, routing: Routing, activation: str
-) -> None:
-    total = mix(x, weights, routing, activation=activation, residual=residual, linear=linear, gated_linear=gated_linear)
-    out.copy_(total)
+@functools.cache
+def write_routing(routing: Routing) -> Tensor:
+    """A `qr_routing`, kept for good: graphs refer to it."""
+    groups = routing.groups
+    return _words(
+        [
+            routing.num_chosen,
+            SCORES[routing.scores],
+            *((0, 0, 0) if groups is None else (groups.count, groups.num_chosen, groups.num_best)),
+            routing.renormalized,
+            float(routing.least_sum),
+            float(routing.factor),
+            float(routing.shared_factor),
+            NONE if routing.near is None else float(routing.near),
+        ]
+    )
+
+
+def _write(weights: MixtureWeights) -> _Written:
+    shared = () if weights.shared is None else (weights.shared,)
+    experts = _words([value for expert in (*weights.experts, *shared) for value in _expert(expert)])
+    num_experts, down = len(weights.experts), weights.experts[0].down
+    mixture = _words(
+        [
+            *_weight(weights.router, None),
+            0 if weights.choice_bias is None else weights.choice_bias.data_ptr(),
+            experts.data_ptr(),
+            num_experts,
+            bool(shared),
+            weights.router.out_features > num_experts,
+            weights.router.in_features,
+            down.out_features,
+        ]
+    )
+    return _Written(experts, mixture)
+
+
+def _expert(expert: ExpertWeights) -> list[int]:
+    """A `qr_expert`."""
+    gate_up, down = expert.gate_up, expert.down
+    return [*_weight(gate_up, expert.gate_up_bias), *_weight(down, expert.down_bias), down.in_features]
+
+
+def _weight(weight: LinearWeight, bias: Tensor | None) -> list[int]:
+    """A `qr_weight`."""
+    packed, scales, corrections = (weight.tensors.get(name) for name in ("packed", "scales", "corrections"))
+    assert packed is not None
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (packed, scales, corrections, bias)]
+    if weight.format == "dense":
+        return [*addresses, WEIGHT_DTYPES[packed.dtype], 0, 0]
+    return [*addresses, 0, *FORMATS[weight.format]]
+
+
+def _words(values: Sequence[float]) -> Tensor:
+    return torch.tensor([word(value) for value in values], dtype=torch.int64)

@@ -54,6 +54,8 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_pack_quantized": (I32, PTR, I32, I64, I64, PTR, I64, I64, I64),
     "qr_linear_quantized": (I32, PTR, I32, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32, PTR),
     "qr_gated_linear_quantized": (I32, PTR, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32),
+    "qr_route": (I32, *(PTR,) * 4, I64, I64, PTR),
+    "qr_mixture_of_experts": (I32, PTR, PTR, I32, PTR, I64, PTR, PTR, I32),
     "qr_rms_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_layer_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_cache_page": (I64, I32, I64, I64),
@@ -105,17 +107,17 @@ def _recordable(function: Callable[..., int], name: str) -> Callable[..., int]:
         note = _recording.note
         if note is None:
             return function(*arguments)
-        note(name, [_word(value) for value in arguments])
+        note(name, [word(value) for value in arguments])
         return 0
 
     return call
 
 
-def _word(value: float | None) -> int:
-    """An argument as `qr_replay` takes it."""
+def word(value: float | None) -> int:
+    """A number as the library reads it from 8 bytes."""
     if isinstance(value, float):
-        word: int = struct.unpack("q", struct.pack("d", value))[0]
-        return word
+        bits: int = struct.unpack("q", struct.pack("d", value))[0]
+        return bits
     return value or 0
 
 

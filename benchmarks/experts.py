@@ -1,0 +1,106 @@
+"""The mixture of experts against its own experts multiplied one by one, and against the machine's read bandwidth.
+
+    python -m benchmarks.experts [--formats bfloat16 int8 int4_g128] [--rows 1 16 512] [--rounds 5]
+
+Layers have the sizes of Qwen3-30B-A3B with fewer experts: `--experts` of them, `--chosen` for a token. A call is one
+layer; calls cycle through `--layers`. Bytes are those of the experts that the rows touch, and of the router. The column
+of torch holds the same mixture expert by expert: routing by torch, and the library's products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from functools import partial
+from typing import cast
+
+import torch
+
+from benchmarks.ops import Case, copy_of, read_bandwidth
+from quire.config.experts import Routing
+from quire.ops import table
+from quire.ops.cpu import library
+from quire.ops.cpu.gemm import gated_linear, linear
+from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
+from quire.ops.mixture import mix, route
+from quire.ops.threads import one_thread
+
+HIDDEN, SIZE = 2048, 768
+
+
+def layers(ops: dict[str, table.Op], weights: str, count: int, experts: int) -> list[MixtureWeights]:
+    """Routers of their own; experts are copies of one, each in memory of its own."""
+    pack = ops["pack_linear"] if weights in ("bfloat16", "float32", "float16") else ops["quantize_linear"]
+    kind = {"dtype": getattr(torch, weights)} if pack is ops["pack_linear"] else {"format": weights}
+    gate_up, down = (
+        cast(LinearWeight, pack([torch.randn(*shape) / 40], **kind)) for shape in ((2 * SIZE, HIDDEN), (HIDDEN, SIZE))
+    )
+    return [
+        MixtureWeights(
+            router=cast(LinearWeight, ops["pack_linear"]([torch.randn(experts, HIDDEN)], dtype=torch.float32)),
+            experts=tuple(ExpertWeights(gate_up=copy_of(gate_up), down=copy_of(down)) for _ in range(experts)),
+        )
+        for _ in range(count)
+    ]
+
+
+def touched_bytes(x: torch.Tensor, weights: MixtureWeights, routing: Routing) -> int:
+    """Of weights."""
+    chosen, _ = route(linear(x.float(), weights.router), routing, None)
+    experts = [weights.experts[index] for index in chosen.unique().tolist()]
+    read = [weights.router, *(part for expert in experts for part in (expert.gate_up, expert.down))]
+    return sum(tensor.nbytes for weight in read for tensor in weight.tensors.values())
+
+
+def one_by_one(x: torch.Tensor, weights: MixtureWeights, routing: Routing) -> torch.Tensor:
+    with one_thread(), torch.inference_mode():
+        total = mix(x, weights, routing, activation="silu", residual=x, linear=linear, gated_linear=gated_linear)
+        return total.to(x.dtype)
+
+
+def cases(ops: dict[str, table.Op], args: argparse.Namespace, weights: str) -> list[Case]:
+    made = layers(ops, weights, args.layers, args.experts)
+    routing = Routing(num_chosen=args.chosen, renormalized=True)
+    whole = partial(ops["mixture_of_experts"], routing=routing, activation="silu")
+    found = []
+    for rows in args.rows:
+        x = torch.randn(rows, HIDDEN).to(torch.bfloat16)
+        found.append(
+            Case(
+                name=f"experts {weights} T={rows}",
+                run=lambda call, x=x: whole(x, made[call % len(made)], residual=x),  # type: ignore[misc]
+                baseline=lambda call, x=x: one_by_one(x, made[call % len(made)], routing),  # type: ignore[misc]
+                calls=4 * len(made) if rows <= 32 else 1,
+                num_bytes=statistics.mean(touched_bytes(x, layer, routing) for layer in made),
+                flops=6 * rows * args.chosen * HIDDEN * SIZE,
+            )
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", nargs="*", default=["bfloat16", "int8", "int4_g128"])
+    parser.add_argument("--rows", nargs="*", type=int, default=[1, 16, 512])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--experts", type=int, default=16)
+    parser.add_argument("--chosen", type=int, default=8)
+    args = parser.parse_args()
+    ops = table.implementation_of("cpu")
+    read = read_bandwidth(512)
+    print(f"{library.isa()}, {library.num_threads()} threads")
+    print(f"{'case':<34} {'us':>10} {'GB/s':>8} {'of read':>8} {'TFLOP/s':>8} {'one by one':>10} {'ratio':>8}")
+    for weights in args.formats:
+        made = cases(ops, args, weights)
+        for _ in range(args.rounds):
+            for case in [read, *made]:
+                case.measure()
+        bandwidth = read.num_bytes / statistics.median(read.times) / 1e9
+        for case in made:
+            print(case.line(bandwidth), flush=True)
+    print(f"read {bandwidth:.1f} GB/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+// A mixture of experts: rows are routed, sorted by expert, and multiplied expert by expert; the pieces of all experts
+// are handed out together. A wave is as many experts as fit its memory, whose outputs are added before the next one's.
+//
+// Row invariance: a row is routed by itself, products keep its bits in any company, and what its experts give is added
+// in the order of their indices in float32, whatever the waves.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "arguments.h"
+#include "gemm.h"
+#include "kernels.h"
+#include "routing.h"
+#include "threads.h"
+
+namespace qr {
+namespace {
+
+// What a wave works with, unless a single expert's rows take more.
+constexpr int64_t kWaveBytes = 16 << 20;
+// Rows of an expert that a wave takes at most: its weights are read again for those left, a hundredth of their products.
+constexpr int64_t kMostRows = 512;
+constexpr int64_t kRoutedRows = 16;            // of a piece
+constexpr int64_t kPieceElements = 16 * 1024;  // prepared or added up (3-5 us)
+
+// Memory cut into arrays, in order; without any, only their bytes are counted.
+class Room {
+ public:
+  explicit Room(void* memory) : begin(static_cast<char*>(memory)) {}
+  template <class T = char>
+  T* take(int64_t count) {
+    T* out = begin == nullptr ? nullptr : reinterpret_cast<T*>(begin + used);
+    used += round_up(count * int64_t(sizeof(T)), 64);
+    return out;
+  }
+  int64_t bytes() const { return used; }
+
+ private:
+  char* begin;
+  int64_t used = 0;
+};
+
+struct Mixture {
+  const qr_mixture& weights;
+  const qr_routing& routing;
+  void* out;
+  const char* x;
+  const void* residual;
+  int32_t dtype, activation;
+  int64_t rows;
+
+  int64_t num_experts() const { return weights.num_experts + (weights.has_shared != 0); }
+  int64_t choices() const { return routing.num_chosen + (weights.has_shared != 0); }  // of a row
+  int64_t places() const { return rows * choices(); }
+  int64_t num_logits() const { return weights.num_experts + (weights.has_shared_gate != 0); }
+};
+
+// Rows [begin, begin + rows) of all that are sorted by expert, all of one expert.
+struct Batch {
+  const qr_expert* expert;
+  int64_t begin, rows;
+};
+
+// Who goes where. A place is a (row, expert) pair in the order of experts, then rows.
+struct Routed {
+  float *logits, *weights;  // weights: [rows, choices], in the order of experts
+  int32_t *chosen, *places;  // [rows, choices]
+  int32_t* row_of;           // [places]
+  int64_t* ends;             // [experts]: of their places
+  Batch* batches;
+  int64_t num_batches = 0;
+  float* total;  // [rows, out_features]
+
+  Routed(const Mixture& m, Room& room)
+      : logits(room.take<float>(m.rows * m.num_logits())), weights(room.take<float>(m.places())),
+        chosen(room.take<int32_t>(m.places())), places(room.take<int32_t>(m.places())),
+        row_of(room.take<int32_t>(m.places())), ends(room.take<int64_t>(m.num_experts())),
+        batches(room.take<Batch>(std::min(m.places(), m.num_experts() + m.places() / kMostRows))),
+        total(room.take<float>(m.rows * m.weights.out_features)) {}
+};
+
+Weight weight_of(const qr_weight& w, int32_t x_dtype, int64_t k) {
+  Weight weight = w.format == 0 ? dense_weight(w.packed, int32_t(w.dtype), x_dtype, k)
+                                : quantized_weight(w.packed, int32_t(w.format), w.group, w.scales, w.corrections, k);
+  weight.args.k = k;
+  weight.args.bias = w.bias;
+  return weight;
+}
+
+// ---- routing ----
+
+// A row's choices in the order of experts, the shared one last.
+void finish_choice(const Mixture& m, int32_t* chosen, float* weights, const float* logits) {
+  for (int64_t i = 1; i < m.routing.num_chosen; ++i)
+    for (int64_t j = i; j > 0 && chosen[j] < chosen[j - 1]; --j) {
+      std::swap(chosen[j], chosen[j - 1]);
+      std::swap(weights[j], weights[j - 1]);
+    }
+  if (m.weights.has_shared == 0) return;
+  chosen[m.routing.num_chosen] = int32_t(m.weights.num_experts);
+  const float gate = m.weights.has_shared_gate != 0 ? sigmoid_of(logits[m.weights.num_experts]) : 1.0f;
+  weights[m.routing.num_chosen] = gate * float(m.routing.shared_factor);
+}
+
+int32_t route(const Mixture& m, Routed& routed) {
+  const qr_mixture& w = m.weights;
+  const int32_t status = linear(weight_of(w.router, m.dtype, w.in_features), routed.logits, QR_FLOAT32, m.x, m.dtype,
+                                m.rows, m.num_logits(), w.in_features, w.router.bias, QR_NONE, nullptr);
+  if (status != QR_OK) return status;
+  std::atomic<int32_t> failed{QR_OK};
+  parallel_for(divide_up(m.rows, kRoutedRows), [&](int64_t piece) {
+    void* memory = scratch(2, w.num_experts * 16);
+    if (memory == nullptr) return failed.store(QR_ENOMEM);
+    for (int64_t row = piece * kRoutedRows; row < std::min(m.rows, (piece + 1) * kRoutedRows); ++row) {
+      const float* logits = routed.logits + row * m.num_logits();
+      int32_t* chosen = routed.chosen + row * m.choices();
+      float* weights = routed.weights + row * m.choices();
+      route_row(chosen, weights, logits, w.choice_bias, w.num_experts, m.routing, memory);
+      finish_choice(m, chosen, weights, logits);
+    }
+  });
+  return failed.load();
+}
+
+// Sort the choices of all rows by expert, and cut each expert's rows into batches.
+void sort_by_expert(const Mixture& m, Routed& routed) {
+  std::fill_n(routed.ends, m.num_experts(), 0);
+  for (int64_t i = 0; i < m.places(); ++i) ++routed.ends[routed.chosen[i]];
+  int64_t begin = 0;
+  for (int64_t expert = 0; expert < m.num_experts(); ++expert) {
+    const int64_t end = begin + routed.ends[expert];
+    for (int64_t at = begin; at < end; at += kMostRows)
+      routed.batches[routed.num_batches++] = {m.weights.experts + expert, at, std::min(kMostRows, end - at)};
+    routed.ends[expert] = begin;
+    begin = end;
+  }
+  for (int64_t i = 0; i < m.places(); ++i) {
+    const int64_t place = routed.ends[routed.chosen[i]]++;
+    routed.places[i] = int32_t(place);
+    routed.row_of[place] = int32_t(i / m.choices());
+  }
+}
+
+// ---- one wave ----
+
+// A batch at work: its two products, and the rows that they read and write.
+struct Job {
+  const Batch* batch;
+  Product *gate_up, *down;
+  bool is_whole;  // the up half begins with a panel; otherwise both halves are computed before they are joined
+  char *x, *inner, *prepared;
+  float* both;
+
+  Job() = default;
+  Job(const Mixture& m, const Batch& batch, Room& room) : batch(&batch), is_whole(batch.expert->size % kPanel == 0) {
+    const int64_t size = batch.expert->size;
+    const Gemm& first = *weight_of(batch.expert->gate_up, m.dtype, m.weights.in_features).gemm;
+    const Gemm& second = *weight_of(batch.expert->down, m.dtype, size).gemm;
+    const int64_t x_bytes = first.prepared_bytes(batch.rows, m.weights.in_features, m.dtype);
+    x = room.take(x_bytes != 0 ? x_bytes : batch.rows * m.weights.in_features * bytes_of(m.dtype));
+    both = room.take<float>(is_whole ? 0 : batch.rows * 2 * size);
+    inner = room.take(batch.rows * size * bytes_of(m.dtype));
+    const int64_t inner_bytes = second.prepared_bytes(batch.rows, size, m.dtype);
+    prepared = inner_bytes != 0 ? room.take(inner_bytes) : inner;
+  }
+};
+
+struct Wave {
+  const Mixture& m;
+  const Routed& routed;
+  int64_t first_batch, num_batches, begin, end;  // begin, end: places
+  float* outputs;                                // [end - begin, out_features]
+  Product* products;                             // gate_up of all batches, then down of all
+  Job* jobs;
+
+  Wave(const Mixture& m, const Routed& routed, int64_t first, int64_t count, Room& room)
+      : m(m), routed(routed), first_batch(first), num_batches(count), begin(routed.batches[first].begin),
+        end(last().begin + last().rows), outputs(room.take<float>((end - begin) * m.weights.out_features)),
+        products(room.take<Product>(2 * count)), jobs(room.take<Job>(count)) {
+    for (int64_t i = 0; i < count; ++i) {
+      const Job job(m, routed.batches[first + i], room);
+      if (jobs != nullptr) set(jobs[i] = job, i);
+    }
+  }
+
+  const Batch& last() const { return routed.batches[first_batch + num_batches - 1]; }
+  bool is_last() const { return end == m.places(); }
+
+  void set(Job& job, int64_t index) {
+    const Batch& batch = *job.batch;
+    const int64_t size = batch.expert->size;
+    const Weight first = weight_of(batch.expert->gate_up, m.dtype, m.weights.in_features);
+    const Weight second = weight_of(batch.expert->down, m.dtype, size);
+    *(job.gate_up = products + index) = {first.gemm, first.args, 0, 0};
+    GemmArgs& gate_up = job.gate_up->args;
+    gate_up.x = job.x;
+    gate_up.rows = batch.rows;
+    gate_up.n = job.is_whole ? size : 2 * size;
+    gate_up.up_panels = job.is_whole ? size / kPanel : 0;
+    gate_up.activation = job.is_whole ? m.activation : int32_t(QR_NONE);
+    gate_up.out = job.is_whole ? job.inner : reinterpret_cast<char*>(job.both);
+    gate_up.out_dtype = job.is_whole ? m.dtype : int32_t(QR_FLOAT32);
+    *(job.down = products + num_batches + index) = {second.gemm, second.args, 0, 0};
+    GemmArgs& down = job.down->args;
+    down.x = job.prepared;
+    down.rows = batch.rows;
+    down.n = m.weights.out_features;
+    down.out = outputs + (batch.begin - begin) * m.weights.out_features;
+    down.out_dtype = QR_FLOAT32;
+  }
+
+  void run() {
+    for_each_place(m.weights.in_features, [&](const Job& job, int64_t row) { gather(job, row); });
+    qr::run(products, num_batches);
+    for_each_place(last().expert->size, [&](const Job& job, int64_t row) { prepare_inner(job, row); });
+    qr::run(products + num_batches, num_batches);
+    add_up();
+  }
+
+  // Call body(job, row of its batch) for all places; `elements`: of a row, about.
+  template <class Body>
+  void for_each_place(int64_t elements, const Body& body) {
+    const int64_t each = std::clamp<int64_t>(kPieceElements / elements, 1, 32);
+    parallel_for(divide_up(end - begin, each), [&](int64_t piece) {
+      const int64_t first = begin + piece * each;
+      const Job* job = std::upper_bound(jobs, jobs + num_batches, first, [](int64_t place, const Job& other) {
+                         return place < other.batch->begin;
+                       }) - 1;
+      for (int64_t place = first; place < std::min(end, first + each); ++place) {
+        if (place == job->batch->begin + job->batch->rows) ++job;
+        body(*job, place - job->batch->begin);
+      }
+    });
+  }
+
+  void gather(const Job& job, int64_t row) const {
+    const int64_t from = routed.row_of[job.batch->begin + row];
+    prepare(*job.gate_up, job.x, m.x, from, job.batch->rows, row);
+  }
+
+  void prepare_inner(const Job& job, int64_t row) const {
+    const int64_t size = job.batch->expert->size;
+    const float* gate = job.both + row * 2 * size;
+    if (!job.is_whole)
+      kernels()->gate(job.inner + row * size * bytes_of(m.dtype), m.dtype, gate, gate + size, size, m.activation);
+    if (job.prepared != job.inner) prepare(*job.down, job.prepared, job.inner, row, job.batch->rows, row);
+  }
+
+  // Row `from` of `source` becomes row `row` of what a product of so many rows reads.
+  void prepare(const Product& product, char* target, const char* source, int64_t from, int64_t rows,
+               int64_t row) const {
+    const int64_t k = product.args.k, bytes = k * bytes_of(m.dtype);
+    if (product.gemm->prepared_bytes(rows, k, m.dtype) == 0)
+      std::memcpy(target + row * bytes, source + from * bytes, size_t(bytes));
+    else
+      product.gemm->prepare(target, source + (from - row) * bytes, m.dtype, rows, k, row, row + 1);
+  }
+
+  void add_up() {
+    const int64_t n = m.weights.out_features;
+    const int64_t each = std::clamp<int64_t>(kPieceElements / (n * m.choices()), 1, 32);
+    parallel_for(divide_up(m.rows, each), [&](int64_t piece) {
+      for (int64_t row = piece * each; row < std::min(m.rows, (piece + 1) * each); ++row) add_up(row, n);
+    });
+  }
+
+  void add_up(int64_t row, int64_t n) const {
+    const int64_t at = row * m.choices();
+    const int32_t *own = routed.places + at, *own_end = own + m.choices();
+    const int32_t *first = std::lower_bound(own, own_end, begin), *behind = std::lower_bound(first, own_end, end);
+    if (first == behind && !is_last()) return;
+    float* total = routed.total + row * n;
+    WeighedSum sum{total, QR_FLOAT32, first == own ? nullptr : total, outputs - begin * n, first,
+                   routed.weights + at + (first - own), behind - first, n, nullptr};
+    if (is_last()) {
+      sum.dtype = m.dtype;
+      sum.out = static_cast<char*>(m.out) + row * n * bytes_of(m.dtype);
+      if (m.residual != nullptr) sum.residual = static_cast<const char*>(m.residual) + row * n * bytes_of(m.dtype);
+    }
+    kernels()->weighed_sum(sum);
+  }
+};
+
+// Batches from `first` on that one wave takes.
+int64_t size_of_wave(const Mixture& m, const Routed& routed, int64_t first) {
+  int64_t count = 0, bytes = 0;
+  while (first + count < routed.num_batches) {
+    Room own(nullptr);
+    const Wave wave(m, routed, first + count, 1, own);
+    bytes += own.bytes();
+    if (count > 0 && bytes > kWaveBytes) break;
+    ++count;
+  }
+  return count;
+}
+
+int32_t run(const Mixture& m) {
+  Room counted(nullptr);
+  const Routed unplaced(m, counted);
+  void* memory = scratch(5, counted.bytes());
+  if (memory == nullptr) return QR_ENOMEM;
+  Room room(memory);
+  Routed routed(m, room);
+  const int32_t status = route(m, routed);
+  if (status != QR_OK) return status;
+  sort_by_expert(m, routed);
+  for (int64_t first = 0; first < routed.num_batches;) {
+    const int64_t count = size_of_wave(m, routed, first);
+    Room needed(nullptr);
+    const Wave unplaced_wave(m, routed, first, count, needed);
+    void* wave_memory = scratch(6, needed.bytes());
+    if (wave_memory == nullptr) return QR_ENOMEM;
+    Room wave_room(wave_memory);
+    Wave(m, routed, first, count, wave_room).run();
+    first += count;
+  }
+  return QR_OK;
+}
+
+// ---- arguments ----
+
+bool is_weight_of(const qr_weight& w, int64_t n, int64_t k) {
+  if (w.packed == nullptr || !is_aligned(w.packed) || !is_weight(n, k)) return false;
+  if (w.format == 0) return w.dtype >= 0 && w.dtype <= INT32_MAX && is_weight_dtype(int32_t(w.dtype));
+  return w.format <= INT32_MAX && is_format(int32_t(w.format)) && is_group(int32_t(w.format), w.group) &&
+         w.scales != nullptr;
+}
+
+bool are_weights(const qr_mixture& w) {
+  const int64_t most = INT32_MAX - 1;
+  if (w.num_experts < 1 || w.num_experts > most || !are_sizes(w.in_features, w.out_features)) return false;
+  if (w.experts == nullptr || (w.has_shared_gate != 0 && w.has_shared == 0)) return false;
+  if (!is_weight_of(w.router, w.num_experts + (w.has_shared_gate != 0), w.in_features)) return false;
+  for (int64_t i = 0; i < w.num_experts + (w.has_shared != 0); ++i) {
+    const qr_expert& expert = w.experts[i];
+    if (expert.size < 1 || !are_sizes(2, expert.size) || !is_weight_of(expert.gate_up, 2 * expert.size, w.in_features) ||
+        !is_weight_of(expert.down, w.out_features, expert.size))
+      return false;
+  }
+  return true;
+}
+
+bool is_right(const Mixture& m) {
+  if (!is_dtype(m.dtype) || !is_activation(m.activation) || !are_weights(m.weights)) return false;
+  if (!is_routing(m.routing, m.weights.num_experts) || !are_sizes(m.rows, m.choices()) || m.places() > INT32_MAX)
+    return false;
+  return are_sizes(m.rows, m.weights.in_features) && are_sizes(m.rows, m.weights.out_features, m.choices()) &&
+         are_sizes(m.rows, m.num_logits()) && (m.rows == 0 || are_there(m.out, m.x));
+}
+
+}  // namespace
+}  // namespace qr
+
+using namespace qr;
+
+extern "C" int32_t qr_mixture_of_experts(void* out, const void* x, int32_t dtype, const void* residual, int64_t rows,
+                                         const qr_mixture* mixture, const qr_routing* routing, int32_t activation) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (mixture == nullptr || routing == nullptr) return QR_EINVAL;
+  const Mixture m{*mixture, *routing, out, static_cast<const char*>(x), residual, dtype, activation, rows};
+  if (!is_right(m)) return QR_EINVAL;
+  return rows == 0 ? int32_t(QR_OK) : run(m);
+}

@@ -1,0 +1,267 @@
+// A mixture against its experts multiplied one by one with the functions of gemm, bit for bit.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "check.h"
+#include "quire_cpu.h"
+
+namespace {
+
+const float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// What packed memory and scales there are, freed in the end.
+class Weights {
+ public:
+  ~Weights() {
+    for (char* memory : all) std::free(memory);
+  }
+  Weights() = default;
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+
+  // format 0: dense, of dtype.
+  qr_weight draw(int64_t n, int64_t k, int32_t dtype, int32_t format, int64_t group, bool has_bias) {
+    qr_weight weight{nullptr, nullptr, nullptr, nullptr, dtype, format, group};
+    if (has_bias) weight.bias = keep(random_floats(n));
+    if (format == 0) {
+      std::vector<char> raw = encode(random_floats(n * k, 1.0f / std::sqrt(float(k))), dtype);
+      char* packed = aligned(qr_packed_bytes(dtype, n, k));
+      CHECK(qr_pack_linear(packed, dtype, n, k, raw.data(), dtype, n, k, 0) == QR_OK);
+      weight.packed = packed;
+      return weight;
+    }
+    std::vector<int8_t> numbers(size_t(n * k));
+    std::uniform_int_distribution<int> any(format == QR_INT8 ? -127 : 0, format == QR_INT8 ? 127 : 15);
+    for (int8_t& number : numbers) number = int8_t(any(rng()));
+    char* packed = aligned(qr_quantized_bytes(format, n, k));
+    CHECK(qr_pack_quantized(packed, format, n, k, numbers.data(), n, k, 0) == QR_OK);
+    weight.packed = packed;
+    const int64_t columns = (n + 31) / 32 * 32, groups = format == QR_INT8 ? 1 : (k + group - 1) / group;
+    std::vector<float> scales = random_floats(columns * groups, 0.001f);
+    std::vector<char> halves = encode(scales, format == QR_INT8 ? QR_FLOAT32 : QR_FLOAT16);
+    char* kept = aligned(int64_t(halves.size()));
+    std::memcpy(kept, halves.data(), halves.size());
+    weight.scales = kept;
+    return weight;
+  }
+
+  float* keep(const std::vector<float>& values) {
+    char* memory = aligned(int64_t(values.size()) * 4);
+    std::memcpy(memory, values.data(), values.size() * 4);
+    return reinterpret_cast<float*>(memory);
+  }
+
+ private:
+  char* aligned(int64_t bytes) { return all.emplace_back(aligned_zeros(bytes)); }
+  std::vector<char*> all;
+};
+
+struct Kind {
+  int32_t dtype, format;
+  int64_t group;
+  bool has_bias;
+};
+const Kind kKinds[] = {{QR_FLOAT32, 0, 0, false},  {QR_BFLOAT16, 0, 0, true}, {QR_FLOAT16, 0, 0, false},
+                       {QR_BFLOAT16, QR_INT8, 0, true}, {QR_FLOAT32, QR_INT4, 32, false}, {QR_BFLOAT16, QR_INT4, 128, false}};
+
+qr_routing routing_of(int64_t num_chosen) {
+  return {num_chosen, QR_SOFTMAX, 0, 0, 0, 1, 0.0, 1.5, 0.5, -1.0};
+}
+
+struct Case {
+  Kind kind;
+  int64_t k, n, num_experts;
+  Weights weights;
+  std::vector<qr_expert> experts;
+  qr_mixture mixture;
+  qr_routing routing = routing_of(3);
+  int64_t size_of() const { return kind.dtype == QR_FLOAT32 ? 4 : 2; }
+
+  Case(Kind kind, int64_t k, int64_t n, std::vector<int64_t> sizes, bool has_shared)
+      : kind(kind), k(k), n(n), num_experts(int64_t(sizes.size()) - has_shared) {
+    for (int64_t size : sizes)
+      experts.push_back({weights.draw(2 * size, k, kind.dtype, kind.format, kind.group, kind.has_bias),
+                         weights.draw(n, size, kind.dtype, kind.format, kind.group, kind.has_bias), size});
+    mixture = {weights.draw(num_experts + has_shared, k, QR_FLOAT32, 0, 0, false), nullptr, experts.data(), num_experts,
+               has_shared, has_shared, k, n};
+  }
+
+  int32_t run(std::vector<char>& out, const char* x, const char* residual, int64_t rows) {
+    out.assign(size_t(rows * n * size_of()), 0);
+    return qr_mixture_of_experts(out.data(), x, kind.dtype, residual, rows, &mixture, &routing, QR_SILU);
+  }
+
+  void bias_to(const std::vector<float>& bias) { mixture.choice_bias = weights.keep(bias); }
+  std::vector<float> apply(const qr_expert& expert, const char* x) const;
+  std::vector<char> expected(const char* x, const char* residual) const;
+};
+
+// One row through one expert.
+std::vector<float> Case::apply(const qr_expert& e, const char* x) const {
+  std::vector<char> inner(size_t(e.size * size_of()));
+  std::vector<float> out(static_cast<size_t>(n));
+  const qr_weight &up = e.gate_up, &down = e.down;
+  if (kind.format == 0) {
+    CHECK(qr_gated_linear(inner.data(), kind.dtype, x, kind.dtype, up.packed, kind.dtype, 1, e.size, k, up.bias,
+                          QR_SILU) == QR_OK);
+    CHECK(qr_linear(out.data(), QR_FLOAT32, inner.data(), kind.dtype, down.packed, kind.dtype, 1, n, e.size, down.bias,
+                    QR_NONE, nullptr) == QR_OK);
+  } else {
+    CHECK(qr_gated_linear_quantized(inner.data(), x, kind.dtype, up.packed, kind.format, kind.group, up.scales, nullptr,
+                                    1, e.size, k, up.bias, QR_SILU) == QR_OK);
+    CHECK(qr_linear_quantized(out.data(), QR_FLOAT32, inner.data(), kind.dtype, down.packed, kind.format, kind.group,
+                              down.scales, nullptr, 1, n, e.size, down.bias, QR_NONE, nullptr) == QR_OK);
+  }
+  return out;
+}
+
+std::vector<char> Case::expected(const char* x, const char* residual) const {
+  std::vector<float> logits(size_t(num_experts + mixture.has_shared_gate)), total(size_t(n), 0.0f);
+  CHECK(qr_linear(logits.data(), QR_FLOAT32, x, kind.dtype, mixture.router.packed, QR_FLOAT32, 1,
+                  int64_t(logits.size()), k, nullptr, QR_NONE, nullptr) == QR_OK);
+  std::vector<int32_t> chosen(size_t(routing.num_chosen));
+  std::vector<float> weights(chosen.size());
+  CHECK(qr_route(chosen.data(), weights.data(), logits.data(), mixture.choice_bias, 1, num_experts, &routing) == QR_OK);
+  std::vector<std::pair<int32_t, float>> order;
+  for (size_t i = 0; i < chosen.size(); ++i) order.emplace_back(chosen[i], weights[i]);
+  std::sort(order.begin(), order.end());
+  if (mixture.has_shared != 0)
+    order.emplace_back(int32_t(num_experts), 1.0f / (1.0f + std::exp(-logits.back())) * float(routing.shared_factor));
+  for (auto [index, weight] : order) {
+    const std::vector<float> out = apply(experts[size_t(index)], x);
+    for (size_t i = 0; i < total.size(); ++i) total[i] += out[i] * weight;
+  }
+  const std::vector<char> raw(residual, residual + n * size_of());
+  const std::vector<float> more = decode(raw, kind.dtype);
+  for (size_t i = 0; i < total.size(); ++i) total[i] += more[i];
+  return encode(total, kind.dtype);
+}
+
+// All rows at once and in parts, with some numbers of threads, against each row alone.
+void check_rows(Case& c, int64_t rows, const char* what) {
+  std::vector<char> x = encode(random_floats(rows * c.k), c.kind.dtype), all, some;
+  std::vector<char> residual = encode(random_floats(rows * c.n), c.kind.dtype);
+  const int64_t in_bytes = c.k * c.size_of(), out_bytes = c.n * c.size_of();
+  for (int32_t threads : {1, 2, 3}) {
+    qr_init(qr_isa_in_use(), threads);
+    CHECK(c.run(all, x.data(), residual.data(), rows) == QR_OK);
+    for (int64_t row = 0; row < rows; row += rows > 50 ? 17 : 1) {
+      const std::vector<char> want = c.expected(x.data() + row * in_bytes, residual.data() + row * out_bytes);
+      CHECK(std::memcmp(all.data() + row * out_bytes, want.data(), want.size()) == 0, "%s, dtype %d format %d: row %ld",
+            what, c.kind.dtype, c.kind.format, long(row));
+    }
+    for (auto [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 2}, {0, 5}, {3, rows - 3}}) {
+      CHECK(c.run(some, x.data() + first * in_bytes, residual.data() + first * out_bytes, count) == QR_OK);
+      CHECK(std::memcmp(some.data(), all.data() + first * out_bytes, some.size()) == 0, "%s, rows %ld from %ld", what,
+            long(count), long(first));
+    }
+  }
+  qr_init(qr_isa_in_use(), 2);
+}
+
+}  // namespace
+
+TEST(a_mixture_has_the_bits_of_its_experts_one_by_one) {
+  for (const Kind& kind : kKinds) {
+    Case whole(kind, 96, 70, {64, 64, 32, 64, 96, 64, 64, 64}, false);
+    check_rows(whole, 33, "whole panels");
+    Case odd(kind, 72, 64, {20, 20, 20, 20, 45}, true);
+    check_rows(odd, 19, "halves within a panel, and a shared expert");
+  }
+}
+
+TEST(experts_without_rows_and_one_with_all_of_them) {
+  for (const Kind& kind : {kKinds[1], kKinds[3]}) {
+    Case c(kind, 64, 64, {32, 32, 32, 32, 32}, false);
+    c.routing = routing_of(1);
+    c.bias_to({-9, 9, -9, 0, 0});
+    check_rows(c, 40, "one for all");
+    c.routing = routing_of(5);
+    check_rows(c, 12, "all of them");
+  }
+}
+
+// One wave after the other, and more rows than an expert takes at once.
+TEST(many_rows_have_the_bits_of_few) {
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[4]}) {
+    Case c(kind, 544, 2080, {320, 320, 320, 320}, true);
+    c.routing = routing_of(2);
+    check_rows(c, 1100, "many rows");
+  }
+}
+
+TEST(a_row_that_is_not_a_number_fails_alone) {
+  Case c(kKinds[1], 64, 64, {32, 32, 32, 32, 32}, true);
+  const int64_t rows = 9;
+  std::vector<float> numbers = random_floats(rows * c.k);
+  std::vector<char> x = encode(numbers, QR_BFLOAT16), residual = encode(random_floats(rows * c.n), QR_BFLOAT16);
+  std::vector<char> clean, mixed;
+  CHECK(c.run(clean, x.data(), residual.data(), rows) == QR_OK);
+  const uint16_t nan = 0x7fc0;
+  std::memcpy(x.data() + (4 * c.k + 3) * 2, &nan, 2);
+  CHECK(c.run(mixed, x.data(), residual.data(), rows) == QR_OK);
+  for (int64_t row = 0; row < rows; ++row) {
+    const size_t at = size_t(row * c.n * 2), bytes = size_t(c.n * 2);
+    if (row != 4) CHECK(std::memcmp(clean.data() + at, mixed.data() + at, bytes) == 0, "row %ld", long(row));
+  }
+  const std::vector<float> values = decode(mixed, QR_BFLOAT16);
+  for (int64_t i = 4 * c.n; i < 5 * c.n; ++i) CHECK(std::isnan(values[size_t(i)]));
+}
+
+TEST(routing_takes_the_best_and_the_lower_index_first) {
+  const float logits[] = {1, 3, 3, 2, 3, 2, kNan, 0, 0, 0, 0, 0};
+  int32_t chosen[8];
+  float weights[8];
+  qr_routing routing = routing_of(4);
+  for (int64_t scores : {QR_SOFTMAX, QR_SIGMOID, QR_LOGITS}) {
+    routing.scores = scores;
+    CHECK(qr_route(chosen, weights, logits, nullptr, 2, 6, &routing) == QR_OK);
+    const int32_t want[] = {1, 2, 4, 3, 0, 1, 2, 3};
+    CHECK(std::isnan(weights[4]));
+    CHECK(std::memcmp(chosen, want, sizeof(want)) == 0, "scores %ld", long(scores));
+    CHECK(weights[0] == weights[1] && weights[1] == weights[2] && weights[2] > weights[3]);
+  }
+  routing.groups = 3;
+  routing.chosen_groups = routing.best_of_group = 2;
+  CHECK(qr_route(chosen, weights, logits, nullptr, 1, 6, &routing) == QR_OK);
+  CHECK(chosen[0] == 2 && chosen[1] == 4 && chosen[2] == 3 && chosen[3] == 5);  // groups 1 (3 + 2) and 2 (3 + 2)
+}
+
+TEST(a_mixture_that_cannot_be_is_refused) {
+  Case c(kKinds[0], 64, 64, {32, 32, 32, 32}, false);
+  std::vector<char> x = encode(random_floats(2 * 64), QR_FLOAT32), out;
+  const auto refuses = [&](const char* what, auto change) {
+    const qr_mixture mixture = c.mixture;
+    const qr_routing routing = c.routing;
+    const std::vector<qr_expert> experts = c.experts;
+    change();
+    CHECK(c.run(out, x.data(), nullptr, 2) == QR_EINVAL, "%s", what);
+    CHECK(std::all_of(out.begin(), out.end(), [](char byte) { return byte == 0; }), "%s wrote", what);
+    c.mixture = mixture;
+    c.routing = routing;
+    std::copy(experts.begin(), experts.end(), c.experts.begin());
+  };
+  refuses("no experts", [&] { c.mixture.num_experts = 0; });
+  refuses("a gate of nothing", [&] { c.mixture.has_shared_gate = 1; });
+  refuses("a size", [&] { c.experts[2].size = -1; });
+  refuses("a weight that is not there", [&] { c.experts[3].down.packed = nullptr; });
+  refuses("a dtype", [&] { c.experts[0].gate_up.dtype = 9; });
+  refuses("a format", [&] { c.experts[1].gate_up.format = 5; });
+  refuses("no scales", [&] { c.experts[1].gate_up.format = QR_INT8; });
+  refuses("more choices than experts", [&] { c.routing.num_chosen = 5; });
+  refuses("no choice", [&] { c.routing.num_chosen = 0; });
+  refuses("scores", [&] { c.routing.scores = 3; });
+  refuses("groups that do not divide", [&] { c.routing.groups = 3; });
+  refuses("groups too few for the choices", [&] {
+    c.routing.groups = 4;
+    c.routing.chosen_groups = c.routing.best_of_group = 1;
+  });
+  refuses("a factor", [&] { c.routing.factor = double(kNan); });
+  refuses("a nearness", [&] { c.routing.near = HUGE_VAL; });
+  CHECK(c.run(out, x.data(), nullptr, 0) == QR_OK);
+  CHECK(c.run(out, x.data(), nullptr, 2) == QR_OK);
+}
