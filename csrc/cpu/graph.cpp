@@ -54,6 +54,9 @@ constexpr Entry kEntries[] = {
     QR_ENTRY(qr_scale_add),          QR_ENTRY(qr_soft_cap),
     QR_ENTRY(qr_rope_and_cache),     QR_ENTRY(qr_paged_attention),
     QR_ENTRY(qr_mixture_of_experts),
+    QR_ENTRY(qr_causal_conv),        QR_ENTRY(qr_mamba_derived),
+    QR_ENTRY(qr_mamba_scan),         QR_ENTRY(qr_mamba2_scan),
+    QR_ENTRY(qr_gated_norm),
 };
 constexpr int64_t kNumEntries = sizeof(kEntries) / sizeof(Entry);
 

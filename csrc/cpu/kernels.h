@@ -147,6 +147,83 @@ struct AttentionPiece {
 
 using AttendFn = void (*)(const AttentionArgs& args, const AttentionPiece& piece);
 
+// Channels that one piece of a convolution, and of a Mamba scan, takes: whole cache lines of every row.
+constexpr int64_t kConvChannels = 64;
+constexpr int64_t kScanChannels = 64;
+// Tokens that a convolution sees at most, which bounds the weights of a piece.
+constexpr int64_t kConvWidth = 64;
+
+struct ConvArgs {
+  float* out;     // [tokens, channels], or null
+  void* rounded;  // the same in dtype, or null
+  const void *x, *factor, *gate;  // rows `stride` apart; out = silu?(conv(x * factor)) * gate; factor, gate may be null
+  int32_t dtype;
+  int64_t stride;
+  const float* bias;  // or null
+  bool silu;
+  int64_t channels, width;
+};
+
+// Some channels of one sequence.
+struct ConvPiece {
+  int64_t token_begin, token_end, channel_begin, channel_end;
+  const float* weight;  // [width][kConvChannels]
+  const float* past;    // [width - 1][kConvChannels]: the inputs before the first token
+  float* last;          // and those up to the last one
+};
+
+struct DerivedArgs {
+  void* time;  // [tokens, rank]
+  int32_t dtype;
+  float* derived;  // [tokens, rank + 2 state_size]
+  int64_t rank, state_size;
+  const float* norms[3];  // each may be null: ones
+  bool is_normed;
+  float eps;
+};
+
+struct MambaArgs {
+  void* out;  // [tokens, channels]
+  int32_t dtype;
+  const float *x, *time;  // [tokens, channels]; time before softplus
+  const void* gate;
+  int64_t gate_stride;
+  const float *write, *read;  // rows `derived_stride` apart
+  int64_t derived_stride;
+  const float *decay, *skip;  // [channels, state_size], [channels]
+  int64_t channels, state_size;
+};
+
+struct Mamba2Args {
+  float* x;  // rows `stride` apart: channels of all heads, which become the output; writing and reading vectors
+  int64_t stride;
+  const void* time;
+  int32_t dtype;
+  int64_t time_stride;
+  const float *time_bias, *decay, *skip;  // [heads]
+  int64_t heads, groups, head_size, state_size;
+};
+
+// One sequence's channels [begin, end), or head `begin`, with their state before its first token and after its last.
+// There is a token, at least.
+struct ScanPiece {
+  int64_t token_begin, token_end, begin, end;
+  const float* before;  // may be `after`
+  float* after;
+};
+
+struct GatedNormArgs {
+  void* out;  // [tokens, groups * cols]
+  int32_t dtype;
+  float* x;  // becomes x * silu(gate)
+  int64_t x_stride;
+  const void* gate;
+  int64_t gate_stride;
+  const float* weight;
+  int64_t groups, cols;
+  float eps;
+};
+
 struct Largest {
   float value;
   int64_t index;
@@ -173,6 +250,11 @@ struct Kernels {
   Gemm gemm_int4[3];  // in groups of 32, 64, 128
   // out[i] = activation(gate[i]) * up[i], where a gated layer's halves do not fall on panels.
   void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, int32_t activation);
+  void (*causal_conv)(const ConvArgs& args, const ConvPiece& piece);
+  void (*mamba_derived)(const DerivedArgs& args, int64_t row_begin, int64_t row_end);
+  void (*mamba_scan)(const MambaArgs& args, const ScanPiece& piece);
+  void (*mamba2_scan)(const Mamba2Args& args, const ScanPiece& piece);
+  void (*gated_norm)(const GatedNormArgs& args, int64_t row_begin, int64_t row_end);
   Largest (*find_largest)(const float* x, int64_t n);
   double (*sum_exponentials)(const float* x, int64_t n, float shift);
   // round(2^40 * exp((logit - largest) / temperature))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
-from quire.config.family_spec import NormKind
-from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MixerSpec, RecurrentSpec
+from quire.config.family_spec import MlpKind, NormKind
+from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, RecurrentSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
+
+FLOAT = DTYPE_BYTES["float32"]
+"""Bytes of a number of what recurrent layers compute between their projections."""
 
 
 class _Layout:
@@ -15,13 +18,13 @@ class _Layout:
 
     def __init__(self, num_tokens: int, item: int) -> None:
         self._rows = round_up(num_tokens, 32) if num_tokens > 32 else num_tokens
-        self._item = item
+        self.item = item
         self._pieces: dict[str, tuple[int, int]] = {}
         self.peak = 0
 
-    def take(self, name: str, columns: int) -> None:
-        """Place a piece of so many columns for each token."""
-        self.place(name, self._rows * columns * self._item)
+    def take(self, name: str, columns: int, item: int | None = None) -> None:
+        """Place a piece of so many columns for each token, in the model's dtype or in items of another size."""
+        self.place(name, self._rows * columns * (self.item if item is None else item))
 
     def place(self, name: str, num_bytes: int) -> None:
         """Place a piece in the first gap."""
@@ -83,9 +86,9 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
         layout.take("normed", arch.hidden_size)
         layout.free("hidden")
         layout.rename("normed", "hidden")
-    ends: dict[tuple[int, int, MixerSpec], int] = {}
+    ends: dict[tuple[int, int | None, MixerSpec], int] = {}
     for layer in arch.layers:  # each meets the gaps that the one before left
-        inner = 0 if layer.mlp.experts else layer.mlp.intermediate_size
+        inner = None if layer.mlp.kind is MlpKind.NONE else 0 if layer.mlp.experts else layer.mlp.intermediate_size
         start = layout.begin("hidden"), inner, layer.mixer
         if start in ends:
             layout.move("hidden", ends[start])
@@ -96,7 +99,8 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     return layout
 
 
-def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int) -> None:
+def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int | None) -> None:
+    """One layer; its MLP has so many inner features, or there is none."""
     size, norms = arch.hidden_size, arch.norms
     _norm(layout, norms.input, size)
     if isinstance(mixer, RecurrentSpec):
@@ -104,6 +108,11 @@ def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int) -> No
     else:
         _attend(layout, arch, mixer)
     _join(layout, arch, norms.post_attention, "between")
+    if inner is None:
+        _end_norm(layout, norms.input)
+        layout.free("hidden")
+        layout.rename("between", "hidden")
+        return
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
         _end_norm(layout, norms.input)
@@ -164,10 +173,32 @@ def _expand(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> Non
 
 def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
     layout.take("projected", mixer.in_features)
-    layout.take("scanned", mixer.inner_size)
+    if isinstance(mixer, MambaSpec):
+        _derive(layout, mixer)
+        layout.take("scanned", mixer.inner_size)
+        layout.free("convolved", "derived", "wide")
+    elif isinstance(mixer, Mamba2Spec):
+        layout.take("convolved", mixer.conv_channels, FLOAT)
+        layout.take("scanned", mixer.inner_size)
+        layout.free("convolved")
+    else:
+        layout.take("scanned", mixer.inner_size)
     layout.free("projected")
     layout.take("between", arch.hidden_size)
     layout.free("scanned")
+
+
+def _derive(layout: _Layout, mixer: MambaSpec) -> None:
+    """What Mamba's scan reads beside the projection, all of it in float32."""
+    layout.take("convolved", mixer.inner_size, FLOAT)
+    if layout.item != FLOAT:
+        layout.take("rounded", mixer.inner_size)
+    layout.take("derived", mixer.time_rank + 2 * mixer.state_size, FLOAT)
+    if layout.item != FLOAT:
+        layout.free("rounded")
+    layout.take("time", mixer.time_rank)
+    layout.take("wide", mixer.inner_size, FLOAT)
+    layout.free("time")
 
 
 def _norm(layout: _Layout, name: str | None, size: int) -> None:
@@ -291,8 +322,10 @@ STATE_COPIES = 4
 """Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
 
 
-def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int) -> int:
-    """Bytes that a recurrent layer works with beside the activations, in float32."""
+def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int, *, ops: str) -> int:
+    """Bytes that a recurrent layer works with beside the activations, in float32, where torch computes it."""
+    if ops == "cpu":
+        return 0
     return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in arch.recurrences), default=0)
 
 
@@ -303,3 +336,18 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
     scanned = num_tokens * (6 * (inner + 64) + derived)
     states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
     return 4 * (convolved + scanned) + states
+
+
+CHANNELS_AT_ONCE = 64
+"""Whose states one piece of a native Mamba scan takes; `kScanChannels` in csrc."""
+
+
+def split_state_bytes(arch: ModelArch) -> int:
+    """Bytes of a copy of the state that one piece of a native scan takes, where it lies in both halves of a page."""
+    return max((_piece_bytes(mixer) for mixer in arch.recurrences), default=0)
+
+
+def _piece_bytes(mixer: RecurrentSpec) -> int:
+    if isinstance(mixer, Mamba2Spec):
+        return FLOAT * mixer.head_size * mixer.state_size
+    return FLOAT * min(CHANNELS_AT_ONCE, mixer.inner_size) * mixer.state_size if isinstance(mixer, MambaSpec) else 0

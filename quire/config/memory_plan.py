@@ -13,6 +13,7 @@ from quire.config.activations import (
     experts_bytes,
     native_experts_bytes,
     recurrence_bytes,
+    split_state_bytes,
     step_logits_bytes,
 )
 from quire.config.arch import ModelArch
@@ -152,7 +153,8 @@ SCRATCH = 2 << 20
 def workspace_bytes(arch: ModelArch, use: MemoryUse, layout: KVLayout) -> int:
     """Activations of a full step, scratch of the kernels, and the tables that a step reads."""
     num_groups = len(layout.groups)
-    activations = _step_bytes(arch, use) + recurrence_bytes(arch, use.max_num_batched_tokens, use.max_num_seqs)
+    activations = _step_bytes(arch, use)
+    activations += recurrence_bytes(arch, use.max_num_batched_tokens, use.max_num_seqs, ops=use.ops)
     block_tables = num_groups * use.max_num_seqs * layout.num_entries(use.max_model_len) * 4
     arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
     arrays += 16 * num_groups * use.max_num_seqs
@@ -177,7 +179,8 @@ def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
         return use.num_threads * sampling
     widest = arch.widest_mlp
     both = 0 if widest % 32 == 0 else 8 * use.max_num_batched_tokens * widest
-    return _prepared_bytes(arch, use) + both + use.num_threads * sampling + _torch_attention_bytes(arch, use)
+    of_thread = sampling + split_state_bytes(arch)
+    return _prepared_bytes(arch, use) + both + use.num_threads * of_thread + _torch_attention_bytes(arch, use)
 
 
 def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:

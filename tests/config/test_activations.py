@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.activations import activation_bytes
+from quire.config.activations import activation_bytes, experts_bytes
 from quire.ops import table
+from tests.checkpoints import RECURRENT
 from tests.engine.test_parity import available_ops
 from tests.models.harness import Harness, arch_of
 
@@ -29,6 +30,20 @@ def test_a_step_takes_what_is_planned(
     table.use("cpu")
     taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
     assert taken == activation_bytes(arch_of(directory), dtype, num_tokens, ops="cpu")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 32, 61])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_step_of_recurrent_layers_takes_what_is_planned(
+    checkpoint: Callable[..., Path], family: str, dtype: str, num_tokens: int
+) -> None:
+    directory = checkpoint(family)
+    arch = arch_of(directory)
+    table.use("cpu")
+    taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
+    planned = activation_bytes(arch, dtype, num_tokens, ops="cpu")
+    assert taken == planned if not arch.mixtures else taken <= planned + experts_bytes(arch, dtype, num_tokens)
 
 
 def recorded_bytes(harness: Harness, num_tokens: int) -> int:

@@ -6,6 +6,7 @@
 #include "gemm.h"
 #include "gemm_quantized.h"
 #include "norm.h"
+#include "recurrence.h"
 #include "rotary.h"
 #include "sampling.h"
 
@@ -29,6 +30,11 @@ void fill_base(Kernels& kernels) {
   kernels.attend[QR_CACHE_INT8] = attend<FloatMath<Bf16>, int8_t>;
   for (int cache = 0; cache < 4; ++cache) kernels.attend_bf16[cache] = kernels.attend[cache];
   kernels.merge_splits = merge_splits;
+  kernels.causal_conv = causal_conv;
+  kernels.mamba_derived = mamba_derived;
+  kernels.mamba_scan = mamba_scan;
+  kernels.mamba2_scan = mamba2_scan;
+  kernels.gated_norm = gated_norm;
   kernels.find_largest = find_largest;
   kernels.sum_exponentials = sum_exponentials;
   kernels.sample_weights = sample_weights;

@@ -34,6 +34,8 @@ STATUS: Final = {
 }
 
 PTR, I32, I64, F32 = c_void_p, c_int32, c_int64, c_float
+STATES: Final = (PTR, I64, I64, PTR, PTR, PTR, I64)
+"""Where the states of a step's sequences lie."""
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     # name: (result, arguments...); see csrc/include/quire_cpu.h
     "qr_abi_version": (I32,),
@@ -61,6 +63,11 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_cache_page": (I64, I32, I64, I64),
     "qr_rope_and_cache": (I32, PTR, PTR, I32, *(PTR,) * 5, I32, I64, I64, I64, PTR, *(I64,) * 5, I32, F32),
     "qr_paged_attention": (I32, *(PTR, I32) * 3, I64, I64, I64, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64),
+    "qr_causal_conv": (I32, *(PTR,) * 5, I32, I64, PTR, PTR, I32, I64, I64, I64, *STATES),
+    "qr_mamba_derived": (I32, PTR, I32, PTR, I64, I64, I64, PTR, PTR, PTR, I32, F32),
+    "qr_mamba_scan": (I32, PTR, I32, PTR, PTR, PTR, I64, PTR, PTR, I64, PTR, PTR, *(I64,) * 4, *STATES),
+    "qr_mamba2_scan": (I32, PTR, PTR, I32, I64, PTR, PTR, PTR, *(I64,) * 6, *STATES),
+    "qr_gated_norm": (I32, PTR, I32, PTR, I64, PTR, I64, PTR, I64, I64, I64, F32),
     "qr_copy_blocks": (I32, PTR, I64, I64, I64, PTR, I64),
     "qr_touch": (I32, PTR, I64),
     "qr_row_max": (I32, PTR, PTR, PTR, I64, I64),

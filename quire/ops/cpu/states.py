@@ -1,23 +1,17 @@
-"""Recurrent layers over the packed products of `gemm`.
-
-They are computed by torch: a graph holds a call of these functions between two runs of native ops.
-"""
+"""Recurrent layers; `csrc/cpu/recurrence.cpp`. What lies between their ops is in float32."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from quire.ops import recurrence
+from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.gemm import linear
-from quire.ops.cpu.library import is_recording, note_call
-from quire.ops.cpu.memory import empty, untracked, zeros
+from quire.ops.cpu.library import check, load
+from quire.ops.cpu.memory import empty, zeros
 from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
-from quire.ops.threads import one_thread
 
+lib = load()
 SLACK = 128
 """Bytes past the last page, as behind pages of keys and values."""
 
@@ -30,33 +24,168 @@ def allocate_states(*, num_blocks: int, num_bytes: int) -> Tensor:
 
 def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """See `functional.mamba`."""
-    compute = partial(recurrence.mamba, weights=weights, states=states, metadata=metadata, linear=linear)
-    return _called(compute, projected, weights.skip.shape[0])
+    tokens, dtype = projected.shape[0], projected.dtype
+    channels, state_size = weights.decay.shape
+    x = empty((tokens, channels), torch.float32)
+    rounded = x if dtype == torch.float32 else empty((tokens, channels), dtype)
+    _convolve(x, rounded, projected, 0, weights.conv, states, metadata, activation="silu")
+    derived = linear(rounded, weights.derive, out_dtype=torch.float32)
+    del rounded
+    time = _derived(derived, weights, dtype)
+    wide = linear(time, weights.widen, weights.time_bias, out_dtype=torch.float32)
+    del time
+    out = empty((tokens, channels), dtype)
+    write = derived.data_ptr() + 4 * weights.widen.in_features
+    check(
+        lib.qr_mamba_scan(
+            out.data_ptr(),
+            DTYPES[dtype],
+            x.data_ptr(),
+            wide.data_ptr(),
+            projected.data_ptr() + channels * dtype.itemsize,
+            2 * channels,
+            write,
+            write + 4 * state_size,
+            derived.shape[1],
+            weights.decay.data_ptr(),
+            weights.skip.data_ptr(),
+            tokens,
+            channels,
+            state_size,
+            weights.conv.num_inputs,
+            *_places(states, metadata),
+        )
+    )
+    return out
 
 
 def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """See `functional.mamba2`."""
-    compute = partial(recurrence.mamba2, weights=weights, states=states, metadata=metadata)
-    return _called(compute, projected, weights.norm.shape[0])
+    tokens, width = projected.shape
+    dtype = projected.dtype
+    heads, inner = weights.decay.shape[0], weights.norm.shape[0]
+    convolved = weights.conv.weight.shape[0]
+    x = empty((tokens, convolved), torch.float32)
+    _convolve(x, x, projected, inner, weights.conv, states, metadata, activation="silu")
+    check(
+        lib.qr_mamba2_scan(
+            x.data_ptr(),
+            projected.data_ptr() + (inner + convolved) * dtype.itemsize,
+            DTYPES[dtype],
+            width,
+            weights.time_bias.data_ptr(),
+            weights.decay.data_ptr(),
+            weights.skip.data_ptr(),
+            tokens,
+            heads,
+            weights.num_groups,
+            inner // heads,
+            weights.state_size,
+            weights.conv.num_inputs,
+            *_places(states, metadata),
+        )
+    )
+    return _gated_norm(x, projected, weights)
 
 
 def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """See `functional.short_conv`."""
-    compute = partial(recurrence.short_conv, weights=weights, states=states, metadata=metadata)
-    return _called(compute, projected, weights.weight.shape[0])
-
-
-def _called(compute: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
-    """What a function gives of x, now or, while this thread records, whenever the graph is replayed."""
-    out = empty((x.shape[0], width), x.dtype)
-    if not is_recording():
-        _fill(out, x, compute)
-        return out
-    given = untracked(out), untracked(x)
-    note_call(partial(_fill, *given, compute), [tensor.data_ptr() for tensor in given])
+    channels = weights.weight.shape[0]
+    out = empty((projected.shape[0], channels), projected.dtype)
+    _convolve(None, out, projected, 2 * channels, weights, states, metadata, factor=0, gate=channels)
     return out
 
 
-def _fill(out: Tensor, x: Tensor, compute: Callable[[Tensor], Tensor]) -> None:
-    with one_thread(), torch.inference_mode():
-        out.copy_(compute(x))
+def _convolve(
+    out: Tensor | None,
+    rounded: Tensor,
+    projected: Tensor,
+    first: int,
+    weights: ConvWeights,
+    states: Tensor,
+    metadata: StateMetadata,
+    *,
+    factor: int | None = None,
+    gate: int | None = None,
+    activation: str | None = None,
+) -> None:
+    """The convolution of `projected` from column `first` on, in float32 and rounded; factor and gate are columns, too.
+
+    Mutates: out, rounded (which may be out), states.
+    """
+    tokens, width = projected.shape
+    item, start = projected.element_size(), projected.data_ptr()
+    check(
+        lib.qr_causal_conv(
+            None if out is None else out.data_ptr(),
+            None if rounded is out else rounded.data_ptr(),
+            start + first * item,
+            None if factor is None else start + factor * item,
+            None if gate is None else start + gate * item,
+            DTYPES[projected.dtype],
+            width,
+            weights.weight.data_ptr(),
+            None if weights.bias is None else weights.bias.data_ptr(),
+            ACTIVATIONS[activation],
+            tokens,
+            *weights.weight.shape,
+            *_places(states, metadata),
+        )
+    )
+
+
+def _derived(derived: Tensor, weights: MambaWeights, dtype: torch.dtype) -> Tensor:
+    """The time step in few numbers, rounded; it and the vectors beside it are normed. Mutates: derived."""
+    tokens, rank = derived.shape[0], weights.widen.in_features
+    time = empty((tokens, rank), dtype)
+    norms = (None, None, None) if weights.norms is None else weights.norms
+    check(
+        lib.qr_mamba_derived(
+            time.data_ptr(),
+            DTYPES[dtype],
+            derived.data_ptr(),
+            tokens,
+            rank,
+            weights.decay.shape[1],
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            int(weights.norms is not None),
+            weights.norm_eps,
+        )
+    )
+    return time
+
+
+def _gated_norm(x: Tensor, projected: Tensor, weights: Mamba2Weights) -> Tensor:
+    """The first columns of x, times the gate and normed, in projected's dtype. Mutates: x."""
+    tokens, inner = x.shape[0], weights.norm.shape[0]
+    out = empty((tokens, inner), projected.dtype)
+    check(
+        lib.qr_gated_norm(
+            out.data_ptr(),
+            DTYPES[out.dtype],
+            x.data_ptr(),
+            x.shape[1],
+            projected.data_ptr(),
+            projected.shape[1],
+            weights.norm.data_ptr(),
+            tokens,
+            weights.num_groups,
+            inner // weights.num_groups,
+            weights.norm_eps,
+        )
+    )
+    return out
+
+
+def _places(states: Tensor, metadata: StateMetadata) -> tuple[int, ...]:
+    """The states, and where those of the step's sequences lie, as the library takes them."""
+    _, num_pages, half = states.shape
+    return (
+        states.data_ptr(),
+        num_pages,
+        half,
+        metadata.query_start.data_ptr(),
+        metadata.reads.data_ptr(),
+        metadata.writes.data_ptr(),
+        metadata.reads.shape[0],
+    )

@@ -1,0 +1,272 @@
+// Recurrent layers, token by token: causal convolutions, the scans of Mamba and Mamba 2, and a gated norm.
+//
+// Row invariance: a token's numbers follow from the state before it by one fixed order of operations, and states are
+// kept in float32 between tokens as between steps, so that no cut of a sequence leaves a trace.
+#pragma once
+
+#include "../kernels.h"
+#include "norm.h"
+#include "simd.h"
+
+namespace qr {
+namespace {
+
+// log(1 + u) for 0 <= u <= 1: twice the inverse hyperbolic tangent of s = u / (2 + u) <= 1/3, by its series. Its
+// relative error is a few ulp also where u is small.
+QR_INLINE vf log_of_one_plus(vf u) {
+  const vf s = div(u, add(set1(2.0f), u)), square = mul(s, s);
+  vf p = set1(1.0f / 15);
+  p = fma(p, square, set1(1.0f / 13));
+  p = fma(p, square, set1(1.0f / 11));
+  p = fma(p, square, set1(1.0f / 9));
+  p = fma(p, square, set1(1.0f / 7));
+  p = fma(p, square, set1(1.0f / 5));
+  p = fma(p, square, set1(1.0f / 3));
+  p = fma(p, square, set1(1.0f));
+  return mul(add(s, s), p);
+}
+
+// log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)
+QR_INLINE vf softplus(vf x) { return add(max(zero(), x), log_of_one_plus(exp(sub(zero(), abs(x))))); }
+
+QR_INLINE vf silu(vf x) { return mul(x, sigmoid(x)); }
+
+// ---- the causal convolution ----
+
+template <class T>
+void causal_conv_of(const ConvArgs& args, const ConvPiece& piece) {
+  const int64_t num_past = args.width - 1, tokens = piece.token_end - piece.token_begin;
+  const int64_t begin = piece.token_begin * args.stride + piece.channel_begin;
+  const T* x = static_cast<const T*>(args.x) + begin;
+  const T* factor = args.factor == nullptr ? nullptr : static_cast<const T*>(args.factor) + begin;
+  const T* gate = args.gate == nullptr ? nullptr : static_cast<const T*>(args.gate) + begin;
+  const float* bias = args.bias == nullptr ? nullptr : args.bias + piece.channel_begin;
+  const int64_t out_begin = piece.token_begin * args.channels + piece.channel_begin;
+  float* out = args.out == nullptr ? nullptr : args.out + out_begin;
+  T* rounded = args.rounded == nullptr ? nullptr : static_cast<T*>(args.rounded) + out_begin;
+  const int64_t channels = piece.channel_end - piece.channel_begin;
+
+  const auto input_at = [&](int64_t token, int64_t i, int n) __attribute__((always_inline)) {
+    if (token < 0) return load_some(piece.past + (num_past + token) * kConvChannels + i, n);
+    const vf value = load_some(x + token * args.stride + i, n);
+    return factor == nullptr ? value : mul(value, load_some(factor + token * args.stride + i, n));
+  };
+  for (int64_t token = 0; token < tokens; ++token)
+    each_vector(channels, [&](int64_t i, int n) __attribute__((always_inline)) {
+      vf value = bias == nullptr ? zero() : load_some(bias + i, n);
+      for (int64_t column = 0; column <= num_past; ++column)
+        value = fma(input_at(token - num_past + column, i, n), load(piece.weight + column * kConvChannels + i), value);
+      if (args.silu) value = silu(value);
+      if (gate != nullptr) value = mul(value, load_some(gate + token * args.stride + i, n));
+      if (out != nullptr) store_some(out + token * args.channels + i, value, n);
+      if (rounded != nullptr) store_some(rounded + token * args.channels + i, value, n);
+    });
+  for (int64_t past = 0; past < num_past; ++past)
+    each_vector(channels, [&](int64_t i, int n) __attribute__((always_inline)) {
+      store_some(piece.last + past * kConvChannels + i, input_at(tokens - num_past + past, i, n), n);
+    });
+}
+
+void causal_conv(const ConvArgs& args, const ConvPiece& piece) {
+  if (args.dtype == QR_FLOAT32)
+    causal_conv_of<float>(args, piece);
+  else if (args.dtype == QR_BFLOAT16)
+    causal_conv_of<Bf16>(args, piece);
+  else
+    causal_conv_of<Fp16>(args, piece);
+}
+
+// ---- what a Mamba layer derives from its input ----
+
+template <class T>
+void mamba_derived_rows(const DerivedArgs& args, int64_t row_begin, int64_t row_end) {
+  const int64_t sizes[] = {args.rank, args.state_size, args.state_size};
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    float* part = args.derived + row * (args.rank + 2 * args.state_size);
+    const float* time = part;
+    for (int i = 0; args.is_normed && i < 3; part += sizes[i++]) {
+      const float squares = row_sum(sizes[i], [&](int64_t at, int n) __attribute__((always_inline)) {
+        const vf value = load_some(part + at, n);
+        return mul(value, value);
+      });
+      const vf factor = set1(inverse_root(squares / float(sizes[i]) + args.eps));
+      each_vector(sizes[i], [&](int64_t at, int n) __attribute__((always_inline)) {
+        vf value = mul(load_some(part + at, n), factor);
+        if (args.norms[i] != nullptr) value = mul(value, load_some(args.norms[i] + at, n));
+        store_some(part + at, value, n);
+      });
+    }
+    T* out = static_cast<T*>(args.time) + row * args.rank;
+    each_vector(args.rank, [&](int64_t at, int n) __attribute__((always_inline)) {
+      store_some(out + at, load_some(time + at, n), n);
+    });
+  }
+}
+
+void mamba_derived(const DerivedArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == QR_FLOAT32)
+    mamba_derived_rows<float>(args, begin, end);
+  else if (args.dtype == QR_BFLOAT16)
+    mamba_derived_rows<Bf16>(args, begin, end);
+  else
+    mamba_derived_rows<Fp16>(args, begin, end);
+}
+
+// ---- Mamba: each number of a state decays by itself ----
+
+// One channel and token: h = h * exp(time * decay) + added * write; gives h . read.
+QR_INLINE float step_channel(float* after, const float* before, const float* decay, float time, float added,
+                             const float* write, const float* read, int64_t size) {
+  const vf all_time = set1(time), all_added = set1(added);
+  vf total = zero();
+  each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
+    const vf kept = mul(load_some(before + i, n), exp(mul(all_time, load_some(decay + i, n))));
+    const vf state = fma(all_added, load_some(write + i, n), kept);
+    store_some(after + i, state, n);
+    total = fma(state, load_some(read + i, n), total);
+  });
+  return sum(total);
+}
+
+template <class T>
+void mamba_scan_of(const MambaArgs& args, const ScanPiece& piece) {
+  const int64_t size = args.state_size, count = piece.end - piece.begin;
+  alignas(64) float time[kScanChannels], added[kScanChannels], y[kScanChannels];
+  const float* before = piece.before;
+  for (int64_t token = piece.token_begin; token < piece.token_end; ++token, before = piece.after) {
+    const int64_t at = token * args.channels + piece.begin;
+    const float* x = args.x + at;
+    each_vector(count, [&](int64_t i, int n) __attribute__((always_inline)) {
+      const vf step = softplus(load_some(args.time + at + i, n));
+      store(time + i, step);
+      store(added + i, mul(step, load_some(x + i, n)));
+    });
+    const float* write = args.write + token * args.derived_stride;
+    const float* read = args.read + token * args.derived_stride;
+    for (int64_t c = 0; c < count; ++c)
+      y[c] = step_channel(piece.after + c * size, before + c * size, args.decay + (piece.begin + c) * size, time[c],
+                          added[c], write, read, size);
+    const T* gate = static_cast<const T*>(args.gate) + token * args.gate_stride + piece.begin;
+    each_vector(count, [&](int64_t i, int n) __attribute__((always_inline)) {
+      const vf value = fma(load_some(x + i, n), load_some(args.skip + piece.begin + i, n), load(y + i));
+      store_some(static_cast<T*>(args.out) + at + i, mul(value, silu(load_some(gate + i, n))), n);
+    });
+  }
+}
+
+void mamba_scan(const MambaArgs& args, const ScanPiece& piece) {
+  if (args.dtype == QR_FLOAT32)
+    mamba_scan_of<float>(args, piece);
+  else if (args.dtype == QR_BFLOAT16)
+    mamba_scan_of<Bf16>(args, piece);
+  else
+    mamba_scan_of<Fp16>(args, piece);
+}
+
+// ---- Mamba 2: a head's state decays as one ----
+
+constexpr int64_t kStepTokens = 16;  // whose writing and reading vectors stay in L1 beside some rows of a state
+
+struct HeadSteps {
+  alignas(64) float time[kStepTokens], decay[kStepTokens];
+};
+
+template <class T>
+void time_steps(HeadSteps& steps, const Mamba2Args& args, int64_t token, int64_t count, int64_t head) {
+  const T* time = static_cast<const T*>(args.time) + token * args.time_stride + head;
+  for (int64_t i = 0; i < kStepTokens; ++i)
+    steps.time[i] = i < count ? to_float(time[i * args.time_stride]) + args.time_bias[head] : 0.0f;
+  for (int64_t i = 0; i < count; i += W) {
+    const vf step = softplus(load(steps.time + i));
+    store(steps.time + i, step);
+    store(steps.decay + i, exp(mul(step, set1(args.decay[head]))));
+  }
+}
+
+// So many rows of a head's state and one token: h = h * decay + added * write; gives h . read of each row.
+template <int kRows>
+QR_INLINE void step_rows(float* y, float* after, const float* before, float decay, const float* added,
+                         const float* write, const float* read, int64_t size) {
+  const vf kept = set1(decay);
+  vf totals[kRows], all_added[kRows];
+  for (int row = 0; row < kRows; ++row) totals[row] = zero(), all_added[row] = set1(added[row]);
+  each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
+    const vf writing = load_some(write + i, n), reading = load_some(read + i, n);
+    for (int row = 0; row < kRows; ++row) {
+      const vf state = fma(all_added[row], writing, mul(load_some(before + row * size + i, n), kept));
+      store_some(after + row * size + i, state, n);
+      totals[row] = fma(state, reading, totals[row]);
+    }
+  });
+  for (int row = 0; row < kRows; ++row) y[row] = sum(totals[row]);
+}
+
+// Rows [p, p + kRows) of a head over tokens [begin, end), whose steps are the first of `steps`.
+template <int kRows>
+void scan_rows(const Mamba2Args& args, const ScanPiece& piece, const HeadSteps& steps, int64_t begin, int64_t end,
+               int64_t p) {
+  const int64_t head = piece.begin, size = args.state_size, inner = args.heads * args.head_size;
+  const int64_t vectors = inner + head / (args.heads / args.groups) * size;
+  float* after = piece.after + p * size;
+  for (int64_t token = begin; token < end; ++token) {
+    float* row = args.x + token * args.stride;
+    float* x = row + head * args.head_size + p;
+    const float* before = token == piece.token_begin ? piece.before + p * size : after;
+    const float* write = row + vectors;
+    const float* read = write + args.groups * size;
+    float added[kRows], y[kRows];
+    for (int i = 0; i < kRows; ++i) added[i] = x[i] * steps.time[token - begin];
+    step_rows<kRows>(y, after, before, steps.decay[token - begin], added, write, read, size);
+    for (int i = 0; i < kRows; ++i) x[i] = y[i] + x[i] * args.skip[head];
+  }
+}
+
+void mamba2_scan(const Mamba2Args& args, const ScanPiece& piece) {
+  const auto steps_of = args.dtype == QR_FLOAT32    ? time_steps<float>
+                        : args.dtype == QR_BFLOAT16 ? time_steps<Bf16>
+                                                    : time_steps<Fp16>;
+  HeadSteps steps;
+  for (int64_t begin = piece.token_begin; begin < piece.token_end; begin += kStepTokens) {
+    const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
+    steps_of(steps, args, begin, end - begin, piece.begin);
+    int64_t p = 0;
+    for (; p + 4 <= args.head_size; p += 4) scan_rows<4>(args, piece, steps, begin, end, p);
+    for (; p < args.head_size; ++p) scan_rows<1>(args, piece, steps, begin, end, p);
+  }
+}
+
+// ---- the norm behind a scan ----
+
+template <class T>
+void gated_norm_rows(const GatedNormArgs& args, int64_t row_begin, int64_t row_end) {
+  const int64_t n = args.cols;
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t token = row / args.groups, column = row % args.groups * n;
+    float* x = args.x + token * args.x_stride + column;
+    const T* gate = static_cast<const T*>(args.gate) + token * args.gate_stride + column;
+    T* out = static_cast<T*>(args.out) + row * n;
+    each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+      store_some(x + i, mul(load_some(x + i, count), silu(load_some(gate + i, count))), count);
+    });
+    const float squares = row_sum(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+      const vf value = load_some(x + i, count);
+      return mul(value, value);
+    });
+    const vf factor = set1(inverse_root(squares / float(n) + args.eps));
+    each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+      store_some(out + i, mul(mul(load_some(x + i, count), factor), load_some(args.weight + column + i, count)), count);
+    });
+  }
+}
+
+void gated_norm(const GatedNormArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == QR_FLOAT32)
+    gated_norm_rows<float>(args, begin, end);
+  else if (args.dtype == QR_BFLOAT16)
+    gated_norm_rows<Bf16>(args, begin, end);
+  else
+    gated_norm_rows<Fp16>(args, begin, end);
+}
+
+}  // namespace
+}  // namespace qr
