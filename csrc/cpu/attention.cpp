@@ -57,7 +57,7 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
                                       int64_t page, const int32_t* query_start, const int32_t* seq_lens,
                                       int64_t sequences, const int32_t* block_tables, int64_t table_stride,
                                       int64_t heads, int64_t kv_heads, int64_t head_size, float scale, float soft_cap,
-                                      int64_t window) {
+                                      int64_t window, const float* slopes, const float* sinks) {
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
   if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_CACHE_INT8 ||
@@ -85,7 +85,9 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
                            heads,
                            scale,
                            soft_cap,
-                           window};
+                           window,
+                           slopes,
+                           sinks};
   const int64_t group = heads / kv_heads;
   auto* units = static_cast<Units*>(scratch(2, (sequences + 1) * int64_t(sizeof(Units))));
   if (units == nullptr) return QR_ENOMEM;
@@ -135,7 +137,8 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
       for (int64_t u = units[r].first_unit; u < units[r + 1].first_unit; ++u) left[u].store(units[r].ranges);
   }
 
-  const AttendFn attend = (dtype == QR_BFLOAT16 ? table->attend_bf16 : table->attend)[cache_dtype];
+  const bool plain = slopes == nullptr && sinks == nullptr;
+  const AttendFn attend = (dtype == QR_BFLOAT16 && plain ? table->attend_bf16 : table->attend)[cache_dtype];
   const auto sequence_of = [&](int64_t index) {
     int64_t low = 0, high = sequences;  // the last sequence whose first piece is not beyond index
     while (high - low > 1) {

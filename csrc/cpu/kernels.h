@@ -129,6 +129,8 @@ struct AttentionArgs {
   int64_t heads;
   float scale, soft_cap;  // soft_cap 0: none
   int64_t window;         // 0: none
+  const float* slopes;    // [heads], or null
+  const float* sinks;     // [heads], or null
 };
 
 // Rows of queries that attention works on at once: (token, query head) pairs of one kv head, two AMX tiles of them.

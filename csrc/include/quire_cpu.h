@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 3
+#define QR_ABI_VERSION 4
 
 enum {
   QR_OK = 0,
@@ -199,12 +199,14 @@ QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype
                                  int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps);
 
 /* out[tokens, heads, head_size]: causal attention of each sequence's tokens over its pages. scale is above 0; soft_cap
- * 0 and window 0 mean none. out is of query_dtype, or that in tiles. */
+ * 0 and window 0 mean none. slopes[heads] (may be null) times the distance in tokens is taken from scores (ALiBi);
+ * sinks[heads] (may be null) are scores of no token, which add nothing. out is of query_dtype, or that in tiles. */
 QR_API int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* query, int32_t query_dtype,
                                   const void* cache, int32_t cache_dtype, int64_t num_blocks, int64_t block_size,
                                   int64_t page, const int32_t* query_start, const int32_t* seq_lens, int64_t sequences,
                                   const int32_t* block_tables, int64_t table_stride, int64_t heads, int64_t kv_heads,
-                                  int64_t head_size, float scale, float soft_cap, int64_t window);
+                                  int64_t head_size, float scale, float soft_cap, int64_t window,
+                                  const float* slopes, const float* sinks);
 
 /* Within each cache, copy block pairs[2 i] to pairs[2 i + 1], in order. block_bytes: of one half (keys or values). */
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,

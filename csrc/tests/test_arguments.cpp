@@ -127,11 +127,12 @@ const Call kCalls[] = {
                                 as<float>(p[5]), p[6], QR_FLOAT32, s[0], s[1], s[2], as<int64_t>(p[7]), s[3], s[4],
                                 s[5], s[6], s[7], 0, 1e-5f);
      }},
-    {"qr_paged_attention", {8, 16, 1024, 2, 4, 2, 1, 64, 0}, {false, false, false, false, false, false},
+    {"qr_paged_attention", {8, 16, 1024, 2, 4, 2, 1, 64, 0}, {false, false, false, false, false, false, true, true},
      [](P p, S s) {
        return qr_paged_attention(p[0], QR_FLOAT32, p[1], QR_FLOAT32, p[2], QR_FLOAT32, s[0], s[1], s[2],
                                  as<int32_t>(p[3]), as<int32_t>(p[4]), s[3], as<int32_t>(p[5]), s[4], s[5], s[6], s[7],
-                                 0.1f, 0.0f, s[8] == kHuge || s[8] == INT64_MAX ? -1 : s[8]);  // a window may be huge
+                                 0.1f, 0.0f, s[8] == kHuge || s[8] == INT64_MAX ? -1 : s[8],  // a window may be huge
+                                 as<float>(p[6]), as<float>(p[7]));
      }},
     {"qr_causal_conv", {96, 8, 32, 4, 4, 512, 2}, {true, false, false, true, true, false, true, false, false, false, false},
      [](P p, S s) {
@@ -202,7 +203,7 @@ struct Attention {
   int32_t run() {
     return qr_paged_attention(out.data(), QR_FLOAT32, query.data(), QR_FLOAT32, memory.bytes, QR_FLOAT32, 4, 16,
                               qr_cache_page(QR_FLOAT32, 16, 64), starts.data(), lengths.data(), sequences,
-                              blocks.data(), stride, 2, 1, 64, scale, soft_cap, window);
+                              blocks.data(), stride, 2, 1, 64, scale, soft_cap, window, nullptr, nullptr);
   }
 };
 

@@ -21,6 +21,7 @@ struct Layer {
   std::vector<int64_t> lengths;
   std::vector<std::vector<float>> qkv;  // [length, (heads + 2 kv_heads) head_size], as rounded to dtype
   std::vector<int32_t> tables;
+  std::vector<float> slopes, sinks;  // of each head, or none
   char* cache;
 
   Layer(Shape shape, int32_t dtype, int32_t cache_dtype, const std::vector<int64_t>& lengths)
@@ -75,8 +76,18 @@ struct Layer {
                             shape.kv_heads, shape.head_size, 0, 0, 1e-6f) == QR_OK);
     CHECK(qr_paged_attention(out.data(), dtype, query.data(), dtype, cache, cache_dtype, num_blocks, shape.block_size,
                              page, starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
-                             shape.heads, shape.kv_heads, shape.head_size, 0.2f, soft_cap, window) == QR_OK);
+                             shape.heads, shape.kv_heads, shape.head_size, 0.2f, soft_cap, window,
+                             slopes.empty() ? nullptr : slopes.data(), sinks.empty() ? nullptr : sinks.data()) == QR_OK);
     return decode(out, dtype);
+  }
+
+  // Sinks far below, among and far above the scores; slopes that hide what is far away, and one of 0.
+  void add_biases(bool has_slopes, bool has_sinks) {
+    const float kSinks[] = {-300.0f, 0.5f, 4.0f, 300.0f, -2.0f};
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      if (has_slopes) slopes.push_back(h % 4 == 3 ? 0.0f : std::exp2(-float(h % 8)));
+      if (has_sinks) sinks.push_back(kSinks[h % 5]);
+    }
   }
 
   // An element of a head as the cache keeps it.
@@ -91,7 +102,7 @@ struct Layer {
     const int64_t n = shape.head_size, kv = head / (shape.heads / shape.kv_heads);
     const float* all = qkv[sequence].data();
     const float* query = all + position * columns() + head * n;
-    double total = 0, sum = 0;
+    double total = sinks.empty() ? 0 : std::exp(double(sinks[size_t(head)])), sum = 0;
     for (int64_t p = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; p <= position; ++p) {
       const float* key = all + p * columns() + (shape.heads + kv) * n;
       const float* value = key + shape.kv_heads * n;
@@ -99,6 +110,7 @@ struct Layer {
       for (int64_t i = 0; i < n; ++i) score += double(query[i]) * kept(key, i);
       score *= 0.2;
       if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
+      if (!slopes.empty()) score -= double(slopes[size_t(head)]) * double(position - p);
       const double weight = std::exp(score);
       total += weight;
       sum += weight * kept(value, d);
@@ -134,6 +146,39 @@ TEST(attention_matches_naive_loops) {
                   long(row), long(column), double(got), want);
           }
       }
+}
+
+TEST(slopes_and_sinks_match_naive_loops_in_any_chunk) {
+  for (auto [dtype, cache_dtype] : kDtypes)
+    for (const Shape& shape : kShapes)
+      for (int biases : {1, 2, 3})
+        for (auto [soft_cap, window] : {std::pair<float, int64_t>{0.0f, 0}, {3.0f, 70}}) {
+          const int64_t length = 530, width = shape.heads * shape.head_size;
+          Layer layer(shape, dtype, cache_dtype, {length, 100});
+          layer.add_biases(biases % 2 != 0, biases / 2 != 0);
+          const std::vector<float> whole = layer.attend({{0, 0, length}}, soft_cap, window);
+          for (int64_t position : {0, 1, 99, 300, 529})
+            for (int64_t column = 0; column < width; column += 5) {
+              const double want =
+                  layer.naive(0, position, column / shape.head_size, column % shape.head_size, soft_cap, window);
+              const float got = whole[size_t(position * width + column)];
+              CHECK(std::fabs(got - want) <= (dtype == QR_FLOAT32 ? 1e-5 : dtype == QR_BFLOAT16 ? 0.02 : 0.002),
+                    "dtype %d cache %d head size %ld block %ld cap %g window %ld biases %d: [%ld, %ld] %g, not %g",
+                    dtype, cache_dtype, long(shape.head_size), long(shape.block_size), double(soft_cap), long(window),
+                    biases, long(position), long(column), double(got), want);
+            }
+          for (int32_t threads : {1, 3}) {
+            qr_init(qr_isa_in_use(), threads);
+            for (auto [begin, end] : {std::pair<int64_t, int64_t>{0, 16}, {37, 38}, {250, 270}, {529, 530}}) {
+              const std::vector<float> part = layer.attend({{1, 0, 100}, {0, begin, end}}, soft_cap, window);
+              CHECK(std::memcmp(part.data() + 100 * width, whole.data() + begin * width,
+                                size_t((end - begin) * width) * 4) == 0,
+                    "dtype %d cache %d head size %ld window %ld biases %d threads %d tokens %ld to %ld", dtype,
+                    cache_dtype, long(shape.head_size), long(window), biases, threads, long(begin), long(end));
+            }
+          }
+          qr_init(qr_isa_in_use(), 2);
+        }
 }
 
 TEST(a_token_has_the_same_bits_in_prefill_chunks_and_decode) {

@@ -147,7 +147,7 @@ TEST(attention_reads_and_writes_tiles) {
     auto attend = [&](Numbers& out, int32_t dtype) {
       return qr_paged_attention(out.data(), dtype, want_query.data(), QR_BFLOAT16, want_cache, QR_BFLOAT16, blocks,
                                 block_size, page, starts, lengths, 1, table, blocks, heads, kv_heads, head, 0.1f, 0.0f,
-                                0);
+                                0, nullptr, nullptr);
     };
     Numbers want(want_query.size()), got = tiles(tokens, heads * head);
     CHECK(attend(want, QR_BFLOAT16) == QR_OK);

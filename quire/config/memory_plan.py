@@ -180,7 +180,7 @@ def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
     widest = arch.widest_mlp
     both = 0 if widest % 32 == 0 else 8 * use.max_num_batched_tokens * widest
     of_thread = sampling + split_state_bytes(arch)
-    return _prepared_bytes(arch, use) + both + use.num_threads * of_thread + _torch_attention_bytes(arch, use)
+    return _prepared_bytes(arch, use) + both + use.num_threads * of_thread
 
 
 def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:
@@ -195,20 +195,6 @@ def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:
     else:
         item = 4
     return round_up(use.max_num_batched_tokens, 32) * depth * item
-
-
-def _torch_attention_bytes(arch: ModelArch, use: MemoryUse) -> int:
-    """What attention works with where the native kernels have none, for one sequence at a time (`ops/attention.py`).
-
-    Its pages as they lie, in order, and in float32, which take 12 bytes a number at most (11.6 were measured for
-    float32 and bfloat16, 14.4 of 16 for int8), and for a tile of 8 queries scores, what is subtracted from them, and
-    partial sums of 128 tokens.
-    """
-    if all(mixer.is_native for mixer in arch.plain_attentions):
-        return 0
-    context, size = round_up(use.max_model_len, 128), arch.head_size
-    pages = 2 * arch.num_kv_heads * size * context * (16 if use.kv_cache_dtype == "int8" else 12)
-    return pages + 8 * arch.num_heads * 4 * (3 * context + 2 * size * (context // 128))
 
 
 def logits_bytes(arch: ModelArch, use: MemoryUse) -> int:

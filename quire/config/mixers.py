@@ -50,11 +50,6 @@ class AttentionSpec(Mixer):
     has_sinks: bool = False
     """Whether each query head has a learned score of no token."""
 
-    @property
-    def is_native(self) -> bool:
-        """Whether the native kernels compute its scores."""
-        return self.slopes is None and not self.has_sinks
-
     def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
         """What the layer keeps in the KV cache, a block of which is a page."""
         return FullAttentionSpec(page=page) if self.window is None else SlidingWindowSpec(page=page, window=self.window)

@@ -18,6 +18,12 @@ DTYPES = [
     (torch.bfloat16, torch.float32),
 ]
 """Of the model, of the cache."""
+BIASES: dict[str, dict[str, torch.Tensor]] = {
+    "none": {},
+    "slopes": {"slopes": torch.tensor([0.5, 0.01, 0.1, 0.0])},
+    "sinks": {"sinks": torch.tensor([-3.0, 0.5, 9.0, 200.0])},
+    "both": {"slopes": torch.tensor([0.5, 0.01, 0.1, 0.0]), "sinks": torch.tensor([-3.0, 0.5, 9.0, -200.0])},
+}
 each_implementation = pytest.mark.parametrize("implementation", implementations_of("paged_attention"))
 each_view = pytest.mark.parametrize(
     ("sliding_window", "soft_cap"), [(None, None), (24, None), (1, None), (None, 5.0), (130, 5.0)]
@@ -112,9 +118,9 @@ def test_neighbours_and_threads_do_not_change_bits(
 
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
-@pytest.mark.parametrize("sliding_window", [None, 700])
+@pytest.mark.parametrize(("sliding_window", "bias"), [(None, "none"), (700, "none"), (700, "both")])
 def test_a_long_context_divided_among_threads_keeps_its_bits(
-    dtype: torch.dtype, cache_dtype: torch.dtype, sliding_window: int | None
+    dtype: torch.dtype, cache_dtype: torch.dtype, sliding_window: int | None, bias: str
 ) -> None:
     library = pytest.importorskip("quire.ops.cpu.library")
     if not library.available():
@@ -122,12 +128,13 @@ def test_a_long_context_divided_among_threads_keeps_its_bits(
     lengths = [2500, 40, 700]
     pages = Pages.of("cpu", lengths, dtype=dtype, cache_dtype=cache_dtype)
     work = [(0, 0, 2500), (1, 0, 40), (2, 0, 700)]
-    whole = pages.attend(work, sliding_window=sliding_window)
+    view: dict[str, Any] = {"sliding_window": sliding_window, **BIASES[bias]}
+    whole = pages.attend(work, **view)
     before = library.num_threads()
     try:
         for threads in (1, 2, 5):
             library.set_num_threads(threads)
-            last = pages.attend([(row, stop - 3, stop) for row, _, stop in work], sliding_window=sliding_window)
+            last = pages.attend([(row, stop - 3, stop) for row, _, stop in work], **view)
             for row, output in enumerate(last):
                 assert torch.equal(output, whole[row][-3:]), f"sequence {row}, {threads} threads"
     finally:
@@ -176,13 +183,6 @@ def test_one_broken_query_is_broken_alone(implementation: str, dtype: torch.dtyp
     after = pages.attend([(0, 0, 40)])[0]
     assert torch.equal(after[:39], before[:39])
     assert after[39].isnan().all()
-
-
-BIASES = {
-    "slopes": {"slopes": torch.tensor([0.5, 0.01, 0.1, 0.0])},
-    "sinks": {"sinks": torch.tensor([-3.0, 0.5, 9.0, 200.0])},
-    "both": {"slopes": torch.tensor([0.5, 0.01, 0.1, 0.0]), "sinks": torch.tensor([-3.0, 0.5, 9.0, -200.0])},
-}
 
 
 @each_implementation

@@ -45,9 +45,13 @@ struct Workspace {
   float* value_scales;   // [columns], or null
 };
 
-// The exponents of softmax are (score - largest) * this, to base 2; a soft cap has scaled the scores already.
+// Whether what is done to scores before their softmax takes them scaled.
+QR_INLINE bool are_scores_scaled(const AttentionArgs& args) {
+  return args.soft_cap != 0.0f || args.slopes != nullptr;
+}
+// The exponents of softmax are (score - largest) * this, to base 2.
 QR_INLINE float exponent_factor(const AttentionArgs& args) {
-  return args.soft_cap == 0.0f ? args.scale * kLog2E : kLog2E;
+  return are_scores_scaled(args) ? kLog2E : args.scale * kLog2E;
 }
 
 // Scores of rows over a split become weights exp(score - largest), times the values' scales. Largest scores of several
@@ -64,16 +68,17 @@ class Softmax {
     segments = slots == padded ? 1 : pages;
   }
 
-  // The largest score of a row. Slots [visible_begin, visible_end) count, by position relative to the split's first
-  // page; scores beside them, in the same vectors, become minus infinity.
-  float find_largest(int64_t row, int64_t visible_begin, int64_t visible_end) const {
+  // The largest score of a row, whose token is the last that it sees. Slots [visible_begin, visible_end) count, by
+  // position relative to the split's first page; scores beside them, in the same vectors, become minus infinity. Where
+  // there are slopes, scores lose `slope` for each token of distance.
+  float find_largest(int64_t row, int64_t visible_begin, int64_t visible_end, float slope) const {
     float* scores = w.scores + row * w.columns;
     const vf minus_infinity = set1(kMinusInfinity);
     alignas(64) float counting[W];
     for (int i = 0; i < W; ++i) counting[i] = float(i);
     const vf lane = load(counting);
     vf largest = minus_infinity;
-    each_segment(visible_begin, visible_end, [&](int64_t at, int64_t begin, int64_t limit)
+    each_segment(visible_begin, visible_end, [&](int64_t at, int64_t begin, int64_t limit, int64_t end)
                  __attribute__((always_inline)) {
       float* row_scores = scores + at;
       const int64_t first = begin / W * W;
@@ -84,6 +89,13 @@ class Softmax {
         const vf scale = set1(args.scale), cap = set1(args.soft_cap), per_cap = set1(1.0f / args.soft_cap);
         for (int64_t i = first; i < limit; i += W)
           store(row_scores + i, mul(tanh(mul(mul(load(row_scores + i), scale), per_cap)), cap));
+      }
+      if (args.slopes != nullptr) {
+        const vf scale = set1(args.soft_cap == 0.0f ? args.scale : 1.0f), per_token = set1(slope);
+        for (int64_t i = first; i < limit; i += W) {
+          const vf distance = sub(set1(float(end - 1 - i)), lane);  // exact: whole numbers below 2^24
+          store(row_scores + i, sub(mul(load(row_scores + i), scale), mul(per_token, distance)));
+        }
       }
       if (first < begin && first < limit)
         store(row_scores + first,
@@ -104,7 +116,7 @@ class Softmax {
     const float factor = exponent_factor(args);
     const vf multiplier = set1(factor), shift = set1(-largest * factor);
     vf total = zero();
-    each_segment(visible_begin, visible_end, [&](int64_t at, int64_t begin, int64_t limit)
+    each_segment(visible_begin, visible_end, [&](int64_t at, int64_t begin, int64_t limit, int64_t)
                  __attribute__((always_inline)) {
       const float* row_scores = scores + at;
       Weight* row_weights = weights + at;
@@ -126,13 +138,14 @@ class Softmax {
   const Workspace& w;
   int64_t segment, stride, segments;
 
-  // Call body(scores, begin, limit) with the slots of each segment that count.
+  // Call body(scores, begin, limit, end) with the slots of each segment that count, and where the last one ends that
+  // the row sees, be it in a later segment.
   template <class Body>
   inline __attribute__((always_inline)) void each_segment(int64_t visible_begin, int64_t visible_end,
                                                           const Body& body) const {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t begin = visible_begin - s * segment, end = visible_end - s * segment;
-      body(s * stride, begin > 0 ? begin : 0, end < segment ? end : segment);
+      body(s * stride, begin > 0 ? begin : 0, end < segment ? end : segment, end);
     }
   }
 };
@@ -148,7 +161,8 @@ struct Rows {
         kv_head(piece.kv_head), row_begin(piece.row_begin), window(args.window) {}
 
   int64_t token(int64_t row) const { return first_token + (row_begin + row) / group; }
-  int64_t column(int64_t row) const { return (kv_head * group + (row_begin + row) % group) * head; }
+  int64_t query_head(int64_t row) const { return kv_head * group + (row_begin + row) % group; }
+  int64_t column(int64_t row) const { return query_head(row) * head; }
   int64_t operator()(int64_t row) const { return token(row) * heads * head + column(row); }
   int64_t position(int64_t row) const { return first_position + (row_begin + row) / group; }
   // The first position that a row sees.
@@ -158,7 +172,7 @@ struct Rows {
   }
 };
 
-// What the splits of a piece's rows have come to so far.
+// What the splits of a piece's rows have come to so far; before the first one that is their sinks.
 struct Merged {
   alignas(64) float largest[kQueryBlocks * kQueryRows];
   alignas(64) float total[kQueryBlocks * kQueryRows];
@@ -166,11 +180,16 @@ struct Merged {
   int64_t rows, wide;
   float factor;
 
-  Merged(const AttentionArgs& args, float* values, int64_t rows)
+  Merged(const AttentionArgs& args, const Rows& at, float* values, int64_t rows)
       : values(values), rows(rows), wide(padded_head(args.layout)), factor(exponent_factor(args)) {
     for (int64_t row = 0; row < round_up(rows, W); ++row) {
       largest[row] = kMinusInfinity;
       total[row] = 0.0f;
+    }
+    for (int64_t row = 0; args.sinks != nullptr && row < rows; ++row) {
+      const float sink = args.sinks[at.query_head(row)];
+      largest[row] = are_scores_scaled(args) ? sink : sink / args.scale;
+      total[row] = 1.0f;
     }
     for (int64_t i = 0; i < rows * wide; i += W) store(values + i, zero());
   }
@@ -360,7 +379,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.values = w.keys + split_pages;
   w.later = w.values + split_pages;
   const void** fetched = kWidened ? w.later + split_pages : w.later;  // what widens fetches as well
-  Merged merged(args, merged_values, piece.partials == nullptr ? rows : 0);
+  Merged merged(args, at, merged_values, piece.partials == nullptr ? rows : 0);
   const auto take_block = [&](int64_t block) {
     w.first_row = block * kQueryRows;
     w.rows = rows - w.first_row < kQueryRows ? rows - w.first_row : kQueryRows;
@@ -439,7 +458,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
         from[row - first] = begin > 0 ? begin : 0;
         to[row - first] = at.position(w.first_row + row) + 1 - base;
         math.complete_scores(w, row, pages);
-        largest[row] = softmax.find_largest(row, from[row - first], to[row - first]);
+        const float slope = args.slopes == nullptr ? 0.0f : args.slopes[at.query_head(w.first_row + row)];
+        largest[row] = softmax.find_largest(row, from[row - first], to[row - first], slope);
       }
       for (int64_t row = first; row < last; ++row) {
         total[row] = softmax.weigh(row, from[row - first], to[row - first], largest[row]);
@@ -469,12 +489,13 @@ void merge_splits(const AttentionArgs& args, const AttentionPiece& piece) {
   const int64_t rows = piece.row_end - piece.row_begin;
   auto* values = static_cast<float*>(scratch(0, kQueryRows * padded_head(args.layout) * 4));
   if (values == nullptr) return;
-  Merged merged(args, values, rows);
+  const Rows at(args, piece);
+  Merged merged(args, at, values, rows);
   for (int64_t split = piece.split_begin; split < piece.split_end; ++split) {
     const float* partial = piece.partials + (split - piece.split_begin) * partial_floats(args.layout);
     merged.add_split(0, rows, partial, partial + kQueryRows, partial + 2 * kQueryRows);
   }
-  merged.write(args, Rows(args, piece));
+  merged.write(args, at);
 }
 
 // ---- float32 arithmetic over any cache ----
