@@ -254,25 +254,16 @@ def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSp
 
 def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
     """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step and
-    ops call each expert by itself.
+    ops call each expert by itself."""
+    return max((_one_by_one_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures), default=0)
 
-    The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
-    logits and order, and the choice.
-    """
+
+def _one_by_one_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
+    """The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
+    logits and order, and the choice. A clamped gate also has both its inputs, and its output, in float32."""
     item, size = DTYPE_BYTES[dtype], arch.hidden_size
-    return max(
-        (
-            num_tokens
-            * (
-                size * (4 + item + 4)
-                + max(experts.size, experts.shared_size) * item
-                + experts.num_experts * 32
-                + experts.routing.num_chosen * 48
-            )
-            for experts in arch.mixtures
-        ),
-        default=0,
-    )
+    inner = max(experts.size, experts.shared_size) * (item if experts.gate is None else item + 12)
+    return num_tokens * (size * (8 + item) + inner + experts.num_experts * 32 + experts.routing.num_chosen * 48)
 
 
 WAVE_BYTES = 16 << 20
@@ -284,14 +275,15 @@ JOB_BYTES = 2048
 
 
 def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
-    """As `experts_bytes`, of the native op: its two pieces of scratch, which are kept from step to step."""
-    return max(
-        (
-            _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
-            for experts in arch.mixtures
-        ),
-        default=0,
-    )
+    """As `experts_bytes`, with the native op where it knows the mixture."""
+    return max((_native_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures), default=0)
+
+
+def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
+    """Its two pieces of scratch, which are kept from step to step."""
+    if experts.gate is not None or experts.routing.weighs_input:
+        return _one_by_one_bytes(arch, experts, dtype, num_tokens)
+    return _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
 
 
 def _kept(num_bytes: int) -> int:

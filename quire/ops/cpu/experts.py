@@ -8,17 +8,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from quire.config.experts import Routing, Scores
+from quire.config.experts import ClampedGate, Routing, Scores
+from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES, WEIGHT_DTYPES
+from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.library import check, load, word
 from quire.ops.cpu.memory import empty
 from quire.ops.cpu.quantized import FORMATS
 from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
+from quire.ops.mixture import mix
 
 lib = load()
 SCORES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2}
@@ -39,13 +43,21 @@ _written: WeakKeyDictionary[MixtureWeights, _Written] = WeakKeyDictionary()
 
 
 def mixture_of_experts(
-    x: Tensor, weights: MixtureWeights, routing: Routing, *, activation: str, residual: Tensor | None = None
+    x: Tensor,
+    weights: MixtureWeights,
+    routing: Routing,
+    *,
+    activation: str | ClampedGate,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.mixture_of_experts`."""
+    """See `functional.mixture_of_experts`. The library knows no clamped gates and weighs outputs only."""
+    out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
+    if isinstance(activation, ClampedGate) or routing.weighs_input:
+        run_or_note(partial(_compute, weights=weights, routing=routing, activation=activation), out, x, residual)
+        return out
     written = _written.get(weights)
     if written is None:
         written = _written[weights] = _write(weights)
-    out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
     check(
         lib.qr_mixture_of_experts(
             out.data_ptr(),
@@ -59,6 +71,19 @@ def mixture_of_experts(
         )
     )
     return out
+
+
+def _compute(
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor | None,
+    *,
+    weights: MixtureWeights,
+    routing: Routing,
+    activation: str | ClampedGate,
+) -> None:
+    total = mix(x, weights, routing, activation=activation, residual=residual, linear=linear, gated_linear=gated_linear)
+    out.copy_(total)
 
 
 @functools.cache
@@ -85,7 +110,7 @@ def _write(weights: MixtureWeights) -> _Written:
     num_experts, down = len(weights.experts), weights.experts[0].down
     mixture = _words(
         [
-            *_weight(weights.router, None),
+            *_weight(weights.router, weights.router_bias),
             0 if weights.choice_bias is None else weights.choice_bias.data_ptr(),
             experts.data_ptr(),
             num_experts,
