@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
@@ -13,7 +13,19 @@ MAX_CONV_WIDTH = 64
 """Tokens; more can only be a mistake."""
 
 RecurrentRule = Callable[[ConfigKeys, int], tuple[RecurrentSpec | None, ...]]
-"""From a config and a number of layers to the recurrent mixer of each layer; None for attention."""
+"""From a config and a number of layers to the recurrent mixer of each layer; None where it keeps no state."""
+AttentionRule = Callable[[ConfigKeys, Sequence[RecurrentSpec | None]], tuple[bool, ...]]
+"""From a config and the recurrent mixer of each layer to whether it has attention."""
+
+
+def without_state(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tuple[bool, ...]:
+    """Layers have attention that keep no state."""
+    return tuple(spec is None for spec in recurrent)
+
+
+def every_layer(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tuple[bool, ...]:
+    """All layers have attention, beside a state where they keep one."""
+    return (True,) * len(recurrent)
 
 
 def no_recurrence(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:

@@ -21,7 +21,7 @@ class MambaMixer:
     """See `functional.mamba`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, MambaSpec)
         self.index = index
         self.in_proj, self.out_proj = _projections(arch, spec, ctx)
@@ -49,7 +49,7 @@ class Mamba2Mixer:
     """See `functional.mamba2`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, Mamba2Spec)
         self.index = index
         self.in_proj, self.out_proj = _projections(arch, spec, ctx)
@@ -76,7 +76,7 @@ class ShortConv:
     """See `functional.short_conv`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, ShortConvSpec)
         self.index = index
         self.in_proj, self.out_proj = _projections(arch, spec, ctx)

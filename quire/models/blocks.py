@@ -82,8 +82,8 @@ def _head_order(arch: ModelArch) -> HeadOrder | None:
 
 
 def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: FusedNorms = NO_NORMS) -> Attention:
-    """A layer's attention, without its projections."""
-    mixer = arch.layers[index].mixer
+    """The attention at a place among the model's mixers, without its projections."""
+    mixer = arch.mixers[index]
     assert isinstance(mixer, AttentionSpec)
     spec = RopeAndCacheSpec(
         num_heads=arch.num_heads,
@@ -110,8 +110,8 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
 
 
 def mixer_of(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
-    """The mixer of a layer, whose context is given."""
-    spec, names = arch.layers[index].mixer, arch.family.names
+    """The mixer at a place among the model's; its layer's context is given."""
+    spec, names = arch.mixers[index], arch.family.names
     name = names.attention if isinstance(spec, (AttentionSpec, LatentAttentionSpec)) else names.recurrent
     return MIXERS[type(spec)](arch, ctx.child(name), index)
 
