@@ -402,12 +402,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "conv", "full_attention", "conv"],
         "block_multiple_of": 32,
     },
+    "lfm2_moe": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+    },
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
 }
 """family -> the configuration that `make_checkpoint` starts from."""
 ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
 """Families none of whose layers have attention."""
-RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2")
+RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe")
 """Families some of whose layers keep a state."""
 ONE_OF_EACH_KIND = (
     "llama",  # one norm before each part, rotary positions, all layers see everything
@@ -483,7 +492,7 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             is_vector = isinstance(value, torch.nn.Parameter) and value.dim() == 1
-            if is_vector or name.endswith("_correction_bias"):
+            if is_vector or name.endswith(("_correction_bias", "expert_bias")):
                 # Norms start at one and biases at zero, which would hide mistakes.
                 value.add_(torch.randn(value.shape, generator=generator) * 0.1)
     return model

@@ -103,13 +103,23 @@ def offset_of(keys: ConfigKeys, name: str) -> int:
 
 def short_conv_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """LFM2: attention and short convolutions as `layer_types` or `full_attn_idxs` say; all attention without either."""
+    if keys.raw.get("layer_types") is not None:
+        return listed_short_conv(keys, num_layers)
+    listed, spec = _indices(keys, "full_attn_idxs", num_layers), _short_conv(keys)
+    return tuple(None if listed is None or index in listed else spec for index in range(num_layers))
+
+
+def listed_short_conv(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """LFM2 MoE: attention and short convolutions as `layer_types` lists them."""
+    if keys.raw.get("layer_types") is None:
+        keys.refuse("layer_types", None, f"must list conv or full_attention for {counted(num_layers, 'layer')}")
+    return _listed(keys, _short_conv(keys), num_layers, ("conv",))
+
+
+def _short_conv(keys: ConfigKeys) -> ShortConvSpec:
     bias, size = keys.flag("conv_bias", default=False), keys.count("hidden_size")
     width = keys.count("conv_L_cache", most=MAX_CONV_WIDTH)
-    spec = ShortConvSpec(inner_size=size, conv_width=width, has_bias=bias, has_conv_bias=bias)
-    if keys.raw.get("layer_types") is not None:
-        return _listed(keys, spec, num_layers, ("conv",))
-    listed = _indices(keys, "full_attn_idxs", num_layers)
-    return tuple(None if listed is None or index in listed else spec for index in range(num_layers))
+    return ShortConvSpec(inner_size=size, conv_width=width, has_bias=bias, has_conv_bias=bias)
 
 
 def hybrid_mamba2(keys: ConfigKeys) -> Mamba2Spec:

@@ -851,6 +851,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "lfm2-moe": ("lfm2_moe", {}),
+    "lfm2-moe-plain": (
+        "lfm2_moe",
+        {
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "conv_bias": True,
+            "conv_L_cache": 5,
+            "num_dense_layers": 0,
+            "num_experts_per_tok": 3,
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 1,
+        },
+    ),
     "lfm2": ("lfm2", {}),
     "lfm2-biases": (
         "lfm2",

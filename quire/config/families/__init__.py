@@ -68,6 +68,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "jais2": "Jais2ForCausalLM",
         "jamba": "JambaForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
+        "lfm2_moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",
         "mamba": "MambaForCausalLM",
         "mamba2": "Mamba2ForCausalLM",
