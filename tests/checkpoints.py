@@ -412,11 +412,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
+    "nemotron_h": {
+        **_COMMON,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        "head_dim": 16,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 12,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "time_step_min": 1e-12,  # in prompts, transformers bounds time steps by it
+    },
 }
 """family -> the configuration that `make_checkpoint` starts from."""
 ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
 """Families none of whose layers have attention."""
-RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe")
+RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h")
 """Families some of whose layers keep a state."""
 ONE_OF_EACH_KIND = (
     "llama",  # one norm before each part, rotary positions, all layers see everything

@@ -40,14 +40,15 @@ def all_mamba(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, 
 
 def all_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Mamba 2: no layer has attention."""
+    num_heads, head_size = keys.count("num_heads"), keys.count("head_dim")
+    _check_heads(keys, "expand", num_heads, head_size)
     spec = _mamba2(
         keys,
-        num_heads=keys.count("num_heads"),
-        head_size=keys.count("head_dim"),
+        num_heads=num_heads,
+        head_size=head_size,
         state_size=keys.count("state_size"),
         num_groups=keys.count("n_groups"),
         conv_width=keys.count("conv_kernel", most=MAX_CONV_WIDTH),
-        expand=keys.count("expand"),
         has_bias=keys.flag("use_bias", default=False),
         has_conv_bias=keys.flag("use_conv_bias", default=True),
     )
@@ -127,16 +128,32 @@ def hybrid_mamba2(keys: ConfigKeys) -> Mamba2Spec:
     num_heads, expand = keys.count("mamba_n_heads"), keys.count("mamba_expand")
     given = keys.find(("mamba_d_head",))[1]
     inner_size = expand * keys.count("hidden_size")
+    head_size = inner_size // num_heads if given in (None, "auto") else keys.count("mamba_d_head")
+    _check_heads(keys, "mamba_expand", num_heads, head_size)
     return _mamba2(
         keys,
         num_heads=num_heads,
-        head_size=inner_size // num_heads if given in (None, "auto") else keys.count("mamba_d_head"),
+        head_size=head_size,
         state_size=keys.count("mamba_d_state"),
         num_groups=keys.count("mamba_n_groups"),
         conv_width=keys.count("mamba_d_conv", most=MAX_CONV_WIDTH),
-        expand=expand,
         has_bias=keys.flag("mamba_proj_bias", default=False),
         has_conv_bias=keys.flag("mamba_conv_bias", default=True),
+    )
+
+
+def nemotron_mamba2(keys: ConfigKeys) -> Mamba2Spec:
+    """A Mamba 2 layer of Nemotron-H, whose heads may be of any width together."""
+    _check_activation(keys, "mamba_hidden_act")
+    return _mamba2(
+        keys,
+        num_heads=keys.count("mamba_num_heads"),
+        head_size=keys.count("mamba_head_dim"),
+        state_size=keys.count("ssm_state_size"),
+        num_groups=keys.count("n_groups", "mamba_n_groups"),
+        conv_width=keys.count("conv_kernel", "mamba_d_conv", most=MAX_CONV_WIDTH),
+        has_bias=keys.flag("use_bias", default=False),
+        has_conv_bias=keys.flag("use_conv_bias", default=True),
     )
 
 
@@ -186,16 +203,10 @@ def _mamba2(
     state_size: int,
     num_groups: int,
     conv_width: int,
-    expand: int,
     has_bias: bool,
     has_conv_bias: bool,
 ) -> Mamba2Spec:
-    _check_activation(keys)
     _check_time_steps(keys)
-    inner_size = expand * keys.count("hidden_size")
-    if num_heads * head_size != inner_size:
-        problem = f"must give heads ({num_heads} of size {head_size}) that are {inner_size} channels wide together"
-        keys.refuse("expand", expand, problem)
     if num_heads % num_groups:
         keys.refuse("n_groups", num_groups, f"must divide the {counted(num_heads, 'head')} without remainder")
     return Mamba2Spec(
@@ -210,10 +221,19 @@ def _mamba2(
     )
 
 
-def _check_activation(keys: ConfigKeys) -> None:
-    name = keys.text("hidden_act")
-    if name not in ("silu", "swish"):
-        keys.refuse("hidden_act", name, "must be silu: recurrent layers compute no other activation")
+def _check_heads(keys: ConfigKeys, expand: str, num_heads: int, head_size: int) -> None:
+    """Heads of Mamba 2 whose width is a multiple of the model's, which a key gives, and whose activation is its."""
+    _check_activation(keys)
+    inner_size = keys.count(expand) * keys.count("hidden_size")
+    if num_heads * head_size != inner_size:
+        problem = f"must give heads ({num_heads} of size {head_size}) that are {inner_size} channels wide together"
+        keys.refuse(expand, keys.count(expand), problem)
+
+
+def _check_activation(keys: ConfigKeys, name: str = "hidden_act") -> None:
+    value = keys.text(name)
+    if value not in ("silu", "swish"):
+        keys.refuse(name, value, "must be silu: recurrent layers compute no other activation")
 
 
 def _check_time_steps(keys: ConfigKeys) -> None:

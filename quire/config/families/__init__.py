@@ -82,6 +82,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "mpt": "MptForCausalLM",
         "nanochat": "NanoChatForCausalLM",
         "nemotron": "NemotronForCausalLM",
+        "nemotron_h": "NemotronHForCausalLM",
         "olmo": "OlmoForCausalLM",
         "olmo2": "Olmo2ForCausalLM",
         "olmo3": "Olmo3ForCausalLM",
