@@ -412,6 +412,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
+    "falcon_h1": {
+        **_HYBRID,
+        "num_hidden_layers": 3,
+        "mamba_d_ssm": 96,
+        "mamba_d_head": 12,
+        "embedding_multiplier": 5.66,
+        "lm_head_multiplier": 0.3,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.94,
+        "key_multiplier": 0.39,
+        "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.35, 0.25, 0.36, 0.5, 0.8],
+        "ssm_out_multiplier": 0.7,
+        "mlp_multipliers": [0.88, 0.59],
+    },
     "nemotron_h": {
         **_COMMON,
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
@@ -427,7 +442,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """family -> the configuration that `make_checkpoint` starts from."""
 ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
 """Families none of whose layers have attention."""
-RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h")
+RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1")
 """Families some of whose layers keep a state."""
 ONE_OF_EACH_KIND = (
     "llama",  # one norm before each part, rotary positions, all layers see everything

@@ -22,7 +22,7 @@ from quire.config.families import (
 )
 from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind, all_full
-from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
+from quire.config.mixers import AttentionSpec, Factors, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
 from quire.config.rope import RopeConfig, read_ropes
 from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import ConfigError, shown
@@ -309,9 +309,11 @@ def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys
 
 def _check_joins(arch: ModelArch) -> None:
     """Refuse what a plug-in's spec may say and the decoder does not compute. Raises: ConfigError."""
-    norms, scales = arch.norms, arch.scales
+    norms, scales, names = arch.norms, arch.scales, arch.family.names
     if arch.is_parallel and (norms.post_attention or norms.post_mlp or scales.residual != 1.0):
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
+    elif scales.attention != Factors() and (names.qkv_by_head or names.qkv_groups is not None):
+        problem = "factors of queries, keys and values that one tensor has by head"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"
     elif arch.family.latent is not None and (
@@ -426,6 +428,7 @@ def _attentions(
             position_scale=position_scale,
             slopes=slopes,
             has_sinks=has_sinks,
+            factors=scales.attention,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
     ]

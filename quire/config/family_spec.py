@@ -14,7 +14,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
-from quire.config.mixers import LatentRule, PositionScale
+from quire.config.mixers import Factors, LatentRule, PositionScale
 from quire.config.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
@@ -89,6 +89,7 @@ class Scales:
     """The last norm carries it, so there must be one, and the head must have no bias."""
     query: float | None = None
     """Of query . key; None for 1 / sqrt(head size)."""
+    attention: Factors = Factors()
     by_depth: bool = False
     """Whether layer i divides the query's factor by i + 1."""
 
@@ -115,6 +116,8 @@ class MlpSpec:
     """Of the widest expert in a mixture of experts."""
     has_bias: bool
     experts: ExpertsSpec | None = None
+    factors: Factors = Factors()
+    """Of a gated MLP; the inner ones are those of gate and up."""
 
 
 MlpRule = Callable[[ConfigKeys, int, int], tuple[MlpSpec, ...]]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
+from quire.config.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
 from quire.errors import counted
 
 MAX_CONV_WIDTH = 64
@@ -155,6 +156,40 @@ def nemotron_mamba2(keys: ConfigKeys) -> Mamba2Spec:
         has_bias=keys.flag("use_bias", default=False),
         has_conv_bias=keys.flag("use_conv_bias", default=True),
     )
+
+
+def falcon_h1_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Falcon-H1: Mamba 2 in every layer, as wide as `mamba_d_ssm` says, with a factor for each part of its products."""
+    _check_activation(keys)
+    num_heads = keys.count("mamba_n_heads")
+    inner_size = keys.optional_count("mamba_d_ssm") or keys.count("mamba_expand") * keys.count("hidden_size")
+    given = keys.find(("mamba_d_head",))[1]
+    head_size = inner_size // num_heads if given in (None, "auto") else keys.count("mamba_d_head")
+    if num_heads * head_size != inner_size:
+        problem = f"must be the width of its {counted(num_heads, 'head')}, each of {head_size} channels"
+        keys.refuse("mamba_d_ssm", inner_size, problem)
+    has_bias = keys.flag("mamba_proj_bias", default=False)
+    if keys.flag("projectors_bias", default=False) != has_bias:
+        problem = "must be what mamba_proj_bias is: both projections of a Mamba 2 layer have a bias, or neither"
+        keys.refuse("projectors_bias", not has_bias, problem)
+    spec = _mamba2(
+        keys,
+        num_heads=num_heads,
+        head_size=head_size,
+        state_size=keys.count("mamba_d_state"),
+        num_groups=keys.count("mamba_n_groups"),
+        conv_width=keys.count("mamba_d_conv", most=MAX_CONV_WIDTH),
+        has_bias=has_bias,
+        has_conv_bias=keys.flag("mamba_conv_bias", default=True),
+    )
+    norm = GateNorm.BEFORE if keys.flag("mamba_norm_before_gate", default=True) else GateNorm.BEHIND
+    factors = Factors(
+        input=keys.positive("ssm_in_multiplier"),
+        inner=keys.several_positive("ssm_multipliers", 5),
+        output=keys.positive("ssm_out_multiplier"),
+    )
+    has_norm = keys.flag("mamba_rms_norm", default=False)
+    return (replace(spec, norm=norm if has_norm else GateNorm.NONE, factors=factors),) * num_layers
 
 
 def bamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:

@@ -16,6 +16,7 @@ from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.mixers import (
     AttentionSpec,
+    GateNorm,
     LatentAttentionSpec,
     Mamba2Spec,
     MambaSpec,
@@ -214,7 +215,7 @@ def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
     if isinstance(mixer, ShortConvSpec):
         return floats
     if isinstance(mixer, Mamba2Spec):
-        return floats + 3 * mixer.num_heads + mixer.inner_size
+        return floats + 3 * mixer.num_heads + mixer.inner_size * (mixer.norm is not GateNorm.NONE)
     norms = mixer.time_rank + 2 * mixer.state_size if mixer.norms is StepNorms.WEIGHTED else 0
     return floats + mixer.inner_size * (mixer.state_size + 2) + norms
 

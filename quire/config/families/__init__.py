@@ -41,6 +41,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "exaone4": "Exaone4ForCausalLM",
         "exaone_moe": "ExaoneMoeForCausalLM",
         "falcon": "FalconForCausalLM",
+        "falcon_h1": "FalconH1ForCausalLM",
         "falcon_mamba": "FalconMambaForCausalLM",
         "flex_olmo": "FlexOlmoForCausalLM",
         "gemma": "GemmaForCausalLM",
