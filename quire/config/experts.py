@@ -53,9 +53,20 @@ class Routing:
     """Of the weights, in the end."""
     shared_factor: float = 1.0
     """Of the shared expert's output."""
+    weighs_input: bool = False
+    """The weights multiply what the chosen experts read, not what they give."""
     near: float | None = None
     """Logits choose experts one after the other. Each is weighed by the softmax over the logits that are left and no
     further from it than this share of it; see `ops.mixture`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedGate:
+    """g * sigmoid(slope * g) * (u + offset), of g = min(gate, limit) and u = min(max(up, -limit), limit)."""
+
+    limit: float
+    slope: float = 1.0
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +77,12 @@ class ExpertsSpec:
     size: int
     """Width of each expert between its two products."""
     routing: Routing
+    gate: ClampedGate | None = None
+    """In place of the model's activation and a product."""
+    has_bias: bool = False
+    """Of the products of the experts that are chosen."""
+    has_router_bias: bool = False
+    """A number for each expert is added to its logit."""
     has_choice_bias: bool = False
     """A number for each expert is added to its score where experts are chosen, not where they are weighed."""
     shared_size: int = 0

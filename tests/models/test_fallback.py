@@ -25,7 +25,7 @@ from quire.sampling.torch_mode import torch_mode
 from tests.checkpoints import in_transformers, one_thread
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops
-from tests.models.cases import LONGROPE
+from tests.models.cases.rotations import LONGROPE
 from tests.models.harness import Harness
 
 TOLERANCE = 1e-4

@@ -14,7 +14,8 @@ from torch import Tensor
 from quire.config.weight_shapes import num_parameters
 from quire.ops import table
 from tests.checkpoints import FAMILIES, in_transformers, one_thread
-from tests.models.cases import CASES, LONGROPE, rope
+from tests.models.cases import CASES
+from tests.models.cases.rotations import LONGROPE, rope
 from tests.models.harness import Harness, arch_of
 from tests.ops.implementations import implementations_of
 

@@ -1,0 +1,243 @@
+"""Families with mixtures of experts, attention over keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {}),
+    "mixtral-odd": (
+        "mixtral",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 22,
+            "intermediate_size": 50,
+            "num_experts_per_tok": 3,
+            "sliding_window": 20,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mixtral-one": ("mixtral", {"num_local_experts": 33, "num_experts_per_tok": 1}),
+    "olmoe": ("olmoe", {}),
+    "olmoe-odd-heads": (
+        "olmoe",
+        {
+            "hidden_size": 72,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granitemoe": ("granitemoe", {}),
+    "granitemoe-tied": (
+        "granitemoe",
+        {
+            "num_experts_per_tok": 6,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "residual_multiplier": 1.0,
+            "intermediate_size": 50,
+        },
+    ),
+    "ernie4.5-moe": ("ernie4_5_moe", {}),
+    "ernie4.5-moe-biases": (
+        "ernie4_5_moe",
+        {
+            "use_bias": True,
+            "tie_word_embeddings": False,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 1,
+            "num_attention_heads": 2,
+        },
+    ),
+    "ernie4.5-moe-none-shared": (
+        "ernie4_5_moe",
+        {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "num_hidden_layers": 4},
+    ),
+    "qwen2-moe": ("qwen2_moe", {}),
+    "qwen2-moe-all": (
+        "qwen2_moe",
+        {
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 6,
+            "qkv_bias": False,
+            "tie_word_embeddings": True,
+            "shared_expert_intermediate_size": 50,
+        },
+    ),
+    "qwen2-moe-windows": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2, "mlp_only_layers": [1]},
+    ),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3-moe-plain": (
+        "qwen3_moe",
+        {
+            "mlp_only_layers": [],
+            "norm_topk_prob": False,
+            "num_experts_per_tok": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "qwen3-moe-windows": (
+        "qwen3_moe",
+        {"use_sliding_window": True, "sliding_window": 20, "decoder_sparse_step": 3, "num_experts": 40},
+    ),
+    "glm4-moe": ("glm4_moe", {}),
+    "glm4-moe-one-group": (
+        "glm4_moe",
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "n_routed_experts": 7,
+            "n_shared_experts": 1,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "partial_rotary_factor": 1.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "solar-open": ("solar_open", {}),
+    "solar-open-biases": (
+        "solar_open",
+        {"attention_bias": True, "num_key_value_heads": 1, "n_routed_experts": 8, "n_group": 2, "topk_group": 1},
+    ),
+    "dots1": ("dots1", {}),
+    "dots1-one-group": (
+        "dots1",
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "attention_bias": True,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "exaone-moe": ("exaone_moe", {}),
+    "exaone-moe-listed": (
+        "exaone_moe",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+            "n_group": 1,
+            "num_shared_experts": 2,
+            "norm_topk_prob": False,
+            "head_dim": 24,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "hy-v3": ("hy_v3", {}),
+    "hy-v3-biases": (
+        "hy_v3",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "router_scaling_factor": 0.7,
+            "num_experts_per_tok": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "minimax-m2": ("minimax_m2", {}),
+    "minimax-m2-odd-heads": (
+        "minimax_m2",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 22,
+            "rotary_dim": 22,
+            "num_experts_per_tok": 6,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "flex-olmo": ("flex_olmo", {}),
+    "flex-olmo-odd-heads": (
+        "flex_olmo",
+        {
+            "hidden_size": 72,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granitemoeshared": ("granitemoeshared", {}),
+    "granitemoeshared-none-shared": (
+        "granitemoeshared",
+        {"shared_intermediate_size": 0, "num_experts_per_tok": 6, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "mellum": ("mellum", {}),
+    "mellum-rotations": (
+        "mellum",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "norm_topk_prob": False,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "rope_theta": 5e5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            },
+            "attention_bias": True,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "cohere2-moe": ("cohere2_moe", {}),
+    "cohere2-moe-sigmoid": (
+        "cohere2_moe",
+        {
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 72,
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "cohere2-moe-none-shared": (
+        "cohere2_moe",
+        {
+            "num_shared_experts": 0,
+            "first_k_dense_replace": 2,
+            "prefix_dense_sliding_window_pattern": 2,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "num_experts_per_tok": 1,
+        },
+    ),
+    "phimoe": ("phimoe", {}),
+    "phimoe-biases": (
+        "phimoe",
+        {
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 20,
+            "router_jitter_noise": 0.2,
+            "num_local_experts": 16,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "olmoe-clipped": ("olmoe", {"clip_qkv": 0.6}),
+}
