@@ -441,12 +441,47 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "conv", "full_attention", "conv"],
         "block_multiple_of": 32,
     },
+    "lfm2_moe": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+    },
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
+    "falcon_h1": {
+        **_HYBRID,
+        "num_hidden_layers": 3,
+        "mamba_d_ssm": 96,
+        "mamba_d_head": 12,
+        "embedding_multiplier": 5.66,
+        "lm_head_multiplier": 0.3,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.94,
+        "key_multiplier": 0.39,
+        "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.35, 0.25, 0.36, 0.5, 0.8],
+        "ssm_out_multiplier": 0.7,
+        "mlp_multipliers": [0.88, 0.59],
+    },
+    "nemotron_h": {
+        **_COMMON,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        "head_dim": 16,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 12,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "time_step_min": 1e-12,  # in prompts, transformers bounds time steps by it
+    },
 }
 """family -> the configuration that `make_checkpoint` starts from."""
 ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
 """Families none of whose layers have attention."""
-RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2")
+RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1")
 """Families some of whose layers keep a state."""
 ONE_OF_EACH_KIND = (
     "llama",  # one norm before each part, rotary positions, all layers see everything
@@ -522,7 +557,7 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             is_alike = isinstance(value, torch.nn.Parameter) and (value.dim() == 1 or not value.any())
-            if is_alike or name.endswith("_correction_bias"):
+            if is_alike or name.endswith(("_correction_bias", "expert_bias")):
                 # Norms start at one, biases and some routers at zero, which would hide mistakes.
                 value.add_(torch.randn(value.shape, generator=generator) * 0.1)
     return model

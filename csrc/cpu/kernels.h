@@ -217,13 +217,14 @@ struct ScanPiece {
 struct GatedNormArgs {
   void* out;  // [tokens, groups * cols]
   int32_t dtype;
-  float* x;  // becomes x * silu(gate)
+  float* x;  // becomes x * silu(gate) where that is normed
   int64_t x_stride;
   const void* gate;
   int64_t gate_stride;
-  const float* weight;
+  const float* weight;  // null: no norm
   int64_t groups, cols;
   float eps;
+  bool norms_before_gate;
 };
 
 struct Largest {

@@ -200,13 +200,14 @@ int32_t qr_mamba2_scan(float* x, const void* time, int32_t dtype, int64_t time_s
 }
 
 int32_t qr_gated_norm(void* out, int32_t dtype, float* x, int64_t x_stride, const void* gate, int64_t gate_stride,
-                      const float* weight, int64_t tokens, int64_t groups, int64_t cols, float eps) {
+                      const float* weight, int64_t tokens, int64_t groups, int64_t cols, float eps,
+                      int32_t norms_before_gate) {
   if (kernels() == nullptr) return QR_ESTATE;
   if (!is_dtype(dtype) || groups <= 0 || cols <= 0 || !are_sizes(tokens, groups, cols) || x_stride < groups * cols ||
       gate_stride < groups * cols || !are_sizes(tokens, x_stride) || !are_sizes(tokens, gate_stride) ||
-      !is_epsilon(eps) || weight == nullptr || (tokens > 0 && !are_there(out, x, gate)))
+      !is_epsilon(eps) || (tokens > 0 && !are_there(out, x, gate)))
     return QR_EINVAL;
-  const GatedNormArgs args{out, dtype, x, x_stride, gate, gate_stride, weight, groups, cols, eps};
+  const GatedNormArgs args{out, dtype, x, x_stride, gate, gate_stride, weight, groups, cols, eps, norms_before_gate != 0};
   for_rows(kernels()->gated_norm, args, tokens * groups, cols);
   return QR_OK;
 }

@@ -266,10 +266,10 @@ QR_API int32_t qr_mamba2_scan(float* x, const void* time, int32_t dtype, int64_t
                               int64_t sequences);
 
 /* x = x silu(gate), in place; out[tokens, groups cols] = x / sqrt(mean(x^2) + eps) weight, the mean taken over each
- * group of cols. */
+ * group of cols. norms_before_gate: the norm comes first. weight may be null: no norm. */
 QR_API int32_t qr_gated_norm(void* out, int32_t dtype, float* x, int64_t x_stride, const void* gate,
                              int64_t gate_stride, const float* weight, int64_t tokens, int64_t groups, int64_t cols,
-                             float eps);
+                             float eps, int32_t norms_before_gate);
 
 /* ---- sampling (sampling.cpp): logits[rows, vocab] float32 ---- */
 

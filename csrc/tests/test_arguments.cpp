@@ -160,10 +160,10 @@ const Call kCalls[] = {
                              as<float>(p[4]), s[1], s[2], s[3], s[4], s[5], s[6], as<float>(p[5]), s[7], s[8],
                              as<int32_t>(p[6]), as<int32_t>(p[7]), as<int32_t>(p[8]), s[9]);
      }},
-    {"qr_gated_norm", {96, 64, 8, 2, 32}, {false, false, false, false},
+    {"qr_gated_norm", {96, 64, 8, 2, 32}, {false, false, false, true},
      [](P p, S s) {
        return qr_gated_norm(p[0], QR_FLOAT32, as<float>(p[1]), s[0], p[2], s[1], as<float>(p[3]), s[2], s[3], s[4],
-                            1e-5f);
+                            1e-5f, 0);
      }},
     {"qr_copy_blocks", {1, 8, 64, 1}, {false, false},
      [](P p, S s) { return qr_copy_blocks(as<void*>(p[0]), s[0], s[1], s[2], as<int64_t>(p[1]), s[3]); }},
@@ -253,7 +253,7 @@ TEST(norms_refuse_an_epsilon_that_is_no_number) {
     CHECK(qr_layer_norm(out.data(), QR_FLOAT32, x.data(), QR_FLOAT32, x.data(), nullptr, 1, 32, wrong) == QR_EINVAL);
   }
   for (float wrong : {kNan, kInfinite, -1.0f}) {
-    CHECK(qr_gated_norm(out.data(), QR_FLOAT32, x.data(), 32, x.data(), 32, x.data(), 1, 1, 32, wrong) == QR_EINVAL);
+    CHECK(qr_gated_norm(out.data(), QR_FLOAT32, x.data(), 32, x.data(), 32, x.data(), 1, 1, 32, wrong, 0) == QR_EINVAL);
     CHECK(qr_mamba_derived(out.data(), QR_FLOAT32, x.data(), 1, 16, 8, nullptr, nullptr, nullptr, 1, wrong) ==
           QR_EINVAL);
   }

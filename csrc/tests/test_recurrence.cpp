@@ -225,23 +225,32 @@ TEST(derived_parts_and_gated_outputs_are_normed) {
         std::vector<float> x = random_floats(tokens * x_stride), weight = random_floats(groups * rank);
         const std::vector<char> gate = encode(random_floats(tokens * gate_stride), dtype);
         const std::vector<float> xs = x, gates = decode(gate, dtype);
-        std::vector<char> out(size_t(tokens * groups * rank * (dtype == QR_FLOAT32 ? 4 : 2)));
-        CHECK(qr_gated_norm(out.data(), dtype, x.data(), x_stride, gate.data(), gate_stride, weight.data(), tokens,
-                            groups, rank, 1e-5f) == QR_OK);
-        const std::vector<float> got = decode(out, dtype);
-        for (int64_t row = 0; row < tokens * groups; ++row) {
-          const int64_t t = row / groups, first = row % groups * rank;
-          const auto gated = [&](int64_t i) {
-            const double z = gates[size_t(t * gate_stride + first + i)];
-            return xs[size_t(t * x_stride + first + i)] * z * sigmoid(z);
-          };
-          double squares = 0;
-          for (int64_t i = 0; i < rank; ++i) squares += std::pow(gated(i), 2);
-          for (int64_t i = 0; i < rank; ++i) {
-            const double want = gated(i) / std::sqrt(squares / double(rank) + 1e-5) * weight[size_t(first + i)];
-            CHECK(std::fabs(got[size_t(row * rank + i)] - want) <= 2 * allowed(dtype, want));
+        for (const bool norms_first : {false, true})
+          for (const float* norm_weight : {weight.data(), static_cast<const float*>(nullptr)}) {
+            x = xs;
+            std::vector<char> out(size_t(tokens * groups * rank * (dtype == QR_FLOAT32 ? 4 : 2)));
+            CHECK(qr_gated_norm(out.data(), dtype, x.data(), x_stride, gate.data(), gate_stride, norm_weight, tokens,
+                                groups, rank, 1e-5f, norms_first) == QR_OK);
+            const std::vector<float> got = decode(out, dtype);
+            for (int64_t row = 0; row < tokens * groups; ++row) {
+              const int64_t t = row / groups, first = row % groups * rank;
+              const auto silu_of = [&](int64_t i) {
+                const double z = gates[size_t(t * gate_stride + first + i)];
+                return z * sigmoid(z);
+              };
+              const auto normed = [&](int64_t i) {
+                return xs[size_t(t * x_stride + first + i)] * (norms_first ? 1 : silu_of(i));
+              };
+              double squares = 0;
+              for (int64_t i = 0; i < rank; ++i) squares += std::pow(normed(i), 2);
+              for (int64_t i = 0; i < rank; ++i) {
+                const double scale =
+                    norm_weight ? weight[size_t(first + i)] / std::sqrt(squares / double(rank) + 1e-5) : 1;
+                const double want = xs[size_t(t * x_stride + first + i)] * silu_of(i) * scale;
+                CHECK(std::fabs(got[size_t(row * rank + i)] - want) <= 2 * allowed(dtype, want));
+              }
+            }
           }
-        }
       }
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from quire.config.arch import ModelArch
+from collections.abc import Sequence
+
+from quire.config.arch import LayerSpec, ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import MlpKind, NormKind
 from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, RecurrentSpec
@@ -86,47 +88,61 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
         layout.take("normed", arch.hidden_size)
         layout.free("hidden")
         layout.rename("normed", "hidden")
-    ends: dict[tuple[int, int | None, MixerSpec], int] = {}
+    ends: dict[tuple[int, LayerSpec], int] = {}
     for layer in arch.layers:  # each meets the gaps that the one before left
-        inner = None if layer.mlp.kind is MlpKind.NONE else 0 if layer.mlp.experts else layer.mlp.intermediate_size
-        start = layout.begin("hidden"), inner, layer.mixer
+        start = layout.begin("hidden"), layer
         if start in ends:
             layout.move("hidden", ends[start])
         else:
-            _layer(layout, arch, layer.mixer, inner)
+            _layer(layout, arch, layer)
             ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
     return layout
 
 
-def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int | None) -> None:
-    """One layer; its MLP has so many inner features, or there is none."""
-    size, norms = arch.hidden_size, arch.norms
-    _norm(layout, norms.input, size)
-    if isinstance(mixer, RecurrentSpec):
-        _recur(layout, arch, mixer)
-    else:
-        _attend(layout, arch, mixer)
-    _join(layout, arch, norms.post_attention, "between")
-    if inner is None:
-        _end_norm(layout, norms.input)
+def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+    last = "hidden"
+    if layer.mixers:
+        _mix(layout, arch, layer.mixers)
+        last = "between"
+    if layer.mlp.kind is not MlpKind.NONE:
+        _feed(layout, arch, 0 if layer.mlp.experts else layer.mlp.intermediate_size)
+        last = "out"
+        layout.free(*(["between"] if layer.mixers else []))
+    if last != "hidden":
         layout.free("hidden")
-        layout.rename("between", "hidden")
-        return
+        layout.rename(last, "hidden")
+
+
+def _mix(layout: _Layout, arch: ModelArch, mixers: Sequence[MixerSpec]) -> None:
+    """Each mixer adds to what those before it gave."""
+    norms = arch.norms
+    _norm(layout, norms.input, arch.hidden_size)
+    for number, mixer in enumerate(mixers):
+        if isinstance(mixer, RecurrentSpec):
+            _recur(layout, arch, mixer)
+        else:
+            _attend(layout, arch, mixer)
+        layout.free(*(["between"] if number else []))
+        layout.rename("mixed", "between")
+    _join(layout, arch, norms.post_attention, "between")
+    if not arch.is_parallel:
+        _end_norm(layout, norms.input)
+
+
+def _feed(layout: _Layout, arch: ModelArch, inner: int) -> None:
+    size, norms = arch.hidden_size, arch.norms
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
         _end_norm(layout, norms.input)
         layout.rename("renormed", "normed")
     elif not arch.is_parallel:
-        _end_norm(layout, norms.input)
         _norm(layout, norms.pre_mlp, size)
     layout.take("inner", inner)
     layout.take("out", size)
     layout.free("inner")
     _join(layout, arch, norms.post_mlp, "out")
     _end_norm(layout, norms.input if arch.is_parallel and norms.pre_mlp is None else norms.pre_mlp)
-    layout.free("between", "hidden")
-    layout.rename("out", "hidden")
 
 
 def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
@@ -141,7 +157,7 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
     layout.free("qkv", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
-    layout.take("between", arch.hidden_size)
+    layout.take("mixed", arch.hidden_size)
     layout.free("attended")
 
 
@@ -184,7 +200,7 @@ def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
     else:
         layout.take("scanned", mixer.inner_size)
     layout.free("projected")
-    layout.take("between", arch.hidden_size)
+    layout.take("mixed", arch.hidden_size)
     layout.free("scanned")
 
 
@@ -232,11 +248,12 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     )
     latent = max((_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)), default=0)
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
+    beside = item * size * any(len(layer.mixers) > 1 for layer in arch.layers)
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
     inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
-    return max(attention, mlp, recurrent, latent)
+    return max(beside + max(attention, recurrent, latent), mlp)
 
 
 def _latent_mixers(arch: ModelArch) -> set[LatentAttentionSpec]:

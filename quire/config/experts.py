@@ -47,6 +47,8 @@ class Routing:
     """The weights of a token's experts are divided by their sum."""
     least_sum: float = 0.0
     """By no less than this."""
+    added_to_sum: float = 0.0
+    """Added to that sum."""
     factor: float = 1.0
     """Of the weights, in the end."""
     shared_factor: float = 1.0
@@ -194,6 +196,22 @@ def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
     return tuple(
         spec if first <= index <= last and (index + 1) % interval == 0 else None for index in range(num_layers)
     )
+
+
+def lfm2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """LFM2 MoE: sigmoids, chosen with a bias, in all layers behind the first `num_dense_layers`."""
+    count = _num_experts(keys, "num_experts", "num_local_experts", scoring=("sigmoid",))
+    routing = Routing(
+        num_chosen=_num_chosen(keys, count, "num_experts_per_tok"),
+        scores=Scores.SIGMOID,
+        renormalized=keys.flag("norm_topk_prob", default=True),
+        added_to_sum=1e-6,
+        factor=keys.positive("routed_scaling_factor"),
+    )
+    has_bias = keys.flag("use_expert_bias", default=True)
+    size, first = keys.count("moe_intermediate_size"), _whole(keys, "num_dense_layers")
+    spec = ExpertsSpec(num_experts=count, size=size, routing=routing, has_choice_bias=has_bias)
+    return tuple(spec if index >= first else None for index in range(num_layers))
 
 
 def deepseek_v2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:

@@ -16,6 +16,7 @@ from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.mixers import (
     AttentionSpec,
+    GateNorm,
     LatentAttentionSpec,
     Mamba2Spec,
     MambaSpec,
@@ -95,7 +96,8 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     names = arch.family.names
     linears = Counter[tuple[tuple[int, ...], int]]()
     for layer in arch.layers:
-        linears.update(_MIXERS[type(layer.mixer)](arch, layer.mixer))
+        for mixer in layer.mixers:
+            linears.update(_MIXERS[type(mixer)](arch, mixer))
         linears.update(_MLPS[layer.mlp.kind](arch, layer.mlp))
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
@@ -197,11 +199,11 @@ _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape
         ShortConvSpec: _recurrent,
     }
 )
-"""The linear layers of a layer's mixer, and how many it has of each."""
+"""The linear layers of a mixer, and how many it has of each."""
 
 
 def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
-    """Numbers of a layer's mixer that are kept in float32: biases, its own norms, and vectors of a recurrence."""
+    """Numbers of a mixer that are kept in float32: biases, its own norms, and vectors of a recurrence."""
     if isinstance(mixer, RecurrentSpec):
         return _recurrent_floats(arch, mixer)
     biases = arch.output_bias * arch.hidden_size
@@ -217,7 +219,7 @@ def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
     if isinstance(mixer, ShortConvSpec):
         return floats
     if isinstance(mixer, Mamba2Spec):
-        return floats + 3 * mixer.num_heads + mixer.inner_size
+        return floats + 3 * mixer.num_heads + mixer.inner_size * (mixer.norm is not GateNorm.NONE)
     norms = mixer.time_rank + 2 * mixer.state_size if mixer.norms is StepNorms.WEIGHTED else 0
     return floats + mixer.inner_size * (mixer.state_size + 2) + norms
 
@@ -272,7 +274,7 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
 
 def _num_floats(arch: ModelArch) -> int:
     """Numbers of norms and biases, and of recurrent layers' vectors."""
-    floats = sum(_mixer_floats(arch, layer.mixer) for layer in arch.layers)
+    floats = sum(_mixer_floats(arch, mixer) for mixer in arch.mixers)
     for layer in arch.layers:
         floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
@@ -283,7 +285,9 @@ def _num_floats(arch: ModelArch) -> int:
 def _num_norms(arch: ModelArch) -> int:
     """Norms over hidden states."""
     ends = (arch.norms.embedding is not None) + (arch.norms.final is not None)
-    return arch.num_layers * len(arch.norms.in_layer) + ends
+    of_mixers, of_mlp = (len(names) - names.count(None) for names in (arch.norms.of_mixers, arch.norms.of_mlp))
+    num_mlps = sum(layer.mlp.kind is not MlpKind.NONE for layer in arch.layers)
+    return sum(bool(layer.mixers) for layer in arch.layers) * of_mixers + num_mlps * of_mlp + ends
 
 
 def _num_head_norms(arch: ModelArch) -> int:

@@ -185,9 +185,15 @@ class Mamba2Weights:
     """[H] float32, below zero."""
     skip: Tensor
     """[H] float32"""
-    norm: Tensor
-    """[H * D] float32"""
+    norm: Tensor | None
+    """[H * D] float32; None without a norm."""
     norm_eps: float
+    norms_before_gate: bool = False
+
+    @property
+    def inner_size(self) -> int:
+        """H * D"""
+        return self.conv.weight.shape[0] - 2 * self.num_groups * self.state_size
 
 
 class Graph(Protocol):
@@ -308,7 +314,8 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     1. projected is the gate z, the convolution's input u, and a number for each head: silu(conv(u)) is x, B of each
        group, and C of each group; dt = softplus(number + time_bias).
     2. Token by token, for each head: h = h * exp(dt * decay) + (dt * x) B, y = h C.
-    3. (y + skip * x) * silu(z), whose channels are RMS-normed group by group, and multiplied by the norm's weight.
+    3. (y + skip * x) * silu(z), whose channels are RMS-normed group by group, and multiplied by the norm's weight; or
+       the norm comes before the gate; or there is none.
     As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
 
     Shapes: projected [T, HD + (HD + 2GN) + H], states as for `mamba` -> [T, HD] in projected's dtype.

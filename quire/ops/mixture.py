@@ -102,7 +102,8 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
     if routing.scores is Scores.LOGITS:
         weights = weights.softmax(dim=-1)
     if routing.renormalized:
-        weights = weights / _row_sums(weights).clamp_(min=routing.least_sum).unsqueeze(1)
+        sums = _row_sums(weights).clamp_(min=routing.least_sum).add_(routing.added_to_sum)
+        weights = weights / sums.unsqueeze(1)
     return chosen, weights if routing.factor == 1.0 else weights * routing.factor
 
 

@@ -245,16 +245,28 @@ void gated_norm_rows(const GatedNormArgs& args, int64_t row_begin, int64_t row_e
     float* x = args.x + token * args.x_stride + column;
     const T* gate = static_cast<const T*>(args.gate) + token * args.gate_stride + column;
     T* out = static_cast<T*>(args.out) + row * n;
-    each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-      store_some(x + i, mul(load_some(x + i, count), silu(load_some(gate + i, count))), count);
-    });
+    const auto gated = [&](int64_t i, int count) __attribute__((always_inline)) {
+      return mul(load_some(x + i, count), silu(load_some(gate + i, count)));
+    };
+    if (args.weight == nullptr) {
+      each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+        store_some(out + i, gated(i, count), count);
+      });
+      continue;
+    }
+    if (!args.norms_before_gate)
+      each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+        store_some(x + i, gated(i, count), count);
+      });
     const float squares = row_sum(n, [&](int64_t i, int count) __attribute__((always_inline)) {
       const vf value = load_some(x + i, count);
       return mul(value, value);
     });
     const vf factor = set1(inverse_root(squares / float(n) + args.eps));
     each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-      store_some(out + i, mul(mul(load_some(x + i, count), factor), load_some(args.weight + column + i, count)), count);
+      vf value = mul(mul(load_some(x + i, count), factor), load_some(args.weight + column + i, count));
+      if (args.norms_before_gate) value = mul(value, silu(load_some(gate + i, count)));
+      store_some(out + i, value, count);
     });
   }
 }

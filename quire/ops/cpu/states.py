@@ -63,7 +63,7 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     """See `functional.mamba2`."""
     tokens, width = projected.shape
     dtype = projected.dtype
-    heads, inner = weights.decay.shape[0], weights.norm.shape[0]
+    heads, inner = weights.decay.shape[0], weights.inner_size
     convolved = weights.conv.weight.shape[0]
     x = empty((tokens, convolved), torch.float32)
     _convolve(x, x, projected, inner, weights.conv, states, metadata, activation="silu")
@@ -157,7 +157,7 @@ def _derived(derived: Tensor, weights: MambaWeights, dtype: torch.dtype) -> Tens
 
 def _gated_norm(x: Tensor, projected: Tensor, weights: Mamba2Weights) -> Tensor:
     """The first columns of x, times the gate and normed, in projected's dtype. Mutates: x."""
-    tokens, inner = x.shape[0], weights.norm.shape[0]
+    tokens, inner = x.shape[0], weights.inner_size
     out = empty((tokens, inner), projected.dtype)
     check(
         lib.qr_gated_norm(
@@ -167,11 +167,12 @@ def _gated_norm(x: Tensor, projected: Tensor, weights: Mamba2Weights) -> Tensor:
             x.shape[1],
             projected.data_ptr(),
             projected.shape[1],
-            weights.norm.data_ptr(),
+            None if weights.norm is None else weights.norm.data_ptr(),
             tokens,
             weights.num_groups,
             inner // weights.num_groups,
             weights.norm_eps,
+            int(weights.norms_before_gate),
         )
     )
     return out
