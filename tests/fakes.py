@@ -94,7 +94,7 @@ class MemoryExecutor:
         self.windows = windows
         self.slots: list[tuple[int, int, int] | None] = [None] * (num_blocks * block_size)
         """(group, position, token)."""
-        self.states: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.states: dict[int, tuple[int, tuple[int, ...]] | None] = {}
         """By page: the group, and the tokens before."""
         self.requests: dict[str, EngineCoreRequest] = {}
         self.sequences: dict[int, NewSequenceData] = {}
@@ -105,7 +105,7 @@ class MemoryExecutor:
         """What sequences did not find; a failing step is run again, so an exception alone may go unseen."""
         self.fail_on: Callable[[str], bool] = lambda request_id: False
         self.num_steps = 0
-        self.pages: dict[int, tuple[PageContent, list[tuple[int, int, int] | None]]] = {}
+        self.pages: dict[int, tuple[PageContent, Any]] = {}
         """What is in the slots of tiers."""
         self.corrupt: set[int] = set()
         """Slots whose pages do not have the digest that they should have."""
@@ -130,20 +130,24 @@ class MemoryExecutor:
                 (self.corrupt.add if source in self.corrupt else self.corrupt.discard)(slot)
         for block_id, slot, content in plan.blocks_to_swap_out:
             if block_id not in self.skipped_saves and not self._keeps(slot, content):
-                self.pages[slot] = content, self.slots[self._page(block_id)]
+                self.pages[slot] = content, self._bytes_of(block_id)
                 self.corrupt.discard(slot)
 
     def _load(self, plan: SchedulerOutputs) -> list[int]:
         failed = []
         for slot, block_id, content in plan.blocks_to_swap_in:
             if self._keeps(slot, content) and slot not in self.corrupt:
-                self.slots[self._page(block_id)] = self.pages[slot][1]
+                self.slots[self._page(block_id)], self.states[block_id] = self.pages[slot][1]
             else:
                 failed.append(block_id)
         return failed
 
     def _keeps(self, slot: int, content: PageContent) -> bool:
         return slot in self.pages and self.pages[slot][0] == content
+
+    def _bytes_of(self, block_id: int) -> tuple[Any, Any]:
+        """All that a page holds: it may be of any group."""
+        return self.slots[self._page(block_id)], self.states.get(block_id)
 
     def _page(self, block_id: int) -> slice:
         return slice(block_id * self.block_size, (block_id + 1) * self.block_size)
@@ -189,10 +193,14 @@ class MemoryExecutor:
     def _write(self, seq: NewSequenceData, computed: int, count: int) -> None:
         for group, window in enumerate(self.windows):
             if window == STATE:
-                self.states[self.tables[seq.seq_id][group][1]] = self._state(seq, group, computed + count)
+                page = self.tables[seq.seq_id][group][1]
+                self.states[page] = self._state(seq, group, computed + count)
+                self.slots[self._page(page)] = [None] * self.block_size
                 continue
             for position in range(computed, computed + count):
-                self.slots[self._slot(seq, group, position)] = group, position, self.token_ids[seq.seq_id][position]
+                slot = self._slot(seq, group, position)
+                self.slots[slot] = group, position, self.token_ids[seq.seq_id][position]
+                self.states.pop(slot // self.block_size, None)
 
     def _read(self, seq: NewSequenceData, computed: int, count: int) -> None:
         for group, window in enumerate(self.windows):
@@ -261,6 +269,7 @@ class FakeCore:
         tick_s: float = 1.0,
         tiers: Sequence[int] = (),
         min_load_tokens: int = 1,
+        blocks_per_state: int = 1,
         **limits: Any,
     ) -> None:
         defaults = {
@@ -276,7 +285,8 @@ class FakeCore:
             num_blocks,
             specs_of(block_size, windows),
             max_chunk_tokens=limits["max_chunk_tokens"],
-            enable_prefix_caching=enable_prefix_caching and STATE not in windows,
+            enable_prefix_caching=enable_prefix_caching,
+            state_stride=block_size * blocks_per_state if enable_prefix_caching and STATE in windows else 0,
             tiers=KVTiers(tiers, min_load_tokens=min_load_tokens) if tiers else None,
         )
         ticks = itertools.count()

@@ -109,8 +109,12 @@ class EngineArgs:
     max_logprobs: int = knob(20, "Most logprobs a request may ask for; -1 sets no limit.", least=-1)
     skip_tokenizer_init: bool = knob(False, "Take and give token ids only.")
     chat_template: str | None = knob(None, "File with the chat template, or the template itself.")
-    enable_prefix_caching: bool | None = knob(
-        None, "Reuse the KV cache of equal prefixes; on when left out, but for models with recurrent layers."
+    enable_prefix_caching: bool | None = knob(None, "Reuse the KV cache of equal prefixes; on when left out.")
+    state_checkpoint_stride: int | None = knob(
+        None,
+        "Tokens between the states of recurrent layers that are cached for equal prefixes, a multiple of the block "
+        "size; when left out the fewest from 512 on.",
+        least=1,
     )
     kv_cache_dtype: str = knob(
         "auto",

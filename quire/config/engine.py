@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arch import ModelArch
-from quire.messages.kv import KVLayout
+from quire.messages.kv import PAGES_PER_STATE, KVLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,11 @@ class CacheConfig:
     enable_prefix_caching: bool
     dtype: str
     num_groups: int
-    """KV groups of the model: a token takes a slot in a block of each."""
+    """KV groups of the model whose blocks hold tokens: a token takes a slot in a block of each."""
+    num_state_groups: int = 0
+    """KV groups of recurrent layers: a sequence takes two pages in each, whatever its length."""
+    state_checkpoint_stride: int = 0
+    """Tokens between states that are cached; 0 where none are."""
     num_ram_slots: int = 0
     """Evicted pages that are kept in memory."""
     kv_disk: str = ""
@@ -98,9 +102,24 @@ class CacheConfig:
     """Tokens of the shortest prefix that is loaded from there; None: as measured at the start."""
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens that fit."""
-        return self.num_blocks // self.num_groups * self.block_size
+    def num_tokens(self) -> int | None:
+        """Tokens of one sequence that fit; None where layers keep states alone, whatever the number of tokens."""
+        if not self.num_groups:
+            return None
+        num_blocks = self.num_blocks - PAGES_PER_STATE * self.num_state_groups
+        return max(0, num_blocks) // self.num_groups * self.block_size
+
+    @property
+    def num_sequences(self) -> int | None:
+        """Sequences whose states fit where layers keep states alone; None where they keep tokens."""
+        return None if self.num_groups else self.num_blocks // (PAGES_PER_STATE * self.num_state_groups)
+
+    @property
+    def capacity(self) -> str:
+        """What fits, for people."""
+        if self.num_sequences is None:
+            return f"{self.num_tokens:,} tokens"
+        return f"states of {self.num_sequences:,} sequences"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

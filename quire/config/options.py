@@ -40,7 +40,9 @@ class EngineOptions(TypedDict, total=False):
     chat_template: str | None
     """File with the chat template, or the template itself."""
     enable_prefix_caching: bool | None
-    """Reuse the KV cache of equal prefixes; on when left out, but for models with recurrent layers."""
+    """Reuse the KV cache of equal prefixes; on when left out."""
+    state_checkpoint_stride: int | None
+    """Tokens between the states of recurrent layers that are cached for equal prefixes."""
     kv_cache_dtype: str
     """Type of cached keys and values; auto takes the model's, int8 halves a 16-bit one and adds a scale per token."""
     block_size: int | None

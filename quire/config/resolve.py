@@ -37,10 +37,13 @@ from quire.errors import ConfigError, InvalidParameter, shown
 from quire.messages.kv import DTYPE_BYTES, KVLayout
 from quire.messages.kv_tiers import ALIGNMENT, slot_bytes, slots_in
 from quire.sampling_params import SamplingParams
+from quire.utils.math import round_up
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_KV_DISK_SIZE = 4 << 30
+USUAL_STRIDE = 512
+"""Tokens between cached states of recurrent layers, at least: steps of so many read the weights seldom enough."""
 SMALL_CHUNK = 256
 """Prompts are computed so many tokens at a time, if need be, rather than that the context is shortened."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
@@ -99,9 +102,8 @@ def resolve(
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
     )
-    use, caches_prefixes = _resolve_states(args, arch, use, choices)
+    use = _resolve_states(args, arch, use, choices)
     cache, scheduler, max_model_len, plan = _resolve_memory(args, arch, capabilities, choices, use, scheduler)
-    cache = replace(cache, enable_prefix_caching=caches_prefixes)
     return QuireConfig(
         model_config=ModelConfig(
             model=args.model or EMBEDDED,
@@ -216,20 +218,13 @@ def _max_logprobs(args: EngineArgs, arch: ModelArch) -> int:
     return arch.vocab_size if args.max_logprobs == -1 else args.max_logprobs
 
 
-def _resolve_states(args: EngineArgs, arch: ModelArch, use: MemoryUse, choices: _Choices) -> tuple[MemoryUse, bool]:
-    """What recurrent layers change: the size of blocks, and whether prefixes are cached.
+def _resolve_states(args: EngineArgs, arch: ModelArch, use: MemoryUse, choices: _Choices) -> MemoryUse:
+    """What recurrent layers change: the size of blocks.
 
     Raises: ConfigError for options that such a model has no use for.
     """
     if not arch.recurrences:
-        return use, args.enable_prefix_caching is not False
-    reason = "the state of recurrent layers is kept for the last token only"
-    for name in ("kv_ram", "swap_space", "kv_disk"):
-        if getattr(args, name):
-            raise ConfigError(f"{name} keeps cached prefixes, and {arch.source} has none: {reason}. Leave it out.")
-    if args.enable_prefix_caching:
-        raise ConfigError(f"enable_prefix_caching is not possible with {arch.source}: {reason}. Leave it out.")
-    choices.pick("enable_prefix_caching", args.enable_prefix_caching, False, reason)
+        return use
     if not arch.attentions:
         for name, value in (("block_size", args.block_size), ("kv_cache_dtype", args.kv_cache_dtype)):
             if value not in (None, "auto"):
@@ -241,7 +236,33 @@ def _resolve_states(args: EngineArgs, arch: ModelArch, use: MemoryUse, choices: 
     if block_size != use.block_size:
         fitting = f"the fewest times {use.block_size} tokens that take the bytes of a recurrent state"
         choices.made["block_size"] = Choice(block_size, fitting)
-    return replace(use, block_size=block_size), False
+    return replace(use, block_size=block_size)
+
+
+def _resolve_stride(args: EngineArgs, layout: KVLayout, max_model_len: int, choices: _Choices) -> int:
+    """Tokens between the states that are cached; 0 where none are."""
+    stride, size = args.state_checkpoint_stride, layout.block_size
+    if stride is not None:
+        _check_stride(stride, args, layout, max_model_len)
+    if not layout.state_groups or args.enable_prefix_caching is False:
+        return 0
+    usual = round_up(USUAL_STRIDE, size)
+    chosen: int = choices.pick("state_checkpoint_stride", stride, usual, f"whole blocks of {size} tokens")
+    return chosen
+
+
+def _check_stride(stride: int, args: EngineArgs, layout: KVLayout, max_model_len: int) -> None:
+    size, wrong = layout.block_size, ""
+    if not layout.state_groups:
+        wrong = "has no effect: the model has no recurrent layers. Leave it out"
+    elif args.enable_prefix_caching is False:
+        wrong = "has no effect: prefix caching is off. Leave enable_prefix_caching on, or leave it out"
+    elif stride % size:
+        wrong = f"is no multiple of the block size of {size} tokens. Take {round_up(stride, size)}, or leave it out"
+    elif stride >= max_model_len:
+        wrong = f"would cache no state: sequences have {max_model_len} tokens at most. Lower it, or leave it out"
+    if wrong:
+        raise ConfigError(f"state_checkpoint_stride={stride} {wrong}.")
 
 
 def _resolve_memory(
@@ -289,7 +310,9 @@ def _resolve_memory(
         num_blocks=num_blocks,
         enable_prefix_caching=args.enable_prefix_caching is not False,
         dtype=use.kv_cache_dtype,
-        num_groups=len(layout.groups),
+        num_groups=len(layout.groups) - len(layout.state_groups),
+        num_state_groups=len(layout.state_groups),
+        state_checkpoint_stride=_resolve_stride(args, layout, max_model_len, choices),
         num_ram_slots=use.num_ram_slots,
         kv_disk="" if args.kv_disk is None else str(Path(args.kv_disk).expanduser().absolute()),
         num_disk_slots=use.num_disk_slots,

@@ -234,6 +234,12 @@ class Scheduler:
         return budget.may_score(seq) and self._room.is_ready(seq)
 
     def _share_of(self, seq: Sequence, budget: StepBudget) -> int:
+        """How many of its tokens a sequence computes in this step, if it has room for them."""
+        num_tokens = self._granted(seq, budget)
+        return num_tokens if num_tokens <= 1 else self.blocks.up_to_checkpoint(seq, num_tokens)
+
+    def _granted(self, seq: Sequence, budget: StepBudget) -> int:
+        """How many of its tokens a sequence has in the budget."""
         wanted, shares = len(seq.token_ids) - seq.num_computed_tokens, budget.shares
         if not wanted:
             return 0  # a beam that waits for others

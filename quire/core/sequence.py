@@ -38,6 +38,7 @@ class Sequence:
         "is_known",
         "num_blocks_before",
         "num_computed_tokens",
+        "num_found_blocks",
         "num_hashed_blocks",
         "num_to_fork",
         "num_tokens_sent",
@@ -67,6 +68,8 @@ class Sequence:
         """Hashes of the leading full blocks, as far as needed; the same in all groups, kept over preemption."""
         self.num_hashed_blocks = 0
         """Leading blocks that are in the prefix index (or duplicates of such)."""
+        self.num_found_blocks = 0
+        """Leading blocks that were in the cache when it started."""
         self.num_blocks_before = 0
         """The most of those it had when it was preempted: it may find them again even if it does not read the cache."""
         self.num_writable_tokens = 0
@@ -150,6 +153,7 @@ class Sequence:
         child.tables = [table.fork() for table in self.tables]
         child.block_hashes = list(self.block_hashes)
         child.num_hashed_blocks = self.num_hashed_blocks
+        child.num_found_blocks = self.num_found_blocks
         child.served_at = self.served_at
         return child
 

@@ -171,9 +171,9 @@ def _report(config: QuireConfig, ledger: Ledger) -> None:
         counted(device.num_threads, "thread"),
     )
     log.info(
-        "memory plan %s; kv cache %d tokens in %s",
+        "memory plan %s; kv cache %s in %s",
         ", ".join(f"{name} {gib(size)}" for name, size in config.memory_plan.items()),
-        cache.num_tokens,
+        cache.capacity,
         counted(cache.num_blocks, "block"),
     )
     if device.ops == "reference":

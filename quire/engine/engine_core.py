@@ -63,6 +63,7 @@ class EngineCore:
                 enable_prefix_caching=cache.enable_prefix_caching,
                 engine_digest=self.identity.digest,
                 tiers=self._open_tiers(config),
+                state_stride=cache.state_checkpoint_stride,
             ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

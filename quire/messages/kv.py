@@ -17,6 +17,10 @@ MAX_PADDING = 0.1
 """Groups may have so many layers that at most this share of the pages' bytes, beyond what layers use, is unused."""
 
 
+PAGES_PER_STATE = 2
+"""That a sequence holds in each group of recurrent layers: one to read and one to write."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSpec:
     """One block of one attention layer."""
@@ -114,11 +118,11 @@ class StateSpec:
 
     def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most: one to read and one to write."""
-        return min(num_tokens, 2)
+        return min(num_tokens, PAGES_PER_STATE)
 
     def num_entries(self, num_tokens: int) -> int:
         """Entries of its block table: the page to read and the page to write."""
-        return 2
+        return PAGES_PER_STATE
 
 
 KVCacheSpec = FullAttentionSpec | SlidingWindowSpec | StateSpec

@@ -57,6 +57,8 @@ def step_seconds(runner: ModelRunner, layout: KVLayout, num_blocks: int, most_to
         max_tokens=1,
     )
     tables = [(0, list(range(group * blocks_each, (group + 1) * blocks_each))) for group in range(num_groups)]
+    for group in layout.state_groups:
+        tables[group] = 0, [0, 1]  # read and written: what they hold is of no interest
     runner.execute(
         _step(count, new_requests=[request], new_sequences=[NewSequenceData(0, "break-even", 0, [], tables)])
     )

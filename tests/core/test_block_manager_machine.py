@@ -28,15 +28,25 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     max_chunk: ClassVar[int] = 6
 
-    @initialize(windows=st.sampled_from(WINDOWS), block_size=st.integers(1, 4), extra=st.integers(0, 12))
-    def build(self, windows: tuple[int | None, ...], block_size: int, extra: int) -> None:
+    @initialize(
+        windows=st.sampled_from(WINDOWS),
+        block_size=st.integers(1, 4),
+        extra=st.integers(0, 12),
+        blocks_per_state=st.integers(0, 3),
+    )
+    def build(self, windows: tuple[int | None, ...], block_size: int, extra: int, blocks_per_state: int) -> None:
         self.windows, self.size = windows, block_size
         specs = specs_of(block_size, windows)
         self.max_len = 30
         num_blocks = sum(spec.most_blocks(self.max_len, self.max_chunk) for spec in specs) + extra
-        self.is_caching = STATE not in windows
+        self.is_caching = blocks_per_state > 0
+        self.stride = block_size * blocks_per_state if STATE in windows else 0
         self.blocks = BlockManager(
-            num_blocks, specs, max_chunk_tokens=self.max_chunk, enable_prefix_caching=self.is_caching
+            num_blocks,
+            specs,
+            max_chunk_tokens=self.max_chunk,
+            enable_prefix_caching=self.is_caching,
+            state_stride=self.stride,
         )
         self.live: list[Sequence] = []
         self.memory: dict[tuple[int, int], Written] = {}
@@ -74,7 +84,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), wanted=st.integers(1, 6), next_token=st.integers(0, 1))
     def compute(self, which: int, wanted: int, next_token: int) -> None:
         seq = self.live[which % len(self.live)]
-        count = min(wanted, seq.num_tokens - seq.num_computed_tokens)
+        count = self.blocks.up_to_checkpoint(seq, min(wanted, seq.num_tokens - seq.num_computed_tokens))
+        if self.stride:
+            assert (seq.num_computed_tokens + count - 1) // self.stride == seq.num_computed_tokens // self.stride
         if not self.blocks.can_append(seq, count):
             assert len(self.live) > 1, "a sequence that is alone always gets on"
             return
@@ -162,9 +174,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
         indexed = set(self.cached.values())
         for group, table in enumerate(seq.tables):
             for index in range(seq.num_hashed_blocks, seq.num_computed_tokens // self.size):
-                written = self._written(seq, group, (index + 1) * self.size - 1)
-                if table.block_ids[index] not in indexed:
-                    self.cached.setdefault(written, table.block_ids[index])
+                end = (index + 1) * self.size
+                if self.windows[group] == STATE:
+                    if end % self.stride:
+                        continue
+                    assert end == seq.num_computed_tokens, "a state is cached in the step that computes it"
+                block_id = table.block_ids[-1 if self.windows[group] == STATE else index]
+                if block_id not in indexed:
+                    self.cached.setdefault(self._written(seq, group, end - 1), block_id)
 
     def _longest_cached(self, seq: Sequence) -> int:
         if not self.is_caching:
@@ -176,9 +193,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self._written(seq, group, (index + 1) * self.size - 1) in self.cached
                 for group, window in enumerate(self.windows)
                 for index in range(length)
-                if window is None or (index + 1) * self.size > length * self.size - window + 1
+                if window is None or self._is_read(window, index, length)
             )
         )
+
+    def _is_read(self, window: int, index: int, length: int) -> bool:
+        """Whether a sequence that goes on behind so many blocks needs this one of a group that needs few of them."""
+        if window == STATE:
+            return index == length - 1
+        return (index + 1) * self.size > length * self.size - window + 1
 
     @staticmethod
     def _written(seq: Sequence, group: int, position: int) -> Written:

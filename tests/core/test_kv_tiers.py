@@ -8,7 +8,7 @@ from quire.core.kv.tiers import KVTiers
 from quire.messages.kv_tiers import PageContent, PageMove
 from quire.messages.stats import Phase, Wait
 from quire.messages.step import SchedulerOutputs
-from tests.fakes import FakeCore, expected_tokens
+from tests.fakes import STATE, FakeCore, expected_tokens
 
 
 def prompt(first: int, num_tokens: int = 17) -> list[int]:
@@ -37,12 +37,12 @@ def evict(core: FakeCore) -> None:
     del core.finished["evicts", 0], core.tokens["evicts", 0]
 
 
-@pytest.mark.parametrize("windows", [(None,), (5,), (None, 6)])
+@pytest.mark.parametrize("windows", [(None,), (5,), (None, 6), (STATE,), (None, STATE), (4, STATE, STATE)])
 @pytest.mark.parametrize("tiers", [(40,), (1, 40), (3, 20)])
 def test_an_evicted_prefix_is_loaded_instead_of_computed(
     tiers: tuple[int, ...], windows: tuple[int | None, ...]
 ) -> None:
-    num_blocks = 8 * len(windows)
+    num_blocks = 4 if windows == (STATE,) else 8 * len(windows)
     core = core_of(tiers, num_blocks=num_blocks, windows=windows)
     assert computed_tokens(core, "a", prompt(1)) == 20
     evict(core)
@@ -151,7 +151,7 @@ def test_the_check_of_these_tests_finds_a_page_with_the_wrong_bytes() -> None:
     computed_tokens(core, "a", prompt(1))
     evict(core)
     for slot, (content, _) in core.executor.pages.items():
-        core.executor.pages[slot] = content, [(0, 0, 99)] * 4
+        core.executor.pages[slot] = content, ([(0, 0, 99)] * 4, None)
     core.submit("again", prompt(1))
     with pytest.raises(AssertionError, match="again"):
         core.run()

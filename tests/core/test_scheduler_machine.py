@@ -67,6 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(4, 40),
         caching=st.booleans(),
         policy=st.sampled_from(POLICIES),
+        blocks_per_state=st.integers(1, 3),
     )
     def build(
         self,
@@ -75,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         caching: bool,
         policy: tuple[str, float],
+        blocks_per_state: int,
     ) -> None:
         self.windows, self.policy = windows, policy
         self.options: dict[str, Any] = {
@@ -87,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "max_chunk_tokens": MAX_CHUNK,
             "max_model_len": MAX_MODEL_LEN,
             "enable_prefix_caching": caching,
+            "blocks_per_state": blocks_per_state,
             "policy": policy_of(*policy),
         }
         self.poisoned: dict[str, bool] = {}
@@ -283,9 +286,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def cached_blocks_hold_what_they_are_found_by(self) -> None:
-        slots = self.core.executor.slots
+        slots, states = self.core.executor.slots, self.core.executor.states
         for block in self.core.blocks.pool.blocks:
-            if block.content is not None:
+            if block.content is not None and self.windows[block.group] == STATE:
+                group, token_ids = states[block.block_id] or (None, ())
+                assert (group, token_ids[-BLOCK_SIZE:]) == (block.group, block.content[2])
+                assert len(token_ids) % self.core.blocks.state_stride == 0
+            elif block.content is not None:
                 there = slots[block.block_id * BLOCK_SIZE : (block.block_id + 1) * BLOCK_SIZE]
                 assert tuple(slot and (slot[0], slot[2]) for slot in there) == tuple(
                     (block.group, token_id) for token_id in block.content[2]

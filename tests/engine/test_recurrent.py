@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +13,12 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from tests.checkpoints import ATTENTION_FREE, RECURRENT
+from tests.checkpoints import ATTENTION_FREE, RECURRENT, VOCAB_SIZE
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops, bits, prompts
 
 FORKING = SamplingParams(n=3, temperature=1.0, seed=11, max_tokens=8, ignore_eos=True, logprobs=2)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 PREFERRED = available_ops()[-1:]
 
 
@@ -24,6 +28,24 @@ def some_prompts() -> list[Any]:
 
 def opened(family: str, checkpoint: Checkpoint, **options: Any) -> LLM:
     return LLM(str(checkpoint(family)), **{"dtype": "float32", "max_model_len": 128, "ops": PREFERRED[0], **options})
+
+
+def caching(family: str, checkpoint: Checkpoint, **options: Any) -> LLM:
+    """With blocks as small as they can be."""
+    return opened(family, checkpoint, **{"block_size": 4} if family not in ATTENTION_FREE else {}, **options)
+
+
+def turns(length: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of so many tokens and more: the same one again, longer ones, another one, one that begins like it."""
+    rng = random.Random(seed)
+    first, other = ([rng.randrange(VOCAB_SIZE) for _ in range(length)] for _ in range(2))
+    size = length * 2 // 5
+    longer = [*first, *other[: size - 2]]
+    return [first, first, longer, [*longer, *other[:3]], other, [*other[: size + 2], *first[:9]]]
+
+
+def computed_tokens(llm: LLM) -> int:
+    return llm.engine.parts.core.lives.totals.num_computed_tokens
 
 
 @pytest.mark.parametrize("family", RECURRENT)
@@ -71,21 +93,105 @@ def test_the_size_of_steps_changes_no_bit(family: str, checkpoint: Checkpoint) -
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_prompt_goes_on_from_a_cached_state_with_the_same_bits(family: str, checkpoint: Checkpoint) -> None:
+    with caching(family, checkpoint, enable_prefix_caching=False) as llm:
+        size = llm.engine.parts.config.cache_config.block_size
+        conversation = turns(2 * size + size // 2)
+        cold = bits([llm.generate([prompt], FORKING)[0] for prompt in conversation])
+    for options in ({}, {"long_prefill_token_threshold": 7}, {"max_num_batched_tokens": size + 5, "max_num_seqs": 5}):
+        with caching(family, checkpoint, state_checkpoint_stride=size, **options) as llm:
+            outputs, computed = [], []
+            for prompt in conversation:
+                before = computed_tokens(llm)
+                outputs += llm.generate([prompt], FORKING)
+                computed.append(computed_tokens(llm) - before)
+            assert bits(outputs) == cold
+            cached = [output.num_cached_tokens for output in outputs]
+            assert cached == [0, 2 * size, 2 * size, 3 * size, 0, size]
+            drawn = (FORKING.n or 1) * ((FORKING.max_tokens or 1) - 1)
+            assert computed == [
+                len(prompt) - found + drawn for prompt, found in zip(conversation, cached, strict=True)
+            ], "the tail, and what each branch draws"
+            assert bits(llm.generate(conversation, FORKING)) == cold, "all at once, from states that they share"
+            llm.engine.parts.core.lives.check()
+
+
+@pytest.mark.parametrize("family", ["mamba2", "jamba", "lfm2"])
+def test_a_preempted_sequence_goes_on_from_its_cached_state(family: str, checkpoint: Checkpoint) -> None:
+    with caching(family, checkpoint, enable_prefix_caching=False) as llm:
+        config = llm.engine.parts.config
+        size = config.cache_config.block_size
+        given = [turns(2 * size + size // 2)[0], *(prompt[: size + 3] for prompt in some_prompts())]
+        cold = bits([llm.generate([prompt], FORKING)[0] for prompt in given])
+    few = 2 * config.kv_layout.most_blocks(config.model_config.max_model_len, 7) + 1
+    changes = {"num_gpu_blocks_override": few, "long_prefill_token_threshold": 7, "state_checkpoint_stride": size}
+    with caching(family, checkpoint, **changes) as llm:
+        assert bits(llm.generate(given, FORKING)) == cold
+        assert llm.engine.parts.core.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("family", ["mamba", "bamba", "lfm2"])
+def test_states_come_back_from_tiers_after_a_restart_too(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with caching(family, checkpoint, enable_prefix_caching=False) as llm:
+        config = llm.engine.parts.config
+        size, layout = config.cache_config.block_size, config.kv_layout
+        given = [turns(2 * size + size // 2, first)[0] for first in range(4)]
+        cold = bits([llm.generate([prompt], GREEDY)[0] for prompt in given])
+    few = layout.most_blocks(config.model_config.max_model_len, size) + 1
+    kept = {"kv_disk": tmp_path / "kv", "kv_disk_size": 64 * layout.block_bytes + (1 << 20), "kv_load_min_tokens": 1}
+    changes = {"num_gpu_blocks_override": few, "state_checkpoint_stride": size, "kv_ram": 9 * layout.block_bytes}
+    for _ in range(2):
+        with caching(family, checkpoint, **changes, **kept) as llm:
+            for _ in range(2):
+                outputs = [llm.generate([prompt], GREEDY)[0] for prompt in given]
+                assert bits(outputs) == cold
+            assert [output.num_cached_tokens for output in outputs] == [2 * size] * 4
+            stats = llm.engine.last_stats
+            assert stats is not None
+            assert stats.num_tier_loads > 0
+            assert stats.tier_hit_tokens > 0
+            assert stats.num_tier_failures == 0
+
+
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("family", "options", "message"),
     [
-        ({"enable_prefix_caching": True}, "enable_prefix_caching is not possible"),
-        ({"kv_ram": 1 << 20}, "kv_ram keeps cached prefixes"),
-        ({"swap_space": 1.0}, "swap_space keeps cached prefixes"),
-        ({"kv_disk": "somewhere"}, "kv_disk keeps cached prefixes"),
+        ("mamba", {"state_checkpoint_stride": 33}, "no multiple of the block size of 32 tokens. Take 64"),
+        ("mamba", {"state_checkpoint_stride": 128}, "sequences have 128 tokens at most"),
+        ("mamba", {"state_checkpoint_stride": 32, "enable_prefix_caching": False}, "prefix caching is off"),
+        ("mamba", {"state_checkpoint_stride": 0}, "state_checkpoint_stride"),
+        ("llama", {"state_checkpoint_stride": 32}, "no recurrent layers"),
     ],
 )
-@pytest.mark.parametrize("family", ["mamba", "lfm2"])
-def test_what_needs_cached_prefixes_is_refused(
-    family: str, option: dict[str, Any], message: str, checkpoint: Checkpoint
+def test_a_stride_that_caches_nothing_is_refused(
+    family: str, options: dict[str, Any], message: str, checkpoint: Checkpoint
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        opened(family, checkpoint, **option)
+        opened(family, checkpoint, **options)
+
+
+def test_the_usual_stride_is_of_whole_blocks(checkpoint: Checkpoint) -> None:
+    for block_size in (16, 48):
+        with opened("lfm2", checkpoint, block_size=block_size) as llm:
+            config = llm.engine.parts.config
+            stride = config.cache_config.state_checkpoint_stride
+            assert stride % block_size == 0
+            assert 512 <= stride < 512 + block_size
+            assert config.choices["state_checkpoint_stride"].value == stride
+
+
+def test_capacity_is_told_in_tokens_or_in_sequences(checkpoint: Checkpoint, caplog: Any) -> None:
+    for family, text, tokens in (
+        ("mamba", "kv cache states of 15 sequences in 30 blocks", None),
+        ("lfm2", "kv cache 384 tokens in 30 blocks", 384),
+    ):
+        caplog.clear()
+        changes = {} if family in ATTENTION_FREE else {"block_size": 16}
+        with caplog.at_level(logging.INFO), opened(family, checkpoint, num_gpu_blocks_override=30, **changes) as llm:
+            cache = llm.engine.parts.config.cache_config
+        assert text in caplog.text
+        assert (cache.num_tokens, cache.num_sequences) == (tokens, None if tokens else 15)
 
 
 @pytest.mark.parametrize("option", [{"block_size": 16}, {"kv_cache_dtype": "bfloat16"}])
@@ -102,7 +208,6 @@ def test_blocks_are_as_large_as_states(checkpoint: Checkpoint) -> None:
         assert config.cache_config.block_size > 16
         assert page.num_bytes == config.kv_layout.page.num_bytes >= 4 * page.num_elements
         assert "recurrent state" in config.choices["block_size"].reason
-        assert not config.cache_config.enable_prefix_caching
 
 
 @pytest.mark.parametrize("family", ATTENTION_FREE)

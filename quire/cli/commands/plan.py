@@ -33,12 +33,12 @@ DOES_NOT_FIT = 1
 """Exit status."""
 PURPOSES = {
     "weights": "parameters as the kernels read them",
-    "kv_cache": "keys and values of {tokens} tokens",
+    "kv_cache": "{kept}",
     "kv_ram": "{ram} pages that left the KV cache",
     "workspace": "activations of a step of {step} tokens",
     "logits": "of {seqs} sequences",
     "logprobs": "candidates of every position of a step",
-    "requests": "{seqs} requests at their bounds and those that wait, {tokens} tokens",
+    "requests": "{seqs} requests at their bounds and those that wait, and what is known of the KV cache",
     "loading": "pages of files while weights are read",
     "process": "the interpreter, torch and its libraries",
 }
@@ -206,6 +206,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "block_size": cache.block_size,
         "block_bytes": plan.kv_cache // cache.num_blocks,
         "kv_cache_tokens": cache.num_tokens,
+        "kv_cache_sequences": cache.num_sequences,
         "num_ram_slots": cache.num_ram_slots,
         "num_disk_slots": cache.num_disk_slots,
         "max_model_len": config.model_config.max_model_len,
@@ -248,7 +249,7 @@ def _seats(answer: Answer) -> str:
 def _purpose(name: str, config: QuireConfig) -> str:
     step, cache = config.scheduler_config, config.cache_config
     return PURPOSES[name].format(
-        tokens=f"{cache.num_tokens:,}",
+        kept=cache.capacity if cache.num_sequences else f"keys and values of {cache.capacity}",
         ram=f"{cache.num_ram_slots:,}",
         step=f"{step.max_num_batched_tokens:,}",
         seqs=step.max_num_seqs,

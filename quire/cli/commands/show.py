@@ -107,7 +107,7 @@ def config_directory(args: EngineArgs) -> Path:
 
 def _here(config: QuireConfig) -> str:
     model, cache = config.model_config, config.cache_config
-    return f"runs as {model.dtype}, context {model.max_model_len} tokens, KV cache {cache.num_tokens} tokens"
+    return f"runs as {model.dtype}, context {model.max_model_len} tokens, KV cache {cache.capacity}"
 
 
 def _parameters(arch: ModelArch) -> str:

@@ -25,6 +25,9 @@ from quire.utils.hashing import block_hashes, root_hash
 
 BLOCKS_AT_ONCE = 64
 """Blocks of a sequence that are hashed when one of them is looked up: one by one, a prompt takes half as long again."""
+LATEST_STATES = 4
+"""Checkpoints of a sequence, the latest, that are evicted like other cached blocks. Earlier ones go before anything
+else does, so that a long prompt takes the place of its own states and not of what others have cached."""
 
 
 class BlockManager:
@@ -39,18 +42,24 @@ class BlockManager:
         enable_prefix_caching: bool,
         engine_digest: bytes = b"",
         tiers: KVTiers | None = None,
+        state_stride: int = 0,
     ) -> None:
         """One spec for each KV group. `max_chunk_tokens` is the most that a sequence computes in one step.
 
-        Without prefix caching where there are states: what is cached is blocks of tokens.
+        `state_stride`: tokens between two states of recurrent layers that are cached, a multiple of the block size.
+        0 where there are no such layers, or nothing is cached.
 
         `engine_digest` goes into every hash: blocks of engines that compute otherwise have other hashes. `tiers` keep
         what the pool evicts.
         """
-        assert not (enable_prefix_caching and any(isinstance(spec, StateSpec) for spec in specs)), specs
+        self._state_groups = [index for index, spec in enumerate(specs) if isinstance(spec, StateSpec)]
+        assert bool(state_stride) == (enable_prefix_caching and bool(self._state_groups)), (state_stride, specs)
+        assert state_stride % specs[0].page.block_size == 0, (state_stride, specs)
+        self.state_stride = state_stride
         self.pool = BlockPool(num_blocks, len(specs))
         self.groups: list[GroupManager] = [
-            MANAGERS[type(spec)](spec, self.pool, max_chunk_tokens=max_chunk_tokens) for spec in specs
+            MANAGERS[type(spec)](spec, self.pool, max_chunk_tokens=max_chunk_tokens, state_stride=state_stride)
+            for spec in specs
         ]
         self._trimming = [index for index, group in enumerate(self.groups) if group.trims]
         self.tiers = tiers
@@ -120,14 +129,20 @@ class BlockManager:
     def allocate_prefix(self, seq: Sequence, matched: list[list[int]]) -> None:
         """Start a sequence that has no blocks on its matched prefix."""
         assert not seq.tables, seq
-        seq.tables = [self._shared_table(block_ids) for block_ids in matched]
+        seq.tables = [self._shared_table(*of_group) for of_group in zip(self.groups, matched, strict=True)]
         if self.tiers is not None:
-            self._load(seq, self.tiers)
-        seq.num_hashed_blocks = len(matched[0])
+            self._load(seq, self.tiers, len(matched[0]))
+        seq.num_hashed_blocks = seq.num_found_blocks = len(matched[0])
         seq.num_computed_tokens = len(matched[0]) * self.block_size
         if self.reads_cache(seq):
             self.num_queried_tokens += seq.num_tokens
             self.num_hit_tokens += seq.num_computed_tokens
+
+    def up_to_checkpoint(self, seq: Sequence, num_new_tokens: int) -> int:
+        """How many of the next tokens a step may compute: it ends where a state is to be cached."""
+        if not self.state_stride:
+            return num_new_tokens
+        return min(num_new_tokens, self.state_stride - seq.num_computed_tokens % self.state_stride)
 
     def num_needed(self, seq: Sequence, num_new_tokens: int) -> int:
         """Blocks to allocate before the next `num_new_tokens` of the sequence can be computed."""
@@ -172,6 +187,7 @@ class BlockManager:
             return
         if self.enable_prefix_caching:
             self._index(seq)
+            self._evict_early(seq)
         for group in self._trimming:
             self.groups[group].trim(seq.tables[group], seq.num_computed_tokens)
         seq.retires_at = self._retires_at(seq)
@@ -182,7 +198,7 @@ class BlockManager:
         for group, table in zip(self.groups, seq.tables, strict=False):  # it has no tables while it waits
             group.free(table)
         seq.tables = []
-        seq.num_hashed_blocks = 0
+        seq.num_hashed_blocks = seq.num_found_blocks = 0
         seq.num_writable_tokens = seq.retires_at = 0
         seq.num_computed_tokens = 0
 
@@ -232,9 +248,9 @@ class BlockManager:
         if self.tiers is not None:
             self.tiers.check()
 
-    def _shared_table(self, block_ids: list[int]) -> BlockTable:
+    def _shared_table(self, group: GroupManager, matched: list[int]) -> BlockTable:
         """A table of cached blocks, with a reference to each."""
-        table = BlockTable(block_ids, num_trimmed=block_ids.count(NULL_BLOCK))
+        table = group.begin(matched)
         held = [block_id for block_id in table.held if not is_slot(block_id)]
         num_used = sum(not self.pool.is_free(block_id) for block_id in held)
         for block_id in held:
@@ -242,8 +258,11 @@ class BlockManager:
         table.num_shared = table.num_trimmed + num_used
         return table
 
-    def _load(self, seq: Sequence, tiers: KVTiers) -> None:
-        """Give the sequence blocks for what is in slots. All other blocks have their references already."""
+    def _load(self, seq: Sequence, tiers: KVTiers, num_matched: int) -> None:
+        """Give the sequence blocks for what is in slots. All other blocks have their references already.
+
+        Tokens behind the first loaded page would have to be computed without it; of a state, those before it.
+        """
         wanted = [
             (group, table, index)
             for group, table in enumerate(seq.tables)
@@ -256,15 +275,31 @@ class BlockManager:
             content = tiers.load(slot_of(table.block_ids[index]), block_id)
             self.pool.remember(block_id, group, *content[1:])
             table.block_ids[index] = block_id
-        tiers.num_hit_tokens += self.block_size * len({index for _, _, index in wanted})
+        first = min((index for _, _, index in wanted), default=num_matched)
+        tiers.num_hit_tokens += self.block_size * (num_matched - first)
 
     def _index(self, seq: Sequence) -> None:
         """Let others find the full blocks of the sequence."""
         for index in range(seq.num_hashed_blocks, seq.num_computed_tokens // self.block_size):
             content = self._content(seq, index)
             for group, table in enumerate(seq.tables):
-                self.pool.remember(table.block_ids[index], group, *content)
+                block_id = self.groups[group].cacheable(table, index, seq.num_computed_tokens)
+                if block_id is not None:
+                    self.pool.remember(block_id, group, *content)
             seq.num_hashed_blocks = index + 1
+
+    def _evict_early(self, seq: Sequence) -> None:
+        """Let the checkpoint go early that is the latest no more, unless the sequence found it, as others may."""
+        stride = self.state_stride
+        if not stride or seq.num_computed_tokens % stride:
+            return
+        index = (seq.num_computed_tokens - LATEST_STATES * stride) // self.block_size - 1
+        if index < seq.num_found_blocks:
+            return
+        for group in self._state_groups:
+            block_id = self._finder(seq, group)(index)
+            if block_id is not None:
+                self.pool.evict_early(block_id)
 
     def _retires_at(self, seq: Sequence) -> int:
         """The number of computed tokens at which the next block is full, or one is read no more."""

@@ -2,7 +2,8 @@
 
 Knows no requests: `block_manager` maps sequences to blocks. A block is always in one of three states: referenced
 (`ref_count > 0`), cached (unreferenced, but its content is in the index and can be found again) or empty. The last two
-are free: they wait in one list, least recently used first, empty ones before all others.
+are free: empty ones are taken first, then cached ones, least recently used first. Of the cached ones, those that
+`evict_early` has named go before all others.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ class BlockPool:
     def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        """Empty blocks, then cached ones."""
+        self._early: OrderedDict[int, None] = OrderedDict()
+        """Cached blocks that are evicted before those in `_free`."""
         self._indexes: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         """By group: equal tokens have other keys and values in other layers."""
         self.spill: Callable[[int, PageContent], None] | None = None
-        """Told of a cached block and its content before the block is used for something else."""
+        """Told of a cached block and its content before the block is used for something else; not of early ones."""
         self.num_shared = 0
         """Blocks with more than one reference."""
         self.num_evictable = 0
@@ -49,7 +53,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated: empty or cached."""
-        return len(self._free)
+        return len(self._free) + len(self._early)
 
     @property
     def num_cached(self) -> int:
@@ -61,15 +65,25 @@ class BlockPool:
 
         Raises: IndexError when none is free (callers ask `num_free` first).
         """
-        if not self._free:
+        if not self.num_free:
             raise IndexError("no free block")
-        block_id, _ = self._free.popitem(last=False)
+        is_early = bool(self._early) and not self._has_empty()
+        block_id, _ = (self._early if is_early else self._free).popitem(last=False)
         block = self.blocks[block_id]
-        if block.content is not None and self.spill is not None:
+        if block.content is not None and self.spill is not None and not is_early:
             self.spill(block_id, (block.group, *block.content))
         self._forget(block)
         block.ref_count = 1
         return block_id
+
+    def evict_early(self, block_id: int) -> None:
+        """Let a cached block be evicted before all others, and not be saved then; no effect on one that is referenced.
+
+        Whoever references it after that makes it like any other block again.
+        """
+        if block_id in self._free and self.blocks[block_id].content is not None:
+            del self._free[block_id]
+            self._early[block_id] = None
 
     def is_free(self, block_id: int) -> bool:
         """Whether nobody references the block."""
@@ -79,7 +93,7 @@ class BlockPool:
         """Take one more reference; a cached block leaves the free list."""
         block = self.blocks[block_id]
         if block.ref_count == 0:
-            del self._free[block_id]
+            del (self._early if block_id in self._early else self._free)[block_id]
             self.num_evictable -= block.content is not None
         block.ref_count += 1
         self.num_shared += block.ref_count == 2
@@ -125,13 +139,15 @@ class BlockPool:
     def forget(self, block_id: int) -> None:
         """Take a block out of its index: it does not hold what was said."""
         self._forget(self.blocks[block_id])
-        if block_id in self._free:
+        if self.is_free(block_id):
+            self._early.pop(block_id, None)
+            self._free[block_id] = None
             self._free.move_to_end(block_id, last=False)
 
     def cached_contents(self) -> Iterator[tuple[int, PageContent]]:
         """Blocks whose content can be found by hash, and what it is: those that would be evicted last come first."""
         referenced = [block.block_id for block in self.blocks if block.ref_count]
-        for block_id in (*referenced, *reversed(self._free)):
+        for block_id in (*referenced, *reversed(self._free), *reversed(self._early)):
             block = self.blocks[block_id]
             if block.content is not None:
                 yield block_id, (block.group, *block.content)
@@ -143,16 +159,22 @@ class BlockPool:
         """
         for block in self.blocks:
             assert block.ref_count >= 0, block
-            assert (block.ref_count == 0) == (block.block_id in self._free), block
+            assert (block.ref_count == 0) == (block.block_id in self._free or block.block_id in self._early), block
             if block.content is not None:
                 assert self._indexes[block.group].get(block.content[0]) == block.block_id, block
             if holders is not None:
                 assert block.ref_count == holders.get(block.block_id, 0), (block, holders.get(block.block_id, 0))
+        assert not self._free.keys() & self._early.keys()
+        assert all(self.blocks[i].content is not None for i in self._early)
         cached = self._cached()
         assert all(self.blocks[i].content is not None for i in cached)
         assert len(set(cached)) == len(cached)
         assert self.num_shared == sum(block.ref_count > 1 for block in self.blocks)
         assert self.num_evictable == sum(self.blocks[i].ref_count == 0 for i in cached)
+
+    def _has_empty(self) -> bool:
+        first = next(iter(self._free), None)
+        return first is not None and self.blocks[first].content is None
 
     def _cached(self) -> list[int]:
         return [block_id for index in self._indexes for block_id in index.values()]

@@ -27,6 +27,12 @@ class GroupManager(Protocol):
     def match(self, find: Find, limit: int) -> list[int]:
         """The blocks of the longest cached prefix that the group can go on from, at most `limit` of them."""
 
+    def begin(self, matched: list[int]) -> BlockTable:
+        """The table of a sequence that goes on from a matched prefix."""
+
+    def cacheable(self, table: BlockTable, index: int, num_computed: int) -> int | None:
+        """The block that others may find by the hash of block `index`, which is full; None where there is none."""
+
     def most_blocks(self, num_tokens: int) -> int:
         """Blocks that a sequence of so many tokens holds at most."""
 
@@ -54,12 +60,13 @@ class FullAttention:
 
     trims: ClassVar[bool] = False
 
-    def __init__(self, spec: KVCacheSpec, pool: BlockPool, *, max_chunk_tokens: int) -> None:
-        """`max_chunk_tokens`: most tokens of a sequence in one step."""
+    def __init__(self, spec: KVCacheSpec, pool: BlockPool, *, max_chunk_tokens: int, state_stride: int = 0) -> None:
+        """`max_chunk_tokens`: most tokens of a sequence in one step. `state_stride`: see `RecurrentState`."""
         self._spec = spec
         self._pool = pool
         self._block_size = spec.page.block_size
         self._max_chunk_tokens = max_chunk_tokens
+        self._state_stride = state_stride
 
     def match(self, find: Find, limit: int) -> list[int]:
         """See `GroupManager.match`: all blocks of the prefix must be there."""
@@ -70,6 +77,14 @@ class FullAttention:
                 break
             matched.append(block_id)
         return matched
+
+    def begin(self, matched: list[int]) -> BlockTable:
+        """See `GroupManager.begin`."""
+        return BlockTable(matched, num_trimmed=matched.count(NULL_BLOCK))
+
+    def cacheable(self, table: BlockTable, index: int, num_computed: int) -> int | None:
+        """See `GroupManager.cacheable`: every block."""
+        return table.block_ids[index]
 
     def most_blocks(self, num_tokens: int) -> int:
         """See `GroupManager.most_blocks`."""
@@ -153,13 +168,31 @@ class RecurrentState(FullAttention):
     A step reads it and writes the next state to a page of its own, which takes its place when the step has ended. So
     forks share a page without a copy, and a step that failed finds what it read. During a step a table holds the page
     to read, `NULL_BLOCK` for a sequence's first step, and the page to write.
+
+    The state after each `state_stride` tokens can be found by others (a checkpoint), under the hash of the block that
+    ends there. Nobody writes to its page: the sequence that wrote it reads it in its next step, as others do.
     """
 
     trims: ClassVar[bool] = True
 
     def match(self, find: Find, limit: int) -> list[int]:
-        """See `GroupManager.match`: no state is kept beside those of sequences."""
+        """See `GroupManager.match`: the state at the end of the prefix is all that is needed of it."""
+        stride = self._state_stride // self._block_size
+        for length in range(limit - limit % stride, 0, -stride) if stride else ():
+            block_id = find(length - 1)
+            if block_id is not None:
+                return [NULL_BLOCK] * (length - 1) + [block_id]
         return []
+
+    def begin(self, matched: list[int]) -> BlockTable:
+        """See `GroupManager.begin`: with the page to read."""
+        return BlockTable(matched[-1:])
+
+    def cacheable(self, table: BlockTable, index: int, num_computed: int) -> int | None:
+        """See `GroupManager.cacheable`: the page that was written last, if what it holds ends where the block does."""
+        end = (index + 1) * self._block_size
+        is_checkpoint = self._state_stride and end == num_computed and end % self._state_stride == 0
+        return table.block_ids[-1] if is_checkpoint else None
 
     def needed(self, table: BlockTable, num_computed: int, num_tokens: int) -> int:
         """See `GroupManager.needed`: a page to write, unless the table has it."""
