@@ -29,6 +29,11 @@ class Bounds:
         length = rng.choice([1, room // 8, room // 2, room - room // 8])
         return kind(length, room, seats)
 
+    def fill(self) -> tuple[list[int], dict[str, Any]]:
+        """A prompt that no other begins like, long and soon computed, to fill the KV cache."""
+        room = self.config.model_config.max_model_len
+        return self._prompt(room - room // 8), {"max_tokens": room // 16, "ignore_eos": True, "temperature": 0.0}
+
     def lists(self, length: int, room: int, seats: int) -> tuple[list[int], dict[str, Any]]:
         """Every list at its bound."""
         return self._prompt(length), self._drawn() | self._at_bounds(self._output(room - length))

@@ -2,10 +2,10 @@
 
     python -m benchmarks.plan_adversary [--minutes 60] [--seed 0] [--model NAME ...] [--waiting 128]
 
-Each configuration runs for its share of the time in a core process of its own, as `quire serve` starts it. As many
-requests as it has seats are kept in it, and those that wait until a front would refuse more: the largest n, best_of and
-beam width, the longest prompts and outputs, log-probabilities of both, every list at its bound, penalties, seeds,
-repeated prompts, several tenants, and aborts in the middle. The
+Each configuration runs for its share of the time in a core process of its own, as `quire serve` starts it. First
+long prompts fill its KV cache. Then as many requests as it has seats are kept in it, and those that wait until a front
+would refuse more: the largest n, best_of and beam width, the longest prompts and outputs, log-probabilities of both,
+every list at its bound, penalties, seeds, repeated prompts, several tenants, and aborts in the middle. The
 peak is what the kernel says of that process (VmHWM), pages of mapped files included; where there is a file of KV pages,
 which the plan leaves to the system, it is the largest of samples without its pages. Prints a table; the status is 1
 when a peak exceeds its plan. Linux only: it reads /proc.
@@ -75,7 +75,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt2": ("gpt2", SMALL_GPT2, "float32"),
     "qwen3_moe": ("qwen3_moe", {**SMALL, **MOE, "head_dim": 64}, "bfloat16"),
 }
-LIMITS = {"max_model_len": 1024, "kv_cache_memory_bytes": 16 * MIB, "max_num_seqs": 32}
+LIMITS = {"max_model_len": 1024, "num_gpu_blocks_override": 128, "max_num_seqs": 32}
+"""Few blocks, so that requests soon fill them all."""
 NUM_TENANTS = 4
 TIERS = {"kv_load_min_tokens": 1, "kv_ram": 8 * MIB}
 """What is found is loaded, however short it is."""
@@ -104,13 +105,13 @@ def _short(value: object) -> str:
 CASES = [
     Case(EMBEDDED, LIMITS),
     Case(EMBEDDED, {**LIMITS, "quantization": "int8", "kv_cache_dtype": "int8", "max_num_seqs": 128}),
-    Case(EMBEDDED, {**LIMITS, **TIERS, "block_size": 8}, True),
+    Case(EMBEDDED, {**LIMITS, **TIERS, "block_size": 8, "num_gpu_blocks_override": 512}, True),
     Case(EMBEDDED, {**LIMITS, "max_logprobs": -1, "max_num_batched_tokens": 256, "max_num_seqs": 8}),
     Case("llama", {**LIMITS, "max_logprobs": 1000, "max_num_batched_tokens": 512}),
     Case("qwen3", {**LIMITS, **TIERS, "quantization": "int4"}),
     Case("gemma2", {**LIMITS, "quantization": "int8", "kv_cache_dtype": "int8", "max_num_seqs": 64}),
-    Case("gemma3", {**LIMITS, **TIERS}, True),
-    Case("gemma3", {**LIMITS, "quantization": "int4", "max_num_batched_tokens": 512}),
+    Case("gemma3", {**LIMITS, **TIERS, "num_gpu_blocks_override": 256}, True),
+    Case("gemma3", {**LIMITS, "num_gpu_blocks_override": 256, "quantization": "int4", "max_num_batched_tokens": 512}),
     Case("qwen3_moe", LIMITS),
     Case("qwen3_moe", {**LIMITS, **TIERS, "quantization": "int8", "kv_cache_dtype": "int8"}),
     Case("gpt2", {**LIMITS, **TIERS, "kv_cache_dtype": "float16", "scheduling_policy": "priority"}, True),
@@ -193,11 +194,14 @@ class Attack:
         self._client: ProcessCoreClient | None = None
         self._bounds: Bounds | None = None
         self._memory = RequestMemory(0)
+        self._num_drawn = 0
         self.num_most = 0
         """Requests in the core at most."""
         self.counts: Counter[str] = Counter()
         """Requests by how they ended; tokens drawn."""
         self.stats = StepStats()
+        self.used_most = 0.0
+        """Largest share of the KV blocks in use."""
         self._lost = asyncio.Event()
 
     async def start(self) -> QuireConfig:
@@ -280,7 +284,9 @@ class Attack:
     def _request(self, request_id: str, tenant: str) -> EngineCoreRequest | None:
         """A request as the front hands it to the core; None when it was refused."""
         assert self._bounds is not None
-        prompt, fields = self._bounds.draw()
+        fills = self._num_drawn < self._bounds.config.scheduler_config.max_num_seqs
+        prompt, fields = self._bounds.fill() if fills else self._bounds.draw()
+        self._num_drawn += 1
         try:
             params = SamplingParams(**fields)
             return self._bounds.processor.process(request_id, {"prompt_token_ids": prompt}, params, tenant).core
@@ -292,6 +298,7 @@ class Attack:
     def _on_outputs(self, news: EngineCoreOutputs) -> None:
         if news.stats is not None:
             self.stats = news.stats
+            self.used_most = max(self.used_most, 1 - news.stats.num_free_blocks / news.stats.num_total_blocks)
         for output in news.outputs:
             live = self._live.get(output.request_id)
             if live is None:
@@ -315,7 +322,7 @@ class Attack:
 
 COLUMNS = (
     "configuration", "plan", "peak", "peak / plan", "anonymous", "at once", "requests", "aborted", "drawn", "computed",
-    "CPU s", "KV fills", "preemptions", "loads",
+    "CPU s", "blocks in use", "KV fills", "preemptions", "loads",
 )  # fmt: skip
 
 
@@ -354,6 +361,7 @@ def _row(case: Case, config: QuireConfig, running: Attack, watch: Watch) -> str:
         f"{counts['tokens']:,}",
         f"{stats.num_computed_tokens:,}",
         f"{watch.cpu_s:,.0f}",
+        f"{running.used_most:.0%}",
         f"{stats.num_computed_tokens / config.cache_config.num_tokens:.1f}",
         f"{stats.num_preemptions:,}",
         f"{stats.num_tier_loads:,}",

@@ -28,16 +28,29 @@ from quire.log import get_logger
 from quire.observability.chrome_trace import Trace, chrome_trace, encoded
 from quire.observability.progress import generate_progress
 from quire.outputs import RequestOutput
-from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.sampling_params import FIELD_NAMES, RequestOutputKind, SamplingParams
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, has_chat_template, load_chat_template
 from quire.tokenizer.chat import chat_prompt as render_chat
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.call_names import checked_call
 
 log = get_logger(__name__)
 
 ParamsLike = SamplingParams | Mapping[str, Any]
 MessageLike = ChatMessage | Mapping[str, Any]
 """A plain dict is what type checkers make of a message that is written out."""
+
+
+def _place_of(name: str) -> str:
+    """Where a keyword belongs that `generate` and `chat` do not have."""
+    if name == "prompt_token_ids":
+        return "token ids are prompts, too: generate([[1, 2, 3]]), or generate({'prompt_token_ids': [1, 2, 3]})"
+    return f"give it as sampling_params=SamplingParams({name}=...)" if name in FIELD_NAMES else ""
+
+
+def _place_of_beam(name: str) -> str:
+    names = [each.name for each in dataclasses.fields(BeamSearchParams)]
+    return f"give it as params=BeamSearchParams({name}=...)" if name in names else _place_of(name)
 
 
 class LLM:
@@ -62,6 +75,7 @@ class LLM:
         llm._ids, llm._templates = itertools.count(), {}
         return llm
 
+    @checked_call("generate", _place_of)
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType],
@@ -87,6 +101,7 @@ class LLM:
         priorities = _priorities(priority, len(items))
         return self._run(items, _for_each(sampling_params, len(items)), priorities, use_tqdm)
 
+    @checked_call("chat", _place_of)
     def chat(
         self,
         messages: Sequence[MessageLike] | Sequence[Sequence[MessageLike]],
@@ -139,6 +154,7 @@ class LLM:
         priorities = _priorities(priority, len(prompts))
         return self._run(prompts, _for_each(sampling_params, len(prompts)), priorities, use_tqdm)
 
+    @checked_call("beam_search", _place_of_beam)
     def beam_search(
         self,
         prompts: PromptType | Sequence[PromptType],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from quire.cli.client.credentials import KEY_HELP
 from quire.config.knobs import whole_number
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
@@ -34,7 +35,7 @@ def add_server_flags(parser: argparse.ArgumentParser, url: str | None = None) ->
     group = parser.add_argument_group("server")
     default = "" if url is None else f" (default: {url})"
     group.add_argument("--url", default=url, metavar="URL", help=f"a server with OpenAI's API{default}")
-    group.add_argument("--api-key", metavar="KEY", help="key to send; QUIRE_API_KEY or OPENAI_API_KEY when left out")
+    group.add_argument("--api-key", metavar="KEY", help=KEY_HELP)
 
 
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Foreign:
     """Values that describe what quire does anyway."""
     short: str | None = None
     """Another spelling of the flag."""
+    never: bool = False
+    """Whether quire is not meant to have it either."""
 
     @property
     def is_switch(self) -> bool:
@@ -35,7 +37,7 @@ class Foreign:
         """The end of a sentence that begins with the option."""
         allowed = [repr(value) for value in self.accepts if value is not None]
         only = f" only {' or '.join(allowed)} is;" if allowed else ""
-        return f"is not supported yet:{only} {self.why}"
+        return f"is not supported{'' if self.never else ' yet'}:{only} {self.why}"
 
     def takes(self, value: object) -> bool:
         """Whether a value of a keyword changes nothing."""
@@ -54,7 +56,7 @@ _REASONING = "reasoning is not taken apart; it is part of the text."
 _COMPILER = "nothing is compiled; leave it out."
 _OFFLOAD = "weights stay in memory; --quantization makes them smaller."
 _POOLING = "quire generates text; embeddings, scores and classes are not built yet."
-_CODE = "no code is loaded by name or from model repositories."
+_CODE = "quire never runs code from a model repository, nor code that is named in an option."
 _CONNECTOR = "there is no transfer of KV caches between servers."
 _DRAFTS = "there is no speculative decoding."
 
@@ -65,7 +67,7 @@ ENGINE: Mapping[str, Foreign] = {
     "async_scheduling": Foreign("the next step is planned when the last one is known.", (False, None)),
     "attention_backend": Foreign("--ops chooses the implementation of all ops."),
     "attention_config": Foreign("--ops chooses the implementation of all ops."),
-    "code_revision": Foreign(_CODE, (None,)),
+    "code_revision": Foreign(_CODE, (None,), never=True),
     "compilation_config": Foreign(_COMPILER, (None,), "-cc"),
     "convert": Foreign(_POOLING, ("auto", "none")),
     "cpu_offload_gb": Foreign(_OFFLOAD, (0,)),
@@ -87,7 +89,7 @@ ENGINE: Mapping[str, Foreign] = {
     "kv_offloading_size": Foreign("--kv-ram keeps KV blocks that the cache evicts.", (None,)),
     "kv_transfer_config": Foreign(_CONNECTOR, (None,)),
     "limit_mm_per_prompt": Foreign(_MEDIA, (None,)),
-    "logits_processors": Foreign(_CODE, (None,)),
+    "logits_processors": Foreign(_CODE, (None,), never=True),
     "logprobs_mode": Foreign("logprobs are those of the model, before any sampling parameter.", ("raw_logprobs",)),
     "max_cpu_loras": Foreign(_LORA, (None,)),
     "max_lora_rank": Foreign(_LORA),
@@ -112,7 +114,7 @@ ENGINE: Mapping[str, Foreign] = {
     "tensor_parallel_size": Foreign(_DEVICES, (1,), "-tp"),
     "tokenizer_mode": Foreign("tokenizer.json or tokenizer.model is read, whichever there is.", ("auto",)),
     "tokenizer_revision": Foreign("--revision holds for model and tokenizer.", (None,)),
-    "trust_remote_code": Foreign(_CODE, (False,)),
+    "trust_remote_code": Foreign(_CODE, (False,), never=True),
 }
 """By keyword of `LLM(...)`; flags of every command that loads a model."""
 
@@ -133,13 +135,13 @@ SERVER: Mapping[str, Foreign] = {
     "logging_config": Foreign("--log-level and --log-format say what is logged and how."),
     "lora_modules": Foreign(_LORA, (None,)),
     "max_log_len": Foreign("neither prompts nor answers are ever logged; leave it out."),
-    "middleware": Foreign(_CODE),
+    "middleware": Foreign(_CODE, never=True),
     "reasoning_parser": Foreign(_REASONING),
     "ssl_cert_reqs": Foreign("--ssl-ca-certs requires certificates of clients."),
     "ssl_ciphers": Foreign("Python's choice holds; a proxy may do TLS with others."),
     "stream_interval": Foreign("tokens are sent as they come, merged for slow readers.", (1,)),
     "tool_call_parser": Foreign(_TOOLS),
-    "tool_parser_plugin": Foreign(_CODE),
+    "tool_parser_plugin": Foreign(_CODE, never=True),
     "tool_server": Foreign(_TOOLS),
     "uvicorn_log_level": Foreign("--log-level holds for everything that is logged."),
 }

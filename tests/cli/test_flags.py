@@ -46,7 +46,10 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
         ["--tool-call-parser hermes is not"],
     ),
     "flag not built, misspelt": (["serve", "--tool-call-paser", "hermes"], ["--tool-call-paser is no flag"]),
-    "flag never built": (["env", "--trust-remote-code"], ["--trust-remote-code is not supported yet"]),
+    "flag never built": (
+        ["env", "--trust-remote-code"],
+        ["--trust-remote-code is not supported:", "quire never runs code from a model repository"],
+    ),
     "help of no command": (["help", "rnu"], ["invalid choice: 'rnu'; did you mean 'run'?"]),
     "two words, of which the first is no model": (["run", "one", "two"], ["no directory 'one'"]),
     "three words": (["run", "one", "two", "three"], ["got 3 words", "quotation marks"]),

@@ -29,7 +29,7 @@ FLAGS = [
 WRONG = {
     "--tensor-parallel-size 2": "--tensor-parallel-size 2 is not supported yet: only 1 is; quire runs on one device",
     "--max-modle-len 512": "--max-modle-len is no flag; did you mean '--max-model-len'?",
-    "--trust-remote-code": "no code is loaded by name or from model repositories",
+    "--trust-remote-code": "quire never runs code from a model repository",
     "--enable-lora": "there are no adapters; merge them into the checkpoint",
     "--max-model-len 9000": "max_model_len=9000 exceeds the 1024 positions the model was made for",
     "--quantization awq": "awq is not supported",

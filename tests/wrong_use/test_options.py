@@ -41,7 +41,7 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "kv_cache_dtype": ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype", "'fp8'", "int8"]),
     "runner": ({"runner": "pooling"}, ["runner='pooling'", "'generate'"]),
     "cpu_offload_gb": ({"cpu_offload_gb": 4}, ["cpu_offload_gb=4", "not supported yet"]),
-    "logits_processors": ({"logits_processors": ["a:B"]}, ["logits_processors", "not supported yet"]),
+    "logits_processors": ({"logits_processors": ["a:B"]}, ["logits_processors", "not supported:", "never runs code"]),
     # types
     "max_model_len text": ({"max_model_len": "512"}, ["max_model_len", "int or None", "'512' (str)"]),
     "max_model_len fraction": ({"max_model_len": 512.0}, ["max_model_len", "int or None", "512.0 (float)"]),

@@ -93,6 +93,37 @@ def test_nothing_runs_when_one_of_many_prompts_is_wrong(llm: LLM) -> None:
     assert (llm.engine.parts.core.scheduler.num_preemptions, llm.engine.last_stats) == before
 
 
+WRONG_CALLS: dict[str, tuple[Any, str, list[str]]] = {
+    "token ids by vLLM's old name": (
+        lambda llm: llm.generate(prompt_token_ids=[[1, 2]]),
+        "prompt_token_ids",
+        ["generate() has no argument 'prompt_token_ids'", "generate([[1, 2, 3]])"],
+    ),
+    "and beside prompts": (lambda llm: llm.generate("a", prompt_token_ids=[1]), "prompt_token_ids", ["are prompts"]),
+    "no prompts": (lambda llm: llm.generate(), "generate", ["missing a required argument: 'prompts'"]),
+    "a sampling parameter": (
+        lambda llm: llm.generate("a", max_tokens=4),
+        "max_tokens",
+        ["sampling_params=SamplingParams(max_tokens=...)"],
+    ),
+    "a typo": (lambda llm: llm.generate(promts="a"), "promts", ["did you mean 'prompts'?"]),
+    "too many": (lambda llm: llm.generate("a", None, True, [1]), "generate", ["too many positional arguments"]),
+    "in a chat": (lambda llm: llm.chat([], temperature=1), "temperature", ["chat() has no argument 'temperature'"]),
+    "in a beam search": (
+        lambda llm: llm.beam_search("a", beam_width=2, max_tokens=3),
+        "beam_width",
+        ["params=BeamSearchParams(beam_width=...)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_arguments_that_a_method_does_not_have_are_refused(llm: LLM, name: str) -> None:
+    call, parameter, parts = WRONG_CALLS[name]
+    with refused(InvalidParameter, *parts, parameter=parameter):
+        call(llm)
+
+
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], PARAMS) == []
 

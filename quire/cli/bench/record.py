@@ -45,12 +45,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: ConfigError when the server cannot be asked or refuses, or the file cannot be written.
     """
-    from quire.cli.client.http_client import HttpClient, authorization
+    from quire.cli.client.credentials import authorization
+    from quire.cli.client.http_client import HttpClient
 
     if args.seconds is not None and not 0 < args.seconds <= MAX_SECONDS:
         raise ConfigError(f"--for must be above 0 and at most {MAX_SECONDS:g} seconds, got {args.seconds}")
     url = str(args.url).rstrip("/").removesuffix("/v1")
-    client = HttpClient(url, headers=authorization(args.api_key))
+    client = HttpClient(url, headers=authorization(url, args.api_key))
     try:
         with open(os.open(args.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             recorder = asyncio.run(_record(client, file, args.seconds))

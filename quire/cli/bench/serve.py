@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.client.credentials import KEY_HELP, authorization
 from quire.cli.output import check_writable, write_json
 from quire.config.knobs import json_object, whole_number
 from quire.errors import ConfigError, counted, shown
@@ -47,7 +48,7 @@ def add_arguments(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     server.add_argument("--port", type=whole_number, default=8000, help="(default: 8000)")
     server.add_argument("--endpoint", metavar="PATH", help="route; that of the backend when left out")
     server.add_argument("--model", metavar="NAME", help="what to ask for; the first model listed when left out")
-    server.add_argument("--api-key", metavar="KEY", help="key to send; QUIRE_API_KEY or OPENAI_API_KEY when left out")
+    server.add_argument("--api-key", metavar="KEY", help=KEY_HELP)
     server.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     server.add_argument(
         "--ready-check-timeout-sec", type=whole_number, default=0, metavar="S", help="wait so long for the server"
@@ -137,10 +138,10 @@ async def _measure(
     args: argparse.Namespace, prompts: list[Prompt], percentiles: list[float], goodput: dict[str, float]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(figures, lists with an entry for each request)."""
-    from quire.cli.client.http_client import HttpClient, authorization
+    from quire.cli.client.http_client import HttpClient
 
     url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
-    async with HttpClient(url, headers=authorization(args.api_key), insecure=args.insecure) as client:
+    async with HttpClient(url, headers=authorization(url, args.api_key), insecure=args.insecure) as client:
         return await _load(args, client, prompts, percentiles, goodput)
 
 

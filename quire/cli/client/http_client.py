@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from quire import __version__, envs
 from quire.config.json_file import parse_json
 from quire.errors import ConfigError, shown
 
+WANTS_KEY = "--api-key gives one, or QUIRE_API_KEY; OPENAI_API_KEY is sent to this machine and to OPENAI_BASE_URL only"
 MAX_ERROR = 300
 """Characters of an error reply that is not the error object of OpenAI."""
 
@@ -46,7 +46,7 @@ class Reply:
         text = self.body[: 4 * MAX_ERROR].decode(errors="replace")
         with contextlib.suppress(ValueError):
             text = message_of(parse_json(bytes(self.body))) or text
-        remedy = " (--api-key gives one, or QUIRE_API_KEY)" if self.status == 401 else ""
+        remedy = f" ({WANTS_KEY})" if self.status == 401 else ""
         return f"{self.status} {self.reason}: {text[:MAX_ERROR] or 'no message'}{remedy}"
 
 
@@ -263,13 +263,6 @@ def _tls(*, insecure: bool) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def authorization(api_key: str | None) -> dict[str, str]:
-    """The header with an API key: the given one, the first of QUIRE_API_KEY, or that of OPENAI_API_KEY."""
-    own = envs.get("QUIRE_API_KEY").partition(",")[0].strip()
-    key = api_key or own or os.environ.get("OPENAI_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 async def first_model(client: HttpClient) -> str:

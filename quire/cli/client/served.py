@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from quire.cli.client.http_client import EventReader, HttpClient, authorization, first_model, message_of
+from quire.cli.client.credentials import authorization
+from quire.cli.client.http_client import EventReader, HttpClient, first_model, message_of
 from quire.cli.output import say
 from quire.cli.sampling_flags import sampling_fields
 from quire.cli.signals import interruptible
@@ -24,7 +25,7 @@ class Served:
     def __init__(self, args: argparse.Namespace, model: str | None) -> None:
         url = str(args.url).rstrip("/").removesuffix("/v1")
         self._url = url
-        self._headers = authorization(args.api_key)
+        self._headers = authorization(url, args.api_key)
         self._client()  # a URL that is none is said now
         self._fields = sampling_fields(args)
         self.model = asyncio.run(self._first_model()) if model is None else model

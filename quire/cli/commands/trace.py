@@ -38,11 +38,12 @@ def run(args: argparse.Namespace) -> int:
     """
     import asyncio
 
-    from quire.cli.client.http_client import HttpClient, authorization
+    from quire.cli.client.credentials import authorization
+    from quire.cli.client.http_client import HttpClient
 
     path = "/v1/trace" if args.steps is None else f"/v1/trace?steps={args.steps}"
     url = str(args.url).rstrip("/").removesuffix("/v1")
-    reply = asyncio.run(_fetched(HttpClient(url, headers=authorization(args.api_key)), path))
+    reply = asyncio.run(_fetched(HttpClient(url, headers=authorization(url, args.api_key)), path))
     if reply.status != 200:
         raise ConfigError(f"{url}{path} answered {reply.error}")
     if args.output == "-":

@@ -29,7 +29,7 @@ from quire.server.api.protocol.openai import (
     TokenizeRequest,
     Tokens,
 )
-from quire.server.api.trace import TraceReply, check_query
+from quire.server.api.trace import TraceReply
 from quire.server.http.body import strict_route
 from quire.server.http.errors import ApiError, invalid
 from quire.server.http.replies import reply_of
@@ -49,6 +49,8 @@ SAMPLING_FIELDS = (
 MAX_FINISHED = 1000
 """Requests of one page of those that have finished."""
 MAX_CURSOR = 64
+MAX_LISTED = 1000
+"""Names of models that Anthropic's clients may ask for."""
 
 
 def routes(service: Service) -> APIRouter:
@@ -116,7 +118,6 @@ def _add_state(router: APIRouter, service: Service) -> None:
         """What the engine does now; the difference of two replies is what it did in between. With `activity=true` also
         how far each request of this API key is; other keys' requests are only counted. With `finished_since` also when
         requests came that have finished since, and how long they were: those of all keys."""
-        check_query(request, ("activity", "finished_since"))
         engine = service.engine
         server, _ = await service.reports()
         status: EngineStatus = {
@@ -141,7 +142,6 @@ def _add_state(router: APIRouter, service: Service) -> None:
         steps: Annotated[int, Query(ge=1, le=NUM_STEPS, description="How many of the last steps to show.")] = NUM_STEPS,
     ) -> Response:
         """The last steps and requests in the format of Chrome's traces, which ui.perfetto.dev opens."""
-        check_query(request, ("steps",))
         return TraceReply(request, service, steps)
 
     @router.get("/metrics", response_class=Response)
@@ -178,9 +178,11 @@ def _finished(memory: bytes, cursor: str) -> FinishedReport:
 
 def _add_models(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", response_model=ModelList)
-    async def list_models() -> Response:
+    async def list_models(
+        limit: Annotated[int | None, Query(ge=1, le=MAX_LISTED, description="Show no more names.")] = None,
+    ) -> Response:
         """The names under which the model is served."""
-        return json_reply({"object": "list", "data": [_card(service, name) for name in service.names]})
+        return json_reply({"object": "list", "data": [_card(service, name) for name in service.names[:limit]]})
 
     @router.get("/v1/models/{model:path}", response_model=ModelCard)
     async def show_model(model: str) -> Response:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.errors import shown
 from quire.observability.chrome_trace import chrome_trace, encoded
-from quire.server.http.errors import invalid, overloaded
+from quire.server.http.errors import overloaded
 from quire.server.http.replies import PiecedReply
 from quire.server.http.streaming import unless_gone
 from quire.server.service import Service
@@ -56,16 +55,3 @@ def _counted(service: Service) -> Iterator[None]:
 
 def _made(memory: bytes, now: float, num_steps: int) -> list[bytes]:
     return encoded(chrome_trace(memory, now=now, num_steps=num_steps))
-
-
-def check_query(request: Request, names: Collection[str]) -> None:
-    """Refuse query parameters that the route does not have, or that come twice.
-
-    Raises: ApiError 400.
-    """
-    given = [name for name, _ in request.query_params.multi_items()]
-    for name in given:
-        if name not in names:
-            raise invalid("query", f"{shown(name)} is no parameter of this route; it has {', '.join(names)}.")
-        if given.count(name) > 1:
-            raise invalid(name, f"{name} is given {given.count(name)} times; give it once.")

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import QuireError
 from quire.server.http.body_budget import BodyBudget
 from quire.server.http.errors import ApiError, as_api_error, error_response
+from quire.server.http.query import check_query
 from quire.server.http.streaming import unless_gone
 from quire.server.http.strict_json import SMALL, read_json
 from quire.server.service import Service, context_of
@@ -88,9 +89,12 @@ def strict_route(service: Service) -> type[APIRoute]:
             model = typing.get_type_hints(self.endpoint).get("body")
             plain = super().get_route_handler()
             answer = plain if model is None else _answer(self.endpoint, BodyReader(service, model))
+            names = [parameter.alias for parameter in self.dependant.query_params]
 
             async def strict_handle(request: Request) -> Response:
                 try:
+                    if request.scope["query_string"]:
+                        check_query(request, self.path, names)
                     return await answer(request)
                 except ClientDisconnect:
                     return Response(status_code=499)  # nobody reads it

@@ -34,6 +34,14 @@ def test_message_has_every_field_clients_read(client: anthropic.Anthropic) -> No
     assert reply.usage.input_tokens + (reply.usage.cache_read_input_tokens or 0) == counted
 
 
+def test_what_the_client_adds_to_a_url_is_taken(client: anthropic.Anthropic) -> None:
+    reply = client.beta.messages.create(model=MODEL, max_tokens=2, messages=QUESTION, extra_body=GREEDY)
+    assert reply.usage.output_tokens == 2
+    assert client.beta.messages.count_tokens(model=MODEL, messages=QUESTION).input_tokens > 0
+    assert [model.id for model in client.models.list(limit=1000)] == [MODEL]
+    assert [model.id for model in client.beta.models.list()] == [MODEL]
+
+
 @pytest.mark.parametrize(
     ("more", "reason", "sequence"),
     [

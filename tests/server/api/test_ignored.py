@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import Running
+from tests.server.conftest import Running, Serve
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 COMPLETION = {"prompt": "hi", "max_tokens": 1}
@@ -65,6 +65,47 @@ def test_items_of_responses_are_messages_like_any_other(server: Running) -> None
 def test_parameters_of_a_query_are_those_of_the_route(server: Running, query: str) -> None:
     assert server.client.get(f"/v1/stats?{query}").status_code == 400
     assert server.client.get("/v1/stats?activity=true").status_code == 200
+
+
+GET_ROUTES = ["/v1/models", "/v1/models/quire-tiny", "/v1/capabilities", "/version", "/load", "/metrics"]
+POST_ROUTES = {
+    "/v1/completions": COMPLETION,
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": CHAT,
+    "/v1/responses": {"input": "hi", "max_output_tokens": 1},
+    "/api/generate": {"prompt": "hi", "stream": False, "options": {"num_predict": 1}},
+    "/tokenize": {"prompt": "hi"},
+}
+
+
+@pytest.mark.parametrize("path", [*GET_ROUTES, *POST_ROUTES])
+def test_every_route_refuses_a_query_that_it_does_not_read(server: Running, path: str) -> None:
+    body = POST_ROUTES.get(path)
+
+    def ask(query: str) -> Any:
+        return server.client.request("GET" if body is None else "POST", f"{path}?{query}", json=body)
+
+    for query in ("temperature=0", "stream", "name[]=x", "%00=1", "beta=false", "beta=true&beta=true", "x" * 3000):
+        reply = ask(query)
+        assert reply.status_code == 400, (query, reply.text)
+        assert len(reply.text) < 500
+    assert "temperature" in ask("temperature=0").text
+    for query in ("beta=true", "api-version=2024-10-21", "client_version=1.0", ""):
+        assert ask(query).status_code == 200
+
+
+def test_models_are_listed_up_to_a_limit(serve: Serve) -> None:
+    with serve(served_model_name=("a", "b", "c")) as server:
+        for query, expected in (("", "abc"), ("?limit=2", "ab"), ("?limit=1000&beta=true", "abc")):
+            found = server.client.get(f"/v1/models{query}").json()["data"]
+            assert [model["id"] for model in found] == list(expected)
+        for query in ("limit=0", "limit=x", "limit=1001", "limit=1&limit=2", "after_id=a"):
+            assert server.client.get(f"/v1/models?{query}").status_code == 400
+
+
+def test_probes_may_ask_with_any_query(server: Running) -> None:
+    for path in ("/health", "/ready", "/ping", "/"):
+        assert server.client.get(f"{path}?probe=1").status_code == 200
 
 
 @pytest.mark.parametrize(
