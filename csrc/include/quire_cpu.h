@@ -152,12 +152,12 @@ typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2 } qr_scores;
 /* How rows choose experts and weigh them: the num_chosen of the highest scores + choice_bias, the lower index first
  * where two are equal; NaN counts as the highest. Of `groups` groups of neighbours (0: no groups), only those in the
  * chosen_groups whose best_of_group highest scores have the highest sums. Weights are the scores (QR_LOGITS: the
- * softmax over the chosen), divided by their sum, or least_sum if that is more, where renormalized, times factor. near
+ * softmax over the chosen), divided by their sum, or least_sum if that is more, plus added_to_sum, where renormalized, times factor. near
  * (negative: none): experts are chosen one after the other, each weighed by the softmax over the logits that are left
  * and no further from it than this share of it. shared_factor: of the shared expert, beside the sigmoid of its gate. */
 typedef struct {
   int64_t num_chosen, scores, groups, chosen_groups, best_of_group, renormalized;
-  double least_sum, factor, shared_factor, near;
+  double least_sum, added_to_sum, factor, shared_factor, near;
 } qr_routing;
 
 /* chosen[rows, num_chosen], best first, and their weights, from logits[rows, num_experts]. For tests. */

@@ -264,11 +264,14 @@ def test_native_routing_is_that_of_torch(routing: str) -> None:
 
 
 def test_native_routing_reads_all_that_a_routing_says() -> None:
-    """A new field must reach `qr_routing`, or the native op would ignore it."""
-    assert {item.name for item in fields(Routing)} == {
-        *("num_chosen", "scores", "groups", "renormalized", "least_sum", "factor", "shared_factor", "near")
+    """A new field must reach `qr_routing`, or the native op would ignore it; it leaves `weighs_input` to torch."""
+    assert {item.name for item in fields(Routing)} - {"weighs_input"} == {
+        *("num_chosen", "scores", "groups", "renormalized", "least_sum", "added_to_sum", "factor", "shared_factor"),
+        "near",
     }
-    assert [item.name for item in fields(MixtureWeights)] == ["router", "experts", "choice_bias", "shared"]
+    assert [item.name for item in fields(MixtureWeights)] == [
+        *("router", "router_bias", "experts", "choice_bias", "shared")
+    ]
     assert [item.name for item in fields(ExpertWeights)] == ["gate_up", "down", "gate_up_bias", "down_bias"]
 
 

@@ -97,6 +97,7 @@ def write_routing(routing: Routing) -> Tensor:
             *((0, 0, 0) if groups is None else (groups.count, groups.num_chosen, groups.num_best)),
             routing.renormalized,
             float(routing.least_sum),
+            float(routing.added_to_sum),
             float(routing.factor),
             float(routing.shared_factor),
             NONE if routing.near is None else float(routing.near),
