@@ -10,8 +10,6 @@
 namespace qr {
 namespace {
 
-bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
-
 // K as stored: whole tiles for bf16.
 int64_t padded_depth(int32_t dtype, int64_t k) { return dtype == QR_BFLOAT16 ? round_up(k, kDepth) : k; }
 
@@ -128,19 +126,6 @@ void unpack_row(void* row, const char* panel, int32_t dtype, int64_t column, int
 
 // ---- products ----
 
-Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
-  const Kernels* table = kernels();
-  Weight weight{};
-  weight.gemm = dtype == QR_FLOAT32                  ? &table->gemm_fp32
-                : dtype == QR_FLOAT16                ? &table->gemm_fp16
-                : element_of(x_dtype) == QR_BFLOAT16 ? &table->gemm_bf16
-                                                     : &table->gemm_bf16_float;
-  weight.args.packed = packed;
-  weight.args.compact = dtype == QR_BFLOAT16_COMPACT;
-  weight.args.panel_bytes = panel_bytes(dtype, k);
-  return weight;
-}
-
 // A piece streams about this much weight: 10-20 us, long against handing it out and short against a time slice.
 constexpr int64_t kPieceBytes = 256 * 1024;
 // A piece shorter than this (2 us) costs more to hand out than to compute.
@@ -196,6 +181,19 @@ int32_t run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
 }
 
 }  // namespace
+
+Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
+  const Kernels* table = kernels();
+  Weight weight{};
+  weight.gemm = dtype == QR_FLOAT32                  ? &table->gemm_fp32
+                : dtype == QR_FLOAT16                ? &table->gemm_fp16
+                : element_of(x_dtype) == QR_BFLOAT16 ? &table->gemm_bf16
+                                                     : &table->gemm_bf16_float;
+  weight.args.packed = packed;
+  weight.args.compact = dtype == QR_BFLOAT16_COMPACT;
+  weight.args.panel_bytes = panel_bytes(dtype, k);
+  return weight;
+}
 
 int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
                int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {

@@ -13,6 +13,11 @@ struct Weight {
 };
 
 inline bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
+inline bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
+inline bool is_format(int32_t format) { return format == QR_INT8 || format == QR_INT4; }
+inline bool is_group(int32_t format, int64_t group) {
+  return format == QR_INT8 || (format == QR_INT4 && (group == 32 || group == 64 || group == 128));
+}
 // Whether a layer of n outputs may write this dtype.
 inline bool is_output(int32_t out_dtype, int64_t n) {
   return is_dtype(element_of(out_dtype)) && is_output_of(out_dtype, element_of(out_dtype), n);
@@ -37,6 +42,10 @@ inline bool is_product(const void* out, const void* x, const void* packed, int64
          (rows == 0 || are_there(out, x));
 }
 inline bool is_activation(int32_t activation) { return activation >= QR_NONE && activation <= QR_RELU; }
+
+Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k);
+Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
+                        const int8_t* corrections, int64_t k);
 
 // See qr_linear and qr_gated_linear.
 int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,

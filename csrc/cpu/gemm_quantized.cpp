@@ -7,11 +7,6 @@
 namespace qr {
 namespace {
 
-bool is_format(int32_t format) { return format == QR_INT8 || format == QR_INT4; }
-bool is_group(int32_t format, int64_t group) {
-  return format == QR_INT8 || (format == QR_INT4 && (group == 32 || group == 64 || group == 128));
-}
-
 int64_t quantized_panel_bytes(int32_t format, int64_t k) {
   return round_up(k, 64) * kPanel / (format == QR_INT8 ? 1 : 2);
 }
@@ -34,6 +29,8 @@ void pack_quantized_row(char* panel, int32_t format, int64_t column, int64_t k, 
   }
 }
 
+}  // namespace
+
 Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
                         const int8_t* corrections, int64_t k) {
   const Kernels* table = kernels();
@@ -46,7 +43,6 @@ Weight quantized_weight(const void* packed, int32_t format, int64_t group, const
   return weight;
 }
 
-}  // namespace
 }  // namespace qr
 
 using namespace qr;

@@ -53,6 +53,7 @@ constexpr Entry kEntries[] = {
     QR_ENTRY(qr_rms_norm),           QR_ENTRY(qr_layer_norm),
     QR_ENTRY(qr_scale_add),          QR_ENTRY(qr_soft_cap),
     QR_ENTRY(qr_rope_and_cache),     QR_ENTRY(qr_paged_attention),
+    QR_ENTRY(qr_latent_qkv),         QR_ENTRY(qr_latent_values),
 };
 constexpr int64_t kNumEntries = sizeof(kEntries) / sizeof(Entry);
 
