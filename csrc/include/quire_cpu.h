@@ -208,6 +208,33 @@ QR_API int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* quer
                                   int64_t head_size, float scale, float soft_cap, int64_t window,
                                   const float* slopes, const float* sinks);
 
+/* ---- attention over latents (latent.cpp) ---- */
+
+/* A weight as qr_linear (format 0) or qr_linear_quantized takes it. bias (float32) may be null. Each member has 8
+ * bytes. */
+typedef struct {
+  const void* packed;
+  const void* scales;
+  const int8_t* corrections;
+  const float* bias;
+  int64_t dtype, format, group;
+} qr_weight;
+
+/* qkv[tokens, (heads + 2) head_size], as qr_rope_and_cache takes it for one kv head, from query[tokens, heads (nope_size
+ * + rope_size)] and compressed[tokens, latent_size + rope_size]; all of dtype. Of each query head [its last rope_size
+ * features | its others . to_latents[head] | zeros], the key [the last rope_size features | latent | zeros] and the
+ * value [zeros | latent | zeros], latent being the RMS norm of the first latent_size features. to_latents: heads
+ * weights [latent_size, nope_size], without bias. */
+QR_API int32_t qr_latent_qkv(void* qkv, const void* query, const void* compressed, int32_t dtype, const float* norm,
+                             float eps, const qr_weight* to_latents, int64_t tokens, int64_t heads, int64_t rope_size,
+                             int64_t nope_size, int64_t latent_size, int64_t head_size);
+
+/* values[tokens, heads value_size] from attended[tokens, heads head_size], of whose heads the latent_size features
+ * behind the first rope_size are multiplied. to_values: heads weights [value_size, latent_size], without bias. */
+QR_API int32_t qr_latent_values(void* values, const void* attended, int32_t dtype, const qr_weight* to_values,
+                                int64_t tokens, int64_t heads, int64_t rope_size, int64_t latent_size,
+                                int64_t value_size, int64_t head_size);
+
 /* Within each cache, copy block pairs[2 i] to pairs[2 i + 1], in order. block_bytes: of one half (keys or values). */
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
                               const int64_t* pairs, int64_t num_pairs);

@@ -151,7 +151,7 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
         _compress(layout, arch, mixer)
     layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
     if isinstance(mixer, LatentAttentionSpec):
-        layout.free("projected", "compressed", "nope", "products", "latent")
+        layout.free("projected", "compressed")
     layout.take("query", heads)
     layout.take("attended", heads)
     layout.free("qkv", "query")
@@ -162,7 +162,7 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
 
 
 def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
-    """Queries and latents, and what `latent_qkv` works with until its output is made."""
+    """Queries and latents, as `latent_qkv` reads them."""
     if mixer.query_rank is not None:
         layout.take("down", mixer.query_rank)
         layout.take("down normed", mixer.query_rank)
@@ -171,19 +171,12 @@ def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> N
     if mixer.query_rank is not None:
         layout.free("down normed")
     layout.take("compressed", mixer.latent_size + mixer.rope_size)
-    layout.take("nope", arch.num_heads * mixer.nope_size)
-    layout.take("raw", mixer.latent_size)
-    layout.take("products", arch.num_heads * mixer.latent_size)
-    layout.take("latent", mixer.latent_size)
-    layout.free("raw")
 
 
 def _expand(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
     """The values of what was attended to, by `latent_values`."""
-    layout.take("latents", arch.num_heads * mixer.latent_size)
-    layout.take("products", arch.num_heads * mixer.value_size)
     layout.take("values", arch.num_heads * mixer.value_size)
-    layout.free("latents", "products", "attended")
+    layout.free("attended")
     layout.rename("values", "attended")
 
 

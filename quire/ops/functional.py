@@ -85,6 +85,13 @@ class RopeAndCacheSpec:
     """For the optional per-head norms."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class HeadWeights:
+    """A weight of each query head, all of one shape. Equal only to itself: implementations keep what they derive."""
+
+    heads: tuple[LinearWeight, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec:
     """What is fixed about one layer of attention over latents. Shape letters: P, U, C, W and D of its sizes."""
@@ -426,26 +433,24 @@ def rope_and_cache(
     return cast("Tensor", op("rope_and_cache")(qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec))
 
 
-def latent_qkv(
-    query: Tensor, compressed: Tensor, norm: Tensor, to_latents: Sequence[LinearWeight], spec: LatentSpec
-) -> Tensor:
+def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: HeadWeights, spec: LatentSpec) -> Tensor:
     """Queries, the key and the value of attention over latents, as `rope_and_cache` takes them for one KV head.
 
     1. The latent of a token is `rms_norm` of the first C features of `compressed`; the other P are its key before the
        rotation.
-    2. Head h takes the U features of its query that are not rotated to the latents by a product with to_latents[h].
+    2. Head h takes the U features of its query that are not rotated to the latents by a product with its weight.
     3. query head h: [its P features before the rotation | product | zeros]; key: [key | latent | zeros]; value:
        [zeros | latent | zeros].
-    Shapes: query [T, H * (U + P)], compressed [T, C + P], norm [C] float32, to_latents H times [C, U]
+    Shapes: query [T, H * (U + P)], compressed [T, C + P], norm [C] float32, to_latents of [C, U]
     -> [T, (H + 2) * D].
     """
     return cast("Tensor", op("latent_qkv")(query, compressed, norm, to_latents, spec))
 
 
-def latent_values(attended: Tensor, to_values: Sequence[LinearWeight], spec: LatentSpec) -> Tensor:
+def latent_values(attended: Tensor, to_values: HeadWeights, spec: LatentSpec) -> Tensor:
     """Each head's values of the latents that it attended to, by a product with a weight of its own.
 
-    Shapes: attended [T, H * D], whose heads' features from P to P + C are read, to_values H times [W, C]
+    Shapes: attended [T, H * D], whose heads' features from P to P + C are read, to_values of [W, C]
     -> [T, H * W].
     """
     return cast("Tensor", op("latent_values")(attended, to_values, spec))
