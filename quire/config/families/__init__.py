@@ -73,6 +73,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "jamba": "JambaForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "llama": "LlamaForCausalLM",
+        "llama4_text": "Llama4ForCausalLM",
         "mamba": "MambaForCausalLM",
         "mamba2": "Mamba2ForCausalLM",
         "mellum": "MellumForCausalLM",

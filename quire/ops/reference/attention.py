@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.attention import Scores, attend_pages
+from quire.ops.chunks import by_chunk
 from quire.ops.functional import AttentionMetadata
 from quire.ops.reference.cache import dequantize
 
@@ -29,3 +30,10 @@ def paged_attention(
 
     scores = Scores(scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, slopes=slopes, sinks=sinks)
     return attend_pages(query, read_pages, metadata, scores, num_kv_heads=kv_cache.shape[2])
+
+
+def chunked_attention(
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, *, scale: float, chunk_size: int
+) -> Tensor:
+    """See `functional.chunked_attention`."""
+    return paged_attention(query, kv_cache, by_chunk(metadata, chunk_size), scale=scale)
