@@ -37,6 +37,8 @@ class HeadNorms(StrEnum):
     """As EACH, but behind the rotation."""
     WHOLE = "whole"
     """All heads of a token together."""
+    UNIT_ROTATED = "unit_rotated"
+    """Each head by itself behind the rotation, without a weight, in layers that rotate."""
     LAYER = "layer"
     """A layer norm of each head by itself, all with one weight and one bias."""
     LAYER_OWN = "layer_own"
@@ -253,6 +255,8 @@ class FamilySpec:
     layer_kinds: LayerRule = all_full
     window_flag: str | None = None
     """The key without which no layer has its window."""
+    is_chunked: bool = False
+    """Layers with a window see the context from the last multiple of its size on."""
     rotated: RotationRule = all_rotated
     sliding_theta: str | None = None
     """The key of the rotary base of layers with a window, where they have one of their own."""

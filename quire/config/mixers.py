@@ -42,10 +42,13 @@ class Factors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionScale:
-    """1 + beta * log(1 + floor(position / period)): what keeps the softmax over long contexts sharp."""
+    """1 + beta * log(1 + floor((position + first) / period)): what keeps the softmax over long contexts sharp."""
 
     beta: float
     period: int
+    first: int = 0
+    only_unrotated: bool = False
+    """Layers that rotate queries do not multiply them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,8 @@ class AttentionSpec(Mixer):
 
     window: int | None
     """Tokens a query sees at most, itself included; None for all."""
+    is_chunked: bool = False
+    """A query sees those from the last multiple of the window's size on."""
     rope: RopeConfig | None
     """None where queries and keys are not rotated."""
     query_scale: float

@@ -129,7 +129,8 @@ def num_parameters(arch: ModelArch) -> int:
 
 def _num_made(arch: ModelArch) -> int:
     """Ones in place of weights that the norms of the checkpoint do not have."""
-    return 0 if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + _num_head_norms(arch)
+    heads = 0 if arch.norms.has_weight and arch.norms.heads is not HeadNorms.UNIT_ROTATED else _num_head_norms(arch)
+    return heads if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + heads
 
 
 def _num_activation_parameters(arch: ModelArch) -> int:
@@ -293,6 +294,8 @@ def _num_norms(arch: ModelArch) -> int:
 def _num_head_norms(arch: ModelArch) -> int:
     """Numbers of norms of heads. Those behind the rotation share ones and have one weight for query and key."""
     size, all_heads = arch.head_size, (arch.num_heads + arch.num_kv_heads) * arch.head_size
+    if arch.norms.heads is HeadNorms.UNIT_ROTATED:
+        return 2 * size * sum(mixer.rope is not None for mixer in arch.attentions)
     return (
         len(arch.attentions)
         * {

@@ -60,7 +60,7 @@ class SelfAttention:
         )
         self.norms = separate_norms(arch, ctx)
         self.clip = arch.clip_qkv
-        self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx))
+        self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx, index))
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
@@ -109,11 +109,18 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
         k_norm=norms.key,
         query_weight=norms.rotated_query,
         query_scales=position_scales(mixer.position_scale, ctx.max_model_len) if mixer.position_scale else None,
-        sliding_window=mixer.window,
+        sliding_window=None if mixer.is_chunked else mixer.window,
+        chunk_size=_chunk_size(mixer, ctx.max_model_len),
         soft_cap=arch.attn_soft_cap,
         slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes),
         sinks=ctx.tensor("sinks", (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
     )
+
+
+def _chunk_size(mixer: AttentionSpec, max_model_len: int) -> int | None:
+    """Of attention in chunks; None where the longest context is a single one."""
+    chunk = mixer.window if mixer.is_chunked else None
+    return None if chunk is None or max_model_len <= chunk else chunk
 
 
 def mixer_of(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:

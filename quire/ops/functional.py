@@ -529,6 +529,16 @@ def paged_attention(
     )
 
 
+def chunked_attention(
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, *, scale: float, chunk_size: int
+) -> Tensor:
+    """Causal attention within chunks of the context: position p sees p // chunk_size * chunk_size .. p.
+
+    Otherwise as `paged_attention`. chunk_size is a multiple of the block size.
+    """
+    return cast("Tensor", op("chunked_attention")(query, kv_cache, metadata, scale=scale, chunk_size=chunk_size))
+
+
 def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
     """The largest logit of each row and its token, the lowest id on a tie; NaN counts as the largest.
 

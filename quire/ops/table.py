@@ -46,6 +46,7 @@ OPS = (
     "copy_blocks",
     "touch_blocks",
     "paged_attention",
+    "chunked_attention",
     "row_max",
     "top_logprobs",
     "apply_penalties",

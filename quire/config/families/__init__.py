@@ -75,6 +75,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "lfm2": "Lfm2ForCausalLM",
         "lfm2_moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",
+        "llama4_text": "Llama4ForCausalLM",
         "mamba": "MambaForCausalLM",
         "mamba2": "Mamba2ForCausalLM",
         "mellum": "MellumForCausalLM",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from quire.ops.cpu.attention import paged_attention
+from quire.ops.cpu.attention import chunked_attention, paged_attention
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
 from quire.ops.cpu.elementwise import activate, clip, scale_add, scale_heads, scale_tokens, soft_cap
 from quire.ops.cpu.experts import mixture_of_experts
@@ -50,6 +50,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,
+        "chunked_attention": chunked_attention,
         "row_max": row_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from types import MappingProxyType
 
 from quire.ops.elementwise import activate, clip, scale_heads, scale_tokens
-from quire.ops.reference.attention import paged_attention
+from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import scale_add, soft_cap
 from quire.ops.reference.experts import mixture_of_experts
@@ -49,6 +49,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,
+        "chunked_attention": chunked_attention,
         "row_max": row_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,

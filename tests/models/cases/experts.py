@@ -305,4 +305,32 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "llama4": ("llama4_text", {}),
+    "llama4-plain": (
+        "llama4_text",
+        {
+            "num_hidden_layers": 3,
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 22,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "attention_chunk_size": 16,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama4-listed": (
+        "llama4_text",
+        {
+            "no_rope_layers": [0, 1, 1, 0],
+            "layer_types": ["chunked_attention", "full_attention", "chunked_attention", "full_attention"],
+            "moe_layers": [0, 3],
+            "attention_chunk_size": 48,
+            "attn_scale": 0.4,
+        },
+    ),
 }
