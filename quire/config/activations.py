@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import NormKind
-from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MixerSpec, RecurrentSpec
+from quire.config.mixers import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    LatentAttentionSpec,
+    LightningSpec,
+    Mamba2Spec,
+    MixerSpec,
+    RecurrentSpec,
+    RgLruSpec,
+)
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -89,7 +98,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
         if start in ends:
             layout.move("hidden", ends[start])
         else:
-            _layer(layout, arch, layer.mixer, inner)
+            (_layer if arch.scales.joins is None else _joined_layer)(layout, arch, layer.mixer, inner)
             ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
     return layout
@@ -98,10 +107,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
 def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int) -> None:
     size, norms = arch.hidden_size, arch.norms
     _norm(layout, norms.input, size)
-    if isinstance(mixer, RecurrentSpec):
-        _recur(layout, arch, mixer)
-    else:
-        _attend(layout, arch, mixer)
+    _mix(layout, arch, mixer)
     _join(layout, arch, norms.post_attention, "between")
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
@@ -119,6 +125,37 @@ def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int) -> No
     layout.rename("out", "hidden")
 
 
+def _joined_layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int) -> None:
+    """Of a family with `Joins`: each half adds to what it reads."""
+    size = arch.hidden_size
+    layout.take("normed", size)
+    _mix(layout, arch, mixer)
+    _join_normed(layout, size, "between")
+    layout.take("renormed", size)
+    layout.free("normed", "between")
+    layout.rename("renormed", "normed")
+    layout.take("inner", inner)
+    layout.take("out", size)
+    layout.free("inner")
+    _join_normed(layout, size, "out")
+    layout.free("normed", "hidden")
+    layout.rename("out", "hidden")
+
+
+def _join_normed(layout: _Layout, size: int, piece: str) -> None:
+    layout.take("kept", size)
+    layout.take("joined", size)
+    layout.free(piece, "kept")
+    layout.rename("joined", piece)
+
+
+def _mix(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
+    if isinstance(mixer, RecurrentSpec):
+        _recur(layout, arch, mixer)
+    else:
+        _attend(layout, arch, mixer)
+
+
 def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
     heads = arch.num_heads * arch.head_size
     if isinstance(mixer, LatentAttentionSpec):
@@ -131,6 +168,9 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
     layout.free("qkv", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
+    elif mixer.is_gated:
+        layout.take("gate", heads)
+        layout.free("gate")
     layout.take("between", arch.hidden_size)
     layout.free("attended")
 
@@ -162,9 +202,12 @@ def _expand(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> Non
 
 
 def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
-    layout.take("projected", mixer.in_features)
+    parts = (mixer.width, mixer.width) if isinstance(mixer, RgLruSpec) else (mixer.in_features,)
+    pieces = [f"projected {index}" for index in range(len(parts))]
+    for piece, columns in zip(pieces, parts, strict=True):
+        layout.take(piece, columns)
     layout.take("scanned", mixer.inner_size)
-    layout.free("projected")
+    layout.free(*pieces)
     layout.take("between", arch.hidden_size)
     layout.free("scanned")
 
@@ -201,6 +244,7 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     latent = max((_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)), default=0)
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
+    more += 2 * size * (arch.scales.joins is not None)
     inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
@@ -254,9 +298,17 @@ def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int) -> int:
 
 
 def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
-    inner, channels = mixer.inner_size, mixer.conv_channels
-    derived = 2 * mixer.num_heads if isinstance(mixer, Mamba2Spec) else 3 * inner
+    inner = mixer.inner_size
+    states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
+    if isinstance(mixer, LightningSpec):  # query, key and value of each channel, and no convolution
+        return 4 * num_tokens * 14 * (inner + 64) + states
+    channels = mixer.conv_channels
+    if isinstance(mixer, Mamba2Spec):
+        derived = 2 * mixer.num_heads
+    elif isinstance(mixer, GatedDeltaSpec):
+        derived = 6 * mixer.num_value_heads
+    else:
+        derived = (8 if isinstance(mixer, RgLruSpec) else 3) * inner
     convolved = (num_tokens + num_seqs * mixer.conv_width) * channels + 4 * num_tokens * round_up(channels + 32, 32)
     scanned = num_tokens * (6 * (inner + 64) + derived)
-    states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
     return 4 * (convolved + scanned) + states

@@ -20,7 +20,7 @@ from quire.config.families import (
     family_of,
     is_known,
 )
-from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
+from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpKind, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind, all_full
 from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
 from quire.config.rope import RopeConfig, read_ropes
@@ -302,6 +302,15 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"
+    elif scales.joins is not None and (
+        not (norms.input and norms.pre_mlp)
+        or norms.post_attention
+        or norms.post_mlp
+        or arch.is_parallel
+        or scales.residual != 1.0
+        or any(layer.mlp.kind is MlpKind.NONE for layer in arch.layers)
+    ):
+        problem = "joins without a norm before attention and MLP each, or with norms behind them or another factor"
     elif arch.family.latent is not None and (
         norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
     ):
@@ -401,6 +410,7 @@ def _mixers(
             position_scale=position_scale,
             slopes=slopes,
             has_sinks=has_sinks,
+            is_gated=family.is_gated,
         )
         for index, (spec, kind, rotates) in enumerate(zip(recurrent, kinds, family.rotated(keys, kinds), strict=True))
     ]

@@ -43,7 +43,7 @@ def all_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None,
 
 
 def _mamba(keys: ConfigKeys) -> MambaSpec:
-    _check_activation(keys)
+    check_silu(keys)
     hidden_size = keys.count("hidden_size")
     eps = keys.find(("mixer_rms_eps",))[1]
     return MambaSpec(
@@ -65,7 +65,7 @@ def _time_rank(keys: ConfigKeys, name: str, hidden_size: int) -> int:
 
 def jamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Jamba: attention in one layer of each `attn_layer_period`, Mamba with norms in the others."""
-    _check_activation(keys)
+    check_silu(keys)
     hidden_size = keys.count("hidden_size")
     spec = MambaSpec(
         inner_size=keys.count("mamba_expand") * hidden_size,
@@ -95,7 +95,7 @@ def short_conv_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec 
     width = keys.count("conv_L_cache", most=MAX_CONV_WIDTH)
     spec = ShortConvSpec(inner_size=size, conv_width=width, has_bias=bias, has_conv_bias=bias)
     if keys.raw.get("layer_types") is not None:
-        return _listed(keys, spec, num_layers, ("conv",))
+        return listed_layers(keys, spec, num_layers, ("conv",))
     listed = _indices(keys, "full_attn_idxs", num_layers)
     return tuple(None if listed is None or index in listed else spec for index in range(num_layers))
 
@@ -127,15 +127,19 @@ def bamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | Non
 
 def listed_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Attention and Mamba 2 as `layer_types` lists them; all Mamba 2 where config.json has no such list."""
-    return _listed(keys, hybrid_mamba2(keys), num_layers, ("mamba", "linear_attention"))
+    return listed_layers(keys, hybrid_mamba2(keys), num_layers, ("mamba", "linear_attention"))
 
 
 ATTENTION_TYPES = ("attention", "full_attention")
 
 
-def _listed(
+def listed_layers(
     keys: ConfigKeys, spec: RecurrentSpec, num_layers: int, types: tuple[str, ...]
 ) -> tuple[RecurrentSpec | None, ...]:
+    """The kinds that `layer_types` lists, `types` being the names of `spec`; all are where config.json has no list.
+
+    Raises: ConfigError.
+    """
     name, listed = keys.find(("layer_types", "layers_block_type"))
     if listed is None:
         return (spec,) * num_layers
@@ -168,7 +172,7 @@ def _mamba2(
     has_bias: bool,
     has_conv_bias: bool,
 ) -> Mamba2Spec:
-    _check_activation(keys)
+    check_silu(keys)
     _check_time_steps(keys)
     inner_size = expand * keys.count("hidden_size")
     if num_heads * head_size != inner_size:
@@ -188,7 +192,8 @@ def _mamba2(
     )
 
 
-def _check_activation(keys: ConfigKeys) -> None:
+def check_silu(keys: ConfigKeys) -> None:
+    """Raises: ConfigError for an activation that recurrent layers do not compute."""
     name = keys.text("hidden_act")
     if name not in ("silu", "swish"):
         keys.refuse("hidden_act", name, "must be silu: recurrent layers compute no other activation")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from torch import Tensor
 
 from quire.layers.context import LayerContext
 from quire.layers.weights import HeadOrder, ShardSpec
 from quire.ops import functional
+from quire.ops.functional import LinearWeight
 
 
 class Linear:
@@ -29,6 +32,13 @@ class Linear:
         bias_shard = ShardSpec(part=tp.rank, parts=tp.size) if shard_dim == 0 else ShardSpec()
         has_bias = bias and (shard_dim == 0 or tp.rank == 0)
         self.bias = ctx.linear_bias(out_features, bias_shard, order=order) if has_bias else None
+
+    @classmethod
+    def of(cls, weight: LinearWeight, bias: Tensor | None = None) -> Self:
+        """One whose parameters were read before."""
+        made = cls.__new__(cls)
+        made.weight, made.bias = weight, bias
+        return made
 
     def __call__(self, x: Tensor, *, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         """Shapes: x [T, M], residual [T, N] -> [T, N]."""
