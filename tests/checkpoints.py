@@ -113,7 +113,7 @@ _DELTA = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 16,
-    # Heads' outputs are small in a random model; divided by a smaller root, float32 errors of either side would be 1e-3.
+    # Outputs of heads are small in a random model; smaller roots would make 1e-3 of float32 errors on either side.
     "rms_norm_eps": 1e-4,
 }
 _DELTA_EXPERTS = {

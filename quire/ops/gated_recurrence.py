@@ -16,7 +16,7 @@ from quire.ops.recurrence import EXP, SILU, SOFTPLUS, Step, apart, convolve, fol
 
 UNIT_EPS = 1e-6
 """Added to the sum of squares by whose root the delta rule's queries and keys are divided."""
-_SIGMOID = torch.ops.aten.sigmoid.out
+SIGMOID, EXPM1 = torch.ops.aten.sigmoid.out, torch.ops.aten.expm1.out
 
 
 def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
@@ -30,7 +30,7 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
     query, key, value = out.split_with_sizes((keys * size, keys * size, inner), dim=1)
     query, key = _unit(query.reshape(-1, keys, 1, 1, size)).div_(size**0.5), _unit(key.reshape(-1, keys, 1, 1, size))
     value = value.reshape(-1, keys, each, inner // heads)
-    rate = apart(_SIGMOID, rate).reshape(-1, keys, each, 1)
+    rate = apart(SIGMOID, rate).reshape(-1, keys, each, 1)
     decay = apart(EXP, apart(SOFTPLUS, time + weights.time_bias) * weights.decay).reshape(-1, keys, each, 1, 1)
 
     def update(state: Tensor, tokens: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def lightning_attention(
 
     y = torch.empty(projected.shape[0], heads, size)
     token_by_token(update, y, states, Step.of(metadata), first=0, shape=(heads, size, size))
-    return rms(y.view(-1, inner), weights.norm, weights.norm_eps).mul_(apart(_SIGMOID, gate))
+    return rms(y.view(-1, inner), weights.norm, weights.norm_eps).mul_(apart(SIGMOID, gate))
 
 
 def rg_lru(
@@ -87,9 +87,9 @@ def rg_lru(
         linear(block.contiguous(), weight, bias, out_dtype=torch.float32).chunk(2, dim=1)
         for block, weight, bias in zip(blocks, weights.gates, weights.gate_biases, strict=True)
     ]
-    opened, kept = (apart(_SIGMOID, torch.cat(parts, dim=1)) for parts in zip(*gates, strict=True))
+    opened, kept = (apart(SIGMOID, torch.cat(parts, dim=1)) for parts in zip(*gates, strict=True))
     logarithm = kept * weights.decay
-    share = (1 - apart(EXP, 2 * logarithm)).sqrt_()
+    share = apart(EXPM1, 2 * logarithm).neg_().sqrt_()
     share.index_fill_(0, _first_tokens(step), 1.0)
     added, decay = share.mul_(opened).mul_(u), apart(EXP, logarithm)
 
