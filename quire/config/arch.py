@@ -22,7 +22,7 @@ from quire.config.families import (
 )
 from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind, all_full
-from quire.config.mixers import AttentionSpec, Factors, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
+from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
 from quire.config.rope import RopeConfig, read_ropes
 from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import ConfigError, shown
@@ -312,7 +312,7 @@ def _check_joins(arch: ModelArch) -> None:
     norms, scales, names = arch.norms, arch.scales, arch.family.names
     if arch.is_parallel and (norms.post_attention or norms.post_mlp or scales.residual != 1.0):
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
-    elif scales.attention != Factors() and (names.qkv_by_head or names.qkv_groups is not None):
+    elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
         problem = "factors of queries, keys and values that one tensor has by head"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"

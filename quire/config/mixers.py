@@ -39,6 +39,11 @@ class Factors:
     output: float = 1.0
     """Of the last product, bias included."""
 
+    @property
+    def are_ones(self) -> bool:
+        """Whether they change nothing."""
+        return all(factor == 1.0 for factor in (self.input, *self.inner, self.output))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionScale:

@@ -365,10 +365,17 @@ def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, 
     The head is read last where it is a tensor of its own; while the body is read, the head's bytes are not there yet.
     """
     shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
-    largest = max(shape.num_weights for shape in shapes.body) * stored
+    multiplied = 4 * _has_factors(arch)  # in float32
+    largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied)
     if shapes.is_transposed:  # widened, then laid out row by row
         largest += 8 * max(math.prod((max(shape.parts), shape.in_features)) for shape in shapes.body)
     if shapes.is_tied:
         return largest
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     return max(largest - head, shapes.head.num_weights * stored)
+
+
+def _has_factors(arch: ModelArch) -> bool:
+    """Whether weights carry factors of their products."""
+    parts = (*arch.plain_attentions, *(layer.mlp for layer in arch.layers), *arch.recurrences)
+    return any(not part.factors.are_ones for part in parts if not isinstance(part, (MambaSpec, ShortConvSpec)))
