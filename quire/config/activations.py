@@ -247,7 +247,7 @@ def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
     """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step.
 
     The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
-    logits and order, and the choice.
+    logits and order, and the choice. A clamped gate also has both its inputs, and its output, in float32.
     """
     item, size = DTYPE_BYTES[dtype], arch.hidden_size
     return max(
@@ -255,7 +255,7 @@ def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
             num_tokens
             * (
                 size * (4 + item + 4)
-                + max(experts.size, experts.shared_size) * item
+                + max(experts.size, experts.shared_size) * (item if experts.gate is None else item + 12)
                 + experts.num_experts * 32
                 + experts.routing.num_chosen * 48
             )

@@ -198,6 +198,10 @@ class WeightNames:
     """Of a plain MLP, where it has parameters."""
     down: str = "down_proj"
     head: str = "lm_head"
+    experts_transposed: bool = False
+    """Whether a tensor of all experts has each expert's weight [in, out]."""
+    experts_mixed: bool = False
+    """Whether its rows of gate and up take turns."""
     transposed: frozenset[str] = frozenset()
     """Linear layers whose weight is stored [in, out]."""
 

@@ -80,7 +80,7 @@ class WeightShapes:
     """Norms and biases, which are kept in float32."""
     is_tied: bool
     is_transposed: bool
-    """The checkpoint stores the weights of the body [in, out]."""
+    """The checkpoint stores weights of the body [in, out]."""
 
 
 def weight_shapes(arch: ModelArch) -> WeightShapes:
@@ -112,7 +112,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
         positions=positions * arch.hidden_size,
         floats=_num_floats(arch),
         is_tied=arch.tie_word_embeddings,
-        is_transposed=bool(names.transposed),
+        is_transposed=bool(names.transposed) or names.experts_transposed,
     )
 
 
@@ -142,8 +142,12 @@ def num_active_parameters(arch: ModelArch) -> int:
     """Parameters that one token meets: all of them, but for the experts that it is not sent to."""
     if arch.stored is not None:
         return arch.stored.num_parameters
-    body = weight_shapes(arch).body
-    return num_parameters(arch) - sum(shape.count * shape.num_weights - shape.num_active for shape in body)
+    idle = sum(shape.count * shape.num_weights - shape.num_active for shape in weight_shapes(arch).body)
+    for layer in arch.layers:
+        experts = layer.mlp.experts
+        if experts is not None and experts.has_bias:
+            idle += (experts.num_experts - experts.routing.num_chosen) * (2 * experts.size + arch.hidden_size)
+    return num_parameters(arch) - idle
 
 
 Shape = tuple[tuple[int, ...], int]
@@ -264,7 +268,8 @@ def _gated_experts(size: int, inner: int, count: int, active: int) -> list[Linea
 
 def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     bias = experts.has_shared_bias * (2 * experts.shared_size + arch.hidden_size)
-    return bias + experts.has_choice_bias * experts.num_experts
+    bias += experts.has_bias * experts.num_experts * (2 * experts.size + arch.hidden_size)
+    return bias + (experts.has_choice_bias + experts.has_router_bias) * experts.num_experts
 
 
 def _num_floats(arch: ModelArch) -> int:

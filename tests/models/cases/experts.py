@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.cases.rotations import rope
+
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
     "mixtral-odd": (
@@ -240,4 +242,67 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe-clipped": ("olmoe", {"clip_qkv": 0.6}),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss-rotation": ("gpt_oss", {"rope_parameters": None, "num_experts_per_tok": 2}),
+    "gpt-oss-odd-heads": (
+        "gpt_oss",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 22,
+            "intermediate_size": 50,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.8,
+            "num_experts_per_tok": 1,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0},
+        },
+    ),
+    "granitemoe-swa": ("granitemoe_swa", {}),
+    "granitemoe-swa-unlisted": ("granitemoe_swa", {"num_hidden_layers": 5, "layer_types": None}),
+    "granitemoe-swa-bases": (
+        "granitemoe_swa",
+        {
+            "num_hidden_layers": 3,
+            "layer_rope_theta": [5e4, 0, 5e4],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "shared_intermediate_size": 0,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "hunyuan-moe": ("hunyuan_v1_moe", {}),
+    "hunyuan-moe-listed": (
+        "hunyuan_v1_moe",
+        {
+            "moe_topk": [1, 4, 2],
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "intermediate_size": 50,
+            "tie_word_embeddings": True,
+            **rope("dynamic", alpha=50.0, factor=1.0),
+        },
+    ),
+    "dbrx": ("dbrx", {}),
+    "dbrx-odd-heads": (
+        "dbrx",
+        {
+            "d_model": 60,
+            "n_heads": 3,
+            "attn_config": {"kv_n_heads": 1, "clip_qkv": 0.4, "rope_theta": 10_000.0},
+            "ffn_config": {
+                "ffn_hidden_size": 50,
+                "moe_num_experts": 5,
+                "moe_top_k": 2,
+                "moe_normalize_expert_weights": None,
+                "ffn_act_fn": {"name": "gelu"},
+            },
+        },
+    ),
 }
