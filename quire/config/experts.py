@@ -200,16 +200,16 @@ def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
 
 def lfm2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """LFM2 MoE: sigmoids, chosen with a bias, in all layers behind the first `num_dense_layers`."""
-    count = _num_experts(keys, "num_experts", "num_local_experts", scoring=("sigmoid",))
+    count = num_experts_of(keys, "num_experts", "num_local_experts", scoring=("sigmoid",))
     routing = Routing(
-        num_chosen=_num_chosen(keys, count, "num_experts_per_tok"),
+        num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"),
         scores=Scores.SIGMOID,
         renormalized=keys.flag("norm_topk_prob", default=True),
         added_to_sum=1e-6,
         factor=keys.positive("routed_scaling_factor"),
     )
     has_bias = keys.flag("use_expert_bias", default=True)
-    size, first = keys.count("moe_intermediate_size"), _whole(keys, "num_dense_layers")
+    size, first = keys.count("moe_intermediate_size"), whole_number(keys, "num_dense_layers")
     spec = ExpertsSpec(num_experts=count, size=size, routing=routing, has_choice_bias=has_bias)
     return tuple(spec if index >= first else None for index in range(num_layers))
 
