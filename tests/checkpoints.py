@@ -288,6 +288,45 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_shared_experts": 2,
     },
     "phimoe": {**_COMMON, "num_local_experts": 4},
+    "gpt_oss": {
+        **_COMMON,
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "granitemoe_swa": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "sliding_window": 24,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 72,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "hunyuan_v1_moe": {**_COMMON, "head_dim": 16, "num_experts": 6, "moe_topk": 3},
+    "dbrx": {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "max_seq_len": 256,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10_000.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 3},
+        "initializer_range": 0.15,
+        "eos_token_id": 256,
+    },
     "olmo": _COMMON,
     "olmo2": _COMMON,
     "olmo3": {
@@ -435,7 +474,42 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_beta_factor": 0.8,
     },
     "recurrent_gemma": {**_COMMON, "attention_window_size": 24, "w_init_variance_scale": 1.0},
+    "lfm2_moe": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+    },
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
+    "falcon_h1": {
+        **_HYBRID,
+        "num_hidden_layers": 3,
+        "mamba_d_ssm": 96,
+        "mamba_d_head": 12,
+        "embedding_multiplier": 5.66,
+        "lm_head_multiplier": 0.3,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.94,
+        "key_multiplier": 0.39,
+        "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.35, 0.25, 0.36, 0.5, 0.8],
+        "ssm_out_multiplier": 0.7,
+        "mlp_multipliers": [0.88, 0.59],
+    },
+    "nemotron_h": {
+        **_COMMON,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        "head_dim": 16,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 12,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "time_step_min": 1e-12,  # in prompts, transformers bounds time steps by it
+    },
 }
 """family -> the configuration that `make_checkpoint` starts from."""
 ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
@@ -446,6 +520,9 @@ RECURRENT = (
     "granitemoehybrid",
     "jamba",
     "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "falcon_h1",
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
@@ -526,9 +603,9 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
-            is_vector = isinstance(value, torch.nn.Parameter) and value.dim() == 1
-            if is_vector or name.endswith("_correction_bias"):
-                # Norms start at one and biases at zero, which would hide mistakes.
+            is_alike = isinstance(value, torch.nn.Parameter) and (value.dim() == 1 or not value.any())
+            if is_alike or name.endswith(("_correction_bias", "expert_bias")):
+                # Norms start at one, biases and some routers at zero, which would hide mistakes.
                 value.add_(torch.randn(value.shape, generator=generator) * 0.1)
     return model
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from quire.config.arch import ModelArch
-from quire.config.family_spec import NormKind
+from collections.abc import Sequence
+
+from quire.config.arch import LayerSpec, ModelArch
+from quire.config.family_spec import MlpKind, NormKind
 from quire.config.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -91,50 +93,70 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
         layout.take("normed", arch.hidden_size)
         layout.free("hidden")
         layout.rename("normed", "hidden")
-    ends: dict[tuple[int, int, MixerSpec], int] = {}
+    ends: dict[tuple[int, LayerSpec], int] = {}
     for layer in arch.layers:  # each meets the gaps that the one before left
-        inner = 0 if layer.mlp.experts else layer.mlp.intermediate_size
-        start = layout.begin("hidden"), inner, layer.mixer
+        start = layout.begin("hidden"), layer
         if start in ends:
             layout.move("hidden", ends[start])
         else:
-            (_layer if arch.scales.joins is None else _joined_layer)(layout, arch, layer.mixer, inner)
+            (_layer if arch.scales.joins is None else _joined_layer)(layout, arch, layer)
             ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
     return layout
 
 
-def _layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int) -> None:
-    size, norms = arch.hidden_size, arch.norms
-    _norm(layout, norms.input, size)
-    _mix(layout, arch, mixer)
+def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+    last = "hidden"
+    if layer.mixers:
+        _mix(layout, arch, layer.mixers)
+        last = "between"
+    if layer.mlp.kind is not MlpKind.NONE:
+        _feed(layout, arch, 0 if layer.mlp.experts else layer.mlp.intermediate_size)
+        last = "out"
+        layout.free(*(["between"] if layer.mixers else []))
+    if last != "hidden":
+        layout.free("hidden")
+        layout.rename(last, "hidden")
+
+
+def _mix(layout: _Layout, arch: ModelArch, mixers: Sequence[MixerSpec]) -> None:
+    """Each mixer adds to what those before it gave."""
+    norms = arch.norms
+    _norm(layout, norms.input, arch.hidden_size)
+    for number, mixer in enumerate(mixers):
+        _mix_one(layout, arch, mixer)
+        layout.free(*(["between"] if number else []))
+        layout.rename("mixed", "between")
     _join(layout, arch, norms.post_attention, "between")
+    if not arch.is_parallel:
+        _end_norm(layout, norms.input)
+
+
+def _feed(layout: _Layout, arch: ModelArch, inner: int) -> None:
+    size, norms = arch.hidden_size, arch.norms
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
         _end_norm(layout, norms.input)
         layout.rename("renormed", "normed")
     elif not arch.is_parallel:
-        _end_norm(layout, norms.input)
         _norm(layout, norms.pre_mlp, size)
     layout.take("inner", inner)
     layout.take("out", size)
     layout.free("inner")
     _join(layout, arch, norms.post_mlp, "out")
     _end_norm(layout, norms.input if arch.is_parallel and norms.pre_mlp is None else norms.pre_mlp)
-    layout.free("between", "hidden")
-    layout.rename("out", "hidden")
 
 
-def _joined_layer(layout: _Layout, arch: ModelArch, mixer: MixerSpec, inner: int) -> None:
+def _joined_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
     """Of a family with `Joins`: each half adds to what it reads."""
     size = arch.hidden_size
     layout.take("normed", size)
-    _mix(layout, arch, mixer)
-    _join_normed(layout, size, "between")
+    _mix_one(layout, arch, layer.mixers[0])
+    _join_normed(layout, size, "mixed")
     layout.take("renormed", size)
-    layout.free("normed", "between")
+    layout.free("normed", "mixed")
     layout.rename("renormed", "normed")
-    layout.take("inner", inner)
+    layout.take("inner", 0 if layer.mlp.experts else layer.mlp.intermediate_size)
     layout.take("out", size)
     layout.free("inner")
     _join_normed(layout, size, "out")
@@ -149,7 +171,7 @@ def _join_normed(layout: _Layout, size: int, piece: str) -> None:
     layout.rename("joined", piece)
 
 
-def _mix(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
+def _mix_one(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
     if isinstance(mixer, RecurrentSpec):
         _recur(layout, arch, mixer)
     else:
@@ -171,7 +193,7 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
     elif mixer.is_gated:
         layout.take("gate", heads)
         layout.free("gate")
-    layout.take("between", arch.hidden_size)
+    layout.take("mixed", arch.hidden_size)
     layout.free("attended")
 
 
@@ -208,7 +230,7 @@ def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
         layout.take(piece, columns)
     layout.take("scanned", mixer.inner_size)
     layout.free(*pieces)
-    layout.take("between", arch.hidden_size)
+    layout.take("mixed", arch.hidden_size)
     layout.free("scanned")
 
 
@@ -243,12 +265,13 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     )
     latent = max((_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)), default=0)
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
+    beside = item * size * any(len(layer.mixers) > 1 for layer in arch.layers)
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
     more += 2 * size * (arch.scales.joins is not None)
     inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
-    return max(attention, mlp, recurrent, latent)
+    return max(beside + max(attention, recurrent, latent), mlp)
 
 
 def _latent_mixers(arch: ModelArch) -> set[LatentAttentionSpec]:
@@ -268,7 +291,7 @@ def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
     """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step.
 
     The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
-    logits and order, and the choice.
+    logits and order, and the choice. A clamped gate also has both its inputs, and its output, in float32.
     """
     item, size = DTYPE_BYTES[dtype], arch.hidden_size
     return max(
@@ -276,7 +299,7 @@ def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
             num_tokens
             * (
                 size * (4 + item + 4)
-                + max(experts.size, experts.shared_size) * item
+                + max(experts.size, experts.shared_size) * (item if experts.gate is None else item + 12)
                 + experts.num_experts * 32
                 + experts.routing.num_chosen * 48
             )

@@ -49,7 +49,9 @@ MAX_LAYERS = 10_000
 class LayerSpec:
     """What may differ from layer to layer."""
 
-    mixer: MixerSpec
+    mixers: tuple[MixerSpec, ...]
+    """What its tokens learn of those before them by: the sum of what these give is added to the residual. None in a
+    layer that is nothing but its MLP."""
     mlp: MlpSpec
 
 
@@ -148,10 +150,20 @@ class ModelArch:
         return frozenset(mixer.rope for mixer in self.attentions if mixer.rope is not None)
 
     @property
+    def mixers(self) -> tuple[MixerSpec, ...]:
+        """Those of all layers, in order. A mixer's place here is that of its cache."""
+        return tuple(mixer for layer in self.layers for mixer in layer.mixers)
+
+    def places_of(self, layer: int) -> range:
+        """The places of a layer's mixers among those of the model."""
+        first = sum(len(before.mixers) for before in self.layers[:layer])
+        return range(first, first + len(self.layers[layer].mixers))
+
+    @property
     def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
-        """The mixers of the layers that have attention, in order."""
+        """Those of the mixers that are attention, in order."""
         kinds = (AttentionSpec, LatentAttentionSpec)
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, kinds))
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, kinds))
 
     @property
     def plain_attentions(self) -> tuple[AttentionSpec, ...]:
@@ -160,8 +172,8 @@ class ModelArch:
 
     @property
     def recurrences(self) -> tuple[RecurrentSpec, ...]:
-        """The mixers of the recurrent layers, in order."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, RecurrentSpec))
+        """Those of the mixers that keep a state, in order."""
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, RecurrentSpec))
 
     @property
     def position_scales(self) -> frozenset[PositionScale]:
@@ -179,7 +191,7 @@ class ModelArch:
         return max(layer.mlp.intermediate_size for layer in self.layers)
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
-        """What each layer keeps in the KV cache, in the order of the layers, where `ops` serve.
+        """What each mixer keeps in the KV cache, in the order of `mixers`, where `ops` serve.
 
         Where a block of so many tokens has fewer bytes than a recurrent state, blocks are of more tokens.
         """
@@ -192,11 +204,11 @@ class ModelArch:
             _state_spec(mixer, page.num_bytes, page.block_size)
             if isinstance(mixer, RecurrentSpec)
             else mixer.kv_cache_spec(page)
-            for mixer in (layer.mixer for layer in self.layers)
+            for mixer in self.mixers
         ]
 
     def kv_layout(self, block_size: int, dtype: str, *, ops: str) -> KVLayout:
-        """How the layers share the pages of the KV cache."""
+        """How the mixers share the pages of the KV cache."""
         return kv_layout(self.kv_cache_specs(block_size, dtype, ops=ops))
 
 
@@ -297,9 +309,13 @@ def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys
 
 def _check_joins(arch: ModelArch) -> None:
     """Refuse what a plug-in's spec may say and the decoder does not compute. Raises: ConfigError."""
-    norms, scales = arch.norms, arch.scales
+    norms, scales, names = arch.norms, arch.scales, arch.family.names
     if arch.is_parallel and (norms.post_attention or norms.post_mlp or scales.residual != 1.0):
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
+    elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
+        problem = "factors of queries, keys and values that one tensor has by head"
+    elif arch.family.is_gated and (not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))):
+        problem = "gated attention with factors, or with queries, keys and values in one tensor"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"
     elif scales.joins is not None and (
@@ -308,7 +324,7 @@ def _check_joins(arch: ModelArch) -> None:
         or norms.post_mlp
         or arch.is_parallel
         or scales.residual != 1.0
-        or any(layer.mlp.kind is MlpKind.NONE for layer in arch.layers)
+        or any(len(layer.mixers) != 1 or layer.mlp.kind is MlpKind.NONE for layer in arch.layers)
     ):
         problem = "joins without a norm before attention and MLP each, or with norms behind them or another factor"
     elif arch.family.latent is not None and (
@@ -326,11 +342,9 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
     max_position = keys.count("max_position_embeddings")
     recurrent = family.recurrent(keys, num_layers)
-    mixers: list[MixerSpec] = [spec for spec in recurrent if spec is not None]
-    heads = {"num_heads": 0, "num_kv_heads": 0, "head_size": 0}
-    if len(mixers) < num_layers:
-        heads = _heads(keys, hidden_size)
-        mixers = _mixers(keys, family, recurrent, heads["num_heads"], heads["head_size"], max_position)
+    attends = family.attends(keys, recurrent)
+    heads = _heads(keys, hidden_size) if any(attends) else {"num_heads": 0, "num_kv_heads": 0, "head_size": 0}
+    mixers = _mixers(keys, family, recurrent, attends, heads["num_heads"], heads["head_size"], max_position)
     intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
     mlps = family.mlp(keys, num_layers, intermediate_size)
     return {
@@ -341,7 +355,7 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
         "num_layers": num_layers,
         **heads,
         "max_position_embeddings": max_position,
-        "layers": tuple(LayerSpec(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True)),
+        "layers": tuple(LayerSpec(mixers=each, mlp=mlp) for each, mlp in zip(mixers, mlps, strict=True)),
     }
 
 
@@ -389,21 +403,36 @@ def _mixers(
     keys: ConfigKeys,
     family: FamilySpec,
     recurrent: Sequence[RecurrentSpec | None],
+    attends: Sequence[bool],
     num_heads: int,
     head_size: int,
     max_position: int,
+) -> list[tuple[MixerSpec, ...]]:
+    """Those of each layer: attention, then the recurrent one. Raises: ConfigError where no layer has any."""
+    if not any(attends) and not any(recurrent):
+        raise ConfigError(f"{keys.source}: no layer has attention or a state, so tokens would not see each other.")
+    attention: Sequence[MixerSpec | None] = (None,) * len(recurrent)
+    if any(attends):
+        attention = _attentions(keys, family, len(recurrent), num_heads, head_size, max_position)
+    return [
+        tuple(spec for spec in (seeing if is_seeing else None, state) if spec is not None)
+        for seeing, is_seeing, state in zip(attention, attends, recurrent, strict=True)
+    ]
+
+
+def _attentions(
+    keys: ConfigKeys, family: FamilySpec, num_layers: int, num_heads: int, head_size: int, max_position: int
 ) -> list[MixerSpec]:
-    """The recurrent mixers, and attention in the other layers."""
+    """What each layer has if it has attention."""
     if family.latent is not None:
-        return [family.latent(keys, max_position, family.aliases)] * len(recurrent)
-    kinds, window, scales = family.layer_kinds(keys, len(recurrent)), _window(keys, family), family.scales(keys)
+        return [family.latent(keys, max_position, family.aliases)] * num_layers
+    kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
     ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
     position_scale = family.position_scale(keys)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
     return [
-        spec
-        or AttentionSpec(
+        AttentionSpec(
             window=None if kind is LayerKind.FULL else window,
             rope=ropes.get(kind) if rotates else None,
             query_scale=query_scale / (index + 1 if scales.by_depth else 1),
@@ -411,8 +440,9 @@ def _mixers(
             slopes=slopes,
             has_sinks=has_sinks,
             is_gated=family.is_gated,
+            factors=scales.attention,
         )
-        for index, (spec, kind, rotates) in enumerate(zip(recurrent, kinds, family.rotated(keys, kinds), strict=True))
+        for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
     ]
 
 

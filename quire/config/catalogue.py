@@ -83,7 +83,7 @@ def catalogue() -> list[Family]:
 
 def kind_of(arch: ModelArch) -> FamilyKind:
     """The kind of a model."""
-    if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in arch.layers):
+    if any(isinstance(mixer, LatentAttentionSpec) for mixer in arch.mixers):
         return FamilyKind.LATENT
     if arch.recurrences:
         return FamilyKind.RECURRENT

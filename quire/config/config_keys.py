@@ -77,6 +77,14 @@ class ConfigKeys:
             self.refuse(name, value, f"must be a number above 0, from {SMALLEST:g} to {LARGEST:g}")
         return float(value)
 
+    def several_positive(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of so many numbers above zero that float32 can hold."""
+        name, listed = self.find((name,))
+        is_list = isinstance(listed, list) and len(listed) == count
+        if not is_list or not all(is_number(value) and SMALLEST <= value <= LARGEST for value in listed):
+            self.refuse(name, listed, f"must list {count} numbers above 0, from {SMALLEST:g} to {LARGEST:g}")
+        return tuple(map(float, listed))
+
     def optional_positive(self, name: str) -> float | None:
         """A number above zero; None where the config says null or the family has no such key."""
         name, value = self.given(name)

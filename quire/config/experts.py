@@ -47,13 +47,26 @@ class Routing:
     """The weights of a token's experts are divided by their sum."""
     least_sum: float = 0.0
     """By no less than this."""
+    added_to_sum: float = 0.0
+    """Added to that sum."""
     factor: float = 1.0
     """Of the weights, in the end."""
     shared_factor: float = 1.0
     """Of the shared expert's output."""
+    weighs_input: bool = False
+    """The weights multiply what the chosen experts read, not what they give."""
     near: float | None = None
     """Logits choose experts one after the other. Each is weighed by the softmax over the logits that are left and no
     further from it than this share of it; see `ops.mixture`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedGate:
+    """g * sigmoid(slope * g) * (u + offset), of g = min(gate, limit) and u = min(max(up, -limit), limit)."""
+
+    limit: float
+    slope: float = 1.0
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +77,12 @@ class ExpertsSpec:
     size: int
     """Width of each expert between its two products."""
     routing: Routing
+    gate: ClampedGate | None = None
+    """In place of the model's activation and a product."""
+    has_bias: bool = False
+    """Of the products of the experts that are chosen."""
+    has_router_bias: bool = False
+    """A number for each expert is added to its logit."""
     has_choice_bias: bool = False
     """A number for each expert is added to its score where experts are chosen, not where they are weighed."""
     shared_size: int = 0
@@ -79,30 +98,30 @@ ExpertsRule = Callable[[ConfigKeys, int], tuple[ExpertsSpec | None, ...]]
 
 def mixtral_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Mixtral: experts in every layer, whose weights add up to one."""
-    count = _num_experts(keys, "num_local_experts", "num_experts")
-    routing = Routing(num_chosen=_num_chosen(keys, count, "num_experts_per_tok"), renormalized=True)
+    count = num_experts_of(keys, "num_local_experts", "num_experts")
+    routing = Routing(num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"), renormalized=True)
     spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
     return (spec,) * num_layers
 
 
 def granite_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Granite MoE: experts in every layer, weighed by a softmax over those that were chosen."""
-    count = _num_experts(keys, "num_local_experts", "num_experts")
-    routing = Routing(num_chosen=_num_chosen(keys, count, "num_experts_per_tok"), scores=Scores.LOGITS)
+    count = num_experts_of(keys, "num_local_experts", "num_experts")
+    routing = Routing(num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"), scores=Scores.LOGITS)
     spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
     return (spec,) * num_layers
 
 
 def granite_shared_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Granite MoE, with a shared expert."""
-    shared_size = _whole(keys, "shared_intermediate_size")
+    shared_size = whole_number(keys, "shared_intermediate_size")
     return tuple(spec and replace(spec, shared_size=shared_size) for spec in granite_experts(keys, num_layers))
 
 
 def phimoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Phi-3.5 MoE: two experts in every layer, each weighed among those that are near it (SparseMixer, 2409.12136)."""
-    count = _num_experts(keys, "num_local_experts", "num_experts")
-    chosen = _num_chosen(keys, count, "num_experts_per_tok")
+    count = num_experts_of(keys, "num_local_experts", "num_experts")
+    chosen = num_chosen_of(keys, count, "num_experts_per_tok")
     if chosen != 2:
         keys.refuse("num_experts_per_tok", chosen, "must be 2: the routing of this family chooses two")
     routing = Routing(num_chosen=2, scores=Scores.LOGITS, near=2 * keys.positive("router_jitter_noise"))
@@ -118,16 +137,16 @@ def granite_hybrid_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSp
 
 def jamba_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Jamba: in one layer of each `expert_layer_period`; a single expert is an MLP."""
-    count = _num_experts(keys, "num_experts", "num_local_experts")
-    routing = Routing(num_chosen=_num_chosen(keys, count, "num_experts_per_tok"))
+    count = num_experts_of(keys, "num_experts", "num_local_experts")
+    routing = Routing(num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"))
     spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
-    period, offset = keys.count("expert_layer_period"), _whole(keys, "expert_layer_offset")
+    period, offset = keys.count("expert_layer_period"), whole_number(keys, "expert_layer_offset")
     return tuple(spec if count > 1 and index % period == offset else None for index in range(num_layers))
 
 
 def olmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """OLMoE: experts in every layer."""
-    count = _num_experts(keys, "num_experts", "num_local_experts")
+    count = num_experts_of(keys, "num_experts", "num_local_experts")
     spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=_qwen_routing(keys, count))
     return (spec,) * num_layers
 
@@ -139,12 +158,12 @@ def qwen3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
 
 def mellum_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Mellum 2: as Qwen 3, in the layers that `mlp_layer_types` lists."""
-    return _behind_dense_layers(keys, _qwen3_spec(keys), num_layers)
+    return behind_dense_layers(keys, _qwen3_spec(keys), num_layers)
 
 
 def qwen2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Qwen 2 MoE: as Qwen 3, with a shared expert behind a gate."""
-    count = _num_experts(keys, "num_experts", "num_local_experts")
+    count = num_experts_of(keys, "num_experts", "num_local_experts")
     spec = ExpertsSpec(
         num_experts=count,
         size=keys.count("moe_intermediate_size"),
@@ -157,13 +176,13 @@ def qwen2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
 
 def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """ERNIE 4.5 MoE: chosen with a bias; the first layers have an MLP; shared experts are one wider expert."""
-    count = _num_experts(keys, "moe_num_experts", "num_experts")
-    size, num_shared = keys.count("moe_intermediate_size"), _whole(keys, "moe_num_shared_experts")
+    count = num_experts_of(keys, "moe_num_experts", "num_experts")
+    size, num_shared = keys.count("moe_intermediate_size"), whole_number(keys, "moe_num_shared_experts")
     spec = ExpertsSpec(
         num_experts=count,
         size=size,
         routing=Routing(
-            num_chosen=_num_chosen(keys, count, "moe_k", "num_experts_per_tok"),
+            num_chosen=num_chosen_of(keys, count, "moe_k", "num_experts_per_tok"),
             renormalized=True,
             least_sum=keys.positive("moe_norm_min"),
         ),
@@ -171,36 +190,52 @@ def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
         shared_size=num_shared * size,
         has_shared_bias=keys.flag("use_bias", default=False) and num_shared > 0,
     )
-    first, interval = _whole(keys, "moe_layer_start_index"), keys.count("moe_layer_interval")
+    first, interval = whole_number(keys, "moe_layer_start_index"), keys.count("moe_layer_interval")
     last = keys.raw.get("moe_layer_end_index", -1)
-    last = num_layers - 1 if last in (None, -1) else _whole(keys, "moe_layer_end_index")
+    last = num_layers - 1 if last in (None, -1) else whole_number(keys, "moe_layer_end_index")
     return tuple(
         spec if first <= index <= last and (index + 1) % interval == 0 else None for index in range(num_layers)
     )
 
 
+def lfm2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """LFM2 MoE: sigmoids, chosen with a bias, in all layers behind the first `num_dense_layers`."""
+    count = num_experts_of(keys, "num_experts", "num_local_experts", scoring=("sigmoid",))
+    routing = Routing(
+        num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"),
+        scores=Scores.SIGMOID,
+        renormalized=keys.flag("norm_topk_prob", default=True),
+        added_to_sum=1e-6,
+        factor=keys.positive("routed_scaling_factor"),
+    )
+    has_bias = keys.flag("use_expert_bias", default=True)
+    size, first = keys.count("moe_intermediate_size"), whole_number(keys, "num_dense_layers")
+    spec = ExpertsSpec(num_experts=count, size=size, routing=routing, has_choice_bias=has_bias)
+    return tuple(spec if index >= first else None for index in range(num_layers))
+
+
 def deepseek_v2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """DeepSeek V2: chosen of all experts (`greedy`), or of groups that their best expert ranks, and scaled."""
-    _check_only(keys, "topk_method", "greedy", "group_limited_greedy")
+    check_only(keys, "topk_method", "greedy", "group_limited_greedy")
     has_groups = keys.text("topk_method") == "group_limited_greedy"
     if keys.flag("norm_topk_prob", default=False):
         keys.refuse("norm_topk_prob", True, "must be false: the weights of this family's experts are only scaled")
-    count = _num_experts(keys, "n_routed_experts", "num_experts", has_groups=True)
-    chosen = _num_chosen(keys, count, "num_experts_per_tok")
+    count = num_experts_of(keys, "n_routed_experts", "num_experts", has_groups=True)
+    chosen = num_chosen_of(keys, count, "num_experts_per_tok")
     routing = Routing(
         num_chosen=chosen,
         groups=_groups(keys, count, chosen, num_best=1) if has_groups else None,
         factor=keys.positive("routed_scaling_factor"),
     )
-    return _behind_dense_layers(keys, _deepseek_spec(keys, count, routing), num_layers)
+    return behind_dense_layers(keys, _deepseek_spec(keys, count, routing), num_layers)
 
 
 def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """DeepSeek V3 (`noaux_tc`): sigmoids, chosen with a bias of groups that their two best rank, and scaled."""
-    _check_only(keys, "topk_method", "noaux_tc")
+    check_only(keys, "topk_method", "noaux_tc")
     names = ("n_routed_experts", "num_local_experts")
-    count = _num_experts(keys, *names, scoring=("sigmoid", "noaux_tc"), has_groups=True)
-    chosen = _num_chosen(keys, count, "num_experts_per_tok")
+    count = num_experts_of(keys, *names, scoring=("sigmoid", "noaux_tc"), has_groups=True)
+    chosen = num_chosen_of(keys, count, "num_experts_per_tok")
     routing = Routing(
         num_chosen=chosen,
         scores=Scores.SIGMOID,
@@ -209,34 +244,34 @@ def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec 
         least_sum=1e-20,
         factor=keys.positive("routed_scaling_factor"),
     )
-    return _behind_dense_layers(keys, _deepseek_spec(keys, count, routing, has_choice_bias=True), num_layers)
+    return behind_dense_layers(keys, _deepseek_spec(keys, count, routing, has_choice_bias=True), num_layers)
 
 
 def cohere2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Command A MoE: weighed by the softmax over those that were chosen, or by sigmoids; added to the shared expert's
     output, or averaged with it.
     """
-    _check_only(keys, "expert_selection_fn", "softmax", "sigmoid")
-    _check_only(keys, "shared_expert_combination_strategy", "sum", "average")
-    count, size = _num_experts(keys, "num_experts", "num_local_experts"), keys.count("intermediate_size")
-    num_shared, is_sigmoid = _whole(keys, "num_shared_experts"), keys.text("expert_selection_fn") == "sigmoid"
+    check_only(keys, "expert_selection_fn", "softmax", "sigmoid")
+    check_only(keys, "shared_expert_combination_strategy", "sum", "average")
+    count, size = num_experts_of(keys, "num_experts", "num_local_experts"), keys.count("intermediate_size")
+    num_shared, is_sigmoid = whole_number(keys, "num_shared_experts"), keys.text("expert_selection_fn") == "sigmoid"
     is_average = num_shared > 0 and keys.text("shared_expert_combination_strategy") == "average"
     routing = Routing(
-        num_chosen=_num_chosen(keys, count, "num_experts_per_tok"),
+        num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"),
         scores=Scores.SIGMOID if is_sigmoid else Scores.LOGITS,
         renormalized=is_sigmoid and keys.flag("norm_topk_prob", default=False),
         factor=0.5 if is_average else 1.0,
         shared_factor=0.5 if is_average else 1.0,
     )
     spec = ExpertsSpec(num_experts=count, size=size, routing=routing, shared_size=num_shared * size)
-    return _behind_dense_layers(keys, spec, num_layers)
+    return behind_dense_layers(keys, spec, num_layers)
 
 
 def _deepseek_spec(
     keys: ConfigKeys, num_experts: int, routing: Routing, *, has_choice_bias: bool = False
 ) -> ExpertsSpec:
     """Shared experts are one that is wider."""
-    size, num_shared = keys.count("moe_intermediate_size"), _whole(keys, "n_shared_experts")
+    size, num_shared = keys.count("moe_intermediate_size"), whole_number(keys, "n_shared_experts")
     return ExpertsSpec(
         num_experts=num_experts,
         size=size,
@@ -247,7 +282,8 @@ def _deepseek_spec(
     )
 
 
-def _behind_dense_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+def behind_dense_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """The same experts in each of the `sparse_layers`."""
     return tuple(spec if is_sparse else None for is_sparse in sparse_layers(keys, num_layers))
 
 
@@ -258,7 +294,7 @@ def sparse_layers(keys: ConfigKeys, num_layers: int) -> tuple[bool, ...]:
     listed = keys.raw.get("mlp_layer_types")
     if listed is not None:
         return tuple(kind == "sparse" for kind in _layer_types(keys, listed, num_layers))
-    first, step = _whole(keys, "first_k_dense_replace"), keys.count("moe_layer_freq", default=1)
+    first, step = whole_number(keys, "first_k_dense_replace"), keys.count("moe_layer_freq", default=1)
     return tuple(index >= first and index % step == 0 for index in range(num_layers))
 
 
@@ -284,13 +320,13 @@ def _groups(keys: ConfigKeys, num_experts: int, num_chosen: int, *, num_best: in
 
 
 def _qwen3_spec(keys: ConfigKeys) -> ExpertsSpec:
-    count = _num_experts(keys, "num_experts", "num_local_experts")
+    count = num_experts_of(keys, "num_experts", "num_local_experts")
     return ExpertsSpec(num_experts=count, size=keys.count("moe_intermediate_size"), routing=_qwen_routing(keys, count))
 
 
 def _qwen_routing(keys: ConfigKeys, num_experts: int) -> Routing:
     return Routing(
-        num_chosen=_num_chosen(keys, num_experts, "num_experts_per_tok"),
+        num_chosen=num_chosen_of(keys, num_experts, "num_experts_per_tok"),
         renormalized=keys.flag("norm_topk_prob", default=False),
     )
 
@@ -303,34 +339,36 @@ def _in_sparse_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> t
     return tuple(None if index in dense or (index + 1) % step else spec for index in range(num_layers))
 
 
-def _num_experts(
+def num_experts_of(
     keys: ConfigKeys, *spellings: str, scoring: tuple[str, ...] = ("softmax",), has_groups: bool = False
 ) -> int:
     """Of a layer.
 
     Raises: ConfigError also for keys of another kind of routing, which the family does not have.
     """
-    _check_only(keys, "scoring_func", *scoring)
+    check_only(keys, "scoring_func", *scoring)
     groups = keys.raw.get("n_group")
     if not has_groups and groups not in (None, 1):
         keys.refuse("n_group", groups, "must be 1: routing by groups of experts is not built for this family")
     return keys.count(*spellings, most=MAX_EXPERTS)
 
 
-def _check_only(keys: ConfigKeys, name: str, *known: str) -> None:
+def check_only(keys: ConfigKeys, name: str, *known: str) -> None:
+    """Refuse other values of a key than those known. Raises: ConfigError."""
     value = keys.raw.get(name)
     if value is not None and value not in known:
         keys.refuse(name, value, f"must be {' or '.join(known)}: no other routing is built for this family")
 
 
-def _num_chosen(keys: ConfigKeys, num_experts: int, *spellings: str) -> int:
+def num_chosen_of(keys: ConfigKeys, num_experts: int, *spellings: str) -> int:
+    """Experts of a token. Raises: ConfigError for more than there are."""
     chosen = keys.count(*spellings)
     if chosen > num_experts:
         keys.refuse(spellings[0], chosen, f"must be at most the number of experts, {num_experts}")
     return chosen
 
 
-def _whole(keys: ConfigKeys, name: str) -> int:
+def whole_number(keys: ConfigKeys, name: str) -> int:
     """A whole number, 0 or more."""
     name, value = keys.find((name,))
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

@@ -14,8 +14,8 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
-from quire.config.mixers import LatentRule, PositionScale
-from quire.config.recurrent import RecurrentRule, no_recurrence
+from quire.config.mixers import Factors, LatentRule, PositionScale
+from quire.config.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -67,9 +67,14 @@ class Norms:
     heads: HeadNorms = HeadNorms.NONE
 
     @property
-    def in_layer(self) -> tuple[str, ...]:
-        """Those that every layer has, heads' aside."""
-        return tuple(name for name in (self.input, self.post_attention, self.pre_mlp, self.post_mlp) if name)
+    def of_mixers(self) -> tuple[str | None, str | None]:
+        """Before and behind the mixers of a layer that has any."""
+        return self.input, self.post_attention
+
+    @property
+    def of_mlp(self) -> tuple[str | None, str | None]:
+        """Before and behind the MLP of a layer that has one."""
+        return self.pre_mlp, self.post_mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +106,7 @@ class Scales:
     """The last norm carries it, so there must be one, and the head must have no bias."""
     query: float | None = None
     """Of query . key; None for 1 / sqrt(head size)."""
+    attention: Factors = Factors()
     by_depth: bool = False
     """Whether layer i divides the query's factor by i + 1."""
     joins: Joins | None = None
@@ -129,6 +135,8 @@ class MlpSpec:
     """Of the widest expert in a mixture of experts."""
     has_bias: bool
     experts: ExpertsSpec | None = None
+    factors: Factors = Factors()
+    """Of a gated MLP; the inner ones are those of gate and up."""
 
 
 MlpRule = Callable[[ConfigKeys, int, int], tuple[MlpSpec, ...]]
@@ -209,6 +217,10 @@ class WeightNames:
     """Of a plain MLP, where it has parameters."""
     down: str = "down_proj"
     head: str = "lm_head"
+    experts_transposed: bool = False
+    """Whether a tensor of all experts has each expert's weight [in, out]."""
+    experts_mixed: bool = False
+    """Whether its rows of gate and up take turns."""
     transposed: frozenset[str] = frozenset()
     """Linear layers whose weight is stored [in, out]."""
 
@@ -253,7 +265,10 @@ class FamilySpec:
     """Values of rope_type and of the activation that mean another one in configs of this family."""
 
     recurrent: RecurrentRule = no_recurrence
-    """Which layers are recurrent. Where all are, keys of attention are not read."""
+    """Which layers keep a state."""
+    attends: AttentionRule = without_state
+    """Which layers have attention, the others by default. Where none has, its keys are not read. A layer with both adds
+    up what they give; one with neither is nothing but its MLP."""
     layer_kinds: LayerRule = all_full
     window_flag: str | None = None
     """The key without which no layer has its window."""

@@ -27,6 +27,26 @@ class Mixer(Variants):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """What the parts of a mixer or an MLP are multiplied by (muP, https://arxiv.org/abs/2203.03466).
+
+    Its weights carry the factors: they are multiplied in float32 when they are read.
+    """
+
+    input: float = 1.0
+    """Of the hidden states that are read."""
+    inner: tuple[float, ...] = ()
+    """Of each part of the first product, bias included; none for ones."""
+    output: float = 1.0
+    """Of the last product, bias included."""
+
+    @property
+    def are_ones(self) -> bool:
+        """Whether they change nothing."""
+        return all(factor == 1.0 for factor in (self.input, *self.inner, self.output))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PositionScale:
     """1 + beta * log(1 + floor(position / period)): what keeps the softmax over long contexts sharp."""
 
@@ -53,6 +73,8 @@ class AttentionSpec(Mixer):
     is_gated: bool = False
     """Whether what each head attended to is multiplied by the sigmoid of a gate, which stands behind the head's query
     in one product."""
+    factors: Factors = Factors()
+    """The inner ones are those of queries, keys and values."""
 
     @property
     def is_native(self) -> bool:
@@ -122,6 +144,16 @@ class StepNorms(StrEnum):
     WEIGHTED = "weighted"
 
 
+class GateNorm(StrEnum):
+    """The RMS norm of what a Mamba 2 layer scans, for each group of heads."""
+
+    BEHIND = "behind"
+    """Behind the gate."""
+    BEFORE = "before"
+    """Before the gate."""
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec(Mixer):
     """The selective state space of Mamba (https://arxiv.org/abs/2312.00752): each channel has a state of its own."""
@@ -173,6 +205,9 @@ class Mamba2Spec(Mixer):
     """Of the projections into and out of the layer."""
     has_conv_bias: bool
     norm_eps: float
+    norm: GateNorm = GateNorm.BEHIND
+    factors: Factors = Factors()
+    """The inner ones are those of `in_parts`."""
 
     @property
     def inner_size(self) -> int:
@@ -187,7 +222,13 @@ class Mamba2Spec(Mixer):
     @property
     def in_features(self) -> int:
         """What the projection into the layer gives: the gate, the convolution's input, and a time step per head."""
-        return self.inner_size + self.conv_channels + self.num_heads
+        return sum(self.in_parts)
+
+    @property
+    def in_parts(self) -> tuple[int, ...]:
+        """Its widths: gate, channels, the vectors that write and those that read, time steps."""
+        vectors = self.num_groups * self.state_size
+        return self.inner_size, self.inner_size, vectors, vectors, self.num_heads
 
     @property
     def num_state_elements(self) -> int:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.mixers import Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
+from quire.config.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
 from quire.errors import counted
 
 MAX_CONV_WIDTH = 64
 """Tokens; more can only be a mistake."""
 
 RecurrentRule = Callable[[ConfigKeys, int], tuple[RecurrentSpec | None, ...]]
-"""From a config and a number of layers to the recurrent mixer of each layer; None for attention."""
+"""From a config and a number of layers to the recurrent mixer of each layer; None where it keeps no state."""
+AttentionRule = Callable[[ConfigKeys, Sequence[RecurrentSpec | None]], tuple[bool, ...]]
+"""From a config and the recurrent mixer of each layer to whether it has attention."""
+
+
+def without_state(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tuple[bool, ...]:
+    """Layers have attention that keep no state."""
+    return tuple(spec is None for spec in recurrent)
+
+
+def every_layer(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tuple[bool, ...]:
+    """All layers have attention, beside a state where they keep one."""
+    return (True,) * len(recurrent)
 
 
 def no_recurrence(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
@@ -28,14 +41,15 @@ def all_mamba(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, 
 
 def all_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Mamba 2: no layer has attention."""
+    num_heads, head_size = keys.count("num_heads"), keys.count("head_dim")
+    _check_heads(keys, "expand", num_heads, head_size)
     spec = _mamba2(
         keys,
-        num_heads=keys.count("num_heads"),
-        head_size=keys.count("head_dim"),
+        num_heads=num_heads,
+        head_size=head_size,
         state_size=keys.count("state_size"),
         num_groups=keys.count("n_groups"),
         conv_width=keys.count("conv_kernel", most=MAX_CONV_WIDTH),
-        expand=keys.count("expand"),
         has_bias=keys.flag("use_bias", default=False),
         has_conv_bias=keys.flag("use_conv_bias", default=True),
     )
@@ -91,13 +105,23 @@ def offset_of(keys: ConfigKeys, name: str) -> int:
 
 def short_conv_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """LFM2: attention and short convolutions as `layer_types` or `full_attn_idxs` say; all attention without either."""
+    if keys.raw.get("layer_types") is not None:
+        return listed_short_conv(keys, num_layers)
+    listed, spec = _indices(keys, "full_attn_idxs", num_layers), _short_conv(keys)
+    return tuple(None if listed is None or index in listed else spec for index in range(num_layers))
+
+
+def listed_short_conv(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """LFM2 MoE: attention and short convolutions as `layer_types` lists them."""
+    if keys.raw.get("layer_types") is None:
+        keys.refuse("layer_types", None, f"must list conv or full_attention for {counted(num_layers, 'layer')}")
+    return listed_layers(keys, _short_conv(keys), num_layers, ("conv",))
+
+
+def _short_conv(keys: ConfigKeys) -> ShortConvSpec:
     bias, size = keys.flag("conv_bias", default=False), keys.count("hidden_size")
     width = keys.count("conv_L_cache", most=MAX_CONV_WIDTH)
-    spec = ShortConvSpec(inner_size=size, conv_width=width, has_bias=bias, has_conv_bias=bias)
-    if keys.raw.get("layer_types") is not None:
-        return listed_layers(keys, spec, num_layers, ("conv",))
-    listed = _indices(keys, "full_attn_idxs", num_layers)
-    return tuple(None if listed is None or index in listed else spec for index in range(num_layers))
+    return ShortConvSpec(inner_size=size, conv_width=width, has_bias=bias, has_conv_bias=bias)
 
 
 def hybrid_mamba2(keys: ConfigKeys) -> Mamba2Spec:
@@ -105,17 +129,67 @@ def hybrid_mamba2(keys: ConfigKeys) -> Mamba2Spec:
     num_heads, expand = keys.count("mamba_n_heads"), keys.count("mamba_expand")
     given = keys.find(("mamba_d_head",))[1]
     inner_size = expand * keys.count("hidden_size")
+    head_size = inner_size // num_heads if given in (None, "auto") else keys.count("mamba_d_head")
+    _check_heads(keys, "mamba_expand", num_heads, head_size)
     return _mamba2(
         keys,
         num_heads=num_heads,
-        head_size=inner_size // num_heads if given in (None, "auto") else keys.count("mamba_d_head"),
+        head_size=head_size,
         state_size=keys.count("mamba_d_state"),
         num_groups=keys.count("mamba_n_groups"),
         conv_width=keys.count("mamba_d_conv", most=MAX_CONV_WIDTH),
-        expand=expand,
         has_bias=keys.flag("mamba_proj_bias", default=False),
         has_conv_bias=keys.flag("mamba_conv_bias", default=True),
     )
+
+
+def nemotron_mamba2(keys: ConfigKeys) -> Mamba2Spec:
+    """A Mamba 2 layer of Nemotron-H, whose heads may be of any width together."""
+    check_silu(keys, "mamba_hidden_act")
+    return _mamba2(
+        keys,
+        num_heads=keys.count("mamba_num_heads"),
+        head_size=keys.count("mamba_head_dim"),
+        state_size=keys.count("ssm_state_size"),
+        num_groups=keys.count("n_groups", "mamba_n_groups"),
+        conv_width=keys.count("conv_kernel", "mamba_d_conv", most=MAX_CONV_WIDTH),
+        has_bias=keys.flag("use_bias", default=False),
+        has_conv_bias=keys.flag("use_conv_bias", default=True),
+    )
+
+
+def falcon_h1_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Falcon-H1: Mamba 2 in every layer, as wide as `mamba_d_ssm` says, with a factor for each part of its products."""
+    check_silu(keys)
+    num_heads = keys.count("mamba_n_heads")
+    inner_size = keys.optional_count("mamba_d_ssm") or keys.count("mamba_expand") * keys.count("hidden_size")
+    given = keys.find(("mamba_d_head",))[1]
+    head_size = inner_size // num_heads if given in (None, "auto") else keys.count("mamba_d_head")
+    if num_heads * head_size != inner_size:
+        problem = f"must be the width of its {counted(num_heads, 'head')}, each of {head_size} channels"
+        keys.refuse("mamba_d_ssm", inner_size, problem)
+    has_bias = keys.flag("mamba_proj_bias", default=False)
+    if keys.flag("projectors_bias", default=False) != has_bias:
+        problem = "must be what mamba_proj_bias is: both projections of a Mamba 2 layer have a bias, or neither"
+        keys.refuse("projectors_bias", not has_bias, problem)
+    spec = _mamba2(
+        keys,
+        num_heads=num_heads,
+        head_size=head_size,
+        state_size=keys.count("mamba_d_state"),
+        num_groups=keys.count("mamba_n_groups"),
+        conv_width=keys.count("mamba_d_conv", most=MAX_CONV_WIDTH),
+        has_bias=has_bias,
+        has_conv_bias=keys.flag("mamba_conv_bias", default=True),
+    )
+    norm = GateNorm.BEFORE if keys.flag("mamba_norm_before_gate", default=True) else GateNorm.BEHIND
+    factors = Factors(
+        input=keys.positive("ssm_in_multiplier"),
+        inner=keys.several_positive("ssm_multipliers", 5),
+        output=keys.positive("ssm_out_multiplier"),
+    )
+    has_norm = keys.flag("mamba_rms_norm", default=False)
+    return (replace(spec, norm=norm if has_norm else GateNorm.NONE, factors=factors),) * num_layers
 
 
 def bamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
@@ -168,16 +242,10 @@ def _mamba2(
     state_size: int,
     num_groups: int,
     conv_width: int,
-    expand: int,
     has_bias: bool,
     has_conv_bias: bool,
 ) -> Mamba2Spec:
-    check_silu(keys)
     _check_time_steps(keys)
-    inner_size = expand * keys.count("hidden_size")
-    if num_heads * head_size != inner_size:
-        problem = f"must give heads ({num_heads} of size {head_size}) that are {inner_size} channels wide together"
-        keys.refuse("expand", expand, problem)
     if num_heads % num_groups:
         keys.refuse("n_groups", num_groups, f"must divide the {counted(num_heads, 'head')} without remainder")
     return Mamba2Spec(
@@ -192,11 +260,20 @@ def _mamba2(
     )
 
 
-def check_silu(keys: ConfigKeys) -> None:
+def _check_heads(keys: ConfigKeys, expand: str, num_heads: int, head_size: int) -> None:
+    """Heads of Mamba 2 whose width is a multiple of the model's, which a key gives, and whose activation is its."""
+    check_silu(keys)
+    inner_size = keys.count(expand) * keys.count("hidden_size")
+    if num_heads * head_size != inner_size:
+        problem = f"must give heads ({num_heads} of size {head_size}) that are {inner_size} channels wide together"
+        keys.refuse(expand, keys.count(expand), problem)
+
+
+def check_silu(keys: ConfigKeys, name: str = "hidden_act") -> None:
     """Raises: ConfigError for an activation that recurrent layers do not compute."""
-    name = keys.text("hidden_act")
-    if name not in ("silu", "swish"):
-        keys.refuse("hidden_act", name, "must be silu: recurrent layers compute no other activation")
+    value = keys.text(name)
+    if value not in ("silu", "swish"):
+        keys.refuse(name, value, "must be silu: recurrent layers compute no other activation")
 
 
 def _check_time_steps(keys: ConfigKeys) -> None:

@@ -17,6 +17,7 @@ from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
+    GateNorm,
     LatentAttentionSpec,
     LightningSpec,
     Mamba2Spec,
@@ -82,7 +83,7 @@ class WeightShapes:
     """Norms and biases, which are kept in float32."""
     is_tied: bool
     is_transposed: bool
-    """The checkpoint stores the weights of the body [in, out]."""
+    """The checkpoint stores weights of the body [in, out]."""
 
 
 def weight_shapes(arch: ModelArch) -> WeightShapes:
@@ -98,7 +99,8 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     names = arch.family.names
     linears = Counter[tuple[tuple[int, ...], int]]()
     for layer in arch.layers:
-        linears.update(_MIXERS[type(layer.mixer)](arch, layer.mixer))
+        for mixer in layer.mixers:
+            linears.update(_MIXERS[type(mixer)](arch, mixer))
         linears.update(_MLPS[layer.mlp.kind](arch, layer.mlp))
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
@@ -113,7 +115,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
         positions=positions * arch.hidden_size,
         floats=_num_floats(arch),
         is_tied=arch.tie_word_embeddings,
-        is_transposed=bool(names.transposed),
+        is_transposed=bool(names.transposed) or names.experts_transposed,
     )
 
 
@@ -143,8 +145,12 @@ def num_active_parameters(arch: ModelArch) -> int:
     """Parameters that one token meets: all of them, but for the experts that it is not sent to."""
     if arch.stored is not None:
         return arch.stored.num_parameters
-    body = weight_shapes(arch).body
-    return num_parameters(arch) - sum(shape.count * shape.num_weights - shape.num_active for shape in body)
+    idle = sum(shape.count * shape.num_weights - shape.num_active for shape in weight_shapes(arch).body)
+    for layer in arch.layers:
+        experts = layer.mlp.experts
+        if experts is not None and experts.has_bias:
+            idle += (experts.num_experts - experts.routing.num_chosen) * (2 * experts.size + arch.hidden_size)
+    return num_parameters(arch) - idle
 
 
 Shape = tuple[tuple[int, ...], int]
@@ -223,11 +229,11 @@ _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape
         RgLruSpec: _rg_lru,
     }
 )
-"""The linear layers of a layer's mixer, and how many it has of each."""
+"""The linear layers of a mixer, and how many it has of each."""
 
 
 def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
-    """Numbers of a layer's mixer that are kept in float32: biases, its own norms, and vectors of a recurrence."""
+    """Numbers of a mixer that are kept in float32: biases, its own norms, and vectors of a recurrence."""
     if isinstance(mixer, RecurrentSpec):
         return _recurrent_floats(arch, mixer)
     biases = arch.output_bias * arch.hidden_size
@@ -250,7 +256,7 @@ def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
     if isinstance(mixer, ShortConvSpec):
         return floats
     if isinstance(mixer, Mamba2Spec):
-        return floats + 3 * mixer.num_heads + mixer.inner_size
+        return floats + 3 * mixer.num_heads + mixer.inner_size * (mixer.norm is not GateNorm.NONE)
     norms = mixer.time_rank + 2 * mixer.state_size if mixer.norms is StepNorms.WEIGHTED else 0
     return floats + mixer.inner_size * (mixer.state_size + 2) + norms
 
@@ -299,12 +305,13 @@ def _gated_experts(size: int, inner: int, count: int, active: int) -> list[Linea
 
 def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     bias = experts.has_shared_bias * (2 * experts.shared_size + arch.hidden_size)
-    return bias + experts.has_choice_bias * experts.num_experts
+    bias += experts.has_bias * experts.num_experts * (2 * experts.size + arch.hidden_size)
+    return bias + (experts.has_choice_bias + experts.has_router_bias) * experts.num_experts
 
 
 def _num_floats(arch: ModelArch) -> int:
     """Numbers of norms and biases, and of recurrent layers' vectors."""
-    floats = sum(_mixer_floats(arch, layer.mixer) for layer in arch.layers)
+    floats = sum(_mixer_floats(arch, mixer) for mixer in arch.mixers)
     for layer in arch.layers:
         floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
@@ -315,7 +322,9 @@ def _num_floats(arch: ModelArch) -> int:
 def _num_norms(arch: ModelArch) -> int:
     """Norms over hidden states."""
     ends = (arch.norms.embedding is not None) + (arch.norms.final is not None)
-    return arch.num_layers * len(arch.norms.in_layer) + ends
+    of_mixers, of_mlp = (len(names) - names.count(None) for names in (arch.norms.of_mixers, arch.norms.of_mlp))
+    num_mlps = sum(layer.mlp.kind is not MlpKind.NONE for layer in arch.layers)
+    return sum(bool(layer.mixers) for layer in arch.layers) * of_mixers + num_mlps * of_mlp + ends
 
 
 def _num_head_norms(arch: ModelArch) -> int:
@@ -398,10 +407,18 @@ def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, 
     The head is read last where it is a tensor of its own; while the body is read, the head's bytes are not there yet.
     """
     shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
-    largest = max(shape.num_weights for shape in shapes.body) * stored
+    multiplied = 4 * _has_factors(arch)  # in float32
+    largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied)
     if shapes.is_transposed:  # widened, then laid out row by row
         largest += 8 * max(math.prod((max(shape.parts), shape.in_features)) for shape in shapes.body)
     if shapes.is_tied:
         return largest
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     return max(largest - head, shapes.head.num_weights * stored)
+
+
+def _has_factors(arch: ModelArch) -> bool:
+    """Whether weights carry factors of their products."""
+    parts = (*arch.plain_attentions, *(layer.mlp for layer in arch.layers), *arch.recurrences)
+    carriers = (AttentionSpec, Mamba2Spec, MlpSpec)
+    return any(isinstance(part, carriers) and not part.factors.are_ones for part in parts)

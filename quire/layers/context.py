@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.distributed.groups import ParallelContext
 from quire.layers.quantization import DENSE, WeightScheme
-from quire.layers.weights import WHOLE, HeadOrder, ShardSpec, WeightMap, WeightReader
+from quire.layers.weights import WHOLE, HeadOrder, ShardSpec, WeightMap, WeightReader, multiplied
 from quire.ops.functional import LinearWeight
 
 
@@ -85,10 +85,11 @@ class LayerContext:
         *,
         is_head: bool = False,
         order: HeadOrder | None = None,
+        factors: Sequence[float] = (),
     ) -> LinearWeight:
         """The packed weight of a linear layer; `out_features` has one entry per layer that it computes.
 
-        `order` is that of the rows of a single tensor, where it is another.
+        `order` is that of the rows of a single tensor, where it is another. `factors` multiply the rows of each entry.
         """
         transposed = self.weight_map.is_transposed(self.name)
         names, sizes = self._parts(out_features, "weight")
@@ -103,11 +104,19 @@ class LayerContext:
             return LinearWeight(out_features=sum(out_features), in_features=in_features, format="none", tensors={})
         if order is not None:
             parts = order.parts(parts[0])
+        parts = multiplied(parts, out_features, factors)
         packed = self.scheme.pack(parts, self.dtype, is_head=is_head)
         self.weights.release(names)
         return packed
 
-    def linear_bias(self, out_features: tuple[int, ...], shard: ShardSpec, *, order: HeadOrder | None = None) -> Tensor:
+    def linear_bias(
+        self,
+        out_features: tuple[int, ...],
+        shard: ShardSpec,
+        *,
+        order: HeadOrder | None = None,
+        factors: Sequence[float] = (),
+    ) -> Tensor:
         """The bias of a linear layer in float32; see `linear_weight`."""
         names, sizes = self._parts(out_features, "bias")
         parts = [self.weights.read(source, (size,), shard) for source, size in zip(names, sizes, strict=True)]
@@ -115,6 +124,7 @@ class LayerContext:
             return parts[0]
         if order is not None:
             parts = order.parts(parts[0])
+        parts = multiplied(parts, out_features, factors)
         bias = torch.cat([part.to(torch.float32) for part in parts])
         self.weights.release(names)
         return bias

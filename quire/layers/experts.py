@@ -24,7 +24,7 @@ from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 BLOCKS = ("mlp", "block_sparse_moe")
 """What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that
 stands beside a shared expert."""
-ROUTERS = ("gate", "router.layer", "router", "router.gate")
+ROUTERS = ("gate", "router.layer", "router", "router.gate", "gate.wg")
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SHARED_GATE = "shared_expert_gate"
 CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
@@ -50,17 +50,28 @@ class _Single:
 
 @dataclass(frozen=True, slots=True)
 class _Stacked:
-    """All experts in one tensor: [X, 2F, M] of gate and up, [X, M, F]."""
+    """All experts in one tensor: [X, 2F, M] of gate and up, [X, M, F]; as `WeightNames` says, transposed or mixed."""
 
     gate_up: str
     down: str
 
 
-SPELLINGS: tuple[_Single | _Stacked, ...] = (
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of all experts in one tensor, [X * F, M] each, the last transposed."""
+
+    gate: str
+    up: str
+    down: str
+
+
+_Spelling = _Single | _Stacked | _Rows
+SPELLINGS: tuple[_Spelling, ...] = (
     _Single("experts.#.gate_proj.weight", "experts.#.up_proj.weight", "experts.#.down_proj.weight"),
     _Single("experts.#.w1.weight", "experts.#.w3.weight", "experts.#.w2.weight"),
     _Stacked("experts.gate_up_proj", "experts.down_proj"),
     _Stacked("input_linear.weight", "output_linear.weight"),
+    _Rows("experts.mlp.w1", "experts.mlp.v1", "experts.mlp.w2"),
 )
 """The one that the checkpoint has is read; the first is asked for where it has none."""
 
@@ -77,11 +88,12 @@ class MixtureOfExperts:
         ctx = next((block for block in blocks if _router_name(block)), ctx)
         spelling = next((s for s in SPELLINGS if ctx.has(_first(s))), SPELLINGS[0])
         self.routing = spec.routing
-        self.activation = activation_of(arch)
+        self.activation = spec.gate or activation_of(arch)
         with functional.weights_together():
             experts = tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts))
         self.weights = MixtureWeights(
             router=_router(arch, spec, ctx),
+            router_bias=_router_bias(spec, ctx) if spec.has_router_bias else None,
             experts=experts,
             choice_bias=_choice_bias(spec, ctx) if spec.has_choice_bias else None,
             shared=_shared(arch, spec, ctx) if spec.shared_size else None,
@@ -94,9 +106,9 @@ class MixtureOfExperts:
         )
 
 
-def _first(spelling: _Single | _Stacked) -> str:
+def _first(spelling: _Spelling) -> str:
     """A tensor that tells the spelling."""
-    return spelling.gate.replace("#", "0") if isinstance(spelling, _Single) else spelling.gate_up
+    return spelling.gate_up if isinstance(spelling, _Stacked) else spelling.gate.replace("#", "0")
 
 
 def _router_name(ctx: LayerContext) -> str | None:
@@ -115,23 +127,58 @@ def _router(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> LinearWeig
     return plain.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)])
 
 
-def _expert(
-    arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Single | _Stacked, index: int
-) -> ExpertWeights:
-    size, inner = arch.hidden_size, spec.size
+def _router_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
+    """Shapes: -> [X] float32."""
+    name = f"{_router_name(ctx) or ROUTERS[0]}.bias"
+    return ctx.tensor(name, (spec.num_experts,), dtype=torch.float32)
+
+
+def _expert(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Spelling, index: int) -> ExpertWeights:
+    size, inner, count = arch.hidden_size, spec.size, spec.num_experts
+    if isinstance(spelling, _Stacked):
+        return _stacked_expert(arch, spec, ctx, spelling, ShardSpec(part=index, parts=count))
+    gate, up, down = (name.replace("#", str(index)) for name in (spelling.gate, spelling.up, spelling.down))
     if isinstance(spelling, _Single):
-        gate, up, down = (name.replace("#", str(index)) for name in (spelling.gate, spelling.up, spelling.down))
-        return ExpertWeights(
-            gate_up=ctx.packed([gate, up], [ctx.read(gate, (inner, size)), ctx.read(up, (inner, size))]),
-            down=ctx.packed([down], [ctx.read(down, (size, inner))]),
-        )
-    one = ShardSpec(part=index, parts=spec.num_experts)
-    both = ctx.read(spelling.gate_up, (spec.num_experts, 2 * inner, size), one).view(2 * inner, size)
-    last = ctx.read(spelling.down, (spec.num_experts, size, inner), one).view(size, inner)
+        last = ctx.read(down, (size, inner))
+        gate_up = [ctx.read(gate, (inner, size)), ctx.read(up, (inner, size))]
+    else:
+        shape, one = (count * inner, size), ShardSpec(part=index, parts=count)
+        last = ctx.read(down, shape, one).t()
+        gate_up = [ctx.read(gate, shape, one), ctx.read(up, shape, one)]
+    return ExpertWeights(gate_up=ctx.packed([gate, up], gate_up), down=ctx.packed([down], [last]))
+
+
+def _stacked_expert(
+    arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Stacked, one: ShardSpec
+) -> ExpertWeights:
+    """With biases named after the weights, if the experts have any."""
+    names, size, inner, count = arch.family.names, arch.hidden_size, spec.size, spec.num_experts
+    wide, narrow = (2 * inner, size), (size, inner)
+    if names.experts_transposed:
+        both = ctx.read(spelling.gate_up, (count, *wide[::-1]), one).view(*wide[::-1]).t()
+        last = ctx.read(spelling.down, (count, *narrow[::-1]), one).view(*narrow[::-1]).t()
+    else:
+        both = ctx.read(spelling.gate_up, (count, *wide), one).view(*wide)
+        last = ctx.read(spelling.down, (count, *narrow), one).view(*narrow)
+    halves = (both[::2], both[1::2]) if names.experts_mixed else (both[:inner], both[inner:])
     return ExpertWeights(
-        gate_up=ctx.packed([spelling.gate_up], [both[:inner], both[inner:]]),
+        gate_up=ctx.packed([spelling.gate_up], halves),
         down=ctx.packed([spelling.down], [last]),
+        gate_up_bias=_stacked_bias(ctx, spelling.gate_up, 2 * inner, one, names.experts_mixed)
+        if spec.has_bias
+        else None,
+        down_bias=_stacked_bias(ctx, spelling.down, size, one) if spec.has_bias else None,
     )
+
+
+def _stacked_bias(ctx: LayerContext, weight: str, size: int, one: ShardSpec, is_mixed: bool = False) -> Tensor:
+    """That of one expert. Shapes: -> [size] float32."""
+    stored = ctx.read(f"{weight}_bias", (one.parts, size), one)
+    if stored.is_meta:
+        return stored
+    bias = stored.view(size).to(torch.float32, copy=True)
+    ctx.weights.release([f"{ctx.name}.{weight}_bias"])
+    return torch.cat([bias[::2], bias[1::2]]) if is_mixed else bias
 
 
 def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:

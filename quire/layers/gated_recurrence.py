@@ -25,7 +25,7 @@ class GatedDelta:
     """See `functional.gated_delta`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, GatedDeltaSpec)
         refuse_split(arch, ctx)
         self.index = index
@@ -80,7 +80,7 @@ class LightningAttention:
     """See `functional.lightning_attention`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, LightningSpec)
         refuse_split(arch, ctx)
         self.index = index
@@ -105,7 +105,7 @@ class RgLru:
     """See `functional.rg_lru`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, RgLruSpec)
         refuse_split(arch, ctx)
         self.index = index

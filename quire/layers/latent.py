@@ -35,7 +35,7 @@ class LatentAttention:
     """Projections to queries and latents, attention over latents, output projection."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        mixer = arch.layers[index].mixer
+        mixer = arch.mixers[index]
         assert isinstance(mixer, LatentAttentionSpec)
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: latent attention is not split between processes. Use one process.")

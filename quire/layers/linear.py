@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from torch import Tensor
@@ -23,15 +24,24 @@ class Linear:
         bias: bool = False,
         shard_dim: int = 0,
         order: HeadOrder | None = None,
+        input_factor: float = 1.0,
+        factors: Sequence[float] = (),
     ) -> None:
+        """`factors` multiply each of `out_features`, with its bias, and `input_factor` what the layer reads."""
         tp = ctx.parallel.tp
         self.weight = ctx.linear_weight(
-            in_features, out_features, ShardSpec(dim=shard_dim, part=tp.rank, parts=tp.size), order=order
+            in_features,
+            out_features,
+            ShardSpec(dim=shard_dim, part=tp.rank, parts=tp.size),
+            order=order,
+            factors=[input_factor * factor for factor in factors or (1.0,) * len(out_features)],
         )
         # A bias follows the output features: split with them, or whole and added by the first rank only.
         bias_shard = ShardSpec(part=tp.rank, parts=tp.size) if shard_dim == 0 else ShardSpec()
         has_bias = bias and (shard_dim == 0 or tp.rank == 0)
-        self.bias = ctx.linear_bias(out_features, bias_shard, order=order) if has_bias else None
+        self.bias = None
+        if has_bias:
+            self.bias = ctx.linear_bias(out_features, bias_shard, order=order, factors=factors)
 
     @classmethod
     def of(cls, weight: LinearWeight, bias: Tensor | None = None) -> Self:
@@ -49,9 +59,18 @@ class GatedLinear(Linear):
     """activation(gate(x)) * up(x), gate and up being the two halves of one product."""
 
     def __init__(
-        self, ctx: LayerContext, in_features: int, out_features: int, *, activation: str, bias: bool = False
+        self,
+        ctx: LayerContext,
+        in_features: int,
+        out_features: int,
+        *,
+        activation: str,
+        bias: bool = False,
+        input_factor: float = 1.0,
+        factors: Sequence[float] = (),
     ) -> None:
-        super().__init__(ctx, in_features, out_features, out_features, bias=bias)
+        both = out_features, out_features
+        super().__init__(ctx, in_features, *both, bias=bias, input_factor=input_factor, factors=factors)
         self.activation = activation
 
     def gate(self, x: Tensor) -> Tensor:

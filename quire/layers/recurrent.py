@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.mixers import Mamba2Spec, MambaSpec, ShortConvSpec, StepNorms
+from quire.config.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, ShortConvSpec, StepNorms
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
@@ -23,7 +25,7 @@ class MambaMixer:
     """See `functional.mamba`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, MambaSpec)
         self.index = index
         self.in_proj, self.out_proj = _projections(arch, spec, ctx)
@@ -51,10 +53,10 @@ class Mamba2Mixer:
     """See `functional.mamba2`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, Mamba2Spec)
         self.index = index
-        self.in_proj, self.out_proj = _projections(arch, spec, ctx)
+        self.in_proj, self.out_proj = _projections(arch, spec, ctx, spec.in_parts, spec.factors)
         heads = (spec.num_heads,)
         self.weights = Mamba2Weights(
             conv=_conv(spec, ctx.child("conv1d")),
@@ -63,8 +65,9 @@ class Mamba2Mixer:
             time_bias=ctx.tensor("dt_bias", heads, dtype=torch.float32),
             decay=decay_of(ctx, heads),
             skip=ctx.tensor("D", heads, dtype=torch.float32),
-            norm=ctx.child("norm").tensor("weight", (spec.inner_size,), dtype=torch.float32),
+            norm=_gate_norm(spec, ctx.child("norm")),
             norm_eps=spec.norm_eps,
+            norms_before_gate=spec.norm is GateNorm.BEFORE,
         )
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
@@ -78,7 +81,7 @@ class ShortConv:
     """See `functional.short_conv`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        spec = arch.layers[index].mixer
+        spec = arch.mixers[index]
         assert isinstance(spec, ShortConvSpec)
         self.index = index
         self.in_proj, self.out_proj = _projections(arch, spec, ctx)
@@ -98,12 +101,28 @@ def refuse_split(arch: ModelArch, ctx: LayerContext) -> None:
         raise ConfigError(f"{arch.source}: recurrent layers cannot be split between processes yet. Use one process.")
 
 
-def _projections(arch: ModelArch, spec: PlainSpec, ctx: LayerContext) -> tuple[Linear, Linear]:
-    """Into the layer and out of it. Raises: ConfigError where the layer would be split."""
+def _projections(
+    arch: ModelArch,
+    spec: PlainSpec,
+    ctx: LayerContext,
+    parts: Sequence[int] = (),
+    factors: Factors = Factors(),  # noqa: B008
+) -> tuple[Linear, Linear]:
+    """Into the layer, which gives these parts of one tensor, and out of it.
+
+    Raises: ConfigError where the layer would be split.
+    """
     refuse_split(arch, ctx)
     size, bias = arch.hidden_size, spec.has_bias
-    out = Linear(ctx.child("out_proj"), spec.inner_size, size, bias=bias, shard_dim=1)
-    return Linear(ctx.child("in_proj"), size, spec.in_features, bias=bias), out
+    out = Linear(ctx.child("out_proj"), spec.inner_size, size, bias=bias, shard_dim=1, factors=(factors.output,))
+    into = parts or (spec.in_features,)
+    child = ctx.child("in_proj")
+    return Linear(child, size, *into, bias=bias, input_factor=factors.input, factors=factors.inner), out
+
+
+def _gate_norm(spec: Mamba2Spec, ctx: LayerContext) -> Tensor | None:
+    """Shapes: -> [HD] float32."""
+    return None if spec.norm is GateNorm.NONE else ctx.tensor("weight", (spec.inner_size,), dtype=torch.float32)
 
 
 def _conv(spec: PlainSpec, ctx: LayerContext) -> ConvWeights:

@@ -89,6 +89,22 @@ class HeadOrder:
         return [part.flatten(0, 1) for kind in (queries, keys, values) for part in kind]
 
 
+def multiplied(parts: list[Tensor], sizes: Sequence[int], factors: Sequence[float]) -> list[Tensor]:
+    """The parts times their factors, in float32; the parts themselves where all are one.
+
+    A single part may have the rows of several factors: as many of each as `sizes` says. Shapes: parts [N] or [N, M].
+    """
+    if all(factor == 1.0 for factor in factors):
+        return parts
+    if len(parts) == len(factors):
+        return [part.to(torch.float32, copy=True).mul_(factor) for part, factor in zip(parts, factors, strict=True)]
+    (part,) = parts
+    whole = part.to(torch.float32, copy=True)
+    for rows, factor in zip(whole.split_with_sizes(list(sizes)), factors, strict=True):
+        rows.mul_(factor)
+    return [whole]
+
+
 class WeightReader(Protocol):
     """Gives tensors by their checkpoint name."""
 

@@ -50,9 +50,13 @@ class SelfAttention:
     """QKV projection, attention, output projection."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        self.qkv_proj = self._projection(arch, ctx)
+        mixer = arch.mixers[index]
+        assert isinstance(mixer, AttentionSpec)
+        self.qkv_proj = self._projection(arch, ctx, mixer)
         output, inner = ctx.child(arch.family.names.output), arch.num_heads * arch.head_size
-        self.o_proj = Linear(output, inner, arch.hidden_size, bias=arch.output_bias, shard_dim=1)
+        self.o_proj = Linear(
+            output, inner, arch.hidden_size, bias=arch.output_bias, shard_dim=1, factors=(mixer.factors.output,)
+        )
         self.norms = separate_norms(arch, ctx)
         self.clip = arch.clip_qkv
         self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx))
@@ -61,7 +65,7 @@ class SelfAttention:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
         return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
 
-    def _projection(self, arch: ModelArch, ctx: LayerContext) -> Linear:
+    def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         """To queries, keys and values."""
         heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
         return Linear(
@@ -72,6 +76,8 @@ class SelfAttention:
             kv_heads * size,
             bias=arch.attention_bias,
             order=_head_order(arch),
+            input_factor=mixer.factors.input,
+            factors=mixer.factors.inner,
         )
 
     def _qkv(self, hidden: Tensor) -> Tensor:
@@ -94,7 +100,7 @@ class GatedAttention(SelfAttention):
         functional.gate(attended, self.gate_proj(hidden))
         return self.o_proj(attended, residual=residual)
 
-    def _projection(self, arch: ModelArch, ctx: LayerContext) -> Linear:
+    def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: gated attention cannot be split between processes yet. Use one process.")
         kinds = ["weight", "bias"] if arch.attention_bias else ["weight"]
@@ -141,8 +147,8 @@ def _head_order(arch: ModelArch) -> HeadOrder | None:
 
 
 def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: FusedNorms = NO_NORMS) -> Attention:
-    """A layer's attention, without its projections."""
-    mixer = arch.layers[index].mixer
+    """The attention at a place among the model's mixers, without its projections."""
+    mixer = arch.mixers[index]
     assert isinstance(mixer, AttentionSpec)
     spec = RopeAndCacheSpec(
         num_heads=arch.num_heads,
@@ -169,8 +175,8 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
 
 
 def mixer_of(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
-    """The mixer of a layer, whose context is given."""
-    spec, names = arch.layers[index].mixer, arch.family.names
+    """The mixer at a place among the model's; its layer's context is given."""
+    spec, names = arch.mixers[index], arch.family.names
     name = names.attention if isinstance(spec, (AttentionSpec, LatentAttentionSpec)) else names.recurrent
     return MIXERS[type(spec)](arch, ctx.child(name), index)
 
@@ -186,10 +192,18 @@ class GatedMLP:
     """down(activation(gate(x)) * up(x))."""
 
     def __init__(self, arch: ModelArch, spec: MlpSpec, ctx: LayerContext) -> None:
-        size, inner, bias = arch.hidden_size, spec.intermediate_size, spec.has_bias
-        gate_up = ctx.child("gate_up_proj")
-        self.gate_up_proj = GatedLinear(gate_up, size, inner, activation=activation_of(arch), bias=bias)
-        self.down_proj = Linear(ctx.child(arch.family.names.down), inner, size, bias=bias, shard_dim=1)
+        size, inner, bias, factors = arch.hidden_size, spec.intermediate_size, spec.has_bias, spec.factors
+        self.gate_up_proj = GatedLinear(
+            ctx.child("gate_up_proj"),
+            size,
+            inner,
+            activation=activation_of(arch),
+            bias=bias,
+            input_factor=factors.input,
+            factors=factors.inner,
+        )
+        down = ctx.child(arch.family.names.down)
+        self.down_proj = Linear(down, inner, size, bias=bias, shard_dim=1, factors=(factors.output,))
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """See `Mlp`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from torch import Tensor
@@ -19,33 +20,41 @@ from quire.ops import functional
 
 
 class DecoderLayer:
-    """Attention (or a recurrence) and MLP, each between the norms that there are, and added to the residual.
+    """Attention or a recurrence (or the sum of both), and an MLP, each between the norms that there are, and added to
+    the residual. A layer may have one half only.
 
     Llama's is eight op calls.
     """
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         names, norms, layer = arch.family.names, arch.norms, arch.layers[index]
-        self.input_norm, self.post_attention_norm, self.pre_mlp_norm, self.post_mlp_norm = (
-            model_norm(arch, ctx, name) if name else None
-            for name in (norms.input, norms.post_attention, norms.pre_mlp, norms.post_mlp)
-        )
-        self.mixer = mixer_of(arch, ctx, index)
-        self.mlp = None
+        self.input_norm = self.post_attention_norm = self.pre_mlp_norm = self.post_mlp_norm = self.mlp = None
+        self.mixers = [mixer_of(arch, ctx, place) for place in arch.places_of(index)]
+        if self.mixers:
+            self.input_norm, self.post_attention_norm = _norms(arch, ctx, norms.of_mixers)
         if layer.mlp.kind is not MlpKind.NONE:
+            self.pre_mlp_norm, self.post_mlp_norm = _norms(arch, ctx, norms.of_mlp)
             self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, ctx.child(names.mlp) if names.mlp else ctx)
         self.scale = arch.scales.residual
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: hidden [T, E] -> [T, E]."""
-        hidden = self._mix(hidden, ctx)
+        if self.mixers:
+            hidden = self._mix(hidden, ctx)
         return hidden if self.mlp is None else self._feed(hidden, self.mlp)
 
     def _mix(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         normed = hidden if self.input_norm is None else self.input_norm(hidden)
         if self.post_attention_norm is None and self.scale == 1.0:
-            return self.mixer(normed, ctx, residual=hidden)
-        return self._add(self.mixer(normed, ctx), self.post_attention_norm, hidden)
+            return self._mixed(normed, ctx, hidden)
+        return self._add(self._mixed(normed, ctx, None), self.post_attention_norm, hidden)
+
+    def _mixed(self, normed: Tensor, ctx: ForwardContext, residual: Tensor | None) -> Tensor:
+        """What all mixers make of the same hidden states, added to the residual."""
+        total = self.mixers[0](normed, ctx, residual=residual)
+        for mixer in self.mixers[1:]:
+            total = mixer(normed, ctx, residual=total)
+        return total
 
     def _feed(self, hidden: Tensor, mlp: Mlp) -> Tensor:
         normed = hidden if self.pre_mlp_norm is None else self.pre_mlp_norm(hidden)
@@ -59,13 +68,17 @@ class DecoderLayer:
         return functional.scale_add(out if norm is None else norm(out), self.scale, residual)
 
 
+def _norms(arch: ModelArch, ctx: LayerContext, names: Iterable[str | None]) -> Iterator[Norm | None]:
+    return (model_norm(arch, ctx, name) if name else None for name in names)
+
+
 class ParallelLayer(DecoderLayer):
     """Attention and MLP read the same residual, behind one norm or each behind its own."""
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: hidden [T, E] -> [T, E]."""
         normed = hidden if self.input_norm is None else self.input_norm(hidden)
-        attended = self.mixer(normed, ctx, residual=hidden)
+        attended = self._mixed(normed, ctx, hidden) if self.mixers else hidden
         if self.pre_mlp_norm is not None:
             normed = self.pre_mlp_norm(hidden)
         return attended if self.mlp is None else self.mlp(normed, residual=attended)
@@ -78,8 +91,9 @@ class JoinedLayer(DecoderLayer):
         super().__init__(arch, ctx, index)
         joins = arch.scales.joins
         assert joins is not None
-        self.mixed = joins.recurrent if isinstance(arch.layers[index].mixer, RecurrentSpec) else joins.attention
-        self.fed = joins.mlp
+        (mixer,) = arch.layers[index].mixers
+        self.join_mixed = joins.recurrent if isinstance(mixer, RecurrentSpec) else joins.attention
+        self.join_fed = joins.mlp
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: hidden [T, E] -> [T, E]."""
@@ -87,8 +101,8 @@ class JoinedLayer(DecoderLayer):
         assert self.pre_mlp_norm is not None
         assert self.mlp is not None
         normed = self.input_norm(hidden)
-        normed = self.pre_mlp_norm(_join(normed, self.mixer(normed, ctx), self.mixed))
-        return _join(normed, self.mlp(normed), self.fed)
+        normed = self.pre_mlp_norm(_join(normed, self._mixed(normed, ctx, None), self.join_mixed))
+        return _join(normed, self.mlp(normed), self.join_fed)
 
 
 def _join(read: Tensor, out: Tensor, join: Join) -> Tensor:

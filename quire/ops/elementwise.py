@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from quire.config.experts import ClampedGate
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
@@ -63,6 +64,20 @@ def scale_heads(x: Tensor, weight: Tensor) -> None:
 def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
     """See `functional.scale_tokens`."""
     x.mul_(scales.index_select(0, positions).view(-1, 1, 1))
+
+
+def clamped_gate(both: Tensor, gate: ClampedGate) -> Tensor:
+    """A `ClampedGate` of sums, the gate's in front of the others. Shapes: both [n, 2F] float32 -> [n, F] float32."""
+    size = both.shape[1] // 2
+    out = torch.empty(both.shape[0], size)
+    room = torch.zeros(2, ROWS_AT_A_TIME, round_up(size, VECTOR))
+    for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
+        wide = room[:, : rows.shape[0]]
+        wide[..., :size] = rows.view(-1, 2, size).transpose(0, 1)
+        opened = wide[0].clamp_(max=gate.limit).mul_(gate.slope)
+        values = wide[1].clamp_(min=-gate.limit, max=gate.limit).add_(gate.offset)
+        results.copy_(F.silu(opened).div_(gate.slope).mul_(values)[:, :size])
+    return out
 
 
 def _quick_gelu(x: Tensor) -> Tensor:

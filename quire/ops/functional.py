@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, dtype
 
-    from quire.config.experts import Routing
+    from quire.config.experts import ClampedGate, Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,8 @@ class MixtureWeights:
 
     router: LinearWeight
     """[X, M] float32, and one more row where the shared expert has a gate."""
+    router_bias: Tensor | None = None
+    """As many numbers as the router has rows, float32."""
     experts: tuple[ExpertWeights, ...]
     choice_bias: Tensor | None = None
     """[X] float32: added to scores where experts are chosen, not where they are weighed."""
@@ -183,9 +185,15 @@ class Mamba2Weights:
     """[H] float32, below zero."""
     skip: Tensor
     """[H] float32"""
-    norm: Tensor
-    """[H * D] float32"""
+    norm: Tensor | None
+    """[H * D] float32; None without a norm."""
     norm_eps: float
+    norms_before_gate: bool = False
+
+    @property
+    def inner_size(self) -> int:
+        """H * D"""
+        return self.conv.weight.shape[0] - 2 * self.num_groups * self.state_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,16 +311,23 @@ def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *,
 
 
 def mixture_of_experts(
-    x: Tensor, weights: MixtureWeights, routing: Routing, *, activation: str, residual: Tensor | None = None
+    x: Tensor,
+    weights: MixtureWeights,
+    routing: Routing,
+    *,
+    activation: str | ClampedGate,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """Each token's experts, weighed and added up, and the shared one; plus residual.
 
-    1. logits = x @ router.T in float32.
+    1. logits = x @ router.T + router_bias in float32.
     2. `routing` chooses each token's experts and their weights.
-    3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do.
+    3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do. Where the
+       routing says so, it reads weight * x, and the weight of its output is 1.
     4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
        expert's output (times the sigmoid of its gate, if there is one, and its factor), then the residual.
-    Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`.
+    Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`, or a
+    `ClampedGate`, which takes the float32 sums of gate and up.
     """
     return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))
 
@@ -341,7 +356,8 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     1. projected is the gate z, the convolution's input u, and a number for each head: silu(conv(u)) is x, B of each
        group, and C of each group; dt = softplus(number + time_bias).
     2. Token by token, for each head: h = h * exp(dt * decay) + (dt * x) B, y = h C.
-    3. (y + skip * x) * silu(z), whose channels are RMS-normed group by group, and multiplied by the norm's weight.
+    3. (y + skip * x) * silu(z), whose channels are RMS-normed group by group, and multiplied by the norm's weight; or
+       the norm comes before the gate; or there is none.
     As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
 
     Shapes: projected [T, HD + (HD + 2GN) + H], states as for `mamba` -> [T, HD] in projected's dtype.

@@ -14,7 +14,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from quire.config.experts import ExpertGroups, Routing, Scores
+from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
+from quire.ops.elementwise import clamped_gate
 from quire.ops.functional import ExpertWeights, MixtureWeights
 
 
@@ -27,6 +28,8 @@ class Part:
     """[n] int64, ascending; None for all."""
     weights: Tensor
     """[n] float32: what the expert's output is multiplied by."""
+    weighs_input: bool = False
+    """What the expert reads is multiplied instead."""
 
 
 def mix(
@@ -34,7 +37,7 @@ def mix(
     weights: MixtureWeights,
     routing: Routing,
     *,
-    activation: str,
+    activation: str | ClampedGate,
     residual: Tensor | None,
     linear: Callable[..., Tensor],
     gated_linear: Callable[..., Tensor],
@@ -43,13 +46,21 @@ def mix(
 
     Each expert's weights are read once, for all of its rows.
     """
-    logits = linear(x.float(), weights.router)
+    logits = linear(x.float(), weights.router, weights.router_bias)
     total = torch.zeros(x.shape[0], weights.experts[0].down.out_features)
     for part in parts_of(logits, weights, routing):
         expert = part.expert
         rows = x if part.rows is None else x.index_select(0, part.rows)
-        inner = gated_linear(rows, expert.gate_up, expert.gate_up_bias, activation=activation)
-        out = linear(inner, expert.down, expert.down_bias, out_dtype=torch.float32).mul_(part.weights.unsqueeze(1))
+        if part.weighs_input:
+            rows = (rows * part.weights.unsqueeze(1)).to(x.dtype)
+        if isinstance(activation, ClampedGate):
+            both = linear(rows, expert.gate_up, expert.gate_up_bias, out_dtype=torch.float32)
+            inner = clamped_gate(both, activation).to(x.dtype)
+        else:
+            inner = gated_linear(rows, expert.gate_up, expert.gate_up_bias, activation=activation)
+        out = linear(inner, expert.down, expert.down_bias, out_dtype=torch.float32)
+        if not part.weighs_input:
+            out.mul_(part.weights.unsqueeze(1))
         if part.rows is None:
             total.add_(out)
         else:
@@ -70,7 +81,7 @@ def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Itera
     for index, count in enumerate(torch.bincount(chosen.flatten(), minlength=num_experts).tolist()):
         begin, end = end, end + count
         if count:
-            yield Part(weights.experts[index], rows[begin:end], scales[begin:end])
+            yield Part(weights.experts[index], rows[begin:end], scales[begin:end], routing.weighs_input)
     if weights.shared is not None:
         yield Part(weights.shared, None, _shared_scales(logits[:, num_experts:]).mul_(routing.shared_factor))
 
@@ -91,7 +102,8 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
     if routing.scores is Scores.LOGITS:
         weights = weights.softmax(dim=-1)
     if routing.renormalized:
-        weights = weights / _row_sums(weights).clamp_(min=routing.least_sum).unsqueeze(1)
+        sums = _row_sums(weights).clamp_(min=routing.least_sum).add_(routing.added_to_sum)
+        weights = weights / sums.unsqueeze(1)
     return chosen, weights if routing.factor == 1.0 else weights * routing.factor
 
 

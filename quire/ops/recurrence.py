@@ -67,7 +67,7 @@ def mamba(
 def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """`functional.mamba2` in float32."""
     heads, groups, state_size = weights.decay.shape[0], weights.num_groups, weights.state_size
-    inner = weights.norm.shape[0]
+    inner = weights.inner_size
     gate, convolved, time = projected.float().split_with_sizes((inner, inner + 2 * groups * state_size, heads), dim=1)
     step = Step.of(metadata)
     out = apart(SILU, convolve(convolved, weights.conv, states, step))
@@ -85,8 +85,18 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
         first=weights.conv.num_inputs,
     )
     y.add_(by_head * weights.skip.view(groups, heads // groups, 1))
-    gated = y.view(-1, inner).mul_(apart(SILU, gate))
-    return rms(gated.view(-1, groups, inner // groups), None, weights.norm_eps).view(-1, inner).mul_(weights.norm)
+    opened, y = apart(SILU, gate), y.view(-1, inner)
+    if weights.norms_before_gate:
+        return _group_norm(y, weights).mul_(opened)
+    return _group_norm(y.mul_(opened), weights)
+
+
+def _group_norm(x: Tensor, weights: Mamba2Weights) -> Tensor:
+    """Shapes: [T, HD] -> [T, HD]."""
+    if weights.norm is None:
+        return x
+    grouped = x.view(x.shape[0], weights.num_groups, -1)
+    return rms(grouped, None, weights.norm_eps).view(x.shape).mul_(weights.norm)
 
 
 def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:

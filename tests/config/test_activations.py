@@ -15,6 +15,7 @@ from tests.engine.test_parity import available_ops
 from tests.models.harness import Harness, arch_of
 
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")
+HYBRID = ("bamba", "falcon_h1", "lfm2_moe", "nemotron_h")
 LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu")
 
 
@@ -40,7 +41,7 @@ GATED = {
 """Families with gates and recurrences of their own -> what makes another of their parts the widest."""
 
 
-@pytest.mark.parametrize("num_tokens", [1, 32, 61])
+@pytest.mark.parametrize("num_tokens", [1, 61])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("family", GATED)
@@ -51,6 +52,17 @@ def test_a_step_of_gated_layers_takes_what_is_planned(
     table.use("cpu")
     taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
     assert taken == activation_bytes(arch_of(directory), dtype, num_tokens, ops="cpu")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 61])
+@pytest.mark.parametrize("family", HYBRID)
+def test_a_step_of_several_mixers_or_one_half_takes_what_is_planned(
+    checkpoint: Callable[..., Path], family: str, num_tokens: int
+) -> None:
+    directory = checkpoint(family)
+    table.use("cpu")
+    taken = recorded_bytes(Harness(directory), num_tokens)
+    assert taken == activation_bytes(arch_of(directory), "float32", num_tokens, ops="cpu")
 
 
 def recorded_bytes(harness: Harness, num_tokens: int) -> int:

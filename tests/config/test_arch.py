@@ -65,13 +65,13 @@ def arch_of(base: dict[str, Any] = LLAMA, **changes: Any) -> ModelArch:
 
 
 def windows_of(arch: ModelArch) -> tuple[int | None, ...]:
-    return tuple(layer.mixer.window for layer in arch.layers)
+    return tuple(mixer.window for mixer in arch.mixers)
 
 
 def rope_of(arch: ModelArch) -> RopeConfig:
     """The one rotation of all layers."""
     (rope,) = arch.ropes
-    assert all(layer.mixer.rope == rope for layer in arch.layers)
+    assert all(mixer.rope == rope for mixer in arch.mixers)
     return rope
 
 
@@ -83,7 +83,7 @@ def test_llama_is_read() -> None:
     assert (arch.eos_token_ids, arch.bos_token_id) == ((2,), 1)
     assert windows_of(arch) == (None,) * 4
     assert not arch.tie_word_embeddings
-    assert arch.layers[0].mixer.query_scale == pytest.approx(8**-0.5)
+    assert arch.mixers[0].query_scale == pytest.approx(8**-0.5)
 
 
 def test_gpt2_spellings_are_read() -> None:
@@ -189,11 +189,7 @@ def test_gemma3_spells_its_rotations_in_two_ways() -> None:
     }
     assert old.layers == arch_of(GEMMA3, sliding_window_pattern=2, rope_parameters=by_kind).layers
     found = [
-        (
-            layer.mixer.window,
-            layer.mixer.rope and (layer.mixer.rope.type, layer.mixer.rope.theta, layer.mixer.rope.factor),
-        )
-        for layer in old.layers
+        (mixer.window, mixer.rope and (mixer.rope.type, mixer.rope.theta, mixer.rope.factor)) for mixer in old.mixers
     ]
     assert found == [(32, (RopeType.DEFAULT, 7e3, 1.0)), (None, (RopeType.LINEAR, 7e5, 8.0))] * 2
 
@@ -266,7 +262,7 @@ def test_gemma3_bases_that_are_left_out() -> None:
     """A window that is left out takes no layer's base."""
     for changes in ({}, {"rope_parameters": {"sliding_attention": None}}, {"sliding_window": None}):
         arch = arch_of(GEMMA3, sliding_window_pattern=2, **changes)
-        assert [layer.mixer.rope and layer.mixer.rope.theta for layer in arch.layers] == [10_000.0, 1_000_000.0] * 2
+        assert [mixer.rope and mixer.rope.theta for mixer in arch.mixers] == [10_000.0, 1_000_000.0] * 2
 
 
 def test_a_cap_that_gemma3_never_applies_is_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -283,7 +279,7 @@ def test_early_gemma_configs_say_gelu_and_mean_its_approximation() -> None:
 
 def test_gemma2_scales_and_caps() -> None:
     arch = arch_of(GEMMA2, head_dim=32, query_pre_attn_scalar=16, attn_logit_softcapping=None)
-    assert (arch.head_size, arch.layers[0].mixer.query_scale) == (32, 0.25)
+    assert (arch.head_size, arch.mixers[0].query_scale) == (32, 0.25)
     assert (arch.attn_soft_cap, arch.final_soft_cap) == (None, 30.0)
 
 
@@ -488,7 +484,11 @@ def test_wrong_config_names_key_value_and_remedy(name: str) -> None:
     assert "\n" not in caught.value.message
 
 
-NEEDED = {"dots1": {"n_routed_experts", "n_shared_experts", "num_experts_per_tok"}}
+NEEDED = {
+    "lfm2_moe": {"layer_types"},
+    "nemotron_h": {"layers_block_type"},
+    "dots1": {"n_routed_experts", "n_shared_experts", "num_experts_per_tok"},
+}
 """Keys for which the class of a family in transformers has no default that it could run with."""
 
 

@@ -96,11 +96,11 @@ def test_gates_decay_slower_in_later_layers() -> None:
 
 
 def test_layers_without_a_list_follow_the_family() -> None:
-    kinds = [type(layer.mixer) for layer in arch_of(QWEN3_NEXT_80B).layers]
+    kinds = [type(mixer) for mixer in arch_of(QWEN3_NEXT_80B).mixers]
     assert kinds[:5] == [GatedDeltaSpec, GatedDeltaSpec, GatedDeltaSpec, AttentionSpec, GatedDeltaSpec]
-    kinds = [type(layer.mixer) for layer in arch_of({**MINIMAX_TEXT_01, "layer_types": None}).layers]
+    kinds = [type(mixer) for mixer in arch_of({**MINIMAX_TEXT_01, "layer_types": None}).mixers]
     assert kinds[:3] == [AttentionSpec, LightningSpec, AttentionSpec]
-    kinds = [type(layer.mixer) for layer in arch_of(RECURRENT_GEMMA_2B).layers]
+    kinds = [type(mixer) for mixer in arch_of(RECURRENT_GEMMA_2B).mixers]
     assert kinds[:4] == [RgLruSpec, RgLruSpec, AttentionSpec, RgLruSpec]
 
 

@@ -126,9 +126,9 @@ def arch_of(base: dict[str, Any], **changes: Any) -> ModelArch:
 
 
 def mixer_of(arch: ModelArch) -> LatentAttentionSpec:
-    mixer = arch.layers[0].mixer
+    mixer = arch.mixers[0]
     assert isinstance(mixer, LatentAttentionSpec)
-    assert all(layer.mixer == mixer for layer in arch.layers)
+    assert all(other == mixer for other in arch.mixers)
     return mixer
 
 

@@ -81,7 +81,7 @@ def config_of(kind: str) -> LlamaConfig:
 
 def table_of(kind: str, max_model_len: int) -> Tensor:
     config = {**config_of(kind).to_dict(), "architectures": ["LlamaForCausalLM"], "dtype": None}
-    rope = ModelArch.from_config(config, source=kind).layers[0].mixer.rope
+    rope = ModelArch.from_config(config, source=kind).mixers[0].rope
     assert rope is not None
     return rotary_table(rope, max_model_len)
 
@@ -121,11 +121,11 @@ def test_window_layers_have_a_table_of_their_own() -> None:
     config = Gemma3TextConfig(head_dim=32, num_hidden_layers=6, max_position_embeddings=512, rope_parameters=kinds)
     embedding = Gemma3RotaryEmbedding(config)
     raw = {**config.to_dict(), "architectures": ["Gemma3ForCausalLM"], "dtype": None}
-    for layer, kind in zip(ModelArch.from_config(raw, source="").layers, config.layer_types, strict=True):
-        assert layer.mixer.rope is not None
+    for mixer, kind in zip(ModelArch.from_config(raw, source="").mixers, config.layer_types, strict=True):
+        assert mixer.rope is not None
         cos, sin = embedding(torch.zeros(1), torch.arange(512).unsqueeze(0), kind)
         theirs = torch.cat((cos[0, :, :16], sin[0, :, :16]), dim=-1)
-        torch.testing.assert_close(rotary_table(layer.mixer.rope, 512), theirs, rtol=0, atol=1e-6)
+        torch.testing.assert_close(rotary_table(mixer.rope, 512), theirs, rtol=0, atol=1e-6)
 
 
 def test_table_is_shared() -> None:

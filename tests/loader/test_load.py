@@ -83,7 +83,7 @@ def test_weights_are_converted_to_the_wanted_dtype(
     assert layer.input_norm is not None
     assert layer.input_norm.weight.dtype == torch.float32
     assert torch.equal(model.embed_tokens.table, tensors["model.embed_tokens.weight"].to(wanted))
-    queries = layer.mixer.qkv_proj.weight.tensors["weight"][:64]
+    queries = layer.mixers[0].qkv_proj.weight.tensors["weight"][:64]
     assert torch.equal(queries, tensors["model.layers.0.self_attn.q_proj.weight"].to(wanted))
 
 
@@ -132,8 +132,8 @@ def test_dummy_weights_need_no_file_and_follow_the_seed(checkpoint: MakeCheckpoi
     def table_of(seed: int) -> Tensor:
         model = load_model(tmp_path, arch, dtype=torch.bfloat16, max_model_len=64, load_format="dummy", seed=seed)
         assert isinstance(model, DecoderForCausalLM)
-        queries = model.layers[0].mixer.qkv_proj.weight.tensors["weight"]
-        assert not torch.equal(queries, model.layers[1].mixer.qkv_proj.weight.tensors["weight"])
+        queries = model.layers[0].mixers[0].qkv_proj.weight.tensors["weight"]
+        assert not torch.equal(queries, model.layers[1].mixers[0].qkv_proj.weight.tensors["weight"])
         return model.embed_tokens.table
 
     assert torch.equal(table_of(0), table_of(0))

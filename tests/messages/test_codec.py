@@ -111,8 +111,8 @@ def test_layers_of_every_kind_survive_the_wire(family: str, checkpoint: Callable
     message = CoreConfigured(config=create_config(EngineArgs(model=str(checkpoint(family)))))
     (again,) = decoded(CONTROL, CONTROL.encode(message))
     assert again == message
-    layers = zip(again.config.model_config.arch.layers, message.config.model_config.arch.layers, strict=True)
-    assert all(type(theirs.mixer) is type(ours.mixer) for theirs, ours in layers)
+    mixers = zip(again.config.model_config.arch.mixers, message.config.model_config.arch.mixers, strict=True)
+    assert all(type(theirs) is type(ours) for theirs, ours in mixers)
 
 
 def test_the_kinds_of_mixers_are_told_apart_by_their_fields() -> None:

@@ -25,7 +25,7 @@ from quire.sampling.torch_mode import torch_mode
 from tests.checkpoints import in_transformers, one_thread
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops
-from tests.models.cases import LONGROPE
+from tests.models.cases.rotations import LONGROPE
 from tests.models.harness import Harness
 
 TOLERANCE = 1e-4
@@ -152,7 +152,7 @@ def test_the_weights_are_in_memory_of_their_own(tmp_path: Path, checkpoint: Chec
 def test_layers_with_a_window_keep_only_that(checkpoint: Checkpoint) -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
     arch = arch_in(checkpoint("dots1", layer_types=kinds, sliding_window=24))
-    assert [layer.mixer.window for layer in arch.layers] == [24, None, 24, None]
+    assert [mixer.window for mixer in arch.mixers] == [24, None, 24, None]
 
 
 def test_a_rotation_that_follows_the_length_is_kept_to_the_original_one(checkpoint: Checkpoint) -> None:

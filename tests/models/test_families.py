@@ -15,7 +15,8 @@ from quire.config.weight_shapes import num_parameters
 from quire.loader.readers import DECAYS
 from quire.ops import table
 from tests.checkpoints import FAMILIES, in_transformers, one_thread
-from tests.models.cases import CASES, LONGROPE, rope
+from tests.models.cases import CASES
+from tests.models.cases.rotations import LONGROPE, rope
 from tests.models.harness import Harness, arch_of
 from tests.ops.implementations import implementations_of
 

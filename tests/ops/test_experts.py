@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nn
 
-from quire.config.experts import ExpertGroups, Routing, Scores
+from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
 from quire.ops import functional as F
 from quire.ops import table
 from quire.ops.functional import ExpertWeights, MixtureWeights
@@ -31,9 +31,14 @@ ROUTINGS = {
         least_sum=1e-20,
     ),
     "one after the other": Routing(num_chosen=3, scores=Scores.LOGITS, near=0.9),
+    "what experts read is weighed": Routing(num_chosen=2, scores=Scores.SIGMOID, weighs_input=True, shared_factor=0.5),
     "one": Routing(num_chosen=1),
     "all": Routing(num_chosen=NUM_EXPERTS, renormalized=True),
     "divided by no less than": Routing(num_chosen=2, renormalized=True, least_sum=0.9),
+}
+GATES = {
+    "beside one": ClampedGate(limit=0.7, slope=1.702, offset=1.0),
+    "silu": ClampedGate(limit=0.9),
 }
 SHARED = ("none", "plain", "gated")
 
@@ -71,8 +76,16 @@ def one_after_the_other(logits: list[float], num_chosen: int, near: float) -> tu
 class Mixture:
     """Weights as drawn, and as an implementation packs them."""
 
-    def __init__(self, shared: str = "none", *, bias: bool = False, dtype: torch.dtype = torch.float32) -> None:
-        self.dtype = dtype
+    def __init__(
+        self,
+        shared: str = "none",
+        *,
+        bias: bool = False,
+        has_biases: bool = False,
+        gate: ClampedGate | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.dtype, self.gate, self.has_biases = dtype, gate, has_biases
         self.router = rand(NUM_EXPERTS + (shared == "gated"), SIZE, seed=1) * 0.3
         widths = [INNER] * NUM_EXPERTS + [70] * (shared != "none")
         self.gates, self.ups, self.downs = (
@@ -80,9 +93,15 @@ class Mixture:
         )
         self.downs = [down.t().contiguous() for down in self.downs]
         self.choice_bias = rand(NUM_EXPERTS, seed=5) if bias else None
+        self.router_bias = rand(len(self.router), seed=6) * has_biases
+        self.biases = [
+            (rand(2 * width, seed=50 + index) * has_biases, rand(SIZE, seed=70 + index) * has_biases)
+            for index, width in enumerate(widths)
+        ]
         packed = [self._packed(index) for index in range(len(widths))]
         self.weights = MixtureWeights(
             router=F.pack_linear([self.router], dtype=torch.float32),
+            router_bias=self.router_bias if has_biases else None,
             experts=tuple(packed[:NUM_EXPERTS]),
             choice_bias=self.choice_bias,
             shared=packed[NUM_EXPERTS] if shared != "none" else None,
@@ -94,8 +113,12 @@ class Mixture:
 
     def _packed(self, index: int) -> ExpertWeights:
         gate_up, down = [self.gates[index], self.ups[index]], [self.downs[index]]
+        biases = self.biases[index] if self.has_biases else (None, None)
         return ExpertWeights(
-            gate_up=F.pack_linear(gate_up, dtype=self.dtype), down=F.pack_linear(down, dtype=self.dtype)
+            gate_up=F.pack_linear(gate_up, dtype=self.dtype),
+            down=F.pack_linear(down, dtype=self.dtype),
+            gate_up_bias=biases[0],
+            down_bias=biases[1],
         )
 
     def expected(self, x: Tensor, routing: Routing, residual: Tensor | None) -> Tensor:
@@ -105,7 +128,7 @@ class Mixture:
         return out if residual is None else out + residual.double()
 
     def _row(self, x: Tensor, routing: Routing) -> Tensor:
-        logits = self.router.double() @ x
+        logits = self.router.double() @ x + self.router_bias.double()
         logits, gate = logits[:NUM_EXPERTS], logits[NUM_EXPERTS:]
         if routing.near is not None:
             chosen, weights = one_after_the_other(logits.tolist(), routing.num_chosen, routing.near)
@@ -120,7 +143,10 @@ class Mixture:
         return self._sum(x, routing, chosen, weights.tolist(), gate)
 
     def _sum(self, x: Tensor, routing: Routing, chosen: list[int], weights: list[float], gate: Tensor) -> Tensor:
-        out = sum(weight * self._expert(x, index) for weight, index in zip(weights, chosen, strict=True))
+        if routing.weighs_input:
+            out = sum(self._expert(weight * x, index) for weight, index in zip(weights, chosen, strict=True))
+        else:
+            out = sum(weight * self._expert(x, index) for weight, index in zip(weights, chosen, strict=True))
         if self.weights.shared is not None:
             factor = routing.shared_factor * (gate.sigmoid() if self.is_gated else 1.0)
             out = out + self._expert(x, NUM_EXPERTS) * factor
@@ -129,10 +155,15 @@ class Mixture:
 
     def _expert(self, x: Tensor, index: int) -> Tensor:
         gate, up, down = (part[index].double() for part in (self.gates, self.ups, self.downs))
-        return down @ (nn.silu(gate @ x) * (up @ x))
+        inner_bias, out_bias = (bias.double() for bias in self.biases[index])
+        opened, values = gate @ x + inner_bias[: len(gate)], up @ x + inner_bias[len(gate) :]
+        if self.gate is None:
+            return down @ (nn.silu(opened) * values) + out_bias
+        opened, values = opened.clamp(max=self.gate.limit), values.clamp(-self.gate.limit, self.gate.limit)
+        return down @ (opened * (self.gate.slope * opened).sigmoid() * (values + self.gate.offset)) + out_bias
 
     def __call__(self, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
-        return F.mixture_of_experts(x, self.weights, routing, activation="silu", residual=residual)
+        return F.mixture_of_experts(x, self.weights, routing, activation=self.gate or "silu", residual=residual)
 
 
 @pytest.mark.parametrize("shared", SHARED)
@@ -148,6 +179,23 @@ def test_a_bias_chooses_but_does_not_weigh(name: str) -> None:
     routing = ROUTINGS[name]
     assert_close(mixture(x, routing), mixture.expected(x, routing, None))
     assert not torch.equal(mixture(x, routing), Mixture("plain")(x, routing))
+
+
+@pytest.mark.parametrize("gate", [None, *GATES])
+@pytest.mark.parametrize("shared", SHARED)
+def test_products_have_biases_and_gates_are_clamped(gate: str | None, shared: str) -> None:
+    mixture = Mixture(shared, has_biases=True, gate=None if gate is None else GATES[gate])
+    x, routing = rand(NUM_ROWS, SIZE), ROUTINGS["softmax of the chosen"]
+    assert_close(mixture(x, routing), mixture.expected(x, routing, None))
+    assert not torch.allclose(mixture(x, routing), Mixture(shared, has_biases=gate is not None)(x, routing), atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gate", GATES)
+def test_a_row_with_biases_and_a_clamped_gate_stands_alone(gate: str, dtype: torch.dtype) -> None:
+    mixture = Mixture("plain", has_biases=True, gate=GATES[gate], dtype=dtype)
+    x, routing = rand(NUM_ROWS, SIZE, dtype=dtype), ROUTINGS["softmax of the chosen"]
+    assert_rows_alone(lambda rows: mixture(x[rows], routing), NUM_ROWS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from quire.config.experts import Routing
+from quire.config.experts import ClampedGate, Routing
 from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.memory import empty
@@ -19,7 +19,12 @@ from quire.ops.mixture import mix
 
 
 def mixture_of_experts(
-    x: Tensor, weights: MixtureWeights, routing: Routing, *, activation: str, residual: Tensor | None = None
+    x: Tensor,
+    weights: MixtureWeights,
+    routing: Routing,
+    *,
+    activation: str | ClampedGate,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """See `functional.mixture_of_experts`."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
@@ -28,7 +33,13 @@ def mixture_of_experts(
 
 
 def _compute(
-    out: Tensor, x: Tensor, residual: Tensor | None, *, weights: MixtureWeights, routing: Routing, activation: str
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor | None,
+    *,
+    weights: MixtureWeights,
+    routing: Routing,
+    activation: str | ClampedGate,
 ) -> None:
     total = mix(x, weights, routing, activation=activation, residual=residual, linear=linear, gated_linear=gated_linear)
     out.copy_(total)

@@ -37,7 +37,7 @@ def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: St
 def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """See `functional.mamba2`."""
     compute = partial(recurrence.mamba2, weights=weights, states=states, metadata=metadata)
-    return _called(compute, projected, weights.norm.shape[0])
+    return _called(compute, projected, weights.inner_size)
 
 
 def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:

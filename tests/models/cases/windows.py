@@ -1,0 +1,153 @@
+"""Dense families some of whose layers see a window, or do not rotate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.models.cases.rotations import rope
+
+WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {}),
+    "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2-biases": ("gemma2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "gemma3": ("gemma3_text", {}),
+    "gemma3-six": ("gemma3_text", {"num_hidden_layers": 7, "sliding_window_pattern": 6}),
+    "gemma3-linear": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
+            }
+        },
+    ),
+    "gemma3-layer-types": (
+        "gemma3_text",
+        {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "gemma3-caps": ("gemma3_text", {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 0.5}),
+    "gemma3-biases": ("gemma3_text", {"attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "gemma3-wide-window": ("gemma3_text", {"sliding_window": 4096, "head_dim": 32}),
+    "ministral": ("ministral", {}),
+    "ministral-layer-types": (
+        "ministral",
+        {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "head_dim": 24},
+    ),
+    "ministral3": ("ministral3", {}),
+    "ministral3-window": (
+        "ministral3",
+        {
+            "sliding_window": 20,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e5,
+                "original_max_position_embeddings": 7,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    "smollm3": ("smollm3", {}),
+    "smollm3-listed": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True, "mlp_bias": True}),
+    "smollm3-windows": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 20, "tie_word_embeddings": False, "num_key_value_heads": 4},
+    ),
+    "smollm3-listed-windows": (
+        "smollm3",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 20,
+            "use_sliding_window": False,
+        },
+    ),
+    "olmo3": ("olmo3", {}),
+    "olmo3-unlisted": ("olmo3", {"layer_types": None}),
+    "olmo3-yarn": (
+        "olmo3",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "rope_theta": 5e5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+        },
+    ),
+    "cohere2": ("cohere2", {}),
+    "cohere2-listed": (
+        "cohere2",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "attention_bias": True,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "exaone4": ("exaone4", {}),
+    "exaone4-no-window": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True},
+    ),
+    "cwm": ("cwm", {}),
+    "cwm-unlisted": ("cwm", {"num_hidden_layers": 5, "layer_types": None, "num_key_value_heads": 4}),
+    "cwm-listed": (
+        "cwm",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            **rope("default"),
+        },
+    ),
+    "vaultgemma": ("vaultgemma", {}),
+    "vaultgemma-listed": (
+        "vaultgemma",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "attn_logit_softcapping": None,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "granite-swa": ("granite_swa", {}),
+    "granite-swa-unlisted": ("granite_swa", {"num_hidden_layers": 5, "layer_types": None, "num_key_value_heads": 1}),
+    "granite-swa-bases": (
+        "granite_swa",
+        {
+            "num_hidden_layers": 3,
+            "layer_rope_theta": [5e4, 0, 5e4],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "num_attention_heads": 8,
+        },
+    ),
+    "gpt-neo": ("gpt_neo", {}),
+    "gpt-neo-odd-layers": (
+        "gpt_neo",
+        {"num_layers": 3, "attention_types": [[["global", "local"], 1], [["global"], 1]], "window_size": 5},
+    ),
+    "gpt-neo-untied": (
+        "gpt_neo",
+        {
+            "num_layers": 4,
+            "attention_types": [[["local", "global"], 2]],
+            "window_size": 40,
+            "intermediate_size": 80,
+            "tie_word_embeddings": False,
+            "activation_function": "quick_gelu",
+        },
+    ),
+}
