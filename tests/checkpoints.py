@@ -105,6 +105,24 @@ _DEEPSEEK = {
     "num_experts_per_tok": 3,
 }
 
+_DELTA = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    # Outputs of heads are small in a random model; smaller roots would make 1e-3 of float32 errors on either side.
+    "rms_norm_eps": 1e-4,
+}
+_DELTA_EXPERTS = {
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 72,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": {**_COMMON, "sliding_window": 24},
@@ -454,6 +472,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "conv", "full_attention", "conv"],
         "block_multiple_of": 32,
     },
+    "qwen3_next": {**_DELTA, **_DELTA_EXPERTS},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_DELTA_EXPERTS},
+    "minimax": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "full_attn_alpha_factor": 1.5,
+        "linear_attn_alpha_factor": 2.0,
+        "linear_attn_beta_factor": 0.7,
+        "mlp_beta_factor": 0.8,
+    },
+    "recurrent_gemma": {**_COMMON, "attention_window_size": 24, "w_init_variance_scale": 1.0},
     "lfm2_moe": {
         **_COMMON,
         "num_hidden_layers": 4,
@@ -494,7 +527,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """family -> the configuration that `make_checkpoint` starts from."""
 ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
 """Families none of whose layers have attention."""
-RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1")
+RECURRENT = (
+    *ATTENTION_FREE,
+    "bamba",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "falcon_h1",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "minimax",
+    "recurrent_gemma",
+)
 """Families some of whose layers keep a state."""
 ONE_OF_EACH_KIND = (
     "llama",  # one norm before each part, rotary positions, all layers see everything

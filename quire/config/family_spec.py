@@ -80,6 +80,23 @@ class Norms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """residual * kept + output * added."""
+
+    kept: float
+    added: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joins:
+    """How attention and MLP are added where the norm before them is the residual, too."""
+
+    attention: Join
+    recurrent: Join
+    mlp: Join
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
     """Factors that config.json sets."""
 
@@ -94,6 +111,8 @@ class Scales:
     attention: Factors = Factors()
     by_depth: bool = False
     """Whether layer i divides the query's factor by i + 1."""
+    joins: Joins | None = None
+    """For families that add to what they read; None where attention and MLP are added to the residual."""
 
 
 class MlpKind(StrEnum):
@@ -272,6 +291,8 @@ class FamilySpec:
     """What queries are multiplied by at each position."""
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
+    is_gated: bool = False
+    """What each head attended to passes a gate; the query's product has the gate of each head behind its query."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

@@ -24,10 +24,12 @@ from quire.log import get_logger
 log = get_logger(__name__)
 
 DRAFTING = "layers that draft several tokens, which quire does not"
+DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
         "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
         "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
+        "decays of attention, which quire computes": DECAYS,
         "a second copy of the embedding, which is the head, too": re.compile(r"lm_head\.weight$"),
         DRAFTING: re.compile(r"(^|\.)mtp[._]"),
     }

@@ -45,6 +45,16 @@ def clip(x: Tensor, limit: float) -> None:
 
 
 @one_thread()
+def gate(x: Tensor, gates: Tensor) -> None:
+    """See `functional.gate`."""
+    room = torch.zeros(ROWS_AT_A_TIME, round_up(x.shape[1], VECTOR))
+    for rows, opening in zip(torch.split(x, ROWS_AT_A_TIME), torch.split(gates, ROWS_AT_A_TIME), strict=True):
+        wide = room[: rows.shape[0]]
+        wide[:, : x.shape[1]] = opening
+        rows.copy_(wide.sigmoid_()[:, : x.shape[1]].mul_(rows))
+
+
+@one_thread()
 def scale_heads(x: Tensor, weight: Tensor) -> None:
     """See `functional.scale_heads`."""
     x.mul_(weight)
