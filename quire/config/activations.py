@@ -337,7 +337,7 @@ def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
 
 def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
     """Its two pieces of scratch, which are kept from step to step."""
-    if experts.gate is not None or experts.routing.weighs_input:
+    if experts.gate is not None or not experts.is_gated or experts.routing.weighs_input:
         return _one_by_one_bytes(arch, experts, dtype, num_tokens)
     return _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
 

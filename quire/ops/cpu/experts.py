@@ -50,9 +50,10 @@ def mixture_of_experts(
     activation: str | ClampedGate,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.mixture_of_experts`. The library knows no clamped gates and weighs outputs only."""
+    """See `functional.mixture_of_experts`. The library knows plain gates, and weighs outputs only."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
-    if isinstance(activation, ClampedGate) or routing.weighs_input:
+    is_plain = weights.experts[0].is_gated and not routing.weighs_input
+    if isinstance(activation, ClampedGate) or not is_plain:
         run_or_note(partial(_compute, weights=weights, routing=routing, activation=activation), out, x, residual)
         return out
     written = _written.get(weights)
