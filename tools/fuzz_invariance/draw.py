@@ -85,7 +85,7 @@ def _prompt(rng: random.Random, texts: list[list[int]], earlier: list[RequestCho
     if earlier and rng.random() < 0.2:
         return list(rng.choice(earlier).token_ids)
     text = list(rng.choice(texts))
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         head = rng.choice([4, 8, 16, 32])
         text[:head] = rng.choice(texts)[:head]
     tail = _tokens(rng, rng.randint(0, 8))

@@ -111,14 +111,14 @@ def _stale_state(cacheable: Any) -> Any:
 
 
 def _state_of_another_boundary(match: Any) -> Any:
-    """A state counts as that of a prefix which is one stride longer."""
+    """A sequence goes on from its first state, whichever it should be."""
 
-    def too_long(manager: RecurrentState, find: Any, limit: int) -> list[int]:
+    def first(manager: RecurrentState, find: Any, limit: int) -> list[int]:
         found: list[int] = match(manager, find, limit)
-        stride = manager._state_stride // manager._block_size
-        return [NULL_BLOCK] * stride + found if found and len(found) + stride <= limit else found
+        page = find(manager._state_stride // manager._block_size - 1) if found else None
+        return found if page is None else [*found[:-1], page]
 
-    return too_long
+    return first
 
 
 def _state_in_place(append: Any) -> Any:
