@@ -169,7 +169,7 @@ def _stacked_expert(
     else:
         both = ctx.read(spelling.gate_up, (count, *wide), one).view(*wide)
         last = ctx.read(spelling.down, (count, *narrow), one).view(*narrow)
-    halves = (both[::2], both[1::2]) if names.experts_mixed else both.split(inner)
+    halves = (both[::2], both[1::2]) if names.experts_mixed else torch.split(both, inner)
     return ExpertWeights(
         gate_up=ctx.packed([spelling.gate_up], halves),
         down=ctx.packed([spelling.down], [last]),
@@ -200,10 +200,7 @@ def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeig
     places = [ctx.child(name) for name in SHARED] + [ctx.beside(name) for name in SHARED]
     shared = next((place for place in places if place.has(f"{down_name}.weight")), places[0])
     has_bias = spec.has_shared_bias
-    if spec.is_gated:
-        parts, child = (size, size), shared.child("gate_up_proj")
-    else:
-        parts, child = (size,), shared.child(arch.family.names.up)
-    gate_up = Linear(child, arch.hidden_size, *parts, bias=has_bias)
+    child = shared.child("gate_up_proj" if spec.is_gated else arch.family.names.up)
+    gate_up = Linear(child, arch.hidden_size, *[size] * (1 + spec.is_gated), bias=has_bias)
     down = Linear(shared.child(down_name), size, arch.hidden_size, bias=has_bias, shard_dim=1)
     return ExpertWeights(gate_up=gate_up.weight, down=down.weight, gate_up_bias=gate_up.bias, down_bias=down.bias)
