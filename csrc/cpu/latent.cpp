@@ -17,17 +17,6 @@ namespace {
 constexpr int64_t kRows = 64;
 constexpr int64_t kPiecesPerThread = 4;
 
-bool is_head_weight(const qr_weight& w, int64_t n, int64_t k) {
-  const bool known = w.format == 0 ? is_weight_dtype(int32_t(w.dtype))
-                                   : is_group(int32_t(w.format), w.group) && w.scales != nullptr;
-  return known && is_weight(n, k) && w.packed != nullptr && is_aligned(w.packed);
-}
-
-Weight weight_of(const qr_weight& w, int32_t x_dtype, int64_t k) {
-  return w.format == 0 ? dense_weight(w.packed, int32_t(w.dtype), x_dtype, k)
-                       : quantized_weight(w.packed, int32_t(w.format), w.group, w.scales, w.corrections, k);
-}
-
 // Heads that lie side by side: where the first one's features begin, and the bytes from row to row and head to head.
 struct Heads {
   char* begin;
@@ -142,7 +131,7 @@ int32_t qr_latent_qkv(void* qkv, const void* query, const void* compressed, int3
     return QR_EINVAL;
   if (!are_there(to_latents) || (tokens > 0 && !are_there(qkv, query, compressed, norm))) return QR_EINVAL;
   for (int64_t head = 0; head < heads; ++head)
-    if (!is_head_weight(to_latents[head], latent_size, nope_size)) return QR_EINVAL;
+    if (!is_weight_of(to_latents[head], latent_size, nope_size)) return QR_EINVAL;
   if (tokens == 0) return QR_OK;
   const int64_t size = bytes_of(dtype), in = (nope_size + rope_size) * size, out = head_size * size;
   const Heads x{static_cast<char*>(const_cast<void*>(query)), heads * in, in};
@@ -160,7 +149,7 @@ int32_t qr_latent_values(void* values, const void* attended, int32_t dtype, cons
     return QR_EINVAL;
   if (!are_there(to_values) || (tokens > 0 && !are_there(values, attended))) return QR_EINVAL;
   for (int64_t head = 0; head < heads; ++head)
-    if (!is_head_weight(to_values[head], value_size, latent_size)) return QR_EINVAL;
+    if (!is_weight_of(to_values[head], value_size, latent_size)) return QR_EINVAL;
   if (tokens == 0) return QR_OK;
   const int64_t size = bytes_of(dtype), in = head_size * size, out = value_size * size;
   const Heads x{static_cast<char*>(const_cast<void*>(attended)) + rope_size * size, heads * in, in};

@@ -210,16 +210,6 @@ QR_API int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* quer
 
 /* ---- attention over latents (latent.cpp) ---- */
 
-/* A weight as qr_linear (format 0) or qr_linear_quantized takes it. bias (float32) may be null. Each member has 8
- * bytes. */
-typedef struct {
-  const void* packed;
-  const void* scales;
-  const int8_t* corrections;
-  const float* bias;
-  int64_t dtype, format, group;
-} qr_weight;
-
 /* qkv[tokens, (heads + 2) head_size], as qr_rope_and_cache takes it for one kv head, from query[tokens, heads (nope_size
  * + rope_size)] and compressed[tokens, latent_size + rope_size]; all of dtype. Of each query head [its last rope_size
  * features | its others . to_latents[head] | zeros], the key [the last rope_size features | latent | zeros] and the

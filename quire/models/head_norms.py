@@ -37,7 +37,7 @@ def fused_norms(arch: ModelArch, ctx: LayerContext, index: int) -> FusedNorms:
     is_unit = norms.heads is HeadNorms.UNIT_ROTATED
     if norms.heads not in (HeadNorms.EACH, HeadNorms.ROTATED, HeadNorms.UNIT_ROTATED):
         return NO_NORMS
-    mixer = arch.layers[index].mixer
+    mixer = arch.mixers[index]
     if is_unit and isinstance(mixer, AttentionSpec) and mixer.rope is None:
         return NO_NORMS
     if is_unit or not norms.has_weight:

@@ -7,11 +7,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import DTYPES, WEIGHT_DTYPES
+from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
-from quire.ops.cpu.quantized import FORMATS
-from quire.ops.functional import HeadWeights, LatentSpec, LinearWeight
+from quire.ops.cpu.weights import words_of
+from quire.ops.functional import HeadWeights, LatentSpec
 
 lib = load()
 _written: WeakKeyDictionary[HeadWeights, Tensor] = WeakKeyDictionary()
@@ -66,16 +66,6 @@ def latent_values(attended: Tensor, to_values: HeadWeights, spec: LatentSpec) ->
 def _address(weights: HeadWeights) -> int:
     written = _written.get(weights)
     if written is None:
-        words = [word for head in weights.heads for word in _words(head)]
+        words = [word for head in weights.heads for word in words_of(head)]
         written = _written[weights] = torch.tensor(words, dtype=torch.int64)
     return written.data_ptr()
-
-
-def _words(weight: LinearWeight) -> tuple[int, ...]:
-    """A `qr_weight`."""
-    packed, scales, corrections = (weight.tensors.get(name) for name in ("packed", "scales", "corrections"))
-    assert packed is not None
-    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in (packed, scales, corrections, None))
-    if weight.format == "dense":
-        return (*addresses, WEIGHT_DTYPES[packed.dtype], 0, 0)
-    return (*addresses, 0, *FORMATS[weight.format])
