@@ -501,7 +501,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "nemotron_h": {
         **_COMMON,
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "n_routed_experts": 6,
+        "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 56,
         "head_dim": 16,
         "mamba_num_heads": 6,
         "mamba_head_dim": 12,

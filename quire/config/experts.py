@@ -77,6 +77,8 @@ class ExpertsSpec:
     size: int
     """Width of each expert between its two products."""
     routing: Routing
+    is_gated: bool = True
+    """Experts are gated MLPs; if not, they are down(activation(up(x)))."""
     gate: ClampedGate | None = None
     """In place of the model's activation and a product."""
     has_bias: bool = False
@@ -245,6 +247,29 @@ def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec 
         factor=keys.positive("routed_scaling_factor"),
     )
     return behind_dense_layers(keys, _deepseek_spec(keys, count, routing, has_choice_bias=True), num_layers)
+
+
+def nemotron_h_experts(keys: ConfigKeys) -> ExpertsSpec:
+    """Nemotron-H: routed as DeepSeek V3, to experts without a gate, the shared one of a width of its own."""
+    count = num_experts_of(keys, "n_routed_experts", "num_local_experts", scoring=("sigmoid",), has_groups=True)
+    chosen = num_chosen_of(keys, count, "num_experts_per_tok")
+    routing = Routing(
+        num_chosen=chosen,
+        scores=Scores.SIGMOID,
+        groups=_groups(keys, count, chosen, num_best=2),
+        renormalized=keys.flag("norm_topk_prob", default=True),
+        least_sum=1e-20,
+        factor=keys.positive("routed_scaling_factor"),
+    )
+    return ExpertsSpec(
+        num_experts=count,
+        size=keys.count("moe_intermediate_size"),
+        routing=routing,
+        is_gated=False,
+        has_choice_bias=True,
+        shared_size=keys.count("moe_shared_expert_intermediate_size"),
+        has_shared_bias=keys.flag("mlp_bias", default=False),
+    )
 
 
 def cohere2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:

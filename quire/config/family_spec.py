@@ -166,7 +166,7 @@ def experts(rule: ExpertsRule, bias: Flag = False, dense_size: str = "intermedia
     def mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
         size = keys.count(dense_size, default=size)
         plain = MlpSpec(kind=MlpKind.GATED, intermediate_size=size, has_bias=is_set(keys, bias))
-        return tuple(plain if spec is None else _mixture(spec) for spec in rule(keys, num_layers))
+        return tuple(plain if spec is None else mixture(spec) for spec in rule(keys, num_layers))
 
     return mlps
 
@@ -176,7 +176,8 @@ def no_mlp(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
     return _alike(MlpKind.NONE, 0, False, num_layers)
 
 
-def _mixture(spec: ExpertsSpec) -> MlpSpec:
+def mixture(spec: ExpertsSpec) -> MlpSpec:
+    """A layer's mixture of experts."""
     widest = max(spec.size, spec.shared_size)
     return MlpSpec(kind=MlpKind.EXPERTS, intermediate_size=widest, has_bias=False, experts=spec)
 

@@ -292,20 +292,22 @@ def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearSh
     size, chosen = arch.hidden_size, experts.routing.num_chosen
     router = (experts.num_experts, 1) if experts.has_shared_gate else (experts.num_experts,)
     shapes = [LinearShape(parts=router, in_features=size, count=count, dtype="float32")]
-    shapes += _gated_experts(size, experts.size, count * experts.num_experts, count * chosen)
-    return shapes + (_gated_experts(size, experts.shared_size, count, count) if experts.shared_size else [])
+    parts = 1 + experts.is_gated
+    shapes += _experts(size, experts.size, parts, count * experts.num_experts, count * chosen)
+    return shapes + (_experts(size, experts.shared_size, parts, count, count) if experts.shared_size else [])
 
 
-def _gated_experts(size: int, inner: int, count: int, active: int) -> list[LinearShape]:
+def _experts(size: int, inner: int, parts: int, count: int, active: int) -> list[LinearShape]:
     return [
-        LinearShape(parts=(inner, inner), in_features=size, count=count, active=active),
+        LinearShape(parts=(inner,) * parts, in_features=size, count=count, active=active),
         LinearShape(parts=(size,), in_features=inner, count=count, active=active),
     ]
 
 
 def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
-    bias = experts.has_shared_bias * (2 * experts.shared_size + arch.hidden_size)
-    bias += experts.has_bias * experts.num_experts * (2 * experts.size + arch.hidden_size)
+    parts = 1 + experts.is_gated
+    bias = experts.has_shared_bias * (parts * experts.shared_size + arch.hidden_size)
+    bias += experts.has_bias * experts.num_experts * (parts * experts.size + arch.hidden_size)
     return bias + (experts.has_choice_bias + experts.has_router_bias) * experts.num_experts
 
 

@@ -20,6 +20,8 @@ from quire.utils.math import round_up
 
 VECTOR = 32
 """Elements that torch's elementwise loops take at a time, at most (two AVX-512 registers)."""
+ALONE = ("relu2", "quick_gelu")
+"""Activations without parameters that no product computes."""
 ROWS_AT_A_TIME = 8
 """Rows that are widened to float32 at a time: temporaries stay in the cache."""
 

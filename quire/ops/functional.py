@@ -43,16 +43,21 @@ class LinearWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
-    """A gated MLP: down(activation(gate(x)) * up(x))."""
+    """A gated MLP: down(activation(gate(x)) * up(x)); or one without a gate: down(activation(up(x)))."""
 
     gate_up: LinearWeight
-    """[2F, M]"""
+    """[2F, M], or [F, M] without a gate."""
     down: LinearWeight
     """[N, F]"""
     gate_up_bias: Tensor | None = None
-    """[2F] float32"""
+    """[2F] or [F] float32"""
     down_bias: Tensor | None = None
     """[N] float32"""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the first product has gates."""
+        return self.gate_up.out_features != self.down.in_features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +332,8 @@ def mixture_of_experts(
     4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
        expert's output (times the sigmoid of its gate, if there is one, and its factor), then the residual.
     Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`, or a
-    `ClampedGate`, which takes the float32 sums of gate and up.
+    `ClampedGate`, which takes the float32 sums of gate and up; of experts without a gate "relu2" or "quick_gelu", too,
+    as `activate` has them.
     """
     return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))
 

@@ -56,6 +56,17 @@ def test_a_layer_of_one_half_has_a_mixer_or_an_mlp_and_one_norm() -> None:
     assert [list(arch.places_of(layer)) for layer in range(8)] == [[0], [], [1], [], [2], [], [3], [4]]
 
 
+def test_experts_without_a_gate_have_two_products() -> None:
+    sizes = {"n_routed_experts": 4, "moe_intermediate_size": 100, "moe_shared_expert_intermediate_size": 200}
+    with_experts, with_mlp = (arch_of(NEMOTRON_8B, hybrid_override_pattern=f"M{kind}*", **sizes) for kind in "E-")
+    (experts,) = with_experts.mixtures
+    assert (experts.num_experts, experts.size, experts.shared_size, experts.is_gated) == (4, 100, 200, False)
+    more = num_parameters(with_experts) - num_parameters(with_mlp)
+    assert (
+        more == 4096 * (4 * 2 * 100 + 2 * 200 + 4 - 2 * 21_504) + 4
+    )  # experts, shared, router, no MLP, bias of choice
+
+
 def test_only_what_keeps_something_has_a_place_in_the_cache() -> None:
     layout = arch_of(NEMOTRON_8B).kv_layout(16, "bfloat16", ops="cpu")
     assert sorted(layout.group_of_layer) == list(range(28))
@@ -117,7 +128,8 @@ def refused(config: dict[str, Any], changes: dict[str, Any]) -> str:
     [
         ({"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern is 'M-X'"),
         ({"hybrid_override_pattern": ""}, "hybrid_override_pattern"),
-        ({"hybrid_override_pattern": None}, "layers_block_type is missing"),
+        ({"hybrid_override_pattern": "MEM*", "moe_latent_size": 64}, "moe_latent_size is 64"),
+        ({"hybrid_override_pattern": "MEM*", "n_routed_experts": 1}, "num_experts_per_tok is 2"),
         ({"layers_block_type": ["mlp", 3]}, "layers_block_type"),
         ({"hybrid_override_pattern": "---"}, "tokens would not see each other"),
         ({"attention_bias": True}, "attention_bias is True"),

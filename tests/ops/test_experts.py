@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +37,7 @@ ROUTINGS = {
     "one": Routing(num_chosen=1),
     "all": Routing(num_chosen=NUM_EXPERTS, renormalized=True),
     "divided by no less than": Routing(num_chosen=2, renormalized=True, least_sum=0.9),
+    "divided by more": Routing(num_chosen=2, scores=Scores.SIGMOID, renormalized=True, added_to_sum=0.1),
 }
 GATES = {
     "beside one": ClampedGate(limit=0.7, slope=1.702, offset=1.0),
@@ -138,7 +141,7 @@ class Mixture:
         chosen = best(candidates(ranked, routing.groups), ranked.tolist())[: routing.num_chosen]
         weights = logits[chosen].softmax(0) if routing.scores is Scores.LOGITS else scores[routing.scores][chosen]
         if routing.renormalized:
-            weights = weights / max(weights.sum().item(), routing.least_sum)
+            weights = weights / (max(weights.sum().item(), routing.least_sum) + routing.added_to_sum)
         weights = weights * routing.factor
         return self._sum(x, routing, chosen, weights.tolist(), gate)
 
@@ -164,6 +167,53 @@ class Mixture:
 
     def __call__(self, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
         return F.mixture_of_experts(x, self.weights, routing, activation=self.gate or "silu", residual=residual)
+
+
+UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu2": lambda x: x.relu() ** 2,
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
+    "silu": nn.silu,
+}
+
+
+class Ungated(Mixture):
+    """Of experts that are down(activation(up(x)))."""
+
+    def __init__(self, activation: str, **options: Any) -> None:
+        self.activation = activation
+        super().__init__(**options)
+
+    def _packed(self, index: int) -> ExpertWeights:
+        biases = self.biases[index] if self.has_biases else (None, None)
+        return ExpertWeights(
+            gate_up=F.pack_linear([self.ups[index]], dtype=self.dtype),
+            down=F.pack_linear([self.downs[index]], dtype=self.dtype),
+            gate_up_bias=None if biases[0] is None else biases[0][: len(biases[0]) // 2].clone(),
+            down_bias=biases[1],
+        )
+
+    def _expert(self, x: Tensor, index: int) -> Tensor:
+        up, down = (part[index].double() for part in (self.ups, self.downs))
+        inner_bias, out_bias = (bias.double() for bias in self.biases[index])
+        return down @ UNGATED[self.activation](up @ x + inner_bias[: len(up)]) + out_bias
+
+    def __call__(self, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
+        return F.mixture_of_experts(x, self.weights, routing, activation=self.activation, residual=residual)
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+@pytest.mark.parametrize("activation", UNGATED)
+def test_experts_without_a_gate_are_those_written_down(activation: str, has_biases: bool) -> None:
+    x, mixture = rand(NUM_ROWS, SIZE), Ungated(activation, shared="plain", has_biases=has_biases)
+    routing = ROUTINGS["sigmoid"]
+    assert_close(mixture(x, routing, x), mixture.expected(x, routing, x))
+
+
+@pytest.mark.parametrize("activation", UNGATED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_experts_without_a_gate_stands_alone(activation: str, dtype: torch.dtype) -> None:
+    mixture, x = Ungated(activation, shared="plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
+    assert_rows_alone(lambda rows: mixture(x[rows], ROUTINGS["sigmoid"]), NUM_ROWS)
 
 
 @pytest.mark.parametrize("shared", SHARED)

@@ -114,6 +114,22 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "nemotron-h-experts-in-groups": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["moe", "full_attention", "linear_attention"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.5,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 32,
+            "mlp_bias": True,
+            "mlp_hidden_act": "silu",
+        },
+    ),
     "falcon-h1": ("falcon_h1", {}),
     "falcon-h1-normed": (
         "falcon_h1",
