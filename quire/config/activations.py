@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config.arch import LayerSpec, ModelArch
-from quire.config.experts import ExpertsSpec
+from quire.config.experts import ExpertsSpec, Scores
 from quire.config.family_spec import MlpKind, NormKind
 from quire.config.mixers import (
     AttentionSpec,
@@ -335,9 +335,16 @@ def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
     return max((_native_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures), default=0)
 
 
+def _is_plain(experts: ExpertsSpec) -> bool:
+    """Whether the native op knows the mixture (`quire.ops.cpu.experts`)."""
+    routing = experts.routing
+    is_known = routing.scores in (Scores.SOFTMAX, Scores.SIGMOID, Scores.LOGITS) and not routing.weighs_input
+    return is_known and experts.is_gated and experts.gate is None
+
+
 def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
     """Its two pieces of scratch, which are kept from step to step."""
-    if experts.gate is not None or not experts.is_gated or experts.routing.weighs_input:
+    if not _is_plain(experts):
         return _one_by_one_bytes(arch, experts, dtype, num_tokens)
     return _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
 

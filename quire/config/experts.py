@@ -22,6 +22,8 @@ class Scores(StrEnum):
     """Of each logit by itself."""
     LOGITS = "logits"
     """The logits choose. The softmax over those of the chosen experts weighs."""
+    LOGITS_SIGMOID = "logits_sigmoid"
+    """The logits choose. The sigmoid of each weighs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ def olmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
 
 def qwen3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Qwen 3 MoE: experts in the layers that `decoder_sparse_step` and `mlp_only_layers` leave to them."""
-    return _in_sparse_layers(keys, _qwen3_spec(keys), num_layers)
+    return by_sparse_step(keys, _qwen3_spec(keys), num_layers)
 
 
 def mellum_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
@@ -173,7 +175,7 @@ def qwen2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
         shared_size=keys.count("shared_expert_intermediate_size"),
         has_shared_gate=True,
     )
-    return _in_sparse_layers(keys, spec, num_layers)
+    return by_sparse_step(keys, spec, num_layers)
 
 
 def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
@@ -356,7 +358,8 @@ def _qwen_routing(keys: ConfigKeys, num_experts: int) -> Routing:
     )
 
 
-def _in_sparse_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+def by_sparse_step(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """The same experts in each layer that `decoder_sparse_step` and `mlp_only_layers` leave to them."""
     step, listed = keys.count("decoder_sparse_step"), keys.raw.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
         keys.refuse("mlp_only_layers", listed, f"must list indices of the {counted(num_layers, 'layer')}")

@@ -209,6 +209,7 @@ class WeightNames:
     qkv_groups: int | None = None
     """In how many groups of heads one tensor has query heads, then values, then keys; None if it does not."""
     output: str = "o_proj"
+    sinks: str = "sinks"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     mlp: str | None = "mlp"

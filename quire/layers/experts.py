@@ -24,6 +24,8 @@ from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 BLOCKS = ("mlp", "block_sparse_moe")
 """What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that
 stands beside a shared expert."""
+ROUTER_BLOCK = "moe"
+"""What may stand beside the experts and have the choice's bias alone."""
 ROUTERS = ("gate", "router.layer", "router", "router.gate", "gate.wg")
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SHARED_GATE = "shared_expert_gate"
@@ -32,6 +34,7 @@ CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
         "gate.e_score_correction_bias": 1,
         "e_score_correction_bias": 1,
         "expert_bias": 1,
+        "router.expert_bias": 1,
         "moe_statics.e_score_correction_bias": 2,
         "gate.moe_statics.e_score_correction_bias": 2,
     }
@@ -190,9 +193,10 @@ def _stacked_bias(ctx: LayerContext, weight: str, size: int, one: ShardSpec, is_
 
 def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
     """Shapes: -> [X] float32."""
-    name = next((name for name in CHOICE_BIASES if ctx.has(name)), next(iter(CHOICE_BIASES)))
+    places = [(block, name) for block in (ctx, ctx.beside(ROUTER_BLOCK)) for name in CHOICE_BIASES]
+    block, name = next(((block, name) for block, name in places if block.has(name)), places[0])
     shape = (1,) * (CHOICE_BIASES[name] - 1) + (spec.num_experts,)
-    return ctx.tensor(name, shape, dtype=torch.float32).view(spec.num_experts)
+    return block.tensor(name, shape, dtype=torch.float32).view(spec.num_experts)
 
 
 def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:

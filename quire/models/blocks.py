@@ -171,7 +171,7 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
         chunk_size=_chunk_size(mixer, ctx.max_model_len),
         soft_cap=arch.attn_soft_cap,
         slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes),
-        sinks=ctx.tensor("sinks", (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
+        sinks=ctx.tensor(arch.family.names.sinks, (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
     )
 
 

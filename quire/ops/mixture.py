@@ -113,6 +113,8 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
     weights = scores.gather(1, chosen)
     if routing.scores is Scores.LOGITS:
         weights = weights.softmax(dim=-1)
+    elif routing.scores is Scores.LOGITS_SIGMOID:
+        weights = _sigmoid(weights)
     if routing.renormalized:
         sums = _row_sums(weights).clamp_(min=routing.least_sum).add_(routing.added_to_sum)
         weights = weights / sums.unsqueeze(1)
@@ -144,6 +146,7 @@ _SCORES: Mapping[Scores, Callable[[Tensor], Tensor]] = MappingProxyType(
         Scores.SOFTMAX: lambda logits: logits.softmax(dim=-1),
         Scores.SIGMOID: _sigmoid,
         Scores.LOGITS: lambda logits: logits,
+        Scores.LOGITS_SIGMOID: lambda logits: logits,
     }
 )
 

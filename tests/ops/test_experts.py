@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ ROUTINGS = {
         least_sum=1e-20,
     ),
     "one after the other": Routing(num_chosen=3, scores=Scores.LOGITS, near=0.9),
+    "logits choose, sigmoids weigh": Routing(num_chosen=3, scores=Scores.LOGITS_SIGMOID, renormalized=True),
     "what experts read is weighed": Routing(num_chosen=2, scores=Scores.SIGMOID, weighs_input=True, shared_factor=0.5),
     "one": Routing(num_chosen=1),
     "all": Routing(num_chosen=NUM_EXPERTS, renormalized=True),
@@ -137,10 +139,11 @@ class Mixture:
         if routing.near is not None:
             chosen, weights = one_after_the_other(logits.tolist(), routing.num_chosen, routing.near)
             return self._sum(x, routing, chosen, weights, gate)
-        scores = {Scores.SOFTMAX: logits.softmax(0), Scores.SIGMOID: logits.sigmoid(), Scores.LOGITS: logits}
-        ranked = scores[routing.scores] + (0.0 if self.choice_bias is None else self.choice_bias.double())
+        scores = {Scores.SOFTMAX: logits.softmax(0), Scores.SIGMOID: logits.sigmoid()}.get(routing.scores, logits)
+        ranked = scores + (0.0 if self.choice_bias is None else self.choice_bias.double())
         chosen = best(candidates(ranked, routing.groups), ranked.tolist())[: routing.num_chosen]
-        weights = logits[chosen].softmax(0) if routing.scores is Scores.LOGITS else scores[routing.scores][chosen]
+        weigh = {Scores.LOGITS: partial(torch.softmax, dim=0), Scores.LOGITS_SIGMOID: torch.sigmoid}
+        weights = weigh.get(routing.scores, torch.clone)(scores[chosen])
         if routing.renormalized:
             weights = weights / (max(weights.sum().item(), routing.least_sum) + routing.added_to_sum)
         weights = weights * routing.factor
@@ -224,7 +227,10 @@ def test_a_mixture_is_the_one_written_down(routing: str, shared: str) -> None:
     assert_close(mixture(x, ROUTINGS[routing], residual), mixture.expected(x, ROUTINGS[routing], residual))
 
 
-@pytest.mark.parametrize("name", ["renormalized", "sigmoid", "groups by their best", "groups by their two best"])
+@pytest.mark.parametrize(
+    "name",
+    ["renormalized", "sigmoid", "logits choose, sigmoids weigh", "groups by their best", "groups by their two best"],
+)
 def test_a_bias_chooses_but_does_not_weigh(name: str) -> None:
     mixture, x = Mixture("plain", bias=True), rand(NUM_ROWS, SIZE)
     routing = ROUTINGS[name]

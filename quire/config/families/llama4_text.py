@@ -46,7 +46,7 @@ def input_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
     """What an expert reads is multiplied by the sigmoid of its logit; with a shared expert as wide as the others."""
     count, size = num_experts_of(keys, "num_local_experts", "num_experts"), keys.count("intermediate_size")
     chosen = num_chosen_of(keys, count, "num_experts_per_tok")
-    routing = Routing(num_chosen=chosen, scores=Scores.SIGMOID, weighs_input=True)
+    routing = Routing(num_chosen=chosen, scores=Scores.LOGITS_SIGMOID, weighs_input=True)
     spec = ExpertsSpec(num_experts=count, size=size, routing=routing, shared_size=size)
     listed, step = keys.raw.get("moe_layers"), keys.count("interleave_moe_layer_step")
     if listed is None:

@@ -52,7 +52,7 @@ def mixture_of_experts(
 ) -> Tensor:
     """See `functional.mixture_of_experts`. The library knows plain gates, and weighs outputs only."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
-    is_plain = weights.experts[0].is_gated and not routing.weighs_input
+    is_plain = weights.experts[0].is_gated and routing.scores in SCORES and not routing.weighs_input
     if isinstance(activation, ClampedGate) or not is_plain:
         run_or_note(partial(_compute, weights=weights, routing=routing, activation=activation), out, x, residual)
         return out
