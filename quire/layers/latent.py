@@ -8,7 +8,7 @@ the rotated part is dropped.
 A head's key is W_k . latent, so query . key = (W_k^T . query) . latent: each query is taken to the latents, attention
 runs over latents, and each head's values are products of what it gives (section 2.1.2, "absorbed"). Prefill and decode
 compute this one formula, so that chunks change no bit. Expanding all keys and values first would take fewer operations
-in long prefills; that is not built.
+in long prefills, but round differently.
 """
 
 from __future__ import annotations
