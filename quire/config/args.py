@@ -170,7 +170,7 @@ class EngineArgs:
         most=10**9,
     )
     ops: str = knob("auto", "Implementation of the ops.", choices=("auto", "reference", "cpu"))
-    num_threads: int | None = knob(None, "Threads that compute; one per core when left out.", least=1, most=512)
+    num_threads: int | None = knob(None, "Threads that compute; one per physical core unless given.", least=1, most=512)
     use_tqdm_on_load: bool = knob(True, "Show a progress bar while weights are read.")
     disable_log_stats: bool = knob(False, "Keep no statistics about steps, and log no status line.")
     log_stats_interval: int = knob(

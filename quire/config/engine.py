@@ -31,7 +31,7 @@ class Capabilities:
     """Shown to people."""
     device_type: str
     num_cores: int
-    """Cores this process may use: affinity and cgroup quota taken into account."""
+    """Physical cores this process may use: affinity and the control group's quota taken into account."""
     total_memory: int
     """Of the device, or of the control group if that is less."""
     available_memory: int

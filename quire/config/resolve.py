@@ -135,7 +135,7 @@ def resolve(
 def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choices) -> DeviceConfig:
     given = None if args.ops == "auto" else args.ops
     ops = choices.pick("ops", given, capabilities.ops, capabilities.ops_reason)
-    default, reason = capabilities.num_cores, "one per usable core"
+    default, reason = capabilities.num_cores, "one per physical core"
     if args.quantization is not None and ops != "cpu":
         raise ConfigError(
             f"quantization={args.quantization!r} needs the native kernels, and this engine runs the {ops} ops "

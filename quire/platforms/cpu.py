@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 from importlib import metadata
 from pathlib import Path
 
 from quire import envs
 from quire.config.engine import Capabilities
+from quire.platforms.control_groups import memory_limit
+from quire.platforms.cores import ROOT, usable_cores
 
 BLOCK_SIZE = 32
 """Matrix tiles on CPU are 32 tokens deep."""
-ROOT = Path("/")
-"""Where `proc` and `sys` are mounted; tests look elsewhere."""
 ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
-
-
-def usable_cores(root: Path = ROOT) -> int:
-    """Cores that this process may keep busy: its affinity, capped by the control group's quota."""
-    affinity = _allowed_cores()
-    quota, _, period = _first_line(root / "sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        affinity = min(affinity, max(1, math.floor(int(quota) / int(period))))
-    return max(1, affinity)
-
-
-def _allowed_cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:
@@ -39,12 +22,10 @@ def memory(root: Path = ROOT) -> tuple[int, int]:
     fields = _numbers(root / "proc/meminfo")
     total = 1024 * fields.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = 1024 * fields["MemAvailable:"] if "MemAvailable:" in fields else total
-    limit, used = _first_line(root / "sys/fs/cgroup/memory.max"), _first_line(root / "sys/fs/cgroup/memory.current")
-    if limit.isdigit() and int(limit) < total:
-        total = int(limit)
-        stat = _numbers(root / "sys/fs/cgroup/memory.stat")
-        cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
-        available = min(available, total - max(0, int(used) - cached) if used.isdigit() else total)
+    group = memory_limit(root)
+    if group is not None and group[0] < total:
+        total, used = group
+        available = min(available, total - used)
     return total, max(0, available)
 
 
@@ -98,10 +79,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _first_line(path: Path) -> str:
-    return _read(path).partition("\n")[0].strip()
 
 
 def _numbers(path: Path) -> dict[str, int]:

@@ -37,10 +37,24 @@ class StepShape:
     num_sequences: int
     num_draws: int
     """Tokens that are sampled."""
+    is_new_batch: bool = False
+    """Whether the step only decodes, and the step before was one of other sequences or with a prompt."""
 
 
-def shape_of(plan: SchedulerOutputs) -> StepShape:
-    """The counts of a planned step."""
+class Batches:
+    """Knows of each step whether its batch is that of the step before."""
+
+    def __init__(self) -> None:
+        self._last: list[int] = []
+
+    def is_new(self, seq_ids: list[int], has_prompt: bool) -> bool:
+        """Whether a step that only decodes does it for other sequences than the step before. To be asked for each."""
+        before, self._last = self._last, [] if has_prompt else seq_ids
+        return not has_prompt and before != seq_ids
+
+
+def shape_of(plan: SchedulerOutputs, batches: Batches) -> StepShape:
+    """The counts of a planned step. `batches` is told of it."""
     num_pairs = 0
     if plan.num_batched_tokens > len(plan.seq_ids):
         chunks = zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
@@ -51,6 +65,7 @@ def shape_of(plan: SchedulerOutputs) -> StepShape:
         num_pairs=num_pairs,
         num_sequences=len(plan.seq_ids),
         num_draws=sum(plan.num_draws),
+        is_new_batch=batches.is_new(plan.seq_ids, num_pairs > 0),
     )
 
 
@@ -65,6 +80,8 @@ class CostModel:
     context_token_s: float = 0.0
     prompt_s: float = 0.0
     """Of a step with a prompt in it: requests begin, and none of the steps before was like it."""
+    new_batch_s: float = 0.0
+    """Of a step that only decodes, for other sequences than the step before or after a prompt."""
     pair_s: float = 0.0
     sequence_s: float = 0.0
     draw_s: float = 0.0
@@ -82,6 +99,7 @@ class CostModel:
             + shape.num_pairs * self.pair_s
             + shape.num_sequences * self.sequence_s
             + shape.num_draws * self.draw_s
+            + (self.new_batch_s if shape.is_new_batch else 0.0)
         )
 
     def step_s(self, shape: StepShape) -> float:

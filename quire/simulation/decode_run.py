@@ -9,6 +9,7 @@ of it, down to which block a sequence gets and the last bit of each time, is wha
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
@@ -16,7 +17,7 @@ from operator import itemgetter
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
 from quire.messages.stats import Constraint
-from quire.simulation.cost_model import CostModel, StepShape
+from quire.simulation.cost_model import Batches, CostModel, StepShape
 from quire.simulation.executor import token_of
 from quire.simulation.usage import Usage
 
@@ -104,7 +105,9 @@ class DecodeRun:
         scheduler.stepped_at = ends[num_steps]
 
 
-def plan_run(scheduler: Scheduler, cost: CostModel, max_model_len: int, now: float) -> DecodeRun | None:
+def plan_run(
+    scheduler: Scheduler, cost: CostModel, batches: Batches, max_model_len: int, now: float
+) -> DecodeRun | None:
     """The longest run that could follow now; None where the next step is another one, or decides something."""
     running, blocks = scheduler.running, scheduler.blocks
     if not running or scheduler.waiting or len(scheduler.waiting.tenants) > 1:
@@ -120,12 +123,18 @@ def plan_run(scheduler: Scheduler, cost: CostModel, max_model_len: int, now: flo
         num_steps //= 2
         if num_steps < SHORTEST:
             return None
+    return DecodeRun(scheduler, list(accumulate(_seconds(running, cost, batches, num_steps), initial=now)), num_steps)
+
+
+def _seconds(running: list[Sequence], cost: CostModel, batches: Batches, num_steps: int) -> Iterator[float]:
+    """Of each of the steps that follow now."""
     num_seqs = len(running)
     context = sum(seq.num_computed_tokens for seq in running) + num_seqs
-    base_s = cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs))
-    contexts = range(context, context + num_steps * num_seqs, num_seqs)
-    seconds = (base_s + num_tokens * cost.context_token_s for num_tokens in contexts)
-    return DecodeRun(scheduler, list(accumulate(seconds, initial=now)), num_steps)
+    is_new = batches.is_new([seq.seq_id for seq in running], has_prompt=False)
+    base_s, next_s = (cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs, new)) for new in (is_new, False))
+    for num_tokens in range(context, context + num_steps * num_seqs, num_seqs):
+        yield base_s + num_tokens * cost.context_token_s
+        base_s = next_s
 
 
 def _num_plain_steps(seq: Sequence, max_model_len: int) -> int:

@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.simulation.clock import VirtualClock
-from quire.simulation.cost_model import CostModel, StepShape, shape_of
+from quire.simulation.cost_model import Batches, CostModel, StepShape, shape_of
 
 OnStep = Callable[[StepShape, float], None]
 """Hears what each step computes and how long it takes, while its sequences hold their blocks."""
@@ -22,10 +22,11 @@ class SimExecutor:
         self._cost = cost
         self._num_blocks = num_blocks
         self._on_step = on_step
+        self.batches = Batches()
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """See `Executor`. Each sequence draws one token over and over, which no other sequence draws."""
-        shape, began_at = shape_of(plan), self._clock.now
+        shape, began_at = shape_of(plan, self.batches), self._clock.now
         self._clock.now += self._cost.step_s(shape)
         self._on_step(shape, self._clock.now - began_at)
         result = ModelRunnerOutput()

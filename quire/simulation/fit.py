@@ -1,4 +1,8 @@
-"""Fit a cost model to steps that were measured: least squares of relative errors, with no term below 0."""
+"""Fit a cost model to steps that were measured: least squares of relative errors, with no term below 0.
+
+First relative to what was measured, which heeds steps that were held up the least; outliers are then left out, and the
+errors are taken relative to what the first fit says, so that the second one is right on average.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from numpy.typing import NDArray
 from quire.errors import ConfigError
 from quire.simulation.cost_model import CostModel, StepShape
 
-TERMS = ("fixed_s", "token_s", "context_token_s", "prompt_s", "pair_s", "sequence_s", "draw_s")
+TERMS = ("fixed_s", "token_s", "context_token_s", "prompt_s", "pair_s", "sequence_s", "draw_s", "new_batch_s")
 FREE_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 """Values of `CostModel.free_tokens` that are tried."""
-MAX_OUTLIER = 4.0
+MAX_OUTLIER = 8.0
 """Steps whose relative error exceeds this many times the median one are left out of the second fit: the machine did
 something else meanwhile."""
 FEWEST_STEPS = 50
@@ -61,12 +65,14 @@ def fit_cost(steps: Sequence[Step], source: str) -> Fit:
 def _fit(steps: Sequence[Step], free_tokens: float, source: str) -> Fit:
     seconds = np.array([step.seconds for step in steps])
     features = np.array([_features(step.shape, free_tokens) for step in steps])
-    terms = _nonnegative(features / seconds[:, None])
+    terms = _nonnegative(features / seconds[:, None], np.ones(len(steps)))
     errors = np.abs(features @ terms / seconds - 1)
     usual = errors <= MAX_OUTLIER * np.median(errors) + 1e-9
-    terms = _nonnegative(features[usual] / seconds[usual, None])
-    found = features[usual] @ terms
-    errors = np.abs(found / seconds[usual] - 1)
+    features, seconds = features[usual], seconds[usual]
+    expected = features @ terms
+    terms = _nonnegative(features / expected[:, None], seconds / expected)
+    found = features @ terms
+    errors = np.abs(found / seconds - 1)
     values = dict(zip(TERMS, map(float, terms), strict=True))
     values["fixed_s"] = max(values["fixed_s"], LEAST_FIXED_S)
     return Fit(
@@ -75,23 +81,23 @@ def _fit(steps: Sequence[Step], free_tokens: float, source: str) -> Fit:
         num_outliers=int(np.sum(~usual)),
         median_error=float(np.median(errors)),
         p90_error=float(np.percentile(errors, 90)),
-        total_error=float(np.sum(found) / np.sum(seconds[usual]) - 1),
+        total_error=float(np.sum(found) / np.sum(seconds) - 1),
     )
 
 
 def _features(shape: StepShape, free_tokens: float) -> tuple[float, ...]:
     """In the order of `TERMS`."""
     tokens = max(0.0, shape.num_tokens - free_tokens)
-    has_prompt = float(shape.num_pairs > 0)
-    return (1.0, tokens, shape.num_context_tokens, has_prompt, shape.num_pairs, shape.num_sequences, shape.num_draws)
+    counts = shape.num_pairs, shape.num_sequences, shape.num_draws
+    return (1.0, tokens, shape.num_context_tokens, shape.num_pairs > 0, *counts, shape.is_new_batch)
 
 
-def _nonnegative(features: Array) -> Array:
-    """x >= 0 with the least |features x - 1|^2, coordinate by coordinate (Franc et al., CAIP 2005)."""
+def _nonnegative(features: Array, values: Array) -> Array:
+    """x >= 0 with the least |features x - values|^2, coordinate by coordinate (Franc et al., CAIP 2005)."""
     scale = np.sqrt(np.sum(features**2, axis=0))
     scale[scale == 0] = 1.0
     scaled = features / scale
-    gram, target = scaled.T @ scaled, scaled.sum(axis=0)
+    gram, target = scaled.T @ scaled, scaled.T @ values
     terms = np.zeros(len(target))
     for _ in range(_SWEEPS):
         for index in range(len(terms)):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from quire.executor.base import Executor
 from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from quire.simulation.cost_model import StepShape, shape_of
+from quire.simulation.cost_model import Batches, StepShape, shape_of
 from quire.simulation.fit import Step
 
 
@@ -19,6 +19,7 @@ class MeasuringExecutor:
         self.steps: list[Step] = []
         self._inner = inner
         self._clock = clock
+        self._batches = Batches()
         self._open: tuple[StepShape, float] | None = None
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
@@ -26,7 +27,7 @@ class MeasuringExecutor:
         now = self._clock()
         if self._open is not None:
             self.steps.append(Step(self._open[0], now - self._open[1]))
-        self._open = shape_of(plan), now
+        self._open = shape_of(plan, self._batches), now
         return self._inner.execute(plan)
 
     def pause(self) -> None:

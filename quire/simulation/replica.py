@@ -57,6 +57,7 @@ class Replica:
         self.usage = Usage()
         config = hardware.config
         executor = self.executor_type(self.clock, hardware.cost, config.cache_config.num_blocks, self.count_step)
+        self._batches = executor.batches
         self.core = EngineCore(config, executor, self.clock, hardware.identity)
         self.core.record_in(hardware.records)
         self.scheduler = self.core.scheduler
@@ -101,7 +102,7 @@ class Replica:
         hardware = self._hardware
         if hardware.skips_steps:
             length = hardware.config.model_config.max_model_len
-            self._run = plan_run(self.scheduler, hardware.cost, length, self.clock.now)
+            self._run = plan_run(self.scheduler, hardware.cost, self._batches, length, self.clock.now)
             if self._run is not None:
                 return self._run.ends_at
         self._outputs = self.core.step().outputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -54,19 +53,34 @@ def test_a_control_group_is_not_given_more_than_the_machine_has_free(tmp_path: P
     assert cpu.memory(root) == (4 * GIB, 1 * GIB)
 
 
+def test_the_limit_of_a_group_around_ours_holds_too(tmp_path: Path) -> None:
+    root = machine(tmp_path, meminfo=MEMINFO)
+    (root / "proc/self").mkdir()
+    (root / "proc/self/cgroup").write_text("0::/outer/inner\n")
+    for group, limit, used in (("outer", 3 * GIB, 2 * GIB), ("outer/inner", 2 * GIB, GIB // 2)):
+        directory = root / "sys/fs/cgroup" / group
+        directory.mkdir(parents=True)
+        (directory / "memory.max").write_text(f"{limit}\n")
+        (directory / "memory.current").write_text(f"{used}\n")
+    assert cpu.memory(root) == (3 * GIB, GIB)
+
+
+def test_control_groups_of_version_1_have_limits(tmp_path: Path) -> None:
+    root = machine(tmp_path, meminfo=MEMINFO)
+    (root / "proc/self").mkdir()
+    (root / "proc/self/cgroup").write_text("5:cpu,cpuacct:/a\n4:memory:/elsewhere/b\n")
+    directory = root / "sys/fs/cgroup/memory"
+    directory.mkdir(parents=True)
+    (directory / "memory.limit_in_bytes").write_text(f"{4 * GIB}\n")
+    (directory / "memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
+    (directory / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB}\n")
+    assert cpu.memory(root) == (4 * GIB, 2 * GIB)
+
+
 def test_without_any_of_these_files_there_is_still_an_answer(tmp_path: Path) -> None:
     total, available = cpu.memory(tmp_path)
     assert 0 < available <= total
     assert cpu.instruction_sets(tmp_path) == ()
-    assert cpu.usable_cores(tmp_path) == len(os.sched_getaffinity(0))
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("max 100000", None), ("50000 100000", 1), ("100000 100000", 1), ("", None)]
-)
-def test_the_quota_of_the_control_group_caps_the_cores(tmp_path: Path, quota: str, cores: int | None) -> None:
-    expected = len(os.sched_getaffinity(0)) if cores is None else cores
-    assert cpu.usable_cores(machine(tmp_path, cpu_max=quota)) == expected
 
 
 def test_instruction_sets_are_read_from_the_processors_flags(tmp_path: Path) -> None:
@@ -79,8 +93,3 @@ def test_this_machine_can_be_described() -> None:
     assert 0 < found.available_memory <= found.total_memory
     assert found.num_cores >= 1
     assert found.ops_reason
-
-
-def test_a_system_without_affinity_offers_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert cpu.usable_cores(tmp_path) == os.cpu_count()

@@ -12,7 +12,14 @@ from quire.simulation.machine import config_on
 from quire.simulation.trace import TraceRequest
 
 COST = CostModel(
-    fixed_s=0.004, token_s=1e-4, context_token_s=3e-7, pair_s=1e-8, sequence_s=1e-5, draw_s=2e-5, free_tokens=3
+    fixed_s=0.004,
+    token_s=1e-4,
+    context_token_s=3e-7,
+    pair_s=1e-8,
+    sequence_s=1e-5,
+    draw_s=2e-5,
+    new_batch_s=7e-4,
+    free_tokens=3,
 )
 
 

@@ -13,7 +13,7 @@ from quire.config.args import EngineArgs
 from quire.engine.core_startup import EMBEDDED_MODEL
 from quire.errors import ConfigError
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from quire.simulation.cost_model import SHORT_STEP_LOSS, CostModel, StepShape, read_cost, shape_of
+from quire.simulation.cost_model import SHORT_STEP_LOSS, Batches, CostModel, StepShape, read_cost, shape_of
 from quire.simulation.fit import Step, fit_cost
 from quire.simulation.hardware import GPUS, HERE, NAMES, cost_on, kv_bytes_per_token
 from quire.simulation.machine import config_on, paced
@@ -31,15 +31,31 @@ def test_a_plan_is_counted() -> None:
         num_batched_tokens=8,
     )
     pairs = (1 + 2 + 3 + 4) + (101 + 102 + 103)
-    assert shape_of(plan) == StepShape(8, 10 + 100 + 8, pairs, 3, 3)
+    assert shape_of(plan, Batches()) == StepShape(8, 10 + 100 + 8, pairs, 3, 3)
+
+
+def test_a_batch_is_new_when_its_sequences_are_others_or_a_prompt_came_before() -> None:
+    batches = Batches()
+
+    def is_new(*seq_ids: int, prompt: int = 1) -> bool:
+        counts = [prompt, *[1] * (len(seq_ids) - 1)]
+        columns = {"num_computed_tokens": [5] * len(seq_ids), "num_draws": [1] * len(seq_ids)}
+        plan = SchedulerOutputs(
+            seq_ids=list(seq_ids), num_scheduled_tokens=counts, num_batched_tokens=sum(counts), **columns
+        )
+        return shape_of(plan, batches).is_new_batch
+
+    assert [is_new(1, 2), is_new(1, 2), is_new(1), is_new(1)] == [True, False, True, False]
+    assert [is_new(1, prompt=4), is_new(1), is_new(1), is_new(2, 1)] == [False, True, False, True]
 
 
 def test_a_step_costs_the_sum_of_its_terms() -> None:
     terms = {"fixed_s": 1, "token_s": 10, "context_token_s": 100, "pair_s": 1000, "sequence_s": 1e4, "draw_s": 1e5}
-    cost = CostModel(**terms, prompt_s=1e6, free_tokens=2)
+    cost = CostModel(**terms, prompt_s=1e6, new_batch_s=1e7, free_tokens=2)
     assert cost.step_s(StepShape(5, 6, 7, 8, 9)) == 1 + 30 + 600 + 7000 + 80_000 + 900_000 + 1_000_000
     assert cost.step_s(StepShape(5, 6, 0, 8, 9)) == 1 + 30 + 600 + 80_000 + 900_000
     assert cost.step_s(StepShape(1, 0, 0, 0, 0)) == 1
+    assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_new_batch=True)) == 1 + 10_000_000
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -90,13 +106,14 @@ def shapes(count: int) -> list[StepShape]:
         before = rng.choice([0, 100, 1000, 5000])
         pairs = num_seqs * (chunk * before + chunk * (chunk + 1) // 2) if chunk > 1 else 0
         draws = rng.choice([0, num_seqs])
-        found.append(StepShape(num_seqs * chunk, num_seqs * (before + chunk), pairs, num_seqs, draws))
+        is_new = chunk == 1 and rng.random() < 0.3
+        found.append(StepShape(num_seqs * chunk, num_seqs * (before + chunk), pairs, num_seqs, draws, is_new))
     return found
 
 
 def test_a_fit_finds_the_terms_that_made_the_steps() -> None:
     terms = {"fixed_s": 2e-3, "token_s": 5e-5, "context_token_s": 1e-7, "pair_s": 3e-9, "draw_s": 4e-5}
-    terms["prompt_s"] = 1e-3
+    terms |= {"prompt_s": 1e-3, "new_batch_s": 2e-3}
     truth = CostModel(**terms, free_tokens=16)
     rng = random.Random(1)
     steps = [Step(shape, truth.step_s(shape) * rng.uniform(0.98, 1.02)) for shape in shapes(600)]

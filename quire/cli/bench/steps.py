@@ -29,7 +29,7 @@ NUM_ARRIVAL_OUTPUT = 48
 """Tokens of each: most steps are like the one before, as when requests are served."""
 LONGEST_ARRIVAL = 256
 """Tokens of their prompts."""
-PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.2
 """After the last of those before has ended."""
 MAX_PROMPTS_PER_BATCH = 8
 """Full steps of prompts; a batch has no more of them."""
@@ -41,6 +41,7 @@ TERMS = {
     "pair_s": "pair of tokens in a prompt",
     "sequence_s": "sequence",
     "draw_s": "token that is drawn",
+    "new_batch_s": "step of another batch",
 }
 
 
@@ -117,9 +118,10 @@ def _batches(config: QuireConfig, max_batch_size: int) -> Iterator[tuple[int, in
 
 
 def _run_batch(engine: LLMEngine, num_seqs: int, prompt_len: int, rng: random.Random) -> None:
+    """Prompts are of up to so many tokens: as when requests are served, hardly a step has as many as one before."""
     engine.reset_prefix_cache()
     for index in range(num_seqs):
-        _add(engine, str(index), prompt_len, rng)
+        _add(engine, str(index), rng.randint(prompt_len - prompt_len // 4, prompt_len), rng)
     while engine.has_unfinished_requests():
         engine.step()
 
@@ -138,7 +140,7 @@ def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Ra
         for _ in range(rng.randrange(2 * num_output)):
             if not engine.has_unfinished_requests():
                 executor.pause()
-                time.sleep(PAUSE_S)
+                time.sleep(rng.uniform(0.0, LONGEST_PAUSE_S))
                 break
             engine.step()
     while engine.has_unfinished_requests():

@@ -1,5 +1,5 @@
-"""`quire bench latency|throughput|startup|steps|serve|record`: how fast this model is here, or a server anywhere, and
-what a server is asked for."""
+"""`quire bench latency|throughput|startup|steps|machine|serve|record`: how fast this model is here, what this machine
+can do, how fast a server anywhere is, and what it is asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.bench import record, serve, startup, steps
+from quire.cli.bench import machine, record, serve, startup, steps
 from quire.cli.output import check_writable, write_json
 from quire.config.args import add_flags, from_namespace
 from quire.config.knobs import whole_number
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput.set_defaults(run=run_throughput)
     startup.add_arguments(kinds)
     steps.add_arguments(kinds)
+    machine.add_arguments(kinds)
     serve.add_arguments(kinds)
     record.add_arguments(kinds)
     for child in (latency, throughput):

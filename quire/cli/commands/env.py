@@ -11,6 +11,7 @@ from importlib import metadata
 from quire import __version__, envs
 from quire.config.args import add_flags, from_namespace
 from quire.config.memory_plan import gib
+from quire.errors import counted
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "transformers")
 
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     Raises: ConfigError.
     """
     from quire.engine.core_startup import create_config
+    from quire.platforms.cores import allowed_cpus
     from quire.platforms.current import current_capabilities
 
     here = current_capabilities()
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in PACKAGES},
         "machine": {
-            "cores": here.num_cores,
+            "cores": f"{here.num_cores} ({counted(len(allowed_cpus()), 'logical CPU')} allowed)",
             "instruction sets": ", ".join(here.isa) or "none of interest",
             "memory": f"{gib(here.total_memory)}, {gib(here.available_memory)} available",
             "ops": f"{here.ops} ({here.ops_reason})",

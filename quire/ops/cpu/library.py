@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import platform
 import struct
 import threading
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from quire import envs
 from quire.errors import ConfigError, EngineError
+from quire.platforms.cores import usable_cores
 
 ABI_VERSION: Final = 3
 FILE_NAME: Final = "libquire_cpu.so"
@@ -175,7 +175,7 @@ def _open() -> Library | str:
     isa = _wanted_isa(best)
     if isinstance(isa, str):
         return isa
-    library.qr_init(isa, default_num_threads())
+    library.qr_init(isa, usable_cores())
     return library
 
 
@@ -249,35 +249,6 @@ def pointers(addresses: Iterable[int]) -> ctypes.Array[c_void_p]:
     """An array of pointers, for kernels that take one for each layer."""
     values = list(addresses)
     return (c_void_p * len(values))(*values)
-
-
-def default_num_threads() -> int:
-    """One thread for each physical core that this process may use, within the control group's quota.
-
-    Two hyper-threads of one core share its tile unit and its path to memory: a second thread there only disturbs.
-    """
-    cores = {_core_of(cpu) for cpu in os.sched_getaffinity(0)}
-    return max(1, min(len(cores), _quota() or len(cores)))
-
-
-def _core_of(cpu: int) -> str:
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
-    except OSError:
-        return str(cpu)
-
-
-def _quota() -> int | None:
-    """Whole CPUs of the control group's quota, version 2 or 1."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        try:
-            quota = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text(encoding="ascii").strip()
-            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text(encoding="ascii").strip()
-        except OSError:
-            return None
-    return max(1, int(quota) // int(period)) if quota.isdigit() else None
 
 
 def function_type() -> Any:
