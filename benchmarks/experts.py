@@ -4,22 +4,23 @@
 
 Layers have the sizes of Qwen3-30B-A3B with fewer experts: `--experts` of them, `--chosen` for a token. A call is one
 layer; calls cycle through `--layers`. Bytes are those of the experts that the rows touch, and of the router. The column
-of torch holds the same mixture expert by expert: routing by torch, and the library's products.
+`one by one` holds the same mixture expert by expert: routing by torch, and the library's products.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 from functools import partial
 from typing import cast
 
 import torch
 
-from benchmarks.ops import Case, copy_of, read_bandwidth
+from benchmarks.ops import Case, read_bandwidth
 from quire.config.experts import Routing
 from quire.ops import table
-from quire.ops.cpu import library
+from quire.ops.cpu import library, memory
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 from quire.ops.mixture import mix, route
@@ -29,19 +30,28 @@ HIDDEN, SIZE = 2048, 768
 
 
 def layers(ops: dict[str, table.Op], weights: str, count: int, experts: int) -> list[MixtureWeights]:
-    """Routers of their own; experts are copies of one, each in memory of its own."""
+    """Routers of their own; experts are copies of one, which lie where a model's lie."""
     pack = ops["pack_linear"] if weights in ("bfloat16", "float32", "float16") else ops["quantize_linear"]
     kind = {"dtype": getattr(torch, weights)} if pack is ops["pack_linear"] else {"format": weights}
     gate_up, down = (
         cast(LinearWeight, pack([torch.randn(*shape) / 40], **kind)) for shape in ((2 * SIZE, HIDDEN), (HIDDEN, SIZE))
     )
-    return [
-        MixtureWeights(
-            router=cast(LinearWeight, ops["pack_linear"]([torch.randn(experts, HIDDEN)], dtype=torch.float32)),
-            experts=tuple(ExpertWeights(gate_up=copy_of(gate_up), down=copy_of(down)) for _ in range(experts)),
-        )
-        for _ in range(count)
-    ]
+    made = []
+    for _ in range(count):
+        with memory.weights_together():
+            copies = [ExpertWeights(gate_up=copy_of(gate_up), down=copy_of(down)) for _ in range(experts)]
+        router = cast(LinearWeight, ops["pack_linear"]([torch.randn(experts, HIDDEN)], dtype=torch.float32))
+        made.append(MixtureWeights(router=router, experts=tuple(copies)))
+    return made
+
+
+def copy_of(weight: LinearWeight) -> LinearWeight:
+    """In memory of its own, where packing would have put it."""
+    tensors = {
+        name: memory.weight_zeros(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        for name, tensor in weight.tensors.items()
+    }
+    return dataclasses.replace(weight, tensors=tensors)
 
 
 def touched_bytes(x: torch.Tensor, weights: MixtureWeights, routing: Routing) -> int:
@@ -92,14 +102,13 @@ def main() -> None:
     print(f"{library.isa()}, {library.num_threads()} threads")
     print(f"{'case':<34} {'us':>10} {'GB/s':>8} {'of read':>8} {'TFLOP/s':>8} {'one by one':>10} {'ratio':>8}")
     for weights in args.formats:
-        made = cases(ops, args, weights)
-        for _ in range(args.rounds):
-            for case in [read, *made]:
+        for case in cases(ops, args, weights):
+            read.times.clear()
+            for _ in range(args.rounds):
+                read.measure()
                 case.measure()
-        bandwidth = read.num_bytes / statistics.median(read.times) / 1e9
-        for case in made:
-            print(case.line(bandwidth), flush=True)
-    print(f"read {bandwidth:.1f} GB/s")
+            bandwidth = read.num_bytes / statistics.median(read.times) / 1e9
+            print(f"{case.line(bandwidth)}   read {bandwidth:.1f} GB/s", flush=True)
 
 
 if __name__ == "__main__":

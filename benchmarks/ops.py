@@ -1,11 +1,13 @@
 """Native CPU ops against torch and against the machine's read bandwidth, measured in the same run.
 
-    python -m benchmarks.ops [--rounds 5] [--dtype bfloat16] [--kinds linear,attention,rope,small]
+    python -m benchmarks.ops [--rounds 5] [--dtype bfloat16] [--kinds linear,attention,rope,small,recurrent]
         [--formats int8 int4_g128] [--out 4096 --in 4096] [--kv-cache-dtype int8] [--megabytes 800]
 
 Every round measures each case once, in turn, so that a busy machine disturbs all alike; the table holds medians. A
 linear layer cycles through `--megabytes` of weights, more than the caches hold; the flops of quantised ones are
-integer operations. Attention and RoPE cycle through as much cache, up to 28 layers of it.
+integer operations. Attention and RoPE cycle through as much cache, up to 28 layers of it. Recurrent layers cycle
+through as many states, up to 28 layers of them, whose reading and writing are their bytes; they are measured beside
+the same layer in torch, whose rounds are few: it takes seconds for a prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from torch.nn import functional as F
 from quire.attention.context import AttentionMetadata
 from quire.ops import table
 from quire.ops.cpu import library, memory
-from quire.ops.functional import LinearWeight, RopeAndCacheSpec
+from quire.ops.functional import (
+    ConvWeights,
+    LinearWeight,
+    Mamba2Weights,
+    MambaWeights,
+    RopeAndCacheSpec,
+    StateMetadata,
+)
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 1024)
 
@@ -261,11 +270,111 @@ def small_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case
     return cases
 
 
+@dataclass
+class Recurrent:
+    """An op over the states of some layers, which take turns."""
+
+    name: str
+    op: Callable[[dict[str, table.Op], torch.Tensor, torch.Tensor, StateMetadata], object]
+    columns: int
+    numbers: int
+    """Of a state."""
+
+    def case(self, ops: dict[str, table.Op], args: argparse.Namespace, sequences: int, tokens: int) -> Case:
+        """Sequences that have a state already, with so many tokens each."""
+        num_bytes = 4 * (self.numbers + self.numbers % 2)
+        wanted = (args.megabytes << 20) // (2 * sequences * num_bytes)
+        states = [
+            cast(torch.Tensor, ops["allocate_states"](num_blocks=2 * sequences, num_bytes=num_bytes)).fill_(0.01)
+            for _ in range(max(2, min(28, wanted)))
+        ]
+        x = torch.randn(sequences * tokens, self.columns).to(getattr(torch, args.dtype))
+        step = StateMetadata(
+            query_start=torch.arange(0, sequences * tokens + 1, tokens, dtype=torch.int32),
+            reads=torch.arange(sequences, dtype=torch.int32),
+            writes=torch.arange(sequences, 2 * sequences, dtype=torch.int32),
+        )
+        reference = table.implementation_of("reference")
+        return Case(
+            name=f"{self.name} {sequences} x {tokens}",
+            run=lambda call: self.op(ops, x, states[call % len(states)], step),
+            baseline=lambda call: self.op(reference, x, states[call % len(states)], step),
+            calls=len(states) if tokens == 1 else 1,
+            num_bytes=2 * sequences * num_bytes,
+        )
+
+
+def recurrent_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+    """A layer of Mamba 2 of 64 heads of 64 channels, of Mamba with 3072 channels, and of LFM2 with 2048."""
+    layers = (mamba2_layer(64, 64, 128), mamba_layer(3072, 16, 96, getattr(torch, args.dtype)), short_conv_layer(2048))
+    return [layer.case(ops, args, *size) for layer in layers for size in ((1, 1), (8, 1), (32, 1), (1, 512))]
+
+
+def conv_weights(channels: int, width: int = 4) -> ConvWeights:
+    return ConvWeights(weight=torch.randn(channels, width), bias=torch.randn(channels))
+
+
+def mamba2_layer(heads: int, head_size: int, state_size: int) -> Recurrent:
+    inner = heads * head_size
+    weights = Mamba2Weights(
+        conv=conv_weights(inner + 2 * state_size),
+        num_groups=1,
+        state_size=state_size,
+        time_bias=torch.randn(heads),
+        decay=-torch.rand(heads),
+        skip=torch.randn(heads),
+        norm=torch.ones(inner),
+        norm_eps=1e-5,
+    )
+    numbers = weights.conv.num_inputs + inner * state_size
+    return Recurrent(
+        f"mamba2 {heads} x {head_size} x {state_size}",
+        lambda ops, x, states, step: ops["mamba2"](x, weights, states, step),
+        2 * inner + 2 * state_size + heads,
+        numbers,
+    )
+
+
+def mamba_layer(channels: int, state_size: int, rank: int, dtype: torch.dtype) -> Recurrent:
+    weights = {
+        name: MambaWeights(
+            conv=conv_weights(channels),
+            derive=cast(LinearWeight, pack([torch.randn(rank + 2 * state_size, channels) / 64], dtype=dtype)),
+            widen=cast(LinearWeight, pack([torch.randn(channels, rank) / 16], dtype=dtype)),
+            time_bias=torch.randn(channels),
+            decay=-torch.rand(channels, state_size),
+            skip=torch.randn(channels),
+        )
+        for name in ("cpu", "reference")
+        for pack in [table.implementation_of(name)["pack_linear"]]
+    }
+    reference = table.implementation_of("reference")["mamba"]
+    return Recurrent(
+        f"mamba {channels} x {state_size}",
+        lambda ops, x, states, step: ops["mamba"](
+            x, weights["reference" if ops["mamba"] is reference else "cpu"], states, step
+        ),
+        2 * channels,
+        weights["cpu"].conv.num_inputs + channels * state_size,
+    )
+
+
+def short_conv_layer(channels: int) -> Recurrent:
+    weights = conv_weights(channels, 3)
+    return Recurrent(
+        f"short_conv {channels}",
+        lambda ops, x, states, step: ops["short_conv"](x, weights, states, step),
+        3 * channels,
+        weights.num_inputs,
+    )
+
+
 KINDS: dict[str, Callable[[dict[str, table.Op], argparse.Namespace], list[Case]]] = {
     "linear": linear_cases,
     "attention": attention_cases,
     "rope": rope_cases,
     "small": small_cases,
+    "recurrent": recurrent_cases,
 }
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-VOCAB_SIZE = 320
-"""Of the models; the tokenizer knows fewer ids, as with real checkpoints."""
+from tests.expert_checkpoints import EXPERTS, VOCAB_SIZE
+from tests.expert_checkpoints import SIZES as _COMMON
+
 EOS_TOKEN = "<|endoftext|>"
 SPECIAL_TOKENS = (EOS_TOKEN, "<|im_start|>", "<|im_end|>")
 MERGES = ("\u0120 t", "h e", "\u0120t he", "i n", "e r", "o n", "a n", "\u0120 a", "r e", "\u0120 s", "\u00c3 \u00a9")
@@ -26,19 +27,6 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_COMMON = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.15,
-    "bos_token_id": None,
-    "eos_token_id": 256,
-    "pad_token_id": None,
-}
 _GPT2 = {
     "vocab_size": VOCAB_SIZE,
     "n_embd": 64,
@@ -105,6 +93,24 @@ _DEEPSEEK = {
     "num_experts_per_tok": 3,
 }
 
+_DELTA = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    # Outputs of heads are small in a random model; smaller roots would make 1e-3 of float32 errors on either side.
+    "rms_norm_eps": 1e-4,
+}
+_DELTA_EXPERTS = {
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 72,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": {**_COMMON, "sliding_window": 24},
@@ -141,174 +147,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {**_COMMON, "no_rope_layer_interval": 2},
     "glm": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
     "glm4": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
-    "mixtral": {**_COMMON, "num_local_experts": 5, "num_experts_per_tok": 2},
-    "olmoe": {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3},
-    "granitemoe": {
-        **_COMMON,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 2,
-        "embedding_multiplier": 6.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.6,
-        "logits_scaling": 2.0,
-    },
-    "ernie4_5_moe": {
-        **_COMMON,
-        "moe_intermediate_size": 40,
-        "moe_num_experts": 7,
-        "moe_k": 3,
-        "moe_num_shared_experts": 2,
-    },
-    "qwen2_moe": {
-        **_COMMON,
-        "decoder_sparse_step": 2,
-        "moe_intermediate_size": 40,
-        "shared_expert_intermediate_size": 72,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-    },
-    "qwen3_moe": {
-        **_COMMON,
-        "head_dim": 32,
-        "mlp_only_layers": [1],
-        "moe_intermediate_size": 48,
-        "num_experts": 8,
-        "num_experts_per_tok": 4,
-        "norm_topk_prob": True,
-    },
-    "glm4_moe": {
-        **_COMMON,
-        "num_hidden_layers": 3,
-        "head_dim": 24,
-        "moe_intermediate_size": 40,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "n_shared_experts": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 2.5,
-        "use_qk_norm": True,
-    },
-    "solar_open": {
-        **{key: value for key, value in _COMMON.items() if key != "intermediate_size"},
-        "head_dim": 16,
-        "moe_intermediate_size": 40,
-        "n_routed_experts": 7,
-        "num_experts_per_tok": 3,
-    },
-    "dots1": {
-        **_COMMON,
-        "num_hidden_layers": 4,
-        "moe_intermediate_size": 40,
-        "n_routed_experts": 6,
-        "n_shared_experts": 2,
-        "num_experts_per_tok": 2,
-        "n_group": 3,
-        "topk_group": 2,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 1,
-        "sliding_window": 24,
-        "max_window_layers": 2,
-    },
-    "exaone_moe": {
-        **_COMMON,
-        "num_hidden_layers": 4,
-        "moe_intermediate_size": 40,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "n_group": 2,
-        "topk_group": 1,
-        "sliding_window": 24,
-        "sliding_window_pattern": 2,
-    },
-    "hy_v3": {
-        **_COMMON,
-        "head_dim": 16,
-        "moe_intermediate_size": 40,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "num_shared_experts": 2,
-    },
-    "minimax_m2": {
-        **_COMMON,
-        "intermediate_size": 40,
-        "head_dim": 16,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 3,
-        "rotary_dim": 8,
-    },
-    "flex_olmo": {**_COMMON, "num_experts": 5, "num_experts_per_tok": 3},
-    "granitemoeshared": {
-        **_COMMON,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 72,
-        "embedding_multiplier": 6.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.6,
-        "logits_scaling": 2.0,
-    },
-    "mellum": {
-        **_COMMON,
-        "head_dim": 16,
-        "moe_intermediate_size": 40,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    },
-    "cohere2_moe": {
-        **_COMMON,
-        "num_hidden_layers": 4,
-        "head_dim": 16,
-        "logit_scale": 0.3,
-        "sliding_window": 24,
-        "sliding_window_pattern": 2,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "num_shared_experts": 2,
-    },
-    "phimoe": {**_COMMON, "num_local_experts": 4},
-    "gpt_oss": {
-        **_COMMON,
-        "head_dim": 16,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 3,
-        "sliding_window": 24,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 150_000.0,
-            "factor": 4.0,
-            "truncate": False,
-            "original_max_position_embeddings": 64,
-        },
-    },
-    "granitemoe_swa": {
-        **_COMMON,
-        "num_hidden_layers": 4,
-        "layer_types": ["full_attention", "sliding_attention"] * 2,
-        "sliding_window": 24,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 72,
-        "embedding_multiplier": 6.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.6,
-        "logits_scaling": 2.0,
-    },
-    "hunyuan_v1_moe": {**_COMMON, "head_dim": 16, "num_experts": 6, "moe_topk": 3},
-    "dbrx": {
-        "vocab_size": VOCAB_SIZE,
-        "d_model": 64,
-        "n_layers": 3,
-        "n_heads": 4,
-        "max_seq_len": 256,
-        "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10_000.0},
-        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 3},
-        "initializer_range": 0.15,
-        "eos_token_id": 256,
-    },
+    **EXPERTS,
     "olmo": _COMMON,
     "olmo2": _COMMON,
     "olmo3": {
@@ -441,6 +280,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "conv", "full_attention", "conv"],
         "block_multiple_of": 32,
     },
+    "qwen3_next": {**_DELTA, **_DELTA_EXPERTS},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_DELTA_EXPERTS},
+    "minimax": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "full_attn_alpha_factor": 1.5,
+        "linear_attn_alpha_factor": 2.0,
+        "linear_attn_beta_factor": 0.7,
+        "mlp_beta_factor": 0.8,
+    },
+    "recurrent_gemma": {**_COMMON, "attention_window_size": 24, "w_init_variance_scale": 1.0},
     "lfm2_moe": {
         **_COMMON,
         "num_hidden_layers": 4,
@@ -468,7 +322,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "nemotron_h": {
         **_COMMON,
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "n_routed_experts": 6,
+        "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 56,
         "head_dim": 16,
         "mamba_num_heads": 6,
         "mamba_head_dim": 12,
@@ -481,7 +338,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """family -> the configuration that `make_checkpoint` starts from."""
 ATTENTION_FREE = ("mamba", "falcon_mamba", "mamba2")
 """Families none of whose layers have attention."""
-RECURRENT = (*ATTENTION_FREE, "bamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1")
+RECURRENT = (
+    *ATTENTION_FREE,
+    "bamba",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "falcon_h1",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "minimax",
+    "recurrent_gemma",
+)
 """Families some of whose layers keep a state."""
 ONE_OF_EACH_KIND = (
     "llama",  # one norm before each part, rotary positions, all layers see everything

@@ -72,10 +72,13 @@ def columns() -> list[Column]:
         "preempted": any("num_gpu_blocks_override" in options for options in ways),
         "prefix cache": "num_cached_tokens" in inspect.getsource(greedy),
     }
-    forks = test_recurrent.test_branches_are_the_same_alone_in_company_and_preempted
-    elsewhere = {"preempted": frozenset(rows_of(forks, "family"))}
+    elsewhere = {
+        "preempted": test_recurrent.test_branches_are_the_same_alone_in_company_and_preempted,
+        "prefix cache": test_recurrent.test_a_prompt_goes_on_from_a_cached_state_with_the_same_bits,
+    }
+    also = {title: frozenset(rows_of(test, "family")) for title, test in elsewhere.items()}
     found = {
-        title: engine.difference(NOT_SO.get(title, ())) | elsewhere.get(title, frozenset()) if is_run else frozenset()
+        title: engine.difference(NOT_SO.get(title, ())) | also.get(title, frozenset()) if is_run else frozenset()
         for title, is_run in in_engine.items()
     }
     return [

@@ -79,14 +79,6 @@ struct Routed {
         total(room.take<float>(m.rows * m.weights.out_features)) {}
 };
 
-Weight weight_of(const qr_weight& w, int32_t x_dtype, int64_t k) {
-  Weight weight = w.format == 0 ? dense_weight(w.packed, int32_t(w.dtype), x_dtype, k)
-                                : quantized_weight(w.packed, int32_t(w.format), w.group, w.scales, w.corrections, k);
-  weight.args.k = k;
-  weight.args.bias = w.bias;
-  return weight;
-}
-
 // ---- routing ----
 
 // A row's choices in the order of experts, the shared one last.
@@ -318,13 +310,6 @@ int32_t run(const Mixture& m) {
 }
 
 // ---- arguments ----
-
-bool is_weight_of(const qr_weight& w, int64_t n, int64_t k) {
-  if (w.packed == nullptr || !is_aligned(w.packed) || !is_weight(n, k)) return false;
-  if (w.format == 0) return w.dtype >= 0 && w.dtype <= INT32_MAX && is_weight_dtype(int32_t(w.dtype));
-  return w.format <= INT32_MAX && is_format(int32_t(w.format)) && is_group(int32_t(w.format), w.group) &&
-         w.scales != nullptr;
-}
 
 bool are_weights(const qr_mixture& w) {
   const int64_t most = INT32_MAX - 1;

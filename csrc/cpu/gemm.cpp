@@ -198,6 +198,21 @@ Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t 
   return weight;
 }
 
+Weight weight_of(const qr_weight& w, int32_t x_dtype, int64_t k) {
+  Weight weight = w.format == 0 ? dense_weight(w.packed, int32_t(w.dtype), x_dtype, k)
+                                : quantized_weight(w.packed, int32_t(w.format), w.group, w.scales, w.corrections, k);
+  weight.args.k = k;
+  weight.args.bias = w.bias;
+  return weight;
+}
+
+bool is_weight_of(const qr_weight& w, int64_t n, int64_t k) {
+  if (w.packed == nullptr || !is_aligned(w.packed) || !is_weight(n, k)) return false;
+  if (w.format == 0) return w.dtype >= 0 && w.dtype <= INT32_MAX && is_weight_dtype(int32_t(w.dtype));
+  return w.format <= INT32_MAX && is_format(int32_t(w.format)) && is_group(int32_t(w.format), w.group) &&
+         w.scales != nullptr;
+}
+
 void run(Product* products, int64_t count) {
   const auto blocks_of = [](const GemmArgs& args) { return divide_up(args.rows, kBlockRows); };
   int64_t all_panels = 0, pieces = 0;

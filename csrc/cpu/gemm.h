@@ -54,6 +54,10 @@ Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t 
 Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
                         const int8_t* corrections, int64_t k);
 
+// A weight as the structures of the interface name it, and whether [n, k] may be one.
+Weight weight_of(const qr_weight& w, int32_t x_dtype, int64_t k);
+bool is_weight_of(const qr_weight& w, int64_t n, int64_t k);
+
 // Compute products whose x is prepared, all pieces of all of them on the pool at once.
 void run(Product* products, int64_t count);
 

@@ -149,8 +149,10 @@ struct AttentionPiece {
 
 using AttendFn = void (*)(const AttentionArgs& args, const AttentionPiece& piece);
 
-// Channels that one piece of a convolution, and of a Mamba scan, takes: whole cache lines of every row.
-constexpr int64_t kConvChannels = 64;
+// Channels and tokens that one piece of a convolution takes: long stretches of few rows, which prefetchers follow.
+constexpr int64_t kConvChannels = 256;
+constexpr int64_t kConvTokens = 32;
+// Channels of a piece of a Mamba scan, whose state stays in L1.
 constexpr int64_t kScanChannels = 64;
 // Tokens that a convolution sees at most, which bounds the weights of a piece.
 constexpr int64_t kConvWidth = 64;
@@ -166,12 +168,13 @@ struct ConvArgs {
   int64_t channels, width;
 };
 
-// Some channels of one sequence.
+// Some channels and tokens of one sequence.
 struct ConvPiece {
   int64_t token_begin, token_end, channel_begin, channel_end;
+  int64_t num_before;   // of the sequence's tokens that x has before the first
   const float* weight;  // [width][kConvChannels]
-  const float* past;    // [width - 1][kConvChannels]: the inputs before the first token
-  float* last;          // and those up to the last one
+  const float* past;    // [width - 1][kConvChannels]: the inputs before all that x has
+  float* last;          // [width - 1][kConvChannels]: those up to the last token; or null
 };
 
 struct DerivedArgs {

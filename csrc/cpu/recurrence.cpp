@@ -76,24 +76,50 @@ struct States {
 
 // Weights [channels, width] of a block of channels, column by column; zeros beside the last channel.
 void columns_of(float* columns, const float* weight, int64_t begin, int64_t end, int64_t width) {
-  std::memset(columns, 0, size_t(width * kConvChannels) * 4);
+  if (end - begin < kConvChannels) std::memset(columns, 0, size_t(width * kConvChannels) * 4);
   for (int64_t channel = begin; channel < end; ++channel)
     for (int64_t column = 0; column < width; ++column)
       columns[column * kConvChannels + channel - begin] = weight[channel * width + column];
 }
 
-void convolve_block(const ConvArgs& args, const States& states, const float* weight, int64_t begin, int64_t end) {
-  alignas(64) float columns[kConvWidth * kConvChannels], past[kConvWidth * kConvChannels],
-      last[kConvWidth * kConvChannels];
+// Some tokens of a sequence.
+struct Chunk {
+  int64_t sequence, begin, end;
+};
+
+// Cut every sequence into chunks; one without tokens is a chunk, too, for its state moves on. Null when memory is short.
+Chunk* cut(const States& states, int64_t& num_chunks) {
+  const auto chunks_of = [&](int64_t r) {
+    return std::max(int64_t(1), divide_up(states.query_start[r + 1] - states.query_start[r], kConvTokens));
+  };
+  num_chunks = 0;
+  for (int64_t r = 0; r < states.sequences; ++r) num_chunks += chunks_of(r);
+  auto* chunks = static_cast<Chunk*>(scratch(1, std::max(int64_t(1), num_chunks) * int64_t(sizeof(Chunk))));
+  if (chunks == nullptr) return nullptr;
+  Chunk* next = chunks;
+  for (int64_t r = 0; r < states.sequences; ++r)
+    for (int64_t i = 0; i < chunks_of(r); ++i) {
+      const int64_t begin = states.query_start[r] + i * kConvTokens;
+      *next++ = Chunk{r, begin, std::min(int64_t(states.query_start[r + 1]), begin + kConvTokens)};
+    }
+  return chunks;
+}
+
+int32_t convolve(const ConvArgs& args, const States& states, const float* weight, const Chunk& chunk, int64_t begin,
+                 int64_t end) {
+  auto* columns = static_cast<float*>(scratch(0, 3 * args.width * kConvChannels * 4));
+  if (columns == nullptr) return QR_ENOMEM;
+  float *past = columns + args.width * kConvChannels, *last = past + args.width * kConvChannels;
   columns_of(columns, weight, begin, end, args.width);
-  for (int64_t r = 0; r < states.sequences; ++r) {
-    for (int64_t i = 0; i < args.width - 1; ++i)
-      states.get_before(past + i * kConvChannels, r, i * args.channels + begin, end - begin);
-    kernels()->causal_conv(
-        args, ConvPiece{states.query_start[r], states.query_start[r + 1], begin, end, columns, past, last});
-    for (int64_t i = 0; i < args.width - 1; ++i)
-      states.put(last + i * kConvChannels, states.writes[r], i * args.channels + begin, end - begin);
-  }
+  const int64_t num_past = args.width - 1, num_before = chunk.begin - states.query_start[chunk.sequence];
+  const bool is_last = chunk.end == states.query_start[chunk.sequence + 1];
+  for (int64_t i = num_before; i < num_past; ++i)
+    states.get_before(past + i * kConvChannels, chunk.sequence, i * args.channels + begin, end - begin);
+  kernels()->causal_conv(
+      args, ConvPiece{chunk.begin, chunk.end, begin, end, num_before, columns, past, is_last ? last : nullptr});
+  for (int64_t i = 0; is_last && i < num_past; ++i)
+    states.put(last + i * kConvChannels, states.writes[chunk.sequence], i * args.channels + begin, end - begin);
+  return QR_OK;
 }
 
 // Run kernel(piece) on all (sequence, block) pairs; a block of `size` numbers of the state, the last one shorter.
@@ -140,11 +166,18 @@ int32_t qr_causal_conv(float* out, void* rounded, const void* x, const void* fac
   const States all{states, num_pages, half, query_start, reads, writes, sequences};
   if (!all.are_valid(tokens, (width - 1) * channels)) return QR_EINVAL;
   const ConvArgs args{out, rounded, x, factor, gate, dtype, stride, bias, activation == QR_SILU, channels, width};
-  parallel_for(divide_up(channels, kConvChannels), [&](int64_t index) {
-    const int64_t begin = index * kConvChannels;
-    convolve_block(args, all, weight, begin, std::min(channels, begin + kConvChannels));
+  int64_t num_chunks = 0;
+  const Chunk* chunks = cut(all, num_chunks);
+  if (chunks == nullptr) return QR_ENOMEM;
+  const int64_t blocks = divide_up(channels, kConvChannels);
+  std::atomic<int32_t> status{QR_OK};
+  parallel_for(num_chunks * blocks, [&](int64_t index) {
+    const int64_t begin = index % blocks * kConvChannels;
+    const int32_t result =
+        convolve(args, all, weight, chunks[index / blocks], begin, std::min(channels, begin + kConvChannels));
+    if (result != QR_OK) status.store(result);
   });
-  return QR_OK;
+  return status.load();
 }
 
 int32_t qr_mamba_derived(void* time, int32_t dtype, float* derived, int64_t tokens, int64_t rank, int64_t state_size,

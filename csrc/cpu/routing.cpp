@@ -80,6 +80,7 @@ void weigh(float* weights, const int32_t* chosen, const float* scores, const qr_
     float total = weights[0];
     for (int64_t i = 1; i < count; ++i) total += weights[i];
     if (total < float(routing.least_sum)) total = float(routing.least_sum);
+    total += float(routing.added_to_sum);
     for (int64_t i = 0; i < count; ++i) weights[i] /= total;
   }
   for (int64_t i = 0; i < count; ++i) weights[i] *= float(routing.factor);
@@ -99,9 +100,10 @@ bool are_groups(const qr_routing& routing, int64_t num_experts) {
 float sigmoid_of(float logit) { return 1.0f / (1.0f + std::exp(-logit)); }
 
 bool is_routing(const qr_routing& routing, int64_t num_experts) {
-  const bool are_numbers = is_finite(float(routing.least_sum)) && is_finite(float(routing.factor)) &&
-                           is_finite(float(routing.shared_factor)) && is_finite(float(routing.near));
-  return are_numbers && routing.num_chosen >= 1 && routing.num_chosen <= num_experts && routing.scores >= QR_SOFTMAX &&
+  for (const double number :
+       {routing.least_sum, routing.added_to_sum, routing.factor, routing.shared_factor, routing.near})
+    if (!is_finite(float(number))) return false;
+  return routing.num_chosen >= 1 && routing.num_chosen <= num_experts && routing.scores >= QR_SOFTMAX &&
          routing.scores <= QR_LOGITS && are_groups(routing, num_experts);
 }
 

@@ -152,12 +152,12 @@ typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2 } qr_scores;
 /* How rows choose experts and weigh them: the num_chosen of the highest scores + choice_bias, the lower index first
  * where two are equal; NaN counts as the highest. Of `groups` groups of neighbours (0: no groups), only those in the
  * chosen_groups whose best_of_group highest scores have the highest sums. Weights are the scores (QR_LOGITS: the
- * softmax over the chosen), divided by their sum, or least_sum if that is more, where renormalized, times factor. near
+ * softmax over the chosen), divided by their sum, or least_sum if that is more, plus added_to_sum, where renormalized, times factor. near
  * (negative: none): experts are chosen one after the other, each weighed by the softmax over the logits that are left
  * and no further from it than this share of it. shared_factor: of the shared expert, beside the sigmoid of its gate. */
 typedef struct {
   int64_t num_chosen, scores, groups, chosen_groups, best_of_group, renormalized;
-  double least_sum, factor, shared_factor, near;
+  double least_sum, added_to_sum, factor, shared_factor, near;
 } qr_routing;
 
 /* chosen[rows, num_chosen], best first, and their weights, from logits[rows, num_experts]. For tests. */
@@ -207,6 +207,23 @@ QR_API int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* quer
                                   const int32_t* block_tables, int64_t table_stride, int64_t heads, int64_t kv_heads,
                                   int64_t head_size, float scale, float soft_cap, int64_t window,
                                   const float* slopes, const float* sinks);
+
+/* ---- attention over latents (latent.cpp) ---- */
+
+/* qkv[tokens, (heads + 2) head_size], as qr_rope_and_cache takes it for one kv head, from query[tokens, heads (nope_size
+ * + rope_size)] and compressed[tokens, latent_size + rope_size]; all of dtype. Of each query head [its last rope_size
+ * features | its others . to_latents[head] | zeros], the key [the last rope_size features | latent | zeros] and the
+ * value [zeros | latent | zeros], latent being the RMS norm of the first latent_size features. to_latents: heads
+ * weights [latent_size, nope_size], without bias. */
+QR_API int32_t qr_latent_qkv(void* qkv, const void* query, const void* compressed, int32_t dtype, const float* norm,
+                             float eps, const qr_weight* to_latents, int64_t tokens, int64_t heads, int64_t rope_size,
+                             int64_t nope_size, int64_t latent_size, int64_t head_size);
+
+/* values[tokens, heads value_size] from attended[tokens, heads head_size], of whose heads the latent_size features
+ * behind the first rope_size are multiplied. to_values: heads weights [value_size, latent_size], without bias. */
+QR_API int32_t qr_latent_values(void* values, const void* attended, int32_t dtype, const qr_weight* to_values,
+                                int64_t tokens, int64_t heads, int64_t rope_size, int64_t latent_size,
+                                int64_t value_size, int64_t head_size);
 
 /* Within each cache, copy block pairs[2 i] to pairs[2 i + 1], in order. block_bytes: of one half (keys or values). */
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,

@@ -69,7 +69,7 @@ const Kind kKinds[] = {{QR_FLOAT32, 0, 0, false},  {QR_BFLOAT16, 0, 0, true}, {Q
                        {QR_BFLOAT16, QR_INT8, 0, true}, {QR_FLOAT32, QR_INT4, 32, false}, {QR_BFLOAT16, QR_INT4, 128, false}};
 
 qr_routing routing_of(int64_t num_chosen) {
-  return {num_chosen, QR_SOFTMAX, 0, 0, 0, 1, 0.0, 1.5, 0.5, -1.0};
+  return {num_chosen, QR_SOFTMAX, 0, 0, 0, 1, 0.0, 0.0, 1.5, 0.5, -1.0};
 }
 
 struct Case {

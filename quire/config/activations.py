@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config.arch import LayerSpec, ModelArch
-from quire.config.experts import ExpertsSpec
+from quire.config.experts import ExpertsSpec, Scores
 from quire.config.family_spec import MlpKind, NormKind
-from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, RecurrentSpec
+from quire.config.mixers import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    LatentAttentionSpec,
+    LightningSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    RecurrentSpec,
+    RgLruSpec,
+    ShortConvSpec,
+)
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -94,7 +105,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
         if start in ends:
             layout.move("hidden", ends[start])
         else:
-            _layer(layout, arch, layer)
+            (_layer if arch.scales.joins is None else _joined_layer)(layout, arch, layer)
             ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
     return layout
@@ -119,10 +130,7 @@ def _mix(layout: _Layout, arch: ModelArch, mixers: Sequence[MixerSpec]) -> None:
     norms = arch.norms
     _norm(layout, norms.input, arch.hidden_size)
     for number, mixer in enumerate(mixers):
-        if isinstance(mixer, RecurrentSpec):
-            _recur(layout, arch, mixer)
-        else:
-            _attend(layout, arch, mixer)
+        _mix_one(layout, arch, mixer)
         layout.free(*(["between"] if number else []))
         layout.rename("mixed", "between")
     _join(layout, arch, norms.post_attention, "between")
@@ -145,24 +153,58 @@ def _feed(layout: _Layout, arch: ModelArch, inner: int) -> None:
     _end_norm(layout, norms.input if arch.is_parallel and norms.pre_mlp is None else norms.pre_mlp)
 
 
+def _joined_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+    """Of a family with `Joins`: each half adds to what it reads."""
+    size = arch.hidden_size
+    layout.take("normed", size)
+    _mix_one(layout, arch, layer.mixers[0])
+    _join_normed(layout, size, "mixed")
+    layout.take("renormed", size)
+    layout.free("normed", "mixed")
+    layout.rename("renormed", "normed")
+    layout.take("inner", 0 if layer.mlp.experts else layer.mlp.intermediate_size)
+    layout.take("out", size)
+    layout.free("inner")
+    _join_normed(layout, size, "out")
+    layout.free("normed", "hidden")
+    layout.rename("out", "hidden")
+
+
+def _join_normed(layout: _Layout, size: int, piece: str) -> None:
+    layout.take("kept", size)
+    layout.take("joined", size)
+    layout.free(piece, "kept")
+    layout.rename("joined", piece)
+
+
+def _mix_one(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
+    if isinstance(mixer, RecurrentSpec):
+        _recur(layout, arch, mixer)
+    else:
+        _attend(layout, arch, mixer)
+
+
 def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
     heads = arch.num_heads * arch.head_size
     if isinstance(mixer, LatentAttentionSpec):
         _compress(layout, arch, mixer)
     layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
     if isinstance(mixer, LatentAttentionSpec):
-        layout.free("projected", "compressed", "nope", "products", "latent")
+        layout.free("projected", "compressed")
     layout.take("query", heads)
     layout.take("attended", heads)
     layout.free("qkv", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
+    elif mixer.is_gated:
+        layout.take("gate", heads)
+        layout.free("gate")
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
 
 
 def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
-    """Queries and latents, and what `latent_qkv` works with until its output is made."""
+    """Queries and latents, as `latent_qkv` reads them."""
     if mixer.query_rank is not None:
         layout.take("down", mixer.query_rank)
         layout.take("down normed", mixer.query_rank)
@@ -171,24 +213,20 @@ def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> N
     if mixer.query_rank is not None:
         layout.free("down normed")
     layout.take("compressed", mixer.latent_size + mixer.rope_size)
-    layout.take("nope", arch.num_heads * mixer.nope_size)
-    layout.take("raw", mixer.latent_size)
-    layout.take("products", arch.num_heads * mixer.latent_size)
-    layout.take("latent", mixer.latent_size)
-    layout.free("raw")
 
 
 def _expand(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
     """The values of what was attended to, by `latent_values`."""
-    layout.take("latents", arch.num_heads * mixer.latent_size)
-    layout.take("products", arch.num_heads * mixer.value_size)
     layout.take("values", arch.num_heads * mixer.value_size)
-    layout.free("latents", "products", "attended")
+    layout.free("attended")
     layout.rename("values", "attended")
 
 
 def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
-    layout.take("projected", mixer.in_features)
+    parts = (mixer.width, mixer.width) if isinstance(mixer, RgLruSpec) else (mixer.in_features,)
+    pieces = [f"projected {index}" for index in range(len(parts))]
+    for piece, columns in zip(pieces, parts, strict=True):
+        layout.take(piece, columns)
     if isinstance(mixer, MambaSpec):
         _derive(layout, mixer)
         layout.take("scanned", mixer.inner_size)
@@ -199,7 +237,7 @@ def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
         layout.free("convolved")
     else:
         layout.take("scanned", mixer.inner_size)
-    layout.free("projected")
+    layout.free(*pieces)
     layout.take("mixed", arch.hidden_size)
     layout.free("scanned")
 
@@ -250,6 +288,7 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     qkv = heads + 2 * arch.num_kv_heads * arch.head_size
     beside = item * size * any(len(layer.mixers) > 1 for layer in arch.layers)
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
+    more += 2 * size * (arch.scales.joins is not None)
     inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
@@ -296,9 +335,16 @@ def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
     return max((_native_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures), default=0)
 
 
+def _is_plain(experts: ExpertsSpec) -> bool:
+    """Whether the native op knows the mixture (`quire.ops.cpu.experts`)."""
+    routing = experts.routing
+    is_known = routing.scores in (Scores.SOFTMAX, Scores.SIGMOID, Scores.LOGITS) and not routing.weighs_input
+    return is_known and experts.is_gated and experts.gate is None
+
+
 def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
     """Its two pieces of scratch, which are kept from step to step."""
-    if experts.gate is not None or experts.routing.weighs_input:
+    if not _is_plain(experts):
         return _one_by_one_bytes(arch, experts, dtype, num_tokens)
     return _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
 
@@ -331,19 +377,30 @@ STATE_COPIES = 4
 """Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
 
 
+NATIVE = (MambaSpec, Mamba2Spec, ShortConvSpec)
+"""Recurrences that the native ops compute without torch."""
+
+
 def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int, *, ops: str) -> int:
     """Bytes that a recurrent layer works with beside the activations, in float32, where torch computes it."""
-    if ops == "cpu":
-        return 0
-    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in arch.recurrences), default=0)
+    by_torch = (mixer for mixer in arch.recurrences if ops != "cpu" or not isinstance(mixer, NATIVE))
+    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in by_torch), default=0)
 
 
 def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
-    inner, channels = mixer.inner_size, mixer.conv_channels
-    derived = 2 * mixer.num_heads if isinstance(mixer, Mamba2Spec) else 3 * inner
+    inner = mixer.inner_size
+    states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
+    if isinstance(mixer, LightningSpec):  # query, key and value of each channel, and no convolution
+        return 4 * num_tokens * 14 * (inner + 64) + states
+    channels = mixer.conv_channels
+    if isinstance(mixer, Mamba2Spec):
+        derived = 2 * mixer.num_heads
+    elif isinstance(mixer, GatedDeltaSpec):
+        derived = 6 * mixer.num_value_heads
+    else:
+        derived = (8 if isinstance(mixer, RgLruSpec) else 3) * inner
     convolved = (num_tokens + num_seqs * mixer.conv_width) * channels + 4 * num_tokens * round_up(channels + 32, 32)
     scanned = num_tokens * (6 * (inner + 64) + derived)
-    states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
     return 4 * (convolved + scanned) + states
 
 

@@ -20,9 +20,9 @@ from quire.config.families import (
     family_of,
     is_known,
 )
-from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
+from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpKind, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind, all_full
-from quire.config.mixers import AttentionSpec, Factors, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
+from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
 from quire.config.rope import RopeConfig, read_ropes
 from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import ConfigError, shown
@@ -200,6 +200,7 @@ class ModelArch:
             num_bytes = round_up(num_state_bytes, 128)
             return [_state_spec(mixer, num_bytes, block_size) for mixer in self.recurrences]
         page = _page_for(self, block_size, dtype, SLOT_MULTIPLES[ops], num_state_bytes)
+        _check_chunks(self, page.block_size)
         return [
             _state_spec(mixer, page.num_bytes, page.block_size)
             if isinstance(mixer, RecurrentSpec)
@@ -221,6 +222,16 @@ def _page_for(arch: ModelArch, block_size: int, dtype: str, slot_multiple: int, 
         page = PageSpec(**sizes, dtype=dtype, block_size=times * block_size, slot_multiple=slot_multiple)
         times += 1
     return page
+
+
+def _check_chunks(arch: ModelArch, block_size: int) -> None:
+    """Refuse blocks that a chunk of attention does not begin with. Raises: ConfigError."""
+    for size in {mixer.window for mixer in arch.plain_attentions if mixer.window is not None and mixer.is_chunked}:
+        if size % block_size:
+            raise ConfigError(
+                f"{arch.source}: attention is within chunks of {size} tokens, which blocks of {block_size} do not "
+                "divide. Choose a --block-size that does."
+            )
 
 
 def _state_spec(mixer: RecurrentSpec, num_bytes: int, block_size: int) -> StateSpec:
@@ -312,10 +323,25 @@ def _check_joins(arch: ModelArch) -> None:
     norms, scales, names = arch.norms, arch.scales, arch.family.names
     if arch.is_parallel and (norms.post_attention or norms.post_mlp or scales.residual != 1.0):
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
-    elif scales.attention != Factors() and (names.qkv_by_head or names.qkv_groups is not None):
+    elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
         problem = "factors of queries, keys and values that one tensor has by head"
+    elif arch.family.is_gated and (not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))):
+        problem = "gated attention with factors, or with queries, keys and values in one tensor"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"
+    elif arch.family.is_chunked and (
+        arch.attn_soft_cap is not None or any(mixer.slopes or mixer.has_sinks for mixer in arch.plain_attentions)
+    ):
+        problem = "attention in chunks with a soft cap, slopes or sinks"
+    elif scales.joins is not None and (
+        not (norms.input and norms.pre_mlp)
+        or norms.post_attention
+        or norms.post_mlp
+        or arch.is_parallel
+        or scales.residual != 1.0
+        or any(len(layer.mixers) != 1 or layer.mlp.kind is MlpKind.NONE for layer in arch.layers)
+    ):
+        problem = "joins without a norm before attention and MLP each, or with norms behind them or another factor"
     elif arch.family.latent is not None and (
         norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
     ):
@@ -423,11 +449,13 @@ def _attentions(
     return [
         AttentionSpec(
             window=None if kind is LayerKind.FULL else window,
+            is_chunked=family.is_chunked and kind is not LayerKind.FULL and window is not None,
             rope=ropes.get(kind) if rotates else None,
             query_scale=query_scale / (index + 1 if scales.by_depth else 1),
-            position_scale=position_scale,
+            position_scale=None if rotates and position_scale and position_scale.only_unrotated else position_scale,
             slopes=slopes,
             has_sinks=has_sinks,
+            is_gated=family.is_gated,
             factors=scales.attention,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
@@ -440,7 +468,7 @@ def _ropes(keys: ConfigKeys, family: FamilySpec, head_size: int, max_position: i
         return {}
     ropes = read_ropes(keys, head_size, max_position, family.aliases, family.sliding_theta)
     changes: dict[str, Any] = {"is_backward": family.rotates_back}
-    if family.norms_of(keys).heads is HeadNorms.ROTATED:
+    if family.norms_of(keys).heads in (HeadNorms.ROTATED, HeadNorms.UNIT_ROTATED):
         changes["attention_factor"] = 1.0
     return {kind: replace(rope, **changes) for kind, rope in ropes.items()}
 

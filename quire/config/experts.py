@@ -22,6 +22,8 @@ class Scores(StrEnum):
     """Of each logit by itself."""
     LOGITS = "logits"
     """The logits choose. The softmax over those of the chosen experts weighs."""
+    LOGITS_SIGMOID = "logits_sigmoid"
+    """The logits choose. The sigmoid of each weighs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,8 @@ class ExpertsSpec:
     size: int
     """Width of each expert between its two products."""
     routing: Routing
+    is_gated: bool = True
+    """Experts are gated MLPs; if not, they are down(activation(up(x)))."""
     gate: ClampedGate | None = None
     """In place of the model's activation and a product."""
     has_bias: bool = False
@@ -153,7 +157,7 @@ def olmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
 
 def qwen3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Qwen 3 MoE: experts in the layers that `decoder_sparse_step` and `mlp_only_layers` leave to them."""
-    return _in_sparse_layers(keys, _qwen3_spec(keys), num_layers)
+    return by_sparse_step(keys, _qwen3_spec(keys), num_layers)
 
 
 def mellum_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
@@ -171,7 +175,7 @@ def qwen2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
         shared_size=keys.count("shared_expert_intermediate_size"),
         has_shared_gate=True,
     )
-    return _in_sparse_layers(keys, spec, num_layers)
+    return by_sparse_step(keys, spec, num_layers)
 
 
 def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
@@ -245,6 +249,29 @@ def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec 
         factor=keys.positive("routed_scaling_factor"),
     )
     return behind_dense_layers(keys, _deepseek_spec(keys, count, routing, has_choice_bias=True), num_layers)
+
+
+def nemotron_h_experts(keys: ConfigKeys) -> ExpertsSpec:
+    """Nemotron-H: routed as DeepSeek V3, to experts without a gate, the shared one of a width of its own."""
+    count = num_experts_of(keys, "n_routed_experts", "num_local_experts", scoring=("sigmoid",), has_groups=True)
+    chosen = num_chosen_of(keys, count, "num_experts_per_tok")
+    routing = Routing(
+        num_chosen=chosen,
+        scores=Scores.SIGMOID,
+        groups=_groups(keys, count, chosen, num_best=2),
+        renormalized=keys.flag("norm_topk_prob", default=True),
+        least_sum=1e-20,
+        factor=keys.positive("routed_scaling_factor"),
+    )
+    return ExpertsSpec(
+        num_experts=count,
+        size=keys.count("moe_intermediate_size"),
+        routing=routing,
+        is_gated=False,
+        has_choice_bias=True,
+        shared_size=keys.count("moe_shared_expert_intermediate_size"),
+        has_shared_bias=keys.flag("mlp_bias", default=False),
+    )
 
 
 def cohere2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
@@ -331,7 +358,8 @@ def _qwen_routing(keys: ConfigKeys, num_experts: int) -> Routing:
     )
 
 
-def _in_sparse_layers(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+def by_sparse_step(keys: ConfigKeys, spec: ExpertsSpec, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """The same experts in each layer that `decoder_sparse_step` and `mlp_only_layers` leave to them."""
     step, listed = keys.count("decoder_sparse_step"), keys.raw.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
         keys.refuse("mlp_only_layers", listed, f"must list indices of the {counted(num_layers, 'layer')}")

@@ -37,6 +37,8 @@ class HeadNorms(StrEnum):
     """As EACH, but behind the rotation."""
     WHOLE = "whole"
     """All heads of a token together."""
+    UNIT_ROTATED = "unit_rotated"
+    """Each head by itself behind the rotation, without a weight, in layers that rotate."""
     LAYER = "layer"
     """A layer norm of each head by itself, all with one weight and one bias."""
     LAYER_OWN = "layer_own"
@@ -78,6 +80,23 @@ class Norms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """residual * kept + output * added."""
+
+    kept: float
+    added: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joins:
+    """How attention and MLP are added where the norm before them is the residual, too."""
+
+    attention: Join
+    recurrent: Join
+    mlp: Join
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
     """Factors that config.json sets."""
 
@@ -92,6 +111,8 @@ class Scales:
     attention: Factors = Factors()
     by_depth: bool = False
     """Whether layer i divides the query's factor by i + 1."""
+    joins: Joins | None = None
+    """For families that add to what they read; None where attention and MLP are added to the residual."""
 
 
 class MlpKind(StrEnum):
@@ -147,7 +168,7 @@ def experts(rule: ExpertsRule, bias: Flag = False, dense_size: str = "intermedia
     def mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
         size = keys.count(dense_size, default=size)
         plain = MlpSpec(kind=MlpKind.GATED, intermediate_size=size, has_bias=is_set(keys, bias))
-        return tuple(plain if spec is None else _mixture(spec) for spec in rule(keys, num_layers))
+        return tuple(plain if spec is None else mixture(spec) for spec in rule(keys, num_layers))
 
     return mlps
 
@@ -157,7 +178,8 @@ def no_mlp(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
     return _alike(MlpKind.NONE, 0, False, num_layers)
 
 
-def _mixture(spec: ExpertsSpec) -> MlpSpec:
+def mixture(spec: ExpertsSpec) -> MlpSpec:
+    """A layer's mixture of experts."""
     widest = max(spec.size, spec.shared_size)
     return MlpSpec(kind=MlpKind.EXPERTS, intermediate_size=widest, has_bias=False, experts=spec)
 
@@ -187,6 +209,7 @@ class WeightNames:
     qkv_groups: int | None = None
     """In how many groups of heads one tensor has query heads, then values, then keys; None if it does not."""
     output: str = "o_proj"
+    sinks: str = "sinks"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     mlp: str | None = "mlp"
@@ -253,6 +276,8 @@ class FamilySpec:
     layer_kinds: LayerRule = all_full
     window_flag: str | None = None
     """The key without which no layer has its window."""
+    is_chunked: bool = False
+    """Layers with a window see the context from the last multiple of its size on."""
     rotated: RotationRule = all_rotated
     sliding_theta: str | None = None
     """The key of the rotary base of layers with a window, where they have one of their own."""
@@ -268,6 +293,8 @@ class FamilySpec:
     """What queries are multiplied by at each position."""
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
+    is_gated: bool = False
+    """What each head attended to passes a gate; the query's product has the gate of each head behind its query."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

@@ -18,7 +18,8 @@ from quire.config.memory_plan import allowed_bytes
 from quire.config.resolve import DEFAULT_MAX_NUM_SEQS, resolve
 from quire.errors import ConfigError
 
-UNLIMITED = 1 << 60
+UNLIMITED = 1 << 120
+"""Bytes: more than the most blocks of the largest size take."""
 LARGEST_SHARE = 0.95
 """Of the memory: more is not proposed, for the system needs some."""
 FREE_MEMORY = "nothing but memory that is free now"
@@ -161,7 +162,7 @@ def _together(machine: Machine, args: EngineArgs, wish: Wish, candidates: Sequen
             break
     else:
         return
-    for change in list(taken):  # what a later one made needless
+    for change in reversed(taken):  # what others made needless, the dearest first
         rest = [other for other in taken if other is not change]
         fewer: dict[str, Any] = {}
         for other in rest:

@@ -22,7 +22,8 @@ class Mixer(Variants):
     @classmethod
     def kinds(cls) -> tuple[type[Any], ...]:
         """See `Variants`."""
-        return AttentionSpec, LatentAttentionSpec, MambaSpec, Mamba2Spec, ShortConvSpec
+        recurrent = (MambaSpec, Mamba2Spec, ShortConvSpec, GatedDeltaSpec, LightningSpec, RgLruSpec)
+        return AttentionSpec, LatentAttentionSpec, *recurrent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +40,21 @@ class Factors:
     output: float = 1.0
     """Of the last product, bias included."""
 
+    @property
+    def are_ones(self) -> bool:
+        """Whether they change nothing."""
+        return all(factor == 1.0 for factor in (self.input, *self.inner, self.output))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionScale:
-    """1 + beta * log(1 + floor(position / period)): what keeps the softmax over long contexts sharp."""
+    """1 + beta * log(1 + floor((position + first) / period)): what keeps the softmax over long contexts sharp."""
 
     beta: float
     period: int
+    first: int = 0
+    only_unrotated: bool = False
+    """Layers that rotate queries do not multiply them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +63,8 @@ class AttentionSpec(Mixer):
 
     window: int | None
     """Tokens a query sees at most, itself included; None for all."""
+    is_chunked: bool = False
+    """A query sees those from the last multiple of the window's size on."""
     rope: RopeConfig | None
     """None where queries and keys are not rotated."""
     query_scale: float
@@ -64,6 +75,9 @@ class AttentionSpec(Mixer):
     """What the scores of each query head lose with each token of distance; None for nothing."""
     has_sinks: bool = False
     """Whether each query head has a learned score of no token."""
+    is_gated: bool = False
+    """Whether what each head attended to is multiplied by the sigmoid of a gate, which stands behind the head's query
+    in one product."""
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
 
@@ -255,7 +269,144 @@ class ShortConvSpec(Mixer):
         return (self.conv_width - 1) * self.conv_channels
 
 
-RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec
+class DeltaLayout(StrEnum):
+    """How a checkpoint has the product into a layer of the gated delta rule."""
+
+    BY_KEY_HEAD = "by_key_head"
+    """Two tensors, each with all of one key head, then all of the next (Qwen3-Next)."""
+    BY_KIND = "by_kind"
+    """A tensor for queries, keys and values, and one each for gates, rates and time steps (Qwen3.5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaSpec(Mixer):
+    """Linear attention by the gated delta rule (https://arxiv.org/abs/2412.06464), behind a short convolution."""
+
+    num_key_heads: int
+    num_value_heads: int
+    """A multiple of the key heads, each of which serves neighbours."""
+    key_size: int
+    """Of a head, of queries as of keys."""
+    value_size: int
+    conv_width: int
+    """Tokens that the convolution sees, the token itself included."""
+    layout: DeltaLayout
+    norm_eps: float
+
+    @property
+    def inner_size(self) -> int:
+        """Channels: those of all values."""
+        return self.num_value_heads * self.value_size
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of each channel's state."""
+        return self.key_size
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_size + self.inner_size
+
+    @property
+    def in_features(self) -> int:
+        """What the products into the layer give: the convolution's input, the gate, and two numbers per value head."""
+        return sum(self.in_parts)
+
+    @property
+    def in_parts(self) -> tuple[int, ...]:
+        """Rows of the tensors, or parts of tensors, in which the checkpoint has the product into the layer."""
+        keys, heads = self.num_key_heads, self.num_value_heads
+        if self.layout is DeltaLayout.BY_KIND:
+            return self.conv_channels, self.inner_size, heads, heads
+        values = self.inner_size // keys
+        return (self.key_size,) * 2 * keys + (values,) * 2 * keys + (heads // keys,) * 2 * keys
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution, and those of the rule."""
+        return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightningSpec(Mixer):
+    """Lightning attention (https://arxiv.org/abs/2401.04658): linear attention, each head with a decay of its own."""
+
+    num_heads: int
+    head_size: int
+    rates: tuple[float, ...]
+    """Of each head: what a token leaves of the state is exp(-rate)."""
+    norm_eps: float
+
+    @property
+    def inner_size(self) -> int:
+        """Channels: those of all values."""
+        return self.num_heads * self.head_size
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of each channel's state."""
+        return self.head_size
+
+    @property
+    def in_features(self) -> int:
+        """What the products into the layer give: query, key and value of each head, and the gate."""
+        return sum(self.in_parts)
+
+    @property
+    def in_parts(self) -> tuple[int, ...]:
+        """Rows of the tensors in which the checkpoint has the product into the layer."""
+        return 3 * self.inner_size, self.inner_size
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state."""
+        return self.inner_size * self.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RgLruSpec(Mixer):
+    """The real-gated linear recurrent unit of Griffin (https://arxiv.org/abs/2402.19427), behind a convolution."""
+
+    width: int
+    """Channels, each with one number of state."""
+    num_blocks: int
+    """The gates of as many equal parts of the channels are products of that part alone."""
+    conv_width: int
+    """Tokens that the convolution sees, the token itself included."""
+
+    @property
+    def inner_size(self) -> int:
+        """Channels."""
+        return self.width
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of each channel's state."""
+        return 1
+
+    @property
+    def block_size(self) -> int:
+        """Channels of a block."""
+        return self.width // self.num_blocks
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution."""
+        return self.width
+
+    @property
+    def in_features(self) -> int:
+        """What the two products into the layer give: the gate, and the convolution's input."""
+        return 2 * self.width
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution, and those of the unit."""
+        return self.conv_width * self.width
+
+
+RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec | GatedDeltaSpec | LightningSpec | RgLruSpec
 """Mixers that keep a state of fixed size."""
 if TYPE_CHECKING:
     MixerSpec = AttentionSpec | LatentAttentionSpec | RecurrentSpec

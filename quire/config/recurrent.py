@@ -57,7 +57,7 @@ def all_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None,
 
 
 def _mamba(keys: ConfigKeys) -> MambaSpec:
-    _check_activation(keys)
+    check_silu(keys)
     hidden_size = keys.count("hidden_size")
     eps = keys.find(("mixer_rms_eps",))[1]
     return MambaSpec(
@@ -79,7 +79,7 @@ def _time_rank(keys: ConfigKeys, name: str, hidden_size: int) -> int:
 
 def jamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Jamba: attention in one layer of each `attn_layer_period`, Mamba with norms in the others."""
-    _check_activation(keys)
+    check_silu(keys)
     hidden_size = keys.count("hidden_size")
     spec = MambaSpec(
         inner_size=keys.count("mamba_expand") * hidden_size,
@@ -115,7 +115,7 @@ def listed_short_conv(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec 
     """LFM2 MoE: attention and short convolutions as `layer_types` lists them."""
     if keys.raw.get("layer_types") is None:
         keys.refuse("layer_types", None, f"must list conv or full_attention for {counted(num_layers, 'layer')}")
-    return _listed(keys, _short_conv(keys), num_layers, ("conv",))
+    return listed_layers(keys, _short_conv(keys), num_layers, ("conv",))
 
 
 def _short_conv(keys: ConfigKeys) -> ShortConvSpec:
@@ -145,7 +145,7 @@ def hybrid_mamba2(keys: ConfigKeys) -> Mamba2Spec:
 
 def nemotron_mamba2(keys: ConfigKeys) -> Mamba2Spec:
     """A Mamba 2 layer of Nemotron-H, whose heads may be of any width together."""
-    _check_activation(keys, "mamba_hidden_act")
+    check_silu(keys, "mamba_hidden_act")
     return _mamba2(
         keys,
         num_heads=keys.count("mamba_num_heads"),
@@ -160,7 +160,7 @@ def nemotron_mamba2(keys: ConfigKeys) -> Mamba2Spec:
 
 def falcon_h1_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Falcon-H1: Mamba 2 in every layer, as wide as `mamba_d_ssm` says, with a factor for each part of its products."""
-    _check_activation(keys)
+    check_silu(keys)
     num_heads = keys.count("mamba_n_heads")
     inner_size = keys.optional_count("mamba_d_ssm") or keys.count("mamba_expand") * keys.count("hidden_size")
     given = keys.find(("mamba_d_head",))[1]
@@ -201,15 +201,19 @@ def bamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | Non
 
 def listed_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Attention and Mamba 2 as `layer_types` lists them; all Mamba 2 where config.json has no such list."""
-    return _listed(keys, hybrid_mamba2(keys), num_layers, ("mamba", "linear_attention"))
+    return listed_layers(keys, hybrid_mamba2(keys), num_layers, ("mamba", "linear_attention"))
 
 
 ATTENTION_TYPES = ("attention", "full_attention")
 
 
-def _listed(
+def listed_layers(
     keys: ConfigKeys, spec: RecurrentSpec, num_layers: int, types: tuple[str, ...]
 ) -> tuple[RecurrentSpec | None, ...]:
+    """The kinds that `layer_types` lists, `types` being the names of `spec`; all are where config.json has no list.
+
+    Raises: ConfigError.
+    """
     name, listed = keys.find(("layer_types", "layers_block_type"))
     if listed is None:
         return (spec,) * num_layers
@@ -258,14 +262,15 @@ def _mamba2(
 
 def _check_heads(keys: ConfigKeys, expand: str, num_heads: int, head_size: int) -> None:
     """Heads of Mamba 2 whose width is a multiple of the model's, which a key gives, and whose activation is its."""
-    _check_activation(keys)
+    check_silu(keys)
     inner_size = keys.count(expand) * keys.count("hidden_size")
     if num_heads * head_size != inner_size:
         problem = f"must give heads ({num_heads} of size {head_size}) that are {inner_size} channels wide together"
         keys.refuse(expand, keys.count(expand), problem)
 
 
-def _check_activation(keys: ConfigKeys, name: str = "hidden_act") -> None:
+def check_silu(keys: ConfigKeys, name: str = "hidden_act") -> None:
+    """Raises: ConfigError for an activation that recurrent layers do not compute."""
     value = keys.text(name)
     if value not in ("silu", "swish"):
         keys.refuse(name, value, "must be silu: recurrent layers compute no other activation")

@@ -16,12 +16,15 @@ from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.mixers import (
     AttentionSpec,
+    GatedDeltaSpec,
     GateNorm,
     LatentAttentionSpec,
+    LightningSpec,
     Mamba2Spec,
     MambaSpec,
     MixerSpec,
     RecurrentSpec,
+    RgLruSpec,
     ShortConvSpec,
     StepNorms,
 )
@@ -129,7 +132,8 @@ def num_parameters(arch: ModelArch) -> int:
 
 def _num_made(arch: ModelArch) -> int:
     """Ones in place of weights that the norms of the checkpoint do not have."""
-    return 0 if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + _num_head_norms(arch)
+    heads = 0 if arch.norms.has_weight and arch.norms.heads is not HeadNorms.UNIT_ROTATED else _num_head_norms(arch)
+    return heads if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + heads
 
 
 def _num_activation_parameters(arch: ModelArch) -> int:
@@ -157,14 +161,25 @@ Shape = tuple[tuple[int, ...], int]
 def _qkv(arch: ModelArch) -> Shape:
     size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
     names = arch.family.names
+    if arch.family.is_gated:
+        return (size,) * heads + (kv_heads * size,) * 2, arch.hidden_size
     if names.qkv_by_head or names.qkv_groups is not None:
         groups = names.qkv_groups or kv_heads
         return (heads // groups * size,) * groups + (kv_heads // groups * size,) * 2 * groups, arch.hidden_size
     return (heads * size, kv_heads * size, kv_heads * size), arch.hidden_size
 
 
+def _gate(arch: ModelArch) -> Shape:
+    """The gates of attention, head by head."""
+    return (arch.head_size,) * arch.num_heads, arch.hidden_size
+
+
 def _output(arch: ModelArch) -> Shape:
     return (arch.hidden_size,), arch.num_heads * arch.head_size
+
+
+def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    return Counter([_qkv(arch), _output(arch), *([_gate(arch)] if arch.family.is_gated else [])])
 
 
 def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
@@ -190,13 +205,29 @@ def _recurrent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     return shapes
 
 
+def _linear_attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    assert isinstance(mixer, (GatedDeltaSpec, LightningSpec))
+    return Counter([(mixer.in_parts, arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)])
+
+
+def _rg_lru(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    assert isinstance(mixer, RgLruSpec)
+    shapes = Counter[Shape]({((mixer.width,), arch.hidden_size): 2})
+    shapes[(arch.hidden_size,), mixer.width] += 1
+    shapes[(mixer.block_size,) * 2, mixer.block_size] += mixer.num_blocks
+    return shapes
+
+
 _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape]]] = MappingProxyType(
     {
-        AttentionSpec: lambda arch, mixer: Counter([_qkv(arch), _output(arch)]),
+        AttentionSpec: _attention,
         LatentAttentionSpec: _latent,
         MambaSpec: _recurrent,
         Mamba2Spec: _recurrent,
         ShortConvSpec: _recurrent,
+        GatedDeltaSpec: _linear_attention,
+        LightningSpec: _linear_attention,
+        RgLruSpec: _rg_lru,
     }
 )
 """The linear layers of a mixer, and how many it has of each."""
@@ -208,12 +239,19 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         return _recurrent_floats(arch, mixer)
     biases = arch.output_bias * arch.hidden_size
     if isinstance(mixer, AttentionSpec):
-        return biases + arch.attention_bias * sum(_qkv(arch)[0]) + mixer.has_sinks * arch.num_heads
+        gate = mixer.is_gated * arch.num_heads * arch.head_size
+        return biases + arch.attention_bias * (sum(_qkv(arch)[0]) + gate) + mixer.has_sinks * arch.num_heads
     rank = mixer.query_rank or 0
     return biases + rank + mixer.latent_size + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
 
 
 def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
+    if isinstance(mixer, LightningSpec):
+        return mixer.inner_size
+    if isinstance(mixer, GatedDeltaSpec):
+        return mixer.conv_channels * mixer.conv_width + 2 * mixer.num_value_heads + mixer.value_size
+    if isinstance(mixer, RgLruSpec):
+        return mixer.width * (mixer.conv_width + 6) + arch.hidden_size
     floats = mixer.has_bias * (mixer.in_features + arch.hidden_size)
     floats += mixer.conv_channels * (mixer.conv_width + mixer.has_conv_bias)
     if isinstance(mixer, ShortConvSpec):
@@ -255,20 +293,22 @@ def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearSh
     size, chosen = arch.hidden_size, experts.routing.num_chosen
     router = (experts.num_experts, 1) if experts.has_shared_gate else (experts.num_experts,)
     shapes = [LinearShape(parts=router, in_features=size, count=count, dtype="float32")]
-    shapes += _gated_experts(size, experts.size, count * experts.num_experts, count * chosen)
-    return shapes + (_gated_experts(size, experts.shared_size, count, count) if experts.shared_size else [])
+    parts = 1 + experts.is_gated
+    shapes += _experts(size, experts.size, parts, count * experts.num_experts, count * chosen)
+    return shapes + (_experts(size, experts.shared_size, parts, count, count) if experts.shared_size else [])
 
 
-def _gated_experts(size: int, inner: int, count: int, active: int) -> list[LinearShape]:
+def _experts(size: int, inner: int, parts: int, count: int, active: int) -> list[LinearShape]:
     return [
-        LinearShape(parts=(inner, inner), in_features=size, count=count, active=active),
+        LinearShape(parts=(inner,) * parts, in_features=size, count=count, active=active),
         LinearShape(parts=(size,), in_features=inner, count=count, active=active),
     ]
 
 
 def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
-    bias = experts.has_shared_bias * (2 * experts.shared_size + arch.hidden_size)
-    bias += experts.has_bias * experts.num_experts * (2 * experts.size + arch.hidden_size)
+    parts = 1 + experts.is_gated
+    bias = experts.has_shared_bias * (parts * experts.shared_size + arch.hidden_size)
+    bias += experts.has_bias * experts.num_experts * (parts * experts.size + arch.hidden_size)
     return bias + (experts.has_choice_bias + experts.has_router_bias) * experts.num_experts
 
 
@@ -293,6 +333,8 @@ def _num_norms(arch: ModelArch) -> int:
 def _num_head_norms(arch: ModelArch) -> int:
     """Numbers of norms of heads. Those behind the rotation share ones and have one weight for query and key."""
     size, all_heads = arch.head_size, (arch.num_heads + arch.num_kv_heads) * arch.head_size
+    if arch.norms.heads is HeadNorms.UNIT_ROTATED:
+        return 2 * size * sum(mixer.rope is not None for mixer in arch.attentions)
     return (
         len(arch.attentions)
         * {
@@ -370,10 +412,18 @@ def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, 
     The head is read last where it is a tensor of its own; while the body is read, the head's bytes are not there yet.
     """
     shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
-    largest = max(shape.num_weights for shape in shapes.body) * stored
+    multiplied = 4 * _has_factors(arch)  # in float32
+    largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied)
     if shapes.is_transposed:  # widened, then laid out row by row
         largest += 8 * max(math.prod((max(shape.parts), shape.in_features)) for shape in shapes.body)
     if shapes.is_tied:
         return largest
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     return max(largest - head, shapes.head.num_weights * stored)
+
+
+def _has_factors(arch: ModelArch) -> bool:
+    """Whether weights carry factors of their products."""
+    parts = (*arch.plain_attentions, *(layer.mlp for layer in arch.layers), *arch.recurrences)
+    carriers = (AttentionSpec, Mamba2Spec, MlpSpec)
+    return any(isinstance(part, carriers) and not part.factors.are_ones for part in parts)

@@ -49,6 +49,14 @@ def activation_of(arch: ModelArch) -> str:
     return ACTIVATIONS[arch.activation]
 
 
+def ungated_activation_of(arch: ModelArch) -> str:
+    """As `activation_of`, or the name of an op without parameters that stands behind a product.
+
+    Raises: ConfigError.
+    """
+    return arch.activation if arch.activation in BEHIND and arch.activation != "xielu" else activation_of(arch)
+
+
 class Activation:
     """What stands behind a product: part of it where it can be, else an op of its own."""
 

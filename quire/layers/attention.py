@@ -18,9 +18,9 @@ from quire.utils.math import cdiv
 @lru_cache(maxsize=4)
 def position_scales(scale: PositionScale, max_model_len: int) -> Tensor:
     """What queries are multiplied by at each position. Shapes: -> [max_model_len] float32."""
-    periods = range(cdiv(max_model_len, scale.period))
+    periods = range(cdiv(max_model_len + scale.first, scale.period))
     values = torch.tensor([1.0 + scale.beta * math.log(1 + period) for period in periods])
-    return values.repeat_interleave(scale.period)[:max_model_len].contiguous()
+    return values.repeat_interleave(scale.period)[scale.first :][:max_model_len].contiguous()
 
 
 class Attention:
@@ -36,6 +36,7 @@ class Attention:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         sliding_window: int | None = None,
+        chunk_size: int | None = None,
         soft_cap: float | None = None,
         query_weight: Tensor | None = None,
         query_scales: Tensor | None = None,
@@ -43,7 +44,7 @@ class Attention:
         sinks: Tensor | None = None,
     ) -> None:
         """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D] multiplies rotated queries,
-        query_scales [P] those at each position.
+        query_scales [P] those at each position. Attention in chunks has no window, no soft cap, slopes or sinks.
         """
         self.index = index
         self.spec = spec
@@ -52,6 +53,7 @@ class Attention:
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.sliding_window = sliding_window
+        self.chunk_size = chunk_size
         self.soft_cap = soft_cap
         self.query_weight = query_weight
         self.query_scales = query_scales
@@ -68,6 +70,10 @@ class Attention:
             functional.scale_heads(query, self.query_weight)
         if self.query_scales is not None:
             functional.scale_tokens(query, self.query_scales, ctx.positions)
+        if self.chunk_size is not None:
+            return functional.chunked_attention(
+                query, kv_cache, group.attention, scale=self.scale, chunk_size=self.chunk_size
+            )
         return functional.paged_attention(
             query,
             kv_cache,

@@ -13,9 +13,9 @@ from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import MlpSpec
 from quire.errors import ConfigError
-from quire.layers.activation import activation_of
+from quire.layers.activation import activation_of, ungated_activation_of
 from quire.layers.context import LayerContext
-from quire.layers.linear import GatedLinear, Linear
+from quire.layers.linear import Linear
 from quire.layers.quantization import DENSE
 from quire.layers.weights import ShardSpec
 from quire.ops import functional
@@ -24,6 +24,8 @@ from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 BLOCKS = ("mlp", "block_sparse_moe")
 """What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that
 stands beside a shared expert."""
+ROUTER_BLOCK = "moe"
+"""What may stand beside the experts and have the choice's bias alone."""
 ROUTERS = ("gate", "router.layer", "router", "router.gate", "gate.wg")
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SHARED_GATE = "shared_expert_gate"
@@ -32,6 +34,7 @@ CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
         "gate.e_score_correction_bias": 1,
         "e_score_correction_bias": 1,
         "expert_bias": 1,
+        "router.expert_bias": 1,
         "moe_statics.e_score_correction_bias": 2,
         "gate.moe_statics.e_score_correction_bias": 2,
     }
@@ -43,7 +46,8 @@ CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
 class _Single:
     """A tensor for each projection of each expert: names with the expert's index for #."""
 
-    gate: str
+    gate: str | None
+    """None for experts without a gate."""
     up: str
     down: str
 
@@ -74,6 +78,11 @@ SPELLINGS: tuple[_Spelling, ...] = (
     _Rows("experts.mlp.w1", "experts.mlp.v1", "experts.mlp.w2"),
 )
 """The one that the checkpoint has is read; the first is asked for where it has none."""
+UNGATED: tuple[_Spelling, ...] = (
+    _Single(None, "experts.#.up_proj.weight", "experts.#.down_proj.weight"),
+    _Stacked("experts.up_proj", "experts.down_proj"),
+)
+"""Of experts without a gate."""
 
 
 class MixtureOfExperts:
@@ -86,9 +95,11 @@ class MixtureOfExperts:
             raise ConfigError(f"{arch.source}: experts cannot be split between processes yet. Use one process.")
         blocks = [ctx, *map(ctx.beside, BLOCKS)]
         ctx = next((block for block in blocks if _router_name(block)), ctx)
-        spelling = next((s for s in SPELLINGS if ctx.has(_first(s))), SPELLINGS[0])
+        known = SPELLINGS if spec.is_gated else UNGATED
+        spelling = next((s for s in known if ctx.has(_first(s))), known[0])
         self.routing = spec.routing
-        self.activation = spec.gate or activation_of(arch)
+        gated = activation_of if spec.is_gated else ungated_activation_of
+        self.activation = spec.gate or gated(arch)
         with functional.weights_together():
             experts = tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts))
         self.weights = MixtureWeights(
@@ -108,7 +119,7 @@ class MixtureOfExperts:
 
 def _first(spelling: _Spelling) -> str:
     """A tensor that tells the spelling."""
-    return spelling.gate_up if isinstance(spelling, _Stacked) else spelling.gate.replace("#", "0")
+    return spelling.gate_up if isinstance(spelling, _Stacked) else (spelling.gate or spelling.up).replace("#", "0")
 
 
 def _router_name(ctx: LayerContext) -> str | None:
@@ -137,15 +148,16 @@ def _expert(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Sp
     size, inner, count = arch.hidden_size, spec.size, spec.num_experts
     if isinstance(spelling, _Stacked):
         return _stacked_expert(arch, spec, ctx, spelling, ShardSpec(part=index, parts=count))
-    gate, up, down = (name.replace("#", str(index)) for name in (spelling.gate, spelling.up, spelling.down))
+    first, down = [name for name in (spelling.gate, spelling.up) if name], spelling.down.replace("#", str(index))
+    first = [name.replace("#", str(index)) for name in first]
     if isinstance(spelling, _Single):
         last = ctx.read(down, (size, inner))
-        gate_up = [ctx.read(gate, (inner, size)), ctx.read(up, (inner, size))]
+        gate_up = [ctx.read(name, (inner, size)) for name in first]
     else:
         shape, one = (count * inner, size), ShardSpec(part=index, parts=count)
         last = ctx.read(down, shape, one).t()
-        gate_up = [ctx.read(gate, shape, one), ctx.read(up, shape, one)]
-    return ExpertWeights(gate_up=ctx.packed([gate, up], gate_up), down=ctx.packed([down], [last]))
+        gate_up = [ctx.read(name, shape, one) for name in first]
+    return ExpertWeights(gate_up=ctx.packed(first, gate_up), down=ctx.packed([down], [last]))
 
 
 def _stacked_expert(
@@ -153,20 +165,18 @@ def _stacked_expert(
 ) -> ExpertWeights:
     """With biases named after the weights, if the experts have any."""
     names, size, inner, count = arch.family.names, arch.hidden_size, spec.size, spec.num_experts
-    wide, narrow = (2 * inner, size), (size, inner)
+    wide, narrow = ((1 + spec.is_gated) * inner, size), (size, inner)
     if names.experts_transposed:
         both = ctx.read(spelling.gate_up, (count, *wide[::-1]), one).view(*wide[::-1]).t()
         last = ctx.read(spelling.down, (count, *narrow[::-1]), one).view(*narrow[::-1]).t()
     else:
         both = ctx.read(spelling.gate_up, (count, *wide), one).view(*wide)
         last = ctx.read(spelling.down, (count, *narrow), one).view(*narrow)
-    halves = (both[::2], both[1::2]) if names.experts_mixed else (both[:inner], both[inner:])
+    halves = (both[::2], both[1::2]) if names.experts_mixed else torch.split(both, inner)
     return ExpertWeights(
         gate_up=ctx.packed([spelling.gate_up], halves),
         down=ctx.packed([spelling.down], [last]),
-        gate_up_bias=_stacked_bias(ctx, spelling.gate_up, 2 * inner, one, names.experts_mixed)
-        if spec.has_bias
-        else None,
+        gate_up_bias=_stacked_bias(ctx, spelling.gate_up, wide[0], one, names.experts_mixed) if spec.has_bias else None,
         down_bias=_stacked_bias(ctx, spelling.down, size, one) if spec.has_bias else None,
     )
 
@@ -183,9 +193,10 @@ def _stacked_bias(ctx: LayerContext, weight: str, size: int, one: ShardSpec, is_
 
 def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
     """Shapes: -> [X] float32."""
-    name = next((name for name in CHOICE_BIASES if ctx.has(name)), next(iter(CHOICE_BIASES)))
+    places = [(block, name) for block in (ctx, ctx.beside(ROUTER_BLOCK)) for name in CHOICE_BIASES]
+    block, name = next(((block, name) for block, name in places if block.has(name)), places[0])
     shape = (1,) * (CHOICE_BIASES[name] - 1) + (spec.num_experts,)
-    return ctx.tensor(name, shape, dtype=torch.float32).view(spec.num_experts)
+    return block.tensor(name, shape, dtype=torch.float32).view(spec.num_experts)
 
 
 def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:
@@ -193,8 +204,7 @@ def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeig
     places = [ctx.child(name) for name in SHARED] + [ctx.beside(name) for name in SHARED]
     shared = next((place for place in places if place.has(f"{down_name}.weight")), places[0])
     has_bias = spec.has_shared_bias
-    gate_up = GatedLinear(
-        shared.child("gate_up_proj"), arch.hidden_size, size, activation=activation_of(arch), bias=has_bias
-    )
+    child = shared.child("gate_up_proj" if spec.is_gated else arch.family.names.up)
+    gate_up = Linear(child, arch.hidden_size, *[size] * (1 + spec.is_gated), bias=has_bias)
     down = Linear(shared.child(down_name), size, arch.hidden_size, bias=has_bias, shard_dim=1)
     return ExpertWeights(gate_up=gate_up.weight, down=down.weight, gate_up_bias=gate_up.bias, down_bias=down.bias)

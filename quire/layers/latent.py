@@ -8,7 +8,7 @@ the rotated part is dropped.
 A head's key is W_k . latent, so query . key = (W_k^T . query) . latent: each query is taken to the latents, attention
 runs over latents, and each head's values are products of what it gives (section 2.1.2, "absorbed"). Prefill and decode
 compute this one formula, so that chunks change no bit. Expanding all keys and values first would take fewer operations
-in long prefills; that is not built.
+in long prefills, but round differently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.layers.norm import RMSNorm
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import ShardSpec
 from quire.ops import functional
-from quire.ops.functional import LatentSpec, LinearWeight, RopeAndCacheSpec
+from quire.ops.functional import HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
 
 KEYS_AND_VALUES = "kv_b_proj.weight"
 
@@ -45,9 +45,10 @@ class LatentAttention:
         compressed = mixer.latent_size + mixer.rope_size
         self.kv_a_proj = Linear(ctx.child("kv_a_proj_with_mqa"), size, compressed, bias=arch.attention_bias)
         self.kv_a_norm = RMSNorm(ctx.child("kv_a_layernorm"), mixer.latent_size, mixer.norm_eps)
-        by_head = [_head_weights(self.spec, ctx, head) for head in range(heads)]
-        self.to_latents = [to_latents for to_latents, _ in by_head]
-        self.to_values = [to_values for _, to_values in by_head]
+        with functional.weights_together():
+            by_head = [_head_weights(self.spec, ctx, head) for head in range(heads)]
+        self.to_latents = HeadWeights(heads=tuple(to_latents for to_latents, _ in by_head))
+        self.to_values = HeadWeights(heads=tuple(to_values for _, to_values in by_head))
         self.attention = _attention(arch, mixer, ctx, index)
         output = ctx.child(arch.family.names.output)
         self.o_proj = Linear(output, heads * mixer.value_size, size, bias=arch.output_bias)

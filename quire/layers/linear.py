@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from torch import Tensor
 
 from quire.layers.context import LayerContext
 from quire.layers.weights import HeadOrder, ShardSpec
 from quire.ops import functional
+from quire.ops.functional import LinearWeight
 
 
 class Linear:
@@ -40,6 +42,13 @@ class Linear:
         self.bias = None
         if has_bias:
             self.bias = ctx.linear_bias(out_features, bias_shard, order=order, factors=factors)
+
+    @classmethod
+    def of(cls, weight: LinearWeight, bias: Tensor | None = None) -> Self:
+        """One whose parameters were read before."""
+        made = cls.__new__(cls)
+        made.weight, made.bias = weight, bias
+        return made
 
     def __call__(self, x: Tensor, *, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         """Shapes: x [T, M], residual [T, N] -> [T, N]."""

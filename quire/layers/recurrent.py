@@ -9,13 +9,15 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
+from quire.config.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, ShortConvSpec, StepNorms
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.ops import functional
 from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights
 
+PlainSpec = MambaSpec | Mamba2Spec | ShortConvSpec
+"""Mixers between one product in and one out."""
 DERIVED_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
 
@@ -34,7 +36,7 @@ class MambaMixer:
             derive=Linear(ctx.child("x_proj"), spec.inner_size, derived).weight,
             widen=Linear(widen, spec.time_rank, spec.inner_size).weight,
             time_bias=widen.tensor("bias", (spec.inner_size,), dtype=torch.float32),
-            decay=_decay(ctx, (spec.inner_size, spec.state_size)),
+            decay=decay_of(ctx, (spec.inner_size, spec.state_size)),
             skip=ctx.tensor("D", (spec.inner_size,), dtype=torch.float32),
             norms=_norms(spec, ctx),
             norm_eps=spec.norm_eps,
@@ -61,7 +63,7 @@ class Mamba2Mixer:
             num_groups=spec.num_groups,
             state_size=spec.state_size,
             time_bias=ctx.tensor("dt_bias", heads, dtype=torch.float32),
-            decay=_decay(ctx, heads),
+            decay=decay_of(ctx, heads),
             skip=ctx.tensor("D", heads, dtype=torch.float32),
             norm=_gate_norm(spec, ctx.child("norm")),
             norm_eps=spec.norm_eps,
@@ -93,9 +95,15 @@ class ShortConv:
         )
 
 
+def refuse_split(arch: ModelArch, ctx: LayerContext) -> None:
+    """Raises: ConfigError where a recurrent layer would be split."""
+    if ctx.parallel.tp.size > 1:
+        raise ConfigError(f"{arch.source}: recurrent layers cannot be split between processes yet. Use one process.")
+
+
 def _projections(
     arch: ModelArch,
-    spec: RecurrentSpec,
+    spec: PlainSpec,
     ctx: LayerContext,
     parts: Sequence[int] = (),
     factors: Factors = Factors(),  # noqa: B008
@@ -104,8 +112,7 @@ def _projections(
 
     Raises: ConfigError where the layer would be split.
     """
-    if ctx.parallel.tp.size > 1:
-        raise ConfigError(f"{arch.source}: recurrent layers cannot be split between processes yet. Use one process.")
+    refuse_split(arch, ctx)
     size, bias = arch.hidden_size, spec.has_bias
     out = Linear(ctx.child("out_proj"), spec.inner_size, size, bias=bias, shard_dim=1, factors=(factors.output,))
     into = parts or (spec.in_features,)
@@ -118,16 +125,20 @@ def _gate_norm(spec: Mamba2Spec, ctx: LayerContext) -> Tensor | None:
     return None if spec.norm is GateNorm.NONE else ctx.tensor("weight", (spec.inner_size,), dtype=torch.float32)
 
 
-def _conv(spec: RecurrentSpec, ctx: LayerContext) -> ConvWeights:
-    channels, width = spec.conv_channels, spec.conv_width
+def _conv(spec: PlainSpec, ctx: LayerContext) -> ConvWeights:
+    return conv_weights(ctx, spec.conv_channels, spec.conv_width, has_bias=spec.has_conv_bias)
+
+
+def conv_weights(ctx: LayerContext, channels: int, width: int, *, has_bias: bool) -> ConvWeights:
+    """A convolution of each channel by itself."""
     return ConvWeights(
         weight=ctx.tensor("weight", (channels, 1, width), dtype=torch.float32).view(channels, width),
-        bias=ctx.tensor("bias", (channels,), dtype=torch.float32) if spec.has_conv_bias else None,
+        bias=ctx.tensor("bias", (channels,), dtype=torch.float32) if has_bias else None,
     )
 
 
-def _decay(ctx: LayerContext, shape: tuple[int, ...]) -> Tensor:
-    """Stored as the logarithm of its negative."""
+def decay_of(ctx: LayerContext, shape: tuple[int, ...]) -> Tensor:
+    """What a state decays by, stored as the logarithm of its negative."""
     stored = ctx.tensor("A_log", shape, dtype=torch.float32)
     return stored if stored.is_meta else stored.exp_().neg_()
 

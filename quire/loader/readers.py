@@ -24,10 +24,12 @@ from quire.log import get_logger
 log = get_logger(__name__)
 
 DRAFTING = "layers that draft several tokens, which quire does not"
+DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
         "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
         "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
+        "decays of attention, which quire computes": DECAYS,
         "a second copy of the embedding, which is the head, too": re.compile(r"lm_head\.weight$"),
         DRAFTING: re.compile(r"(^|\.)mtp[._]"),
     }
@@ -166,6 +168,8 @@ class DummyReader:
         self.seed = seed
         generator = torch.Generator().manual_seed(seed)
         self.pattern = (torch.randn(_PATTERN_LENGTH, generator=generator) * _DUMMY_SCALE).to(dtype)
+        self.divided: dict[str, Tensor] = {}
+        """The tensor whose parts were read last."""
 
     def has(self, name: str) -> bool:
         """See `WeightReader.has`."""
@@ -173,12 +177,20 @@ class DummyReader:
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
+        value = self.divided.get(name)
+        if value is None:
+            self.divided.clear()
+            value = self._make(name, shape)
+        if shard.parts > 1:
+            self.divided[name] = value
+        part = shard.slice_of(shape[shard.dim])
+        return value.narrow(shard.dim, part.start, part.stop - part.start)
+
+    def _make(self, name: str, shape: tuple[int, ...]) -> Tensor:
         count = torch.Size(shape).numel()
         offset = crc32(f"{self.seed}/{name}".encode()) % _PATTERN_LENGTH
         repeats = (offset + count) // _PATTERN_LENGTH + 1
-        value = self.pattern.repeat(repeats)[offset : offset + count].view(shape)
-        part = shard.slice_of(shape[shard.dim])
-        return value.narrow(shard.dim, part.start, part.stop - part.start)
+        return self.pattern.repeat(repeats)[offset : offset + count].view(shape)
 
     def release(self, names: Sequence[str]) -> None:
         """See `WeightReader.release`."""

@@ -264,7 +264,7 @@ class StepStats:
     num_preemptions: int = 0
     """Since the start, as everything below."""
     tier_hit_tokens: int = 0
-    """Tokens of `prefix_cache_hits` that were loaded, and those that preempted sequences found again there."""
+    """Tokens that loaded pages spared: of `prefix_cache_hits`, and those that preempted sequences found again there."""
     num_tier_loads: int = 0
     """Pages loaded, those that failed included."""
     num_tier_saves: int = 0

@@ -12,11 +12,23 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind, MlpSpec
-from quire.config.mixers import AttentionSpec, LatentAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, ShortConvSpec
+from quire.config.mixers import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    LatentAttentionSpec,
+    LightningSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    RgLruSpec,
+    ShortConvSpec,
+)
+from quire.errors import ConfigError
 from quire.layers.activation import Activation, activation_of
 from quire.layers.attention import Attention, position_scales
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
+from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
@@ -38,12 +50,25 @@ class SelfAttention:
     """QKV projection, attention, output projection."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
-        names = arch.family.names
         mixer = arch.mixers[index]
         assert isinstance(mixer, AttentionSpec)
-        factors = mixer.factors
-        self.qkv_proj = Linear(
+        self.qkv_proj = self._projection(arch, ctx, mixer)
+        output, inner = ctx.child(arch.family.names.output), arch.num_heads * arch.head_size
+        self.o_proj = Linear(
+            output, inner, arch.hidden_size, bias=arch.output_bias, shard_dim=1, factors=(mixer.factors.output,)
+        )
+        self.norms = separate_norms(arch, ctx)
+        self.clip = arch.clip_qkv
+        self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx, index))
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]."""
+        return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
+
+    def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
+        """To queries, keys and values."""
+        heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
+        return Linear(
             ctx.child("qkv_proj"),
             arch.hidden_size,
             heads * size,
@@ -51,20 +76,9 @@ class SelfAttention:
             kv_heads * size,
             bias=arch.attention_bias,
             order=_head_order(arch),
-            input_factor=factors.input,
-            factors=factors.inner,
+            input_factor=mixer.factors.input,
+            factors=mixer.factors.inner,
         )
-        output = ctx.child(names.output)
-        self.o_proj = Linear(
-            output, heads * size, arch.hidden_size, bias=arch.output_bias, shard_dim=1, factors=(factors.output,)
-        )
-        self.norms = separate_norms(arch, ctx)
-        self.clip = arch.clip_qkv
-        self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx))
-
-    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
-        """Shapes: hidden, residual [T, E] -> [T, E]."""
-        return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
 
     def _qkv(self, hidden: Tensor) -> Tensor:
         qkv = self.qkv_proj(hidden)
@@ -73,6 +87,50 @@ class SelfAttention:
         if self.clip is not None:
             functional.clip(qkv, self.clip)
         return qkv
+
+
+class GatedAttention(SelfAttention):
+    """o_proj(attended * sigmoid(gate)). The checkpoint has the gate of each head behind the head's query."""
+
+    gate_proj: Linear
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]."""
+        attended = self.attention(self._qkv(hidden), ctx)
+        functional.gate(attended, self.gate_proj(hidden))
+        return self.o_proj(attended, residual=residual)
+
+    def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
+        if ctx.parallel.tp.size > 1:
+            raise ConfigError(f"{arch.source}: gated attention cannot be split between processes yet. Use one process.")
+        kinds = ["weight", "bias"] if arch.attention_bias else ["weight"]
+        read = {kind: _read_gated(arch, ctx, kind) for kind in kinds}
+        gates = ctx.packed([], read["weight"][0])
+        names = [f"{name}.weight" for name in arch.family.names.qkv]
+        qkv = ctx.packed(names, read["weight"][1])
+        biases = [_joined(parts) for parts in read["bias"]] if arch.attention_bias else [None, None]
+        self.gate_proj = Linear.of(gates, biases[0])
+        return Linear.of(qkv, biases[1])
+
+
+def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Gates, head by head; and queries, head by head, keys and values. Views."""
+    heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
+    rows = (2 * heads * size, kv_heads * size, kv_heads * size)
+    width = (arch.hidden_size,) if kind == "weight" else ()
+    names = [f"{name}.{kind}" for name in arch.family.names.qkv]
+    both, key, value = (ctx.read(name, (count, *width)) for name, count in zip(names, rows, strict=True))
+    by_head = both.view(heads, 2, size, *width)
+    return [head[1] for head in by_head], [*(head[0] for head in by_head), key, value]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """A bias in float32."""
+    return parts[0] if parts[0].is_meta else torch.cat([part.to(torch.float32) for part in parts])
+
+
+def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> SelfAttention:
+    return (GatedAttention if arch.family.is_gated else SelfAttention)(arch, ctx, index)
 
 
 def _head_order(arch: ModelArch) -> HeadOrder | None:
@@ -109,11 +167,18 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
         k_norm=norms.key,
         query_weight=norms.rotated_query,
         query_scales=position_scales(mixer.position_scale, ctx.max_model_len) if mixer.position_scale else None,
-        sliding_window=mixer.window,
+        sliding_window=None if mixer.is_chunked else mixer.window,
+        chunk_size=_chunk_size(mixer, ctx.max_model_len),
         soft_cap=arch.attn_soft_cap,
         slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes),
-        sinks=ctx.tensor("sinks", (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
+        sinks=ctx.tensor(arch.family.names.sinks, (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
     )
+
+
+def _chunk_size(mixer: AttentionSpec, max_model_len: int) -> int | None:
+    """Of attention in chunks; None where the longest context is a single one."""
+    chunk = mixer.window if mixer.is_chunked else None
+    return None if chunk is None or max_model_len <= chunk else chunk
 
 
 def mixer_of(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
@@ -173,10 +238,13 @@ MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = Mapp
 
 MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]] = MappingProxyType(
     {
-        AttentionSpec: SelfAttention,
+        AttentionSpec: _attention,
         LatentAttentionSpec: LatentAttention,
         MambaSpec: MambaMixer,
         Mamba2Spec: Mamba2Mixer,
         ShortConvSpec: ShortConv,
+        GatedDeltaSpec: GatedDelta,
+        LightningSpec: LightningAttention,
+        RgLruSpec: RgLru,
     }
 )

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.family_spec import MlpKind
+from quire.config.family_spec import Join, MlpKind
+from quire.config.mixers import RecurrentSpec
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead
 from quire.layers.norm import Norm, model_norm
@@ -83,6 +84,31 @@ class ParallelLayer(DecoderLayer):
         return attended if self.mlp is None else self.mlp(normed, residual=attended)
 
 
+class JoinedLayer(DecoderLayer):
+    """Attention and MLP are added to what they read, each with a factor (`Joins`)."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        super().__init__(arch, ctx, index)
+        joins = arch.scales.joins
+        assert joins is not None
+        (mixer,) = arch.layers[index].mixers
+        self.join_mixed = joins.recurrent if isinstance(mixer, RecurrentSpec) else joins.attention
+        self.join_fed = joins.mlp
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """Shapes: hidden [T, E] -> [T, E]."""
+        assert self.input_norm is not None
+        assert self.pre_mlp_norm is not None
+        assert self.mlp is not None
+        normed = self.input_norm(hidden)
+        normed = self.pre_mlp_norm(_join(normed, self._mixed(normed, ctx, None), self.join_mixed))
+        return _join(normed, self.mlp(normed), self.join_fed)
+
+
+def _join(read: Tensor, out: Tensor, join: Join) -> Tensor:
+    return functional.scale_add(out, join.added, functional.scale_add(read, join.kept))
+
+
 class DecoderForCausalLM:
     """Embedding, layers, norm, head."""
 
@@ -103,6 +129,8 @@ class DecoderForCausalLM:
         first = arch.norms.embedding
         self.embed_norm = model_norm(arch, model, first) if first else None
         layer_class = ParallelLayer if arch.is_parallel else self.layer_class
+        if arch.scales.joins is not None:
+            layer_class = JoinedLayer
         layers = model.child(names.layers)
         self.layers = [layer_class(arch, layers.child(index), index) for index in range(arch.num_layers)]
         # Logits are linear in the last norm, so it carries their factor.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import HeadNorms
+from quire.config.mixers import AttentionSpec
 from quire.layers.context import LayerContext
 from quire.ops import functional
 
@@ -26,16 +27,20 @@ class FusedNorms:
 NO_NORMS = FusedNorms()
 
 
-def fused_norms(arch: ModelArch, ctx: LayerContext) -> FusedNorms:
-    """Those of `HeadNorms.EACH` and `ROTATED`.
+def fused_norms(arch: ModelArch, ctx: LayerContext, index: int) -> FusedNorms:
+    """Those of `HeadNorms.EACH`, `ROTATED` and `UNIT_ROTATED`, of a layer.
 
     A rotation changes no head's length, so a norm behind it is one before it whose weight comes later. Scores are
     products of query and key, so the query carries the weights of both.
     """
     norms, names, size = arch.norms, arch.family.names, arch.head_size
-    if norms.heads not in (HeadNorms.EACH, HeadNorms.ROTATED):
+    is_unit = norms.heads is HeadNorms.UNIT_ROTATED
+    if norms.heads not in (HeadNorms.EACH, HeadNorms.ROTATED, HeadNorms.UNIT_ROTATED):
         return NO_NORMS
-    if not norms.has_weight:
+    mixer = arch.mixers[index]
+    if is_unit and isinstance(mixer, AttentionSpec) and mixer.rope is None:
+        return NO_NORMS
+    if is_unit or not norms.has_weight:
         return FusedNorms(query=torch.ones(size), key=torch.ones(size))
     query, key = _weight(arch, ctx.child(names.q_norm), size), _weight(arch, ctx.child(names.k_norm), size)
     if norms.heads is HeadNorms.EACH:

@@ -134,7 +134,7 @@ def _cumulated(bounds: Iterable[float], counts: list[int]) -> list[tuple[str, fl
 
 
 _TIER_COUNTS = {
-    "tier_hit_tokens": "Tokens loaded from --kv-ram and --kv-disk.",
+    "tier_hit_tokens": "Tokens that pages from --kv-ram and --kv-disk spared.",
     "num_tier_loads": "Pages loaded from there.",
     "num_tier_saves": "Pages saved there.",
     "num_tier_failures": "Pages there that were not what they should be.",

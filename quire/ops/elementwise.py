@@ -20,6 +20,8 @@ from quire.utils.math import round_up
 
 VECTOR = 32
 """Elements that torch's elementwise loops take at a time, at most (two AVX-512 registers)."""
+ALONE = ("relu2", "quick_gelu")
+"""Activations without parameters that no product computes."""
 ROWS_AT_A_TIME = 8
 """Rows that are widened to float32 at a time: temporaries stay in the cache."""
 
@@ -42,6 +44,16 @@ def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> 
 def clip(x: Tensor, limit: float) -> None:
     """See `functional.clip`."""
     x.clamp_(min=-limit, max=limit)
+
+
+@one_thread()
+def gate(x: Tensor, gates: Tensor) -> None:
+    """See `functional.gate`."""
+    room = torch.zeros(ROWS_AT_A_TIME, round_up(x.shape[1], VECTOR))
+    for rows, opening in zip(torch.split(x, ROWS_AT_A_TIME), torch.split(gates, ROWS_AT_A_TIME), strict=True):
+        wide = room[: rows.shape[0]]
+        wide[:, : x.shape[1]] = opening
+        rows.copy_(wide.sigmoid_()[:, : x.shape[1]].mul_(rows))
 
 
 @one_thread()

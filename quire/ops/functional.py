@@ -43,16 +43,21 @@ class LinearWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
-    """A gated MLP: down(activation(gate(x)) * up(x))."""
+    """A gated MLP: down(activation(gate(x)) * up(x)); or one without a gate: down(activation(up(x)))."""
 
     gate_up: LinearWeight
-    """[2F, M]"""
+    """[2F, M], or [F, M] without a gate."""
     down: LinearWeight
     """[N, F]"""
     gate_up_bias: Tensor | None = None
-    """[2F] float32"""
+    """[2F] or [F] float32"""
     down_bias: Tensor | None = None
     """[N] float32"""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the first product has gates."""
+        return self.gate_up.out_features != self.down.in_features
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
@@ -83,6 +88,13 @@ class RopeAndCacheSpec:
     """Pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)."""
     norm_eps: float = 1e-6
     """For the optional per-head norms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class HeadWeights:
+    """A weight of each query head, all of one shape. Equal only to itself: implementations keep what they derive."""
+
+    heads: tuple[LinearWeight, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +208,48 @@ class Mamba2Weights:
         return self.conv.weight.shape[0] - 2 * self.num_groups * self.state_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaWeights:
+    """The parameters of the gated delta rule between a layer's two products. H value heads of D channels, K key heads,
+    whose keys have N numbers.
+    """
+
+    conv: ConvWeights
+    num_key_heads: int
+    key_size: int
+    time_bias: Tensor
+    """[H] float32"""
+    decay: Tensor
+    """[H] float32, below zero."""
+    norm: Tensor
+    """[D] float32"""
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightningWeights:
+    """The parameters of lightning attention between a layer's two products. H heads of D channels."""
+
+    rates: tuple[float, ...]
+    """Of each head: what a token leaves of the state is exp(-rate)."""
+    norm: Tensor
+    """[H * D] float32"""
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RgLruWeights:
+    """The parameters of an RG-LRU behind its convolution. X blocks of P channels each."""
+
+    conv: ConvWeights
+    gates: tuple[LinearWeight, ...]
+    """X times [2P, P]: the input's gate, then the recurrence's."""
+    gate_biases: Tensor
+    """[X, 2P] float32"""
+    decay: Tensor
+    """[X * P] float32, below zero: the logarithm of what a token leaves of the state where the gate is 1."""
+
+
 class Graph(Protocol):
     """A run of ops whose arguments are fixed: what they read and write stays where it is, its contents may change."""
 
@@ -285,7 +339,8 @@ def mixture_of_experts(
     4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
        expert's output (times the sigmoid of its gate, if there is one, and its factor), then the residual.
     Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`, or a
-    `ClampedGate`, which takes the float32 sums of gate and up.
+    `ClampedGate`, which takes the float32 sums of gate and up; of experts without a gate "relu2" or "quick_gelu", too,
+    as `activate` has them.
     """
     return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))
 
@@ -333,6 +388,54 @@ def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata
     return cast("Tensor", op("short_conv")(projected, weights, states, metadata))
 
 
+def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """The gated delta rule between a layer's two products (https://arxiv.org/abs/2412.06464, equation 10).
+
+    1. projected is the convolution's input u, the gate z, and two numbers for each head, b and a. silu(conv(u)) is the
+       query and the key of each key head, and the value v of each head. Head h has the query q and the key k of key
+       head h // (H / K): each is divided by sqrt(its sum of squares + 1e-6), and q also by sqrt(N).
+    2. dt = softplus(a + time_bias), rate = sigmoid(b). Token by token, for each head: h = h * exp(dt * decay),
+       h = h + rate * (v - h k) k, y = h q.
+    3. Each head's y is RMS-normed, and multiplied by the norm's weight and silu(z).
+    As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
+
+    Shapes: projected [T, (2KN + HD) + HD + H + H], states as for `mamba` -> [T, HD] in projected's dtype.
+    Mutates: states, at the pages that metadata names to write.
+    """
+    return cast("Tensor", op("gated_delta")(projected, weights, states, metadata))
+
+
+def lightning_attention(
+    projected: Tensor, weights: LightningWeights, states: Tensor, metadata: StateMetadata
+) -> Tensor:
+    """Linear attention with a decay for each head (https://arxiv.org/abs/2401.04658), between a layer's two products.
+
+    1. projected is u and the gate z: silu(u) is, head by head, the query q, the key k and the value v.
+    2. Token by token, for each head: h = h * exp(-rate) + v k, y = h q.
+    3. All heads' y together are RMS-normed, and multiplied by the norm's weight and sigmoid(z).
+    As for `mamba`. The state is h, [H, D, D].
+
+    Shapes: projected [T, 3HD + HD], states as for `mamba` -> [T, HD] in projected's dtype.
+    Mutates: states, at the pages that metadata names to write.
+    """
+    return cast("Tensor", op("lightning_attention")(projected, weights, states, metadata))
+
+
+def rg_lru(x: Tensor, gate: Tensor, weights: RgLruWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+    """A real-gated linear recurrent unit (https://arxiv.org/abs/2402.19427, section 2.4), times a gate.
+
+    1. u = conv(x). In each block of channels, r = sigmoid of the second half of gates(u), i = that of the first.
+    2. a = exp(r * decay). Token by token, for each channel: h = a * h + sqrt(1 - a^2) * i * u. A sequence's first token
+       has no root: h = i * u.
+    3. h * gate.
+    As for `mamba`. The state is the last inputs of the convolution, and then h, [C].
+
+    Shapes: x, gate [T, C], states as for `mamba` -> [T, C] in x's dtype.
+    Mutates: states, at the pages that metadata names to write.
+    """
+    return cast("Tensor", op("rg_lru")(x, gate, weights, states, metadata))
+
+
 def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     """Rows of a table, or of the packed weight of a tied head. Shapes: token_ids [T] int64, table [V, E] -> [T, E]."""
     return cast("Tensor", op("embedding")(token_ids, table))
@@ -359,6 +462,11 @@ def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> 
 def clip(x: Tensor, limit: float) -> None:
     """min(max(x, -limit), limit), in place. Shapes: x [T, N]. Mutates: x."""
     op("clip")(x, limit)
+
+
+def gate(x: Tensor, gates: Tensor) -> None:
+    """x * sigmoid(gates), in place. Shapes: x, gates [T, N]. Mutates: x."""
+    op("gate")(x, gates)
 
 
 def scale_heads(x: Tensor, weight: Tensor) -> None:
@@ -426,26 +534,24 @@ def rope_and_cache(
     return cast("Tensor", op("rope_and_cache")(qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec))
 
 
-def latent_qkv(
-    query: Tensor, compressed: Tensor, norm: Tensor, to_latents: Sequence[LinearWeight], spec: LatentSpec
-) -> Tensor:
+def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: HeadWeights, spec: LatentSpec) -> Tensor:
     """Queries, the key and the value of attention over latents, as `rope_and_cache` takes them for one KV head.
 
     1. The latent of a token is `rms_norm` of the first C features of `compressed`; the other P are its key before the
        rotation.
-    2. Head h takes the U features of its query that are not rotated to the latents by a product with to_latents[h].
+    2. Head h takes the U features of its query that are not rotated to the latents by a product with its weight.
     3. query head h: [its P features before the rotation | product | zeros]; key: [key | latent | zeros]; value:
        [zeros | latent | zeros].
-    Shapes: query [T, H * (U + P)], compressed [T, C + P], norm [C] float32, to_latents H times [C, U]
+    Shapes: query [T, H * (U + P)], compressed [T, C + P], norm [C] float32, to_latents of [C, U]
     -> [T, (H + 2) * D].
     """
     return cast("Tensor", op("latent_qkv")(query, compressed, norm, to_latents, spec))
 
 
-def latent_values(attended: Tensor, to_values: Sequence[LinearWeight], spec: LatentSpec) -> Tensor:
+def latent_values(attended: Tensor, to_values: HeadWeights, spec: LatentSpec) -> Tensor:
     """Each head's values of the latents that it attended to, by a product with a weight of its own.
 
-    Shapes: attended [T, H * D], whose heads' features from P to P + C are read, to_values H times [W, C]
+    Shapes: attended [T, H * D], whose heads' features from P to P + C are read, to_values of [W, C]
     -> [T, H * W].
     """
     return cast("Tensor", op("latent_values")(attended, to_values, spec))
@@ -522,6 +628,16 @@ def paged_attention(
             sinks=sinks,
         ),
     )
+
+
+def chunked_attention(
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, *, scale: float, chunk_size: int
+) -> Tensor:
+    """Causal attention within chunks of the context: position p sees p // chunk_size * chunk_size .. p.
+
+    Otherwise as `paged_attention`. chunk_size is a multiple of the block size.
+    """
+    return cast("Tensor", op("chunked_attention")(query, kv_cache, metadata, scale=scale, chunk_size=chunk_size))
 
 
 def row_max(logits: Tensor) -> tuple[list[float], list[int]]:

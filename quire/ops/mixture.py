@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
-from quire.ops.elementwise import clamped_gate
+from quire.ops.elementwise import ALONE, activate, clamped_gate
 from quire.ops.functional import ExpertWeights, MixtureWeights
 
 
@@ -53,7 +53,10 @@ def mix(
         rows = x if part.rows is None else x.index_select(0, part.rows)
         if part.weighs_input:
             rows = (rows * part.weights.unsqueeze(1)).to(x.dtype)
-        if isinstance(activation, ClampedGate):
+        if not expert.is_gated:
+            assert isinstance(activation, str)
+            inner = _without_gate(rows, expert, activation, linear)
+        elif isinstance(activation, ClampedGate):
             both = linear(rows, expert.gate_up, expert.gate_up_bias, out_dtype=torch.float32)
             inner = clamped_gate(both, activation).to(x.dtype)
         else:
@@ -66,6 +69,15 @@ def mix(
         else:
             total.index_add_(0, part.rows, out)
     return total if residual is None else total.add_(residual)
+
+
+def _without_gate(rows: Tensor, expert: ExpertWeights, activation: str, linear: Callable[..., Tensor]) -> Tensor:
+    """Shapes: rows [n, M] -> [n, F]."""
+    of_product = None if activation in ALONE else activation
+    inner = linear(rows, expert.gate_up, expert.gate_up_bias, activation=of_product)
+    if of_product is None:
+        activate(inner, activation)
+    return inner
 
 
 def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Iterator[Part]:
@@ -101,6 +113,8 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
     weights = scores.gather(1, chosen)
     if routing.scores is Scores.LOGITS:
         weights = weights.softmax(dim=-1)
+    elif routing.scores is Scores.LOGITS_SIGMOID:
+        weights = _sigmoid(weights)
     if routing.renormalized:
         sums = _row_sums(weights).clamp_(min=routing.least_sum).add_(routing.added_to_sum)
         weights = weights / sums.unsqueeze(1)
@@ -132,6 +146,7 @@ _SCORES: Mapping[Scores, Callable[[Tensor], Tensor]] = MappingProxyType(
         Scores.SOFTMAX: lambda logits: logits.softmax(dim=-1),
         Scores.SIGMOID: _sigmoid,
         Scores.LOGITS: lambda logits: logits,
+        Scores.LOGITS_SIGMOID: lambda logits: logits,
     }
 )
 

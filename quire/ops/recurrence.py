@@ -7,6 +7,7 @@ element lies in a stretch, rows lie apart (`rows_apart`), so that torch computes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +21,7 @@ from quire.utils.math import cdiv, round_up
 
 VECTOR = 32
 """Elements that torch's elementwise loops take at a time, at most."""
-_EXP, _SILU, _SOFTPLUS = torch.ops.aten.exp.out, torch.ops.aten.silu.out, torch.ops.aten.softplus.out
+EXP, SILU, SOFTPLUS = torch.ops.aten.exp.out, torch.ops.aten.silu.out, torch.ops.aten.softplus.out
 
 
 def mamba(
@@ -34,21 +35,21 @@ def mamba(
     """`functional.mamba` in float32, with an implementation's products."""
     channels, state_size = weights.decay.shape
     rank = weights.widen.in_features
-    step = _Step.of(metadata)
-    x = _apart(_SILU, _convolve(projected[:, :channels].float(), weights.conv, states, step))
+    step = Step.of(metadata)
+    x = apart(SILU, convolve(projected[:, :channels].float(), weights.conv, states, step))
     derived = linear(x.to(projected.dtype).contiguous(), weights.derive, out_dtype=torch.float32)
     parts = list(derived.split_with_sizes((rank, state_size, state_size), dim=1))
     if weights.norms is not None:
         scales = weights.norms
-        parts = [_rms(part, scale, weights.norm_eps) for part, scale in zip(parts, scales, strict=True)]
+        parts = [rms(part, scale, weights.norm_eps) for part, scale in zip(parts, scales, strict=True)]
     time, write, read = parts
     wide = linear(time.contiguous().to(projected.dtype), weights.widen, out_dtype=torch.float32)
-    dt = _apart(_SOFTPLUS, wide.add_(weights.time_bias))
+    dt = apart(SOFTPLUS, wide.add_(weights.time_bias))
 
     def decay(tokens: Tensor) -> Tensor:
         """[n, 1, C, 1, N]"""
         exponents = dt[tokens].unsqueeze(2) * weights.decay
-        return _apart(_EXP, exponents.flatten(1)).view(-1, 1, channels, 1, state_size)
+        return apart(EXP, exponents.flatten(1)).view(-1, 1, channels, 1, state_size)
 
     y = _scan(
         (dt * x).view(-1, 1, channels, 1),
@@ -60,7 +61,7 @@ def mamba(
         first=weights.conv.num_inputs,
     )
     y = y.view(-1, channels).add_(x * weights.skip)
-    return y.mul_(_apart(_SILU, projected[:, channels:].float()))
+    return y.mul_(apart(SILU, projected[:, channels:].float()))
 
 
 def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
@@ -68,11 +69,11 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     heads, groups, state_size = weights.decay.shape[0], weights.num_groups, weights.state_size
     inner = weights.inner_size
     gate, convolved, time = projected.float().split_with_sizes((inner, inner + 2 * groups * state_size, heads), dim=1)
-    step = _Step.of(metadata)
-    out = _apart(_SILU, _convolve(convolved, weights.conv, states, step))
+    step = Step.of(metadata)
+    out = apart(SILU, convolve(convolved, weights.conv, states, step))
     x, write, read = out.split_with_sizes((inner, groups * state_size, groups * state_size), dim=1)
-    dt = _apart(_SOFTPLUS, time + weights.time_bias)
-    decays = _apart(_EXP, dt * weights.decay).contiguous().view(-1, groups, heads // groups, 1, 1)
+    dt = apart(SOFTPLUS, time + weights.time_bias)
+    decays = apart(EXP, dt * weights.decay).contiguous().view(-1, groups, heads // groups, 1, 1)
     by_head = x.reshape(-1, groups, heads // groups, inner // heads)
     y = _scan(
         by_head * dt.reshape(-1, groups, heads // groups, 1),
@@ -84,7 +85,7 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
         first=weights.conv.num_inputs,
     )
     y.add_(by_head * weights.skip.view(groups, heads // groups, 1))
-    opened, y = _apart(_SILU, gate), y.view(-1, inner)
+    opened, y = apart(SILU, gate), y.view(-1, inner)
     if weights.norms_before_gate:
         return _group_norm(y, weights).mul_(opened)
     return _group_norm(y.mul_(opened), weights)
@@ -95,17 +96,17 @@ def _group_norm(x: Tensor, weights: Mamba2Weights) -> Tensor:
     if weights.norm is None:
         return x
     grouped = x.view(x.shape[0], weights.num_groups, -1)
-    return _rms(grouped, None, weights.norm_eps).view(x.shape).mul_(weights.norm)
+    return rms(grouped, None, weights.norm_eps).view(x.shape).mul_(weights.norm)
 
 
 def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """`functional.short_conv` in float32."""
     write, read, x = projected.float().chunk(3, dim=1)
-    return _convolve(write * x, weights, states, _Step.of(metadata)).mul_(read)
+    return convolve(write * x, weights, states, Step.of(metadata)).mul_(read)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """The sequences of a step."""
 
     starts: list[int]
@@ -116,7 +117,7 @@ class _Step:
     writes: list[int]
 
     @classmethod
-    def of(cls, metadata: StateMetadata) -> _Step:
+    def of(cls, metadata: StateMetadata) -> Step:
         """As the host reads it."""
         starts: list[int] = metadata.query_start.tolist()
         counts = [end - start for start, end in pairwise(starts)]
@@ -133,20 +134,20 @@ def rows_apart(num_rows: int, width: int) -> Tensor:
     return torch.empty(num_rows, round_up(width, VECTOR) + VECTOR)[:, :width]
 
 
-def _apart(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+def apart(function: Callable[..., Tensor], x: Tensor) -> Tensor:
     """A function of each element, row by row. Shapes: x [T, N] -> [T, N]."""
     rows = rows_apart(*x.shape).copy_(x)
     return function(rows, out=rows)
 
 
-def _rms(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
+def rms(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * scale over the last dimension."""
-    mean = _sum(x * x).div_(x.shape[-1]).add_(eps).sqrt_().unsqueeze(-1)
+    mean = fold_sum(x * x).div_(x.shape[-1]).add_(eps).sqrt_().unsqueeze(-1)
     normed = x / mean
     return normed if scale is None else normed.mul_(scale)
 
 
-def _sum(x: Tensor) -> Tensor:
+def fold_sum(x: Tensor) -> Tensor:
     """Over the last dimension: the second half is added to the first, again and again. Shapes: [..., N] -> [...]."""
     while x.shape[-1] > 1:
         size = x.shape[-1]
@@ -164,7 +165,7 @@ def _columns(states: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
     return states[0, :, min(first, half) : min(end, half)], states[1, :, max(0, first - half) : max(0, end - half)]
 
 
-def _read(states: Tensor, pages: list[int], first: int, count: int) -> Tensor:
+def read_states(states: Tensor, pages: list[int], first: int, count: int) -> Tensor:
     """Those numbers of some pages, zeros for page -1. Shapes: -> [R, count]."""
     places = torch.tensor(pages)
     found = torch.cat([part[places.clamp(min=0)] for part in _columns(states, first, count)], dim=1)
@@ -172,7 +173,7 @@ def _read(states: Tensor, pages: list[int], first: int, count: int) -> Tensor:
     return found
 
 
-def _write(states: Tensor, pages: list[int], first: int, values: Tensor) -> None:
+def write_states(states: Tensor, pages: list[int], first: int, values: Tensor) -> None:
     """Shapes: values [R, count]."""
     low, high = _columns(states, first, values.shape[1])
     places = torch.tensor(pages)
@@ -180,11 +181,11 @@ def _write(states: Tensor, pages: list[int], first: int, values: Tensor) -> None
     high[places] = values[:, low.shape[1] :]
 
 
-def _convolve(x: Tensor, weights: ConvWeights, states: Tensor, step: _Step) -> Tensor:
+def convolve(x: Tensor, weights: ConvWeights, states: Tensor, step: Step) -> Tensor:
     """The causal convolution; its last inputs go into the states. Shapes: x [T, C] -> [T, C]."""
     channels, width = weights.weight.shape
     num_past = width - 1
-    past = _read(states, step.reads, 0, num_past * channels).view(-1, channels)
+    past = read_states(states, step.reads, 0, num_past * channels).view(-1, channels)
     inputs = torch.cat((x, past))
     seq = torch.repeat_interleave(torch.arange(len(step.counts)), torch.tensor(step.counts))
     starts = torch.tensor(step.starts)
@@ -201,7 +202,7 @@ def _convolve(x: Tensor, weights: ConvWeights, states: Tensor, step: _Step) -> T
     if num_past:
         every = torch.arange(len(step.counts)).repeat_interleave(num_past)
         last = (torch.tensor(step.counts).unsqueeze(1) + torch.arange(-num_past, 0)).flatten()
-        _write(states, step.writes, 0, inputs[row_of(every, last)].view(len(step.counts), -1))
+        write_states(states, step.writes, 0, inputs[row_of(every, last)].view(len(step.counts), -1))
     return out
 
 
@@ -211,7 +212,7 @@ def _scan(
     write: Tensor,
     read: Tensor,
     states: Tensor,
-    step: _Step,
+    step: Step,
     *,
     first: int,
 ) -> Tensor:
@@ -220,20 +221,41 @@ def _scan(
     M heads of P channels in each of G groups. Shapes: x [T, G, M, P], decay: tokens [n] -> what multiplies
     [n, G, M, P, N], write and read [T, G, N] -> [T, G, M, P].
     """
-    size = x[0].numel() * write.shape[-1]
-    at_once = max(1, STATES_AT_ONCE // (4 * size))
     out = torch.empty_like(x)
+
+    def update(state: Tensor, tokens: Tensor) -> Tensor:
+        state.mul_(decay(tokens)).add_(x[tokens].unsqueeze(-1) * write[tokens][:, :, None, None])
+        return fold_sum(state * read[tokens][:, :, None, None])
+
+    token_by_token(update, out, states, step, first=first, shape=(*x.shape[1:], write.shape[-1]))
+    return out
+
+
+def token_by_token(
+    update: Callable[[Tensor, Tensor], Tensor],
+    out: Tensor,
+    states: Tensor,
+    step: Step,
+    *,
+    first: int,
+    shape: tuple[int, ...],
+) -> None:
+    """Take each sequence's state through its tokens, and write the state behind the last. Mutates: out, states.
+
+    `update` gets states [n, *shape] and one token [n] of each of as many sequences; it changes the states and gives the
+    tokens' outputs. A state begins at number `first` of a page. Shapes: out [T, ...].
+    """
+    size = math.prod(shape)
+    at_once = max(1, STATES_AT_ONCE // (4 * size))
     longest_first = sorted(range(len(step.counts)), key=lambda seq: -step.counts[seq])
     for begin in range(0, len(longest_first), at_once):
         seqs = longest_first[begin : begin + at_once]
-        state = _read(states, [step.reads[seq] for seq in seqs], first, size).view(-1, *x.shape[1:], write.shape[-1])
+        state = read_states(states, [step.reads[seq] for seq in seqs], first, size).view(-1, *shape)
         starts, counts = torch.tensor([step.starts[seq] for seq in seqs]), [step.counts[seq] for seq in seqs]
         num_active = len(seqs)
         for index in range(counts[0]):
             while counts[num_active - 1] <= index:
                 num_active -= 1
-            tokens, active = starts[:num_active] + index, state[:num_active]
-            active.mul_(decay(tokens)).add_(x[tokens].unsqueeze(-1) * write[tokens][:, :, None, None])
-            out[tokens] = _sum(active * read[tokens][:, :, None, None])
-        _write(states, [step.writes[seq] for seq in seqs], first, state.flatten(1))
-    return out
+            tokens = starts[:num_active] + index
+            out[tokens] = update(state[:num_active], tokens)
+        write_states(states, [step.writes[seq] for seq in seqs], first, state.flatten(1))

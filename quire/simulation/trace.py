@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Annotated
 
 import msgspec
 
-from quire.errors import ConfigError, counted
+from quire.errors import ConfigError, counted, shown
 from quire.messages.request import MAX_PRIORITY, EngineCoreRequest
 from quire.sampling_params import SamplingParams
 
@@ -79,12 +80,26 @@ def _requests(name: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[TraceRe
             raise ConfigError(f"--trace {name} has more than {MAX_REQUESTS:,} requests; split it")
         try:
             request = decode(line)
+            _check_keys(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"--trace {name}: line {number}: {error}. A line is {_EXAMPLE}") from None
         problem = _contradiction(request)
         if problem:
             raise ConfigError(f"--trace {name}: line {number}: {problem}")
         yield request
+
+
+def _check_keys(line: bytes) -> None:
+    """Refuse keys that come twice; the decoder takes the last one. Most lines hold no more quotes than keys can have.
+
+    Raises: DecodeError.
+    """
+    if 2 * len(msgspec.json.decode(line)) == line.count(b'"'):
+        return
+    keys = [key for key, _ in json.loads(line, object_pairs_hook=list)]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise msgspec.DecodeError(f"{shown(twice)} is given twice")
 
 
 def _contradiction(request: TraceRequest) -> str:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -156,18 +157,16 @@ def _open(directory: Path, num_bytes: int) -> int:
     except OSError as error:
         raise _unusable(directory, error) from None
     try:
+        _check_own(fd, directory)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(fd, 0o600)
-        _check_room(fd, num_bytes)
-        os.ftruncate(fd, num_bytes)
-        os.posix_fallocate(fd, 0, num_bytes)
+        _give_room(fd, num_bytes)
     except BlockingIOError:
         os.close(fd)
         raise ConfigError(
             f"kv_disk={str(directory)!r} is used by another engine. Give each engine a directory of its own."
         ) from None
     except OSError as error:
-        os.ftruncate(fd, 0)  # what was allocated before the disk was full
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ConfigError(
@@ -175,7 +174,25 @@ def _open(directory: Path, num_bytes: int) -> int:
                 "Lower kv_disk_size, or give a directory on a larger disk."
             ) from None
         raise _unusable(directory, error) from None
+    except ConfigError:
+        os.close(fd)
+        raise
     return fd
+
+
+def _give_room(fd: int, num_bytes: int) -> None:
+    """Make the file as large as that, on the disk too, or leave it as it was.
+
+    Raises: OSError.
+    """
+    before = os.fstat(fd).st_size
+    _check_room(fd, num_bytes)
+    try:
+        os.ftruncate(fd, num_bytes)
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        os.ftruncate(fd, before)
+        raise
 
 
 def _check_room(fd: int, num_bytes: int) -> None:
@@ -193,11 +210,28 @@ def _check_private(directory: Path) -> None:
 
     Raises: ConfigError.
     """
-    status = directory.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    status, others = directory.stat(), None
+    if status.st_uid != os.geteuid():
+        others = "it belongs to another user"
+    elif status.st_mode & 0o077:
+        others = f"its mode is {status.st_mode & 0o777:04o}, not 0700"
+    if others is not None:
         raise ConfigError(
-            f"kv_disk={str(directory)!r} must be a directory of this user that nobody else can use: its mode is "
-            f"{status.st_mode & 0o777:04o}, not 0700. Run chmod 700, or give a directory that does not exist yet."
+            f"kv_disk={str(directory)!r} must be a directory of this user that nobody else can use: {others}. "
+            "Run chmod 700, or give a directory that does not exist yet."
+        )
+
+
+def _check_own(fd: int, directory: Path) -> None:
+    """Refuse what another user or another name can reach, or is no file.
+
+    Raises: ConfigError.
+    """
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
+        raise ConfigError(
+            f"kv_disk={str(directory)!r} holds {NAME!r}, which is no file of this user under that one name. Remove it, "
+            "or give another directory."
         )
 
 

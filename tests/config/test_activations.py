@@ -47,6 +47,28 @@ def test_a_step_of_recurrent_layers_takes_what_is_planned(
     assert taken == planned if not arch.mixtures else taken <= planned + experts_bytes(arch, dtype, num_tokens)
 
 
+GATED = {
+    "qwen3_next": {"head_dim": 64},
+    "qwen3_5_text": {"num_attention_heads": 2, "linear_num_value_heads": 8, "linear_value_head_dim": 40},
+    "minimax": {"head_dim": 48},
+    "recurrent_gemma": {"intermediate_size": 600},
+}
+"""Families with gates and recurrences of their own -> what makes another of their parts the widest."""
+
+
+@pytest.mark.parametrize("num_tokens", [1, 61])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("family", GATED)
+def test_a_step_of_gated_layers_takes_what_is_planned(
+    checkpoint: Callable[..., Path], family: str, is_wide: bool, dtype: str, num_tokens: int
+) -> None:
+    directory = checkpoint(family, **(GATED[family] if is_wide else {}))
+    table.use("cpu")
+    taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
+    assert taken == activation_bytes(arch_of(directory), dtype, num_tokens, ops="cpu")
+
+
 @pytest.mark.parametrize("num_tokens", [1, 61])
 @pytest.mark.parametrize("family", HYBRID)
 def test_a_step_of_several_mixers_or_one_half_takes_what_is_planned(

@@ -90,6 +90,39 @@ HUNYUAN_A13B: dict[str, Any] = {
     "vocab_size": 128167,
 }
 
+LLAMA_4_SCOUT_TEXT: dict[str, Any] = {
+    "architectures": ["Llama4ForCausalLM"],
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 10485760,
+    "model_type": "llama4_text",
+    "no_rope_layers": [],
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
+"""The part of the published config that is its language model's."""
+
 
 def arch_of(config: dict[str, Any], **changes: Any) -> ModelArch:
     return ModelArch.from_config({**config, **changes}, source="config.json")
@@ -108,6 +141,8 @@ def test_published_models_are_counted_as_their_pages_say() -> None:
     assert f"{num_active_parameters(arch_of(DBRX)) / 1e9:.0f}" == "36"
     assert f"{num_parameters(arch_of(HUNYUAN_A13B)) / 1e9:.0f}" == "80"
     assert f"{num_active_parameters(arch_of(HUNYUAN_A13B)) / 1e9:.0f}" == "13"
+    assert f"{num_parameters(arch_of(LLAMA_4_SCOUT_TEXT)) / 1e9:.0f}" == "108"
+    assert f"{num_active_parameters(arch_of(LLAMA_4_SCOUT_TEXT)) / 1e9:.0f}" == "17"
 
 
 def test_gpt_oss_has_biases_and_a_clamped_gate() -> None:
@@ -128,12 +163,36 @@ def test_dbrx_is_read_from_its_parts() -> None:
     assert not experts_of(DBRX, ffn_config=unscaled).routing.renormalized
 
 
+def test_llama_4_attends_in_chunks_where_it_rotates() -> None:
+    arch = arch_of(LLAMA_4_SCOUT_TEXT)
+    chunked, full = arch.plain_attentions[0], arch.plain_attentions[3]
+    assert (chunked.window, chunked.is_chunked, chunked.rope is None, chunked.position_scale) == (
+        8192,
+        True,
+        False,
+        None,
+    )
+    assert (full.window, full.is_chunked, full.rope, full.position_scale is None) == (None, False, None, False)
+    assert experts_of(LLAMA_4_SCOUT_TEXT).routing.weighs_input
+
+
+def test_blocks_that_do_not_divide_a_chunk_are_refused() -> None:
+    arch = arch_of(LLAMA_4_SCOUT_TEXT, attention_chunk_size=48)
+    assert arch.kv_cache_specs(16, "bfloat16", ops="reference")
+    with pytest.raises(ConfigError, match="chunks of 48 tokens, which blocks of 32 do not divide"):
+        arch.kv_cache_specs(32, "bfloat16", ops="reference")
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
         (GPT_OSS_20B, {"quantization_config": {"quant_method": "mxfp4"}}, "the weights are quantised ('mxfp4')"),
         (GPT_OSS_20B, {"swiglu_limit": 0}, "swiglu_limit is 0; it must be a number above 0"),
         (GPT_OSS_20B, {"num_experts_per_tok": 33}, "num_experts_per_tok is 33"),
+        (LLAMA_4_SCOUT_TEXT, {"layer_types": ["sliding_attention"] * 48}, "chunked_attention or full_attention"),
+        (LLAMA_4_SCOUT_TEXT, {"moe_layers": ["all"]}, "moe_layers is ['all']; it must list indices of the 48 layers"),
+        (LLAMA_4_SCOUT_TEXT, {"no_rope_layers": [2] * 48}, "no_rope_layers"),
+        (LLAMA_4_SCOUT_TEXT, {"attn_temperature_tuning": "yes"}, "attn_temperature_tuning is 'yes'"),
         (DBRX, {"ffn_config": 3}, "ffn_config is 3; it must be null or an object"),
         (DBRX, {"ffn_config": {"moe_normalize_expert_weights": 2.0}}, "moe_normalize_expert_weights is 2.0"),
         (DBRX, {"ffn_config": {"ffn_act_fn": "silu"}}, "ffn_act_fn is 'silu'; it must be null or an object"),

@@ -350,24 +350,3 @@ def test_a_context_is_shortened_to_what_all_groups_hold(tmp_path: Path) -> None:
     assert layout.most_blocks(length, chunk) <= 30 < layout.most_blocks(length + 1, 256)
     with pytest.raises(ConfigError, match="in each of 2 groups"):
         windowed(tmp_path, [FULL, WINDOW] * 2, block_size=16, num_gpu_blocks_override=1)
-
-
-def test_attention_that_torch_computes_is_planned_for_the_longest_context() -> None:
-    sizes = {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4, "architectures": ["FalconForCausalLM"]}
-    falcon = {"model_type": "falcon", "num_hidden_layers": 1, "multi_query": False, **sizes}
-    use = MemoryUse(
-        dtype="float32",
-        max_num_seqs=1,
-        max_num_batched_tokens=1,
-        max_model_len=512,
-        max_logprobs=0,
-        block_size=16,
-        kv_cache_dtype="float32",
-    )
-
-    def workspace(alibi: bool, max_model_len: int) -> int:
-        arch = ModelArch.from_config({**falcon, "alibi": alibi}, source="config.json")
-        return plan_memory(arch, replace(use, max_model_len=max_model_len), 1).workspace
-
-    more = [workspace(True, length) - workspace(False, length) for length in (512, 1024)]
-    assert more[1] == 2 * more[0] >= 2 * 512 * 2 * 64 * 3 * 4, "keys and values in float32, three times"

@@ -77,6 +77,7 @@ FLAGS = {
     "--scheduling-policy",
     "--seed",
     "--skip-tokenizer-init",
+    "--state-checkpoint-stride",
     "--swap-space",
     "--tokenizer",
     "--use-tqdm-on-load",

@@ -20,7 +20,7 @@ def test_perplexity_hardly_grows(tiny_llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("ops", available_ops())
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3_text", "minicpm3"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3_text", "minicpm3", "bloom", "granite_swa"])
 def test_a_request_does_not_notice_how_it_is_run(family: str, ops: str, checkpoint: Checkpoint) -> None:
     directory, given = str(checkpoint(family)), prompts_for(ops)
     options: dict[str, Any] = {"ops": ops, "dtype": "bfloat16", "kv_cache_dtype": "int8", "max_model_len": 128}
@@ -36,12 +36,13 @@ def test_a_request_does_not_notice_how_it_is_run(family: str, ops: str, checkpoi
         assert llm.engine.parts.core.scheduler.num_preemptions > 0
 
 
-def test_the_number_of_threads_changes_no_bit(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "bloom", "granite_swa", "deepseek_v2"])
+def test_the_number_of_threads_changes_no_bit(family: str, checkpoint: Checkpoint) -> None:
     if "cpu" not in available_ops():
         pytest.skip("the native kernels are not built")
     results = []
     for num_threads in (1, 2, 3):
-        with LLM(str(checkpoint("qwen3")), ops="cpu", kv_cache_dtype="int8", num_threads=num_threads) as llm:
+        with LLM(str(checkpoint(family)), ops="cpu", kv_cache_dtype="int8", num_threads=num_threads) as llm:
             results.append(bits(llm.generate(prompts(), GREEDY)))
     assert results[0] == results[1] == results[2]
 

@@ -21,8 +21,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 20, "num_hidden_layers": 4, "max_window_layers": 1},
     ),
     "gemma3": ("gemma3_text", {"sliding_window": 24, "num_hidden_layers": 7}),
+    "granite with sinks": ("granite_swa", {}),
 }
-"""Groups of full layers and of windows: 0 and 1; 1 and 1; 1 and 3; 2 and 5."""
+"""Groups of full layers and of windows: 0 and 1; 1 and 1; 1 and 3; 2 and 5; 1 and 1."""
 MAX_MODEL_LEN, NUM_TOKENS = 200, 30
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "block_size": 16}
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)

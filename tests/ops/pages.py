@@ -60,6 +60,7 @@ class Pages:
         work: list[tuple[int, int, int]],
         *,
         sliding_window: int | None = None,
+        chunk_size: int | None = None,
         soft_cap: float | None = None,
         scale: float = 0.25,
         slopes: Tensor | None = None,
@@ -84,6 +85,9 @@ class Pages:
             block_tables=self.tables[[row for row, _, _ in work]].contiguous(),
             block_size=self.block_size,
         )
+        if chunk_size is not None:
+            out = table["chunked_attention"](query, self.cache, metadata, scale=scale, chunk_size=chunk_size)
+            return list(out.split(counts))
         out = table["paged_attention"](
             query,
             self.cache,
@@ -101,6 +105,7 @@ class Pages:
         row: int,
         *,
         sliding_window: int | None = None,
+        chunk_size: int | None = None,
         soft_cap: float | None = None,
         scale: float = 0.25,
         slopes: Tensor | None = None,
@@ -124,6 +129,9 @@ class Pages:
         hidden = distance < 0
         if sliding_window is not None:
             hidden |= distance >= sliding_window
+        if chunk_size is not None:
+            chunks = torch.arange(count) // chunk_size
+            hidden |= chunks.unsqueeze(1) != chunks
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, count, 1)], dim=-1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -32,10 +35,12 @@ ROUTINGS = {
         least_sum=1e-20,
     ),
     "one after the other": Routing(num_chosen=3, scores=Scores.LOGITS, near=0.9),
+    "logits choose, sigmoids weigh": Routing(num_chosen=3, scores=Scores.LOGITS_SIGMOID, renormalized=True),
     "what experts read is weighed": Routing(num_chosen=2, scores=Scores.SIGMOID, weighs_input=True, shared_factor=0.5),
     "one": Routing(num_chosen=1),
     "all": Routing(num_chosen=NUM_EXPERTS, renormalized=True),
     "divided by no less than": Routing(num_chosen=2, renormalized=True, least_sum=0.9),
+    "divided by more": Routing(num_chosen=2, scores=Scores.SIGMOID, renormalized=True, added_to_sum=0.1),
 }
 GATES = {
     "beside one": ClampedGate(limit=0.7, slope=1.702, offset=1.0),
@@ -134,12 +139,13 @@ class Mixture:
         if routing.near is not None:
             chosen, weights = one_after_the_other(logits.tolist(), routing.num_chosen, routing.near)
             return self._sum(x, routing, chosen, weights, gate)
-        scores = {Scores.SOFTMAX: logits.softmax(0), Scores.SIGMOID: logits.sigmoid(), Scores.LOGITS: logits}
-        ranked = scores[routing.scores] + (0.0 if self.choice_bias is None else self.choice_bias.double())
+        scores = {Scores.SOFTMAX: logits.softmax(0), Scores.SIGMOID: logits.sigmoid()}.get(routing.scores, logits)
+        ranked = scores + (0.0 if self.choice_bias is None else self.choice_bias.double())
         chosen = best(candidates(ranked, routing.groups), ranked.tolist())[: routing.num_chosen]
-        weights = logits[chosen].softmax(0) if routing.scores is Scores.LOGITS else scores[routing.scores][chosen]
+        weigh = {Scores.LOGITS: partial(torch.softmax, dim=0), Scores.LOGITS_SIGMOID: torch.sigmoid}
+        weights = weigh.get(routing.scores, torch.clone)(scores[chosen])
         if routing.renormalized:
-            weights = weights / max(weights.sum().item(), routing.least_sum)
+            weights = weights / (max(weights.sum().item(), routing.least_sum) + routing.added_to_sum)
         weights = weights * routing.factor
         return self._sum(x, routing, chosen, weights.tolist(), gate)
 
@@ -167,6 +173,53 @@ class Mixture:
         return F.mixture_of_experts(x, self.weights, routing, activation=self.gate or "silu", residual=residual)
 
 
+UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu2": lambda x: x.relu() ** 2,
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
+    "silu": nn.silu,
+}
+
+
+class Ungated(Mixture):
+    """Of experts that are down(activation(up(x)))."""
+
+    def __init__(self, activation: str, **options: Any) -> None:
+        self.activation = activation
+        super().__init__(**options)
+
+    def _packed(self, index: int) -> ExpertWeights:
+        biases = self.biases[index] if self.has_biases else (None, None)
+        return ExpertWeights(
+            gate_up=F.pack_linear([self.ups[index]], dtype=self.dtype),
+            down=F.pack_linear([self.downs[index]], dtype=self.dtype),
+            gate_up_bias=None if biases[0] is None else biases[0][: len(biases[0]) // 2].clone(),
+            down_bias=biases[1],
+        )
+
+    def _expert(self, x: Tensor, index: int) -> Tensor:
+        up, down = (part[index].double() for part in (self.ups, self.downs))
+        inner_bias, out_bias = (bias.double() for bias in self.biases[index])
+        return down @ UNGATED[self.activation](up @ x + inner_bias[: len(up)]) + out_bias
+
+    def __call__(self, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
+        return F.mixture_of_experts(x, self.weights, routing, activation=self.activation, residual=residual)
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+@pytest.mark.parametrize("activation", UNGATED)
+def test_experts_without_a_gate_are_those_written_down(activation: str, has_biases: bool) -> None:
+    x, mixture = rand(NUM_ROWS, SIZE), Ungated(activation, shared="plain", has_biases=has_biases)
+    routing = ROUTINGS["sigmoid"]
+    assert_close(mixture(x, routing, x), mixture.expected(x, routing, x))
+
+
+@pytest.mark.parametrize("activation", UNGATED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_experts_without_a_gate_stands_alone(activation: str, dtype: torch.dtype) -> None:
+    mixture, x = Ungated(activation, shared="plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
+    assert_rows_alone(lambda rows: mixture(x[rows], ROUTINGS["sigmoid"]), NUM_ROWS)
+
+
 @pytest.mark.parametrize("shared", SHARED)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_mixture_is_the_one_written_down(routing: str, shared: str) -> None:
@@ -174,7 +227,10 @@ def test_a_mixture_is_the_one_written_down(routing: str, shared: str) -> None:
     assert_close(mixture(x, ROUTINGS[routing], residual), mixture.expected(x, ROUTINGS[routing], residual))
 
 
-@pytest.mark.parametrize("name", ["renormalized", "sigmoid", "groups by their best", "groups by their two best"])
+@pytest.mark.parametrize(
+    "name",
+    ["renormalized", "sigmoid", "logits choose, sigmoids weigh", "groups by their best", "groups by their two best"],
+)
 def test_a_bias_chooses_but_does_not_weigh(name: str) -> None:
     mixture, x = Mixture("plain", bias=True), rand(NUM_ROWS, SIZE)
     routing = ROUTINGS[name]
@@ -264,11 +320,14 @@ def test_native_routing_is_that_of_torch(routing: str) -> None:
 
 
 def test_native_routing_reads_all_that_a_routing_says() -> None:
-    """A new field must reach `qr_routing`, or the native op would ignore it."""
-    assert {item.name for item in fields(Routing)} == {
-        *("num_chosen", "scores", "groups", "renormalized", "least_sum", "factor", "shared_factor", "near")
+    """A new field must reach `qr_routing`, or the native op would ignore it; it leaves `weighs_input` to torch."""
+    assert {item.name for item in fields(Routing)} - {"weighs_input"} == {
+        *("num_chosen", "scores", "groups", "renormalized", "least_sum", "added_to_sum", "factor", "shared_factor"),
+        "near",
     }
-    assert [item.name for item in fields(MixtureWeights)] == ["router", "experts", "choice_bias", "shared"]
+    assert [item.name for item in fields(MixtureWeights)] == [
+        *("router", "router_bias", "experts", "choice_bias", "shared")
+    ]
     assert [item.name for item in fields(ExpertWeights)] == ["gate_up", "down", "gate_up_bias", "down_bias"]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.ops import functional as F
 from quire.ops import table
-from quire.ops.functional import AttentionMetadata, LatentSpec, LinearWeight, RopeAndCacheSpec
+from quire.ops.functional import AttentionMetadata, HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, rand
 
 SMALL = LatentSpec(num_heads=3, rope_size=6, nope_size=12, latent_size=16, value_size=7, head_size=24, norm_eps=1e-5)
@@ -37,8 +37,8 @@ class Latents:
         self.norm = 1 + rand(spec.latent_size, seed=1) * 0.1
         self.keys = [rand(spec.nope_size, spec.latent_size, seed=100 + h) * 0.2 for h in range(spec.num_heads)]
         self.values = [rand(spec.value_size, spec.latent_size, seed=300 + h) * 0.2 for h in range(spec.num_heads)]
-        self.to_latents = [self._packed(weight.t()) for weight in self.keys]
-        self.to_values = [self._packed(weight) for weight in self.values]
+        self.to_latents = HeadWeights(heads=tuple(self._packed(weight.t()) for weight in self.keys))
+        self.to_values = HeadWeights(heads=tuple(self._packed(weight) for weight in self.values))
 
     def _packed(self, weight: Tensor) -> LinearWeight:
         if self.format != "dense":
@@ -138,8 +138,8 @@ def test_rounded_weights_are_close(format: str, implementation: str) -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.float32), (4, torch.float32), (64, torch.bfloat16)])
-def test_a_replay_copies_anew(num_rows: int, dtype: torch.dtype) -> None:
-    """Of 64 rows in bfloat16, native ops pass each other tiles, which the copies do not read."""
+def test_a_replay_computes_anew(num_rows: int, dtype: torch.dtype) -> None:
+    """Of 64 rows in bfloat16, native ops pass each other tiles, which these do not read."""
     latents, spec = Latents(SMALL, dtype=dtype), SMALL
     size = spec.num_heads * spec.value_size
     buffer, norm = torch.zeros(num_rows, size, dtype=dtype), 1 + rand(size, seed=5)

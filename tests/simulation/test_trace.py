@@ -52,6 +52,11 @@ def test_a_file_is_read_in_order_of_arrival(tmp_path: Path) -> None:
             '{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 1, "prefix_id": 1, "prefix_tokens": 6}',
             "more than the 5 of the prompt",
         ),
+        ('{"arrival_s": 1, "arrival_s": 2, "prompt_tokens": 5, "output_tokens": 1}', "'arrival_s' is given twice"),
+        (
+            '{"prompt_tokens": 5, "output_tokens": 1, "tenant": "a", "arrival_s": 1, "\\u0074enant": "\\"b"}',
+            "line 1: 'tenant' is given twice",
+        ),
         ("\xff", "line 1"),
         ("[" * (MAX_LINE_BYTES - 1), "line 1"),
         (" " * MAX_LINE_BYTES + "{}", f"line 1 has more than {MAX_LINE_BYTES} bytes"),

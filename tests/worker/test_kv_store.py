@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -219,6 +220,50 @@ def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         open_file(tmp_path / "own")
     assert not (tmp_path / "file").read_text(), "no link is followed"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "another name", "another user"])
+def test_what_others_can_reach_is_not_written(kind: str, directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True)
+    other = directory.parent / "other"
+    other.write_bytes(b"precious")
+    if kind == "pipe":
+        os.mkfifo(directory / NAME)
+    else:
+        os.link(other, directory / NAME)
+    if kind == "another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        other.unlink()
+        os.chown(directory / NAME, 12345, 12345)
+    with pytest.raises(ConfigError, match="no file of this user under that one name"):
+        open_file(directory)
+    if kind != "pipe":
+        assert (directory / NAME).read_bytes() == b"precious"
+
+
+def test_another_users_directory_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.mkdir(mode=0o700, parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(directory).st_uid + 1)
+    with pytest.raises(ConfigError, match="it belongs to another user"):
+        open_file(directory)
+
+
+def test_pages_outlive_a_start_for_which_there_was_no_room(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(directory)
+    with pytest.raises(ConfigError, match=r"no room for .* GiB|cannot be used"):
+        open_file(directory, num_slots=1 << 38)
+
+    def allocate(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", allocate)
+        with pytest.raises(ConfigError, match="no room for"):
+            open_file(directory, num_slots=2 * NUM_SLOTS)
+    store = PageStore([open_file(directory)])
+    assert len(store.found()) == NUM_SLOTS
+    store.close()
 
 
 def test_a_disk_without_room_is_refused(directory: Path) -> None:

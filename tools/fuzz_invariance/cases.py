@@ -26,6 +26,8 @@ class EngineChoice:
     max_num_batched_tokens: int = 256
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
+    blocks_per_state: int = 1
+    """Blocks from one cached state of recurrent layers to the next, where a model has such layers."""
     num_ram_pages: int = 0
     """KV blocks kept in memory below the pool."""
     policy: str = "fcfs"

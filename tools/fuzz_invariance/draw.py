@@ -9,12 +9,14 @@ import random
 from typing import Any
 
 from tools.fuzz_invariance.cases import MAX_MODEL_LEN, WHOSE, Case, EngineChoice, Event, Kind, RequestChoice
-from tools.fuzz_invariance.engines import MODELS
+from tools.fuzz_invariance.engines import ATTENTION_FREE, MODELS, RECURRENT
 
 NUM_TOKEN_IDS = 300
 LAST_STEP = 40
 """Requests arrive, and things happen, before it."""
 MAX_PROMPT = 70
+SHARE_RECURRENT = 0.4
+"""Of the models that have recurrent layers: a step of theirs takes longer."""
 NUM_TEXTS = 3
 """Prompts begin with parts of so many texts, so that prefixes coincide."""
 
@@ -37,12 +39,14 @@ def _engine(rng: random.Random) -> EngineChoice:
     max_num_seqs = rng.randint(1, 8)
     enable_prefix_caching = rng.random() < 0.8
     ops = "cpu" if rng.random() < 0.96 else "reference"
+    model = _model(rng)
     return EngineChoice(
-        model=rng.choice(list(MODELS)),
+        model=model,
         dtype=rng.choice(["float32", "float32", "bfloat16", "float16"]),
-        kv_cache_dtype=rng.choice(["auto", "auto", "auto", "int8"]),
+        kv_cache_dtype=rng.choice(["auto"] if model in ATTENTION_FREE else ["auto", "auto", "auto", "int8"]),
         ops=ops,
-        block_size=rng.choice([4, 8, 12, 16, 16, 32]),
+        block_size=rng.choice([4, 4, 8, 16] if model in RECURRENT else [4, 8, 12, 16, 16, 32]),
+        blocks_per_state=rng.choice([1, 1, 2]),
         num_threads=2 if ops == "cpu" and rng.random() < 0.1 else 1,
         num_spare_blocks=rng.choice([0, 1, 2, 3, 5, 8, 13, 100]),
         max_num_seqs=max_num_seqs,
@@ -53,6 +57,11 @@ def _engine(rng: random.Random) -> EngineChoice:
         policy=rng.choice(["fcfs", "priority"]),
         priority_ageing_s=rng.choice([0.0, 0.02, 0.2]),
     )
+
+
+def _model(rng: random.Random) -> str:
+    is_recurrent = rng.random() < SHARE_RECURRENT
+    return rng.choice([name for name in MODELS if (name in RECURRENT) == is_recurrent])
 
 
 def _request(
@@ -76,7 +85,7 @@ def _prompt(rng: random.Random, texts: list[list[int]], earlier: list[RequestCho
     if earlier and rng.random() < 0.2:
         return list(rng.choice(earlier).token_ids)
     text = list(rng.choice(texts))
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         head = rng.choice([4, 8, 16, 32])
         text[:head] = rng.choice(texts)[:head]
     tail = _tokens(rng, rng.randint(0, 8))

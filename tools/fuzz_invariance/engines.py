@@ -15,12 +15,14 @@ from quire.engine.core_startup import create_config, read_arch
 from quire.engine.engine_core import EngineCore
 from quire.errors import ConfigError
 from quire.executor.inproc import InprocExecutor
+from quire.messages.kv import KVLayout
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.models.interfaces import Model
 from quire.observability.ledger import Ledger
 from quire.ops import table
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from quire.worker import worker
+from tests import checkpoints
 from tests.checkpoints import make_checkpoint
 from tools.fuzz_invariance.cases import MAX_MODEL_LEN, EngineChoice
 from tools.fuzz_invariance.patches import replaced
@@ -38,8 +40,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2_moe",
         {"num_hidden_layers": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
     ),
+    "mamba": ("mamba", {}),
+    "mamba with norms": ("falcon_mamba", {}),
+    "mamba 2": ("mamba2", {}),
+    "mamba and attention": ("jamba", {}),
+    "mamba 2 and attention": ("bamba", {}),
+    "mamba 2, attention and experts": ("granitemoehybrid", {}),
+    "convolutions and attention": ("lfm2", {}),
 }
-"""name -> family and overrides for `make_checkpoint`. Their KV groups: one, one, one, two, four, one."""
+"""name -> family and overrides for `make_checkpoint`. Their KV groups: one, one, one, two, four, one; of those with
+recurrent layers one, and four where there is attention, too."""
+ATTENTION_FREE = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.ATTENTION_FREE)
+RECURRENT = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.RECURRENT)
+STATE_BLOCK_SIZE = 32
+"""Tokens per block where no layer keeps keys and values: what CPUs prefer."""
 Clock = Callable[[], float]
 
 
@@ -81,7 +95,7 @@ class Engines:
             dtype=engine.dtype,
             kv_cache_dtype=engine.kv_cache_dtype,
             ops=ops,
-            block_size=engine.block_size,
+            block_size=None if engine.model in ATTENTION_FREE else engine.block_size,
             num_threads=engine.num_threads if ops == "cpu" else 1,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=engine.max_num_seqs,
@@ -91,15 +105,23 @@ class Engines:
             use_tqdm_on_load=False,
         )
         chunk = min(engine.long_prefill_token_threshold or MAX_MODEL_LEN, engine.max_num_batched_tokens)
-        kv_dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-        layout = read_arch(args, path).kv_layout(engine.block_size, kv_dtype, ops=ops)
+        layout = self._layout_of(args, engine, ops)
         num_blocks = layout.most_blocks(MAX_MODEL_LEN, chunk) + engine.num_spare_blocks
         args = replace(args, num_gpu_blocks_override=num_blocks)
+        if engine.model in RECURRENT and engine.enable_prefix_caching:
+            most = (MAX_MODEL_LEN - 1) // layout.block_size
+            stride = min(engine.blocks_per_state, most) * layout.block_size
+            args = replace(args, state_checkpoint_stride=stride or None)
         if engine.num_ram_pages:
             args = replace(args, kv_ram=engine.num_ram_pages * layout.block_bytes, kv_load_min_tokens=1)
         config = create_config(args)
         scheduler = replace(config.scheduler_config, policy=engine.policy, priority_ageing_s=engine.priority_ageing_s)
         return replace(config, scheduler_config=scheduler)
+
+    def _layout_of(self, args: EngineArgs, engine: EngineChoice, ops: str) -> KVLayout:
+        kv_dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+        block_size = STATE_BLOCK_SIZE if engine.model in ATTENTION_FREE else engine.block_size
+        return read_arch(args, self.checkpoint(engine.model)).kv_layout(block_size, kv_dtype, ops=ops)
 
     def _tokenizer_of(self, model: str) -> Tokenizer:
         return load_tokenizer(self.checkpoint(model))

@@ -9,7 +9,8 @@ from typing import Any
 
 from quire.core.kv.block_manager import BlockManager
 from quire.core.kv.block_pool import BlockPool
-from quire.core.kv.groups import FullAttention, SlidingWindow
+from quire.core.kv.block_table import NULL_BLOCK, BlockTable
+from quire.core.kv.groups import FullAttention, RecurrentState, SlidingWindow
 from quire.core.plan_writer import PlanWriter
 from quire.core.sequence import SequenceGroup
 from quire.messages.kv import SlidingWindowSpec
@@ -99,6 +100,42 @@ class _ShorterReach(SlidingWindowSpec):
         return min(unread + 1, num_computed_tokens // self.page.block_size)
 
 
+def _stale_state(cacheable: Any) -> Any:
+    """The state before a step is found as the one after it."""
+
+    def before(manager: RecurrentState, table: BlockTable, index: int, num_computed: int) -> int | None:
+        page = cacheable(manager, table, index, num_computed)
+        return None if page is None or table.block_ids[0] == NULL_BLOCK else table.block_ids[0]
+
+    return before
+
+
+def _state_of_another_boundary(match: Any) -> Any:
+    """A sequence goes on from its first state, whichever it should be."""
+
+    def first(manager: RecurrentState, find: Any, limit: int) -> list[int]:
+        found: list[int] = match(manager, find, limit)
+        page = find(manager._state_stride // manager._block_size - 1) if found else None
+        return found if page is None else [*found[:-1], page]
+
+    return first
+
+
+def _state_in_place(append: Any) -> Any:
+    """A step writes over the state that it reads, and that others may find."""
+
+    def over(manager: RecurrentState, table: BlockTable, *tokens: int) -> list[tuple[int, int]]:
+        copies: list[tuple[int, int]] = append(manager, table, *tokens)
+        read, write = table.block_ids
+        if read != NULL_BLOCK:
+            manager._pool.release(write)
+            manager._pool.share(read)
+            table.block_ids[1] = read
+        return copies
+
+    return over
+
+
 def _token_sent_twice(so_far: Any) -> Any:
     """A request that moves to another core has forgotten its last token."""
 
@@ -156,6 +193,9 @@ FAULTS: dict[str, tuple[Any, str, Replacement]] = {
     "wrong-hash": (BlockManager, "_content", _wrong_hash),
     "early-trim": (SlidingWindow, "trim", _early_trim),
     "wrong-window-match": (SlidingWindow, "match", _wrong_window_match),
+    "stale-state": (RecurrentState, "cacheable", _stale_state),
+    "state-of-another-boundary": (RecurrentState, "match", _state_of_another_boundary),
+    "state-in-place": (RecurrentState, "append", _state_in_place),
     "token-sent-twice": (SequenceGroup, "so_far", _token_sent_twice),
     "token-lost": (PlanWriter, "_tell_tokens", _token_lost),
     "missed-preemption": (BlockManager, "allocate_prefix", _missed_preemption),

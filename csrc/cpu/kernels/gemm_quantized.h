@@ -128,28 +128,23 @@ QR_INLINE vi four_bytes(const int8_t* p) {
   return _mm256_set1_epi32(four);
 }
 QR_INLINE vi flip(vi v, int byte) { return _mm256_xor_si256(v, _mm256_set1_epi8(int8_t(byte))); }
-QR_INLINE vi upper_nibbles(vi v) { return _mm256_and_si256(v, _mm256_set1_epi8(int8_t(0xf0))); }
-QR_INLINE vi lower_nibbles(vi v) { return upper_nibbles(_mm256_slli_epi16(v, 4)); }
 QR_INLINE vi add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 QR_INLINE vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
 #endif
 
+#if defined(__AVX512F__)
 // acc += sums of four products of unsigned w and signed x
 QR_INLINE vi dot(vi acc, vi w, vi x) {
 #if defined(__AVX512VNNI__)
   return _mm512_dpbusd_epi32(acc, w, x);
-#elif defined(__AVX512F__)
+#else
   const vi even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(0xff)),
                                     _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
   const vi odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(x, 8));
   return _mm512_add_epi32(acc, _mm512_add_epi32(even, odd));
-#else
-  const vi even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)),
-                                    _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-  const vi odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 #endif
 }
+#endif
 
 // ---- weights ----
 
@@ -159,11 +154,13 @@ struct Int8 {
   static constexpr bool kGrouped = false;
   static constexpr int64_t kHalfBytes = 1024;  // 64 k of 16 columns
   static constexpr float kUnit = 1.0f;         // value of an integer 1
+#if defined(__AVX512F__)
   // Unsigned (128 more) integers of k 8 row .. 8 row + 7 of one half.
   QR_INLINE void row(const char* half, int row, vi& first, vi& second) {
     first = flip(load_bytes(half + row * 128), 0x80);
     second = flip(load_bytes(half + row * 128 + 64), 0x80);
   }
+#endif
 };
 
 // A scale, and optionally a zero point, for each Group of k in a column.
@@ -173,11 +170,13 @@ struct Int4 {
   static constexpr bool kGrouped = true;
   static constexpr int64_t kHalfBytes = 512;
   static constexpr float kUnit = 1.0f / 16;
+#if defined(__AVX512F__)
   QR_INLINE void row(const char* half, int row, vi& first, vi& second) {
     const vi both = flip(load_bytes(half + row * 64), 0x88);
     first = lower_nibbles(both);
     second = upper_nibbles(both);
   }
+#endif
 };
 
 // What turns the integer sums of one group of a panel into floats.
@@ -227,6 +226,11 @@ QR_INLINE void scale_columns(const GemmArgs& g, int64_t panel, int64_t rows, flo
 // R rows of one block of x times a panel.
 template <class Format, int R>
 void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel,
+                   float* sums);
+
+#if defined(__AVX512F__)
+template <class Format, int R>
+void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel,
                    float* sums) {
   constexpr int kSteps = Format::kGroup < 64 ? 1 : Format::kGroup / 64, kRows = Format::kGroup < 64 ? 4 : 8;
   constexpr int kChains = R * kVectors <= 8 ? 2 : 1;  // few sums would wait for each other
@@ -274,6 +278,7 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, total[r][v]);
 }
+#endif
 
 template <class Format, int R>
 QR_INLINE void multiply_at_most(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t rows,
@@ -288,7 +293,7 @@ QR_INLINE void multiply_at_most(const GemmArgs& g, const QuantizedRows<Format::k
 
 template <class Format>
 struct QuantizedMicro {
-  static constexpr int kRows = W == 16 ? 8 : 2;  // whose sums fit the register file; divides the height of a block of x
+  static constexpr int kRows = W == 16 ? 8 : 4;  // whose sums fit the register file; divides the height of a block of x
   QuantizedRows<Format::kGroup> x;
 
   explicit QuantizedMicro(const GemmArgs& g) : x(g.x, g.rows, g.k) {}
@@ -319,3 +324,7 @@ void fill_quantized(Kernels& kernels) {
 
 }  // namespace
 }  // namespace qr
+
+#if !defined(__AVX512F__)
+#include "gemm_quantized_avx2.h"
+#endif

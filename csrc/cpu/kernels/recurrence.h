@@ -47,7 +47,8 @@ void causal_conv_of(const ConvArgs& args, const ConvPiece& piece) {
   const int64_t channels = piece.channel_end - piece.channel_begin;
 
   const auto input_at = [&](int64_t token, int64_t i, int n) __attribute__((always_inline)) {
-    if (token < 0) return load_some(piece.past + (num_past + token) * kConvChannels + i, n);
+    if (token < -piece.num_before)
+      return load_some(piece.past + (num_past + token + piece.num_before) * kConvChannels + i, n);
     const vf value = load_some(x + token * args.stride + i, n);
     return factor == nullptr ? value : mul(value, load_some(factor + token * args.stride + i, n));
   };
@@ -61,7 +62,7 @@ void causal_conv_of(const ConvArgs& args, const ConvPiece& piece) {
       if (out != nullptr) store_some(out + token * args.channels + i, value, n);
       if (rounded != nullptr) store_some(rounded + token * args.channels + i, value, n);
     });
-  for (int64_t past = 0; past < num_past; ++past)
+  for (int64_t past = 0; piece.last != nullptr && past < num_past; ++past)
     each_vector(channels, [&](int64_t i, int n) __attribute__((always_inline)) {
       store_some(piece.last + past * kConvChannels + i, input_at(tokens - num_past + past, i, n), n);
     });

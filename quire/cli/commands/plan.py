@@ -27,7 +27,7 @@ from quire.config.fit import (
 from quire.config.knobs import whole_number
 from quire.config.memory_plan import MemoryPlan, gib
 from quire.config.weight_shapes import num_active_parameters, num_parameters
-from quire.errors import ConfigError
+from quire.errors import ConfigError, counted
 
 DOES_NOT_FIT = 1
 """Exit status."""
@@ -267,7 +267,8 @@ def _experts(arch: ModelArch) -> list[str]:
 def _lines(answer: Answer) -> list[str]:
     """What the table does not say, for people."""
     wish = f"{answer.wish.num_sequences} x {answer.wish.num_tokens:,} tokens"
-    here = f"longest context here {answer.max_context:,} tokens; {answer.max_concurrency} such sequences at once"
+    count = counted(answer.max_concurrency, "such sequence")
+    here = f"longest context here {answer.max_context:,} tokens; {count} at once"
     if not answer.max_context:
         here = "with these options nothing fits here"
     if answer.fits:

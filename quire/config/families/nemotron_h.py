@@ -1,10 +1,11 @@
-"""Nemotron-H: each layer is Mamba 2, attention without rotation, or an MLP of squared ReLUs."""
+"""Nemotron-H: each layer is Mamba 2, attention without rotation, an MLP of squared ReLUs, or experts that are such."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.family_spec import FamilySpec, MlpKind, MlpSpec, Norms, WeightNames
+from quire.config.experts import nemotron_h_experts
+from quire.config.family_spec import FamilySpec, MlpKind, MlpSpec, Norms, WeightNames, mixture
 from quire.config.layer_kinds import none_rotated
 from quire.config.mixers import RecurrentSpec
 from quire.config.recurrent import nemotron_mamba2
@@ -20,10 +21,7 @@ def _kinds(keys: ConfigKeys) -> tuple[str, ...]:
     known = PATTERN if isinstance(listed, str) else {**{kind: kind for kind in PATTERN.values()}, **OLDER}
     if not isinstance(listed, (str, list)) or not listed or not all(kind in known for kind in map(str, listed)):
         keys.refuse(name, listed, f"must name the kind of each layer, one of {', '.join(known)}")
-    kinds = tuple(known[kind] for kind in listed)
-    if "moe" in kinds:
-        keys.refuse(name, listed, "must name no layer of experts: those of this family, without a gate, are not built")
-    return kinds
+    return tuple(known[kind] for kind in listed)
 
 
 def _derived(keys: ConfigKeys) -> Mapping[str, Any]:
@@ -42,15 +40,19 @@ def _attends(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tup
 
 
 def _mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
-    plain = MlpSpec(kind=MlpKind.PLAIN, intermediate_size=size, has_bias=keys.flag("mlp_bias", default=False))
+    kinds, has_bias = _kinds(keys), keys.flag("mlp_bias", default=False)
     nothing = MlpSpec(kind=MlpKind.NONE, intermediate_size=0, has_bias=False)
-    return tuple(plain if kind == "mlp" else nothing for kind in _kinds(keys))
+    specs = {"mlp": MlpSpec(kind=MlpKind.PLAIN, intermediate_size=size, has_bias=has_bias)}
+    if "moe" in kinds:
+        specs["moe"] = mixture(nemotron_h_experts(keys))
+    return tuple(specs.get(kind, nothing) for kind in kinds)
 
 
 SPEC = FamilySpec(
     architecture="NemotronHForCausalLM",
     spellings={"rms_norm_eps": "layer_norm_epsilon", "hidden_act": "mlp_hidden_act"},
     defaults={
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
         "mlp_hidden_act": "relu2",
         "layer_norm_epsilon": 1e-5,
         "vocab_size": 131_072,
@@ -67,6 +69,14 @@ SPEC = FamilySpec(
         "n_groups": 8,
         "conv_kernel": 4,
         "use_conv_bias": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
@@ -74,6 +84,7 @@ SPEC = FamilySpec(
     refused={
         "attention_bias": "builds the attention of this family without biases. Use another model.",
         "sliding_window": "builds the attention of this family without a window. Use another model.",
+        "moe_latent_size": "builds the experts of this family as wide as the model. Use another model.",
     },
     recurrent=_states,
     attends=_attends,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
+from quire.ops.chunks import by_chunk
+from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
@@ -26,6 +30,50 @@ def paged_attention(
     """See `functional.paged_attention`."""
     tokens, heads, head_size = query.shape
     out = empty((tokens, heads * head_size), query.dtype)
+    _attend(
+        out,
+        query,
+        kv_cache,
+        metadata,
+        scale=scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        slopes=slopes,
+        sinks=sinks,
+    )
+    return out
+
+
+def chunked_attention(
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, *, scale: float, chunk_size: int
+) -> Tensor:
+    """See `functional.chunked_attention`."""
+    tokens, heads, head_size = query.shape
+    out = empty((tokens, heads * head_size), query.dtype)
+    run_or_note(partial(_attend_chunks, metadata=metadata, scale=scale, chunk_size=chunk_size), out, query, kv_cache)
+    return out
+
+
+def _attend_chunks(
+    out: Tensor, query: Tensor, kv_cache: Tensor, *, metadata: AttentionMetadata, scale: float, chunk_size: int
+) -> None:
+    _attend(out, query, kv_cache, by_chunk(metadata, chunk_size), scale=scale)
+
+
+def _attend(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> None:
+    """Mutates: out."""
+    _, heads, head_size = query.shape
     _, num_blocks, kv_heads, block_size, width = kv_cache.shape
     tables = metadata.block_tables
     check(
@@ -54,4 +102,3 @@ def paged_attention(
             None if sinks is None else sinks.data_ptr(),
         )
     )
-    return out

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from quire.ops.cpu.attention import paged_attention
+from quire.ops.cpu.attention import chunked_attention, paged_attention
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
-from quire.ops.cpu.elementwise import activate, clip, scale_add, scale_heads, scale_tokens, soft_cap
+from quire.ops.cpu.elementwise import activate, clip, gate, scale_add, scale_heads, scale_tokens, soft_cap
 from quire.ops.cpu.experts import mixture_of_experts
+from quire.ops.cpu.gated_recurrence import gated_delta, lightning_attention, rg_lru
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
 from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.latent import latent_qkv, latent_values
@@ -31,10 +32,14 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "mamba": mamba,
         "mamba2": mamba2,
         "short_conv": short_conv,
+        "gated_delta": gated_delta,
+        "lightning_attention": lightning_attention,
+        "rg_lru": rg_lru,
         "embedding": embedding,
         "scale_add": scale_add,
         "activate": activate,
         "clip": clip,
+        "gate": gate,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,
@@ -50,6 +55,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,
+        "chunked_attention": chunked_attention,
         "row_max": row_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,

@@ -33,6 +33,11 @@ def clip(x: Tensor, limit: float) -> None:
     run_or_note(partial(elementwise.clip, limit=limit), x)
 
 
+def gate(x: Tensor, gates: Tensor) -> None:
+    """See `functional.gate`."""
+    run_or_note(elementwise.gate, x, gates)
+
+
 def scale_heads(x: Tensor, weight: Tensor) -> None:
     """See `functional.scale_heads`."""
     run_or_note(elementwise.scale_heads, x, weight)

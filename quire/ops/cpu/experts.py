@@ -16,12 +16,12 @@ from torch import Tensor
 
 from quire.config.experts import ClampedGate, Routing, Scores
 from quire.ops.cpu.calls import run_or_note
-from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES, WEIGHT_DTYPES
+from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.library import check, load, word
 from quire.ops.cpu.memory import empty
-from quire.ops.cpu.quantized import FORMATS
-from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
+from quire.ops.cpu.weights import words_of
+from quire.ops.functional import ExpertWeights, MixtureWeights
 from quire.ops.mixture import mix
 
 lib = load()
@@ -50,9 +50,10 @@ def mixture_of_experts(
     activation: str | ClampedGate,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.mixture_of_experts`. The library knows no clamped gates and weighs outputs only."""
+    """See `functional.mixture_of_experts`. The library knows plain gates, and weighs outputs only."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
-    if isinstance(activation, ClampedGate) or routing.weighs_input:
+    is_plain = weights.experts[0].is_gated and routing.scores in SCORES and not routing.weighs_input
+    if isinstance(activation, ClampedGate) or not is_plain:
         run_or_note(partial(_compute, weights=weights, routing=routing, activation=activation), out, x, residual)
         return out
     written = _written.get(weights)
@@ -97,6 +98,7 @@ def write_routing(routing: Routing) -> Tensor:
             *((0, 0, 0) if groups is None else (groups.count, groups.num_chosen, groups.num_best)),
             routing.renormalized,
             float(routing.least_sum),
+            float(routing.added_to_sum),
             float(routing.factor),
             float(routing.shared_factor),
             NONE if routing.near is None else float(routing.near),
@@ -110,7 +112,7 @@ def _write(weights: MixtureWeights) -> _Written:
     num_experts, down = len(weights.experts), weights.experts[0].down
     mixture = _words(
         [
-            *_weight(weights.router, weights.router_bias),
+            *words_of(weights.router, weights.router_bias),
             0 if weights.choice_bias is None else weights.choice_bias.data_ptr(),
             experts.data_ptr(),
             num_experts,
@@ -126,17 +128,7 @@ def _write(weights: MixtureWeights) -> _Written:
 def _expert(expert: ExpertWeights) -> list[int]:
     """A `qr_expert`."""
     gate_up, down = expert.gate_up, expert.down
-    return [*_weight(gate_up, expert.gate_up_bias), *_weight(down, expert.down_bias), down.in_features]
-
-
-def _weight(weight: LinearWeight, bias: Tensor | None) -> list[int]:
-    """A `qr_weight`."""
-    packed, scales, corrections = (weight.tensors.get(name) for name in ("packed", "scales", "corrections"))
-    assert packed is not None
-    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (packed, scales, corrections, bias)]
-    if weight.format == "dense":
-        return [*addresses, WEIGHT_DTYPES[packed.dtype], 0, 0]
-    return [*addresses, 0, *FORMATS[weight.format]]
+    return [*words_of(gate_up, expert.gate_up_bias), *words_of(down, expert.down_bias), down.in_features]
 
 
 def _words(values: Sequence[float]) -> Tensor:

@@ -68,6 +68,8 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_mamba2_scan": (I32, PTR, PTR, I32, I64, PTR, PTR, PTR, *(I64,) * 6, *STATES),
     "qr_gated_norm": (I32, PTR, I32, PTR, I64, PTR, I64, PTR, I64, I64, I64, F32, I32),
     "qr_paged_attention": (I32, *(PTR, I32) * 3, *(I64,) * 3, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64, PTR, PTR),
+    "qr_latent_qkv": (I32, *(PTR,) * 3, I32, PTR, F32, PTR, *(I64,) * 6),
+    "qr_latent_values": (I32, PTR, PTR, I32, PTR, *(I64,) * 6),
     "qr_copy_blocks": (I32, PTR, I64, I64, I64, PTR, I64),
     "qr_touch": (I32, PTR, I64),
     "qr_row_max": (I32, PTR, PTR, PTR, I64, I64),

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from types import MappingProxyType
 
-from quire.ops.elementwise import activate, clip, scale_heads, scale_tokens
-from quire.ops.reference.attention import paged_attention
+from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_tokens
+from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import scale_add, soft_cap
 from quire.ops.reference.experts import mixture_of_experts
+from quire.ops.reference.gated_recurrence import gated_delta, lightning_attention, rg_lru
 from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
 from quire.ops.reference.graphs import Graphs
 from quire.ops.reference.latent import latent_qkv, latent_values
@@ -30,10 +31,14 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "mamba": mamba,
         "mamba2": mamba2,
         "short_conv": short_conv,
+        "gated_delta": gated_delta,
+        "lightning_attention": lightning_attention,
+        "rg_lru": rg_lru,
         "embedding": embedding,
         "scale_add": scale_add,
         "activate": activate,
         "clip": clip,
+        "gate": gate,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,
@@ -49,6 +54,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "copy_blocks": copy_blocks,
         "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,
+        "chunked_attention": chunked_attention,
         "row_max": row_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.ops.chunks import by_chunk
 from quire.ops.functional import AttentionMetadata
 from quire.ops.reference.cache import dequantize
 from quire.ops.threads import one_thread
@@ -50,6 +51,13 @@ def paged_attention(
     """See `functional.paged_attention`."""
     scores = Scores(scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, slopes=slopes, sinks=sinks)
     return _attend_pages(query, kv_cache, metadata, scores)
+
+
+def chunked_attention(
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, *, scale: float, chunk_size: int
+) -> Tensor:
+    """See `functional.chunked_attention`."""
+    return paged_attention(query, kv_cache, by_chunk(metadata, chunk_size), scale=scale)
 
 
 def _attend_pages(query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scores: Scores) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,6 +103,67 @@ def test_fewer_bits_are_proposed_where_memory_is_short(plan: Plan, checkpoint: C
     assert not found["fits"]
     assert any("--dtype bfloat16" in change or "--kv-cache-dtype int8" in change for change in changes), changes
     assert any("--max-model-len" in change for change in changes)
+
+
+WISHED = {"max_model_len": "--sequence-len", "max_num_seqs": "--sequences"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_change_that_is_proposed_makes_the_wish_fit(
+    seed: int, plan: Plan, checkpoint: Callable[..., Path]
+) -> None:
+    """Or the smaller wish that it says. And the parts of every plan add up."""
+    rng = random.Random(seed)
+    model = rng.choice(
+        [[], [str(checkpoint("gemma3_text"))], [str(checkpoint("mamba"))], [str(checkpoint("qwen3_moe"))]]
+    )
+    flags = ["--memory", f"{rng.choice([300, 500, 700, 1500])}MiB", "--sequences", str(rng.choice([1, 4, 40, 700]))]
+    flags += rng.choice([[], ["--max-num-seqs", "64"], ["--max-logprobs", "-1"], ["--max-num-batched-tokens", "4096"]])
+    if "mamba" not in "".join(model):
+        more = [
+            [],
+            ["--kv-ram", "400MiB"],
+            ["--block-size", "48"],
+            ["--num-blocks", "9"],
+            ["--kv-cache-memory-bytes", "1MiB"],
+        ]
+        flags += rng.choice(more)
+    found = plan(*model, *flags)
+    changes = found["changes"]
+    assert changes == [] or not found["fits"]
+    for answer in (found, *(plan(*model, *flags, *change["flags"].split()) for change in changes)):
+        assert sum(answer[f"{part}_bytes"] for part in PARTS) == answer["total_bytes"]
+    for change in changes:
+        less = [
+            word
+            for name in WISHED
+            if "than wished" in change["cost"] and name in change
+            for word in (WISHED[name], str(change[name]))
+        ]
+        again = plan(*model, *flags, *change["flags"].split(), *less)
+        assert (again["fits"], again["missing_bytes"]) == (True, 0), (flags, change)
+
+
+def test_bits_are_said_once_for_each_kind_of_number(plan: Plan, checkpoint: Callable[..., Path]) -> None:
+    path = checkpoint("llama", vocab_size=320, max_position_embeddings=65_536)
+    costs = set()
+    for memory in range(700, 300, -20):
+        found = plan(
+            str(path), "--memory", f"{memory}MiB", "--sequences", "4", "--max-num-seqs", "4", "--dtype", "bfloat16"
+        )
+        costs |= {change["cost"] for change in found["changes"]}
+    assert any("rounded" in cost for cost in costs)
+    for cost in costs:
+        assert cost.count("weights are rounded") <= 1, cost
+        assert cost.count("keys and values") <= 1, cost
+
+
+def test_a_block_may_be_longer_than_the_context(plan: Plan) -> None:
+    for block_size in ("1024", "100000", "100000000"):
+        found = plan("--memory", "400MiB", "--block-size", block_size)
+        assert not found["fits"]
+        assert found["num_blocks"] == 1
+        assert found["kv_cache_tokens"] == int(block_size)
 
 
 def test_people_get_a_table_and_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:

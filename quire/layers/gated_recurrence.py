@@ -1,0 +1,156 @@
+"""Layers of the gated delta rule, of lightning attention, and of the RG-LRU."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from quire.attention.context import ForwardContext
+from quire.config.arch import ModelArch
+from quire.config.mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RgLruSpec
+from quire.layers.activation import activation_of
+from quire.layers.context import LayerContext
+from quire.layers.linear import Linear
+from quire.layers.recurrent import conv_weights, decay_of, refuse_split
+from quire.ops import functional
+from quire.ops.functional import GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
+
+RG_LRU_FACTOR = -8.0
+"""Of the logarithm of what the RG-LRU keeps of its state (c in https://arxiv.org/abs/2402.19427)."""
+
+
+class GatedDelta:
+    """See `functional.gated_delta`."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        spec = arch.mixers[index]
+        assert isinstance(spec, GatedDeltaSpec)
+        refuse_split(arch, ctx)
+        self.index = index
+        self.in_proj = Linear.of(_IN_PROJECTIONS[spec.layout](spec, ctx, arch.hidden_size))
+        self.out_proj = Linear(ctx.child("out_proj"), spec.inner_size, arch.hidden_size, shard_dim=1)
+        heads = (spec.num_value_heads,)
+        self.weights = GatedDeltaWeights(
+            conv=conv_weights(ctx.child("conv1d"), spec.conv_channels, spec.conv_width, has_bias=False),
+            num_key_heads=spec.num_key_heads,
+            key_size=spec.key_size,
+            time_bias=ctx.tensor("dt_bias", heads, dtype=torch.float32),
+            decay=decay_of(ctx, heads),
+            norm=ctx.child("norm").tensor("weight", (spec.value_size,), dtype=torch.float32),
+            norm_eps=spec.norm_eps,
+        )
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
+        states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
+        attended = functional.gated_delta(self.in_proj(hidden), self.weights, states, metadata)
+        return self.out_proj(attended, residual=residual)
+
+
+def _by_kind(spec: GatedDeltaSpec, ctx: LayerContext, size: int) -> LinearWeight:
+    names = [f"in_proj_{kind}.weight" for kind in ("qkv", "z", "b", "a")]
+    return ctx.packed(names, [ctx.read(name, (rows, size)) for name, rows in zip(names, spec.in_parts, strict=True)])
+
+
+def _by_key_head(spec: GatedDeltaSpec, ctx: LayerContext, size: int) -> LinearWeight:
+    """The rows of each kind, head after head, as the op takes them."""
+    heads, each = spec.num_key_heads, spec.num_value_heads // spec.num_key_heads
+    values = each * spec.value_size
+    kinds = {"in_proj_qkvz.weight": (spec.key_size, spec.key_size, values, values), "in_proj_ba.weight": (each, each)}
+    parts: list[Tensor] = []
+    for name, rows in kinds.items():
+        stored = ctx.read(name, (heads * sum(rows), size))
+        parts += _rows_by_kind(stored, heads, rows)
+    return ctx.packed(list(kinds), parts)
+
+
+def _rows_by_kind(stored: Tensor, num_heads: int, rows: tuple[int, ...]) -> list[Tensor]:
+    """Views. Shapes: stored [num_heads * sum(rows), E]."""
+    by_head = stored.view(num_heads, sum(rows), stored.shape[1])
+    ends = pairwise(accumulate(rows, initial=0))
+    return [head[begin:end] for begin, end in ends for head in by_head]
+
+
+_IN_PROJECTIONS = {DeltaLayout.BY_KIND: _by_kind, DeltaLayout.BY_KEY_HEAD: _by_key_head}
+
+
+class LightningAttention:
+    """See `functional.lightning_attention`."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        spec = arch.mixers[index]
+        assert isinstance(spec, LightningSpec)
+        refuse_split(arch, ctx)
+        self.index = index
+        names = ["qkv_proj.weight", "output_gate.weight"]
+        shapes = [(rows, arch.hidden_size) for rows in spec.in_parts]
+        self.in_proj = Linear.of(ctx.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)]))
+        self.out_proj = Linear(ctx.child("out_proj"), spec.inner_size, arch.hidden_size, shard_dim=1)
+        self.weights = LightningWeights(
+            rates=spec.rates,
+            norm=ctx.child("norm").tensor("weight", (spec.inner_size,), dtype=torch.float32),
+            norm_eps=spec.norm_eps,
+        )
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
+        states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
+        attended = functional.lightning_attention(self.in_proj(hidden), self.weights, states, metadata)
+        return self.out_proj(attended, residual=residual)
+
+
+class RgLru:
+    """See `functional.rg_lru`."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        spec = arch.mixers[index]
+        assert isinstance(spec, RgLruSpec)
+        refuse_split(arch, ctx)
+        self.index = index
+        size, width = arch.hidden_size, spec.width
+        self.linear_x = Linear(ctx.child("linear_x"), size, width, bias=True)
+        self.linear_y = Linear(ctx.child("linear_y"), size, width, bias=True)
+        self.linear_out = Linear(ctx.child("linear_out"), width, size, bias=True, shard_dim=1)
+        self.activation = activation_of(arch)
+        self.weights = RgLruWeights(
+            conv=conv_weights(ctx.child("conv_1d"), width, spec.conv_width, has_bias=True),
+            gates=_gates(spec, ctx.child("rg_lru")),
+            gate_biases=_gate_biases(spec, ctx.child("rg_lru")),
+            decay=_rg_lru_decay(spec, ctx.child("rg_lru")),
+        )
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
+        states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
+        scanned = functional.rg_lru(
+            self.linear_x(hidden), self.linear_y(hidden, activation=self.activation), self.weights, states, metadata
+        )
+        return self.linear_out(scanned, residual=residual)
+
+
+GATES = ("input_gate", "recurrent_gate")
+
+
+def _gates(spec: RgLruSpec, ctx: LayerContext) -> tuple[LinearWeight, ...]:
+    """Of each block; stored [X, in, out]."""
+    names, size = [f"{gate}_weight" for gate in GATES], spec.block_size
+    stored = [ctx.read(name, (spec.num_blocks, size, size)) for name in names]
+    if stored[0].is_meta:
+        return (ctx.packed(names, [part.view(-1, size) for part in stored]),)
+    with functional.weights_together():
+        packed = tuple(ctx.packed([], [part[block].t() for part in stored]) for block in range(spec.num_blocks))
+    ctx.weights.release([f"{ctx.name}.{name}" for name in names])
+    return packed
+
+
+def _gate_biases(spec: RgLruSpec, ctx: LayerContext) -> Tensor:
+    shape = (spec.num_blocks, spec.block_size)
+    stored = [ctx.tensor(f"{gate}_bias", shape, dtype=torch.float32) for gate in GATES]
+    return stored[0] if stored[0].is_meta else torch.cat(stored, dim=1)
+
+
+def _rg_lru_decay(spec: RgLruSpec, ctx: LayerContext) -> Tensor:
+    stored = ctx.tensor("recurrent_param", (spec.width,), dtype=torch.float32)
+    return stored if stored.is_meta else torch.nn.functional.softplus(stored).mul_(RG_LRU_FACTOR)

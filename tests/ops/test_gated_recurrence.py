@@ -1,0 +1,201 @@
+"""The gated delta rule, lightning attention and the RG-LRU: against naive recurrences in float64, and the bits of
+sequences that are cut into steps and in company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from quire.ops import gated_recurrence, recurrence
+from quire.ops.functional import ConvWeights, GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
+from tests.ops.implementations import implementations_of
+from tests.ops.implementations import ops as ops_of
+from tests.ops.test_recurrence import metadata, numbers, pool
+
+HEADS, KEY_HEADS, KEY_SIZE, SIZE, WIDTH, BLOCKS = 6, 2, 5, 4, 3, 3
+INNER = HEADS * SIZE
+CHANNELS = 2 * KEY_HEADS * KEY_SIZE + INNER
+Run = Callable[[Tensor, Tensor, StateMetadata], Tensor]
+
+DELTA = GatedDeltaWeights(
+    conv=ConvWeights(weight=numbers(CHANNELS, WIDTH), bias=None),
+    num_key_heads=KEY_HEADS,
+    key_size=KEY_SIZE,
+    time_bias=numbers(HEADS),
+    decay=-numbers(HEADS).exp(),
+    norm=numbers(SIZE, seed=1),
+    norm_eps=1e-3,
+)
+LIGHTNING = LightningWeights(rates=(0.5, 0.25, 0.125, 1.0, 2.0, 0.01), norm=numbers(INNER, seed=2), norm_eps=1e-6)
+
+
+def rg_lru_weights(ops: dict[str, Any]) -> RgLruWeights:
+    block = INNER // BLOCKS
+    return RgLruWeights(
+        conv=ConvWeights(weight=numbers(INNER, WIDTH), bias=numbers(INNER)),
+        gates=tuple(
+            ops["pack_linear"]([numbers(2 * block, block, seed=index)], dtype=torch.float32) for index in range(BLOCKS)
+        ),
+        gate_biases=numbers(BLOCKS, 2 * block),
+        decay=-numbers(INNER, seed=3).exp(),
+    )
+
+
+def runs_of(ops: dict[str, Any]) -> dict[str, tuple[Run, int, int]]:
+    """By kind: the op, the columns of its input, and the numbers of a state."""
+    lru = rg_lru_weights(ops)
+    return {
+        "gated_delta": (
+            lambda x, states, meta: ops["gated_delta"](x, DELTA, states, meta),
+            CHANNELS + INNER + 2 * HEADS,
+            (WIDTH - 1) * CHANNELS + INNER * KEY_SIZE,
+        ),
+        "lightning_attention": (
+            lambda x, states, meta: ops["lightning_attention"](x, LIGHTNING, states, meta),
+            4 * INNER,
+            INNER * SIZE,
+        ),
+        "rg_lru": (
+            lambda x, states, meta: ops["rg_lru"](*halves(x), lru, states, meta),
+            2 * INNER,
+            WIDTH * INNER,
+        ),
+    }
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = x.chunk(2, dim=1)
+    return first.contiguous(), second.contiguous()
+
+
+@pytest.mark.parametrize("implementation", implementations_of("rg_lru"))
+@pytest.mark.parametrize("kind", ["gated_delta", "lightning_attention", "rg_lru"])
+@pytest.mark.parametrize("extra", [0, 40])
+def test_a_sequence_has_the_same_bits_however_it_is_cut_and_in_any_company(
+    kind: str, extra: int, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, columns, size = runs_of(ops_of(implementation))[kind]
+    inputs = [numbers(length, columns, seed=length) for length in (1, 9, 33)]
+    whole = []
+    for x in inputs:
+        states = pool(size, extra)
+        whole.append((run(x, states, metadata([len(x)], [-1], [4])), states[:, 4]))
+    states = pool(size, extra)
+    first = [1, 4, 30]
+    parts = torch.cat([x[:count] for x, count in zip(inputs, first, strict=True)])
+    began = run(parts, states, metadata(first, [-1, -1, -1], [1, 2, 3])).split(first)
+    before = states.clone()
+    monkeypatch.setattr(recurrence, "STATES_AT_ONCE", 1)
+    parts = torch.cat([inputs[1][4:], inputs[2][30:]])
+    ended = run(parts, states, metadata([5, 3], [2, 3], [7, 8])).split([5, 3])
+    assert torch.equal(began[0], whole[0][0])
+    for index, end, page in ((1, ended[0], 7), (2, ended[1], 8)):
+        assert torch.equal(torch.cat((began[index], end)), whole[index][0])
+        assert torch.equal(states[:, page].nan_to_num(), whole[index][1].nan_to_num())
+    others = [0, 1, 2, 3, 4, 5, 6]
+    assert torch.equal(states[:, others].nan_to_num(), before[:, others].nan_to_num()), "only what is named is written"
+
+
+def convolved(x: Tensor, weights: ConvWeights) -> Tensor:
+    """Shapes: x [T, C] float64 -> [T, C]."""
+    bias = None if weights.bias is None else weights.bias.double()
+    padded = F.pad(x.t().unsqueeze(0), (WIDTH - 1, 0))
+    return F.conv1d(padded, weights.weight.double().unsqueeze(1), bias, groups=x.shape[1])[0].t()
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def naive_delta(projected: Tensor) -> Tensor:
+    u, gate, rate, time = projected.split((CHANNELS, INNER, HEADS, HEADS), dim=1)
+    keys = KEY_HEADS * KEY_SIZE
+    query, key, value = F.silu(convolved(u, DELTA.conv)).split((keys, keys, INNER), dim=1)
+    query, key = (
+        part.reshape(-1, KEY_HEADS, KEY_SIZE).repeat_interleave(HEADS // KEY_HEADS, dim=1) for part in (query, key)
+    )
+    query, key = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (query, key))
+    decay = (F.softplus(time + DELTA.time_bias.double()) * DELTA.decay.double()).exp()
+    state, rows = torch.zeros(HEADS, KEY_SIZE, SIZE, dtype=torch.float64), []
+    for t in range(len(projected)):
+        state = state * decay[t][:, None, None]
+        known = torch.einsum("hnd,hn->hd", state, key[t])
+        change = (value[t].view(HEADS, SIZE) - known) * rate[t].sigmoid()[:, None]
+        state = state + key[t].unsqueeze(2) * change.unsqueeze(1)
+        rows.append(torch.einsum("hnd,hn->hd", state, query[t]) / KEY_SIZE**0.5)
+    normed = rms(torch.stack(rows), DELTA.norm_eps) * DELTA.norm.double()
+    return normed.flatten(1) * F.silu(gate)
+
+
+def naive_lightning(projected: Tensor) -> Tensor:
+    """Every token attends to those before it, less for each token between them."""
+    u, gate = projected.split((3 * INNER, INNER), dim=1)
+    query, key, value = F.silu(u).view(-1, HEADS, 3, SIZE).unbind(2)
+    scores = torch.einsum("thd,uhd->htu", query, key)
+    distance = torch.arange(len(u)).unsqueeze(1) - torch.arange(len(u))
+    decay = torch.exp(-torch.tensor(LIGHTNING.rates, dtype=torch.float64)[:, None, None] * distance).tril()
+    y = torch.einsum("htu,uhd->thd", scores * decay, value).flatten(1)
+    return rms(y, LIGHTNING.norm_eps) * LIGHTNING.norm.double() * gate.sigmoid()
+
+
+def naive_rg_lru(projected: Tensor) -> Tensor:
+    x, gate = projected.chunk(2, dim=1)
+    weights = rg_lru_weights(ops_of("reference"))
+    u = convolved(x, weights.conv)
+    block = INNER // BLOCKS
+    by_block = [numbers(2 * block, block, seed=index).double() for index in range(BLOCKS)]
+    products = [part @ weight.t() for part, weight in zip(u.chunk(BLOCKS, dim=1), by_block, strict=True)]
+    gates = (torch.stack(products, dim=1) + weights.gate_biases.double()).sigmoid()
+    opened, kept = (part.flatten(1) for part in gates.chunk(2, dim=2))
+    decay = (kept * weights.decay.double()).exp()
+    state, rows = torch.zeros(INNER, dtype=torch.float64), []
+    for t in range(len(x)):
+        root = (1 - decay[t] ** 2).sqrt() if t else 1.0
+        state = decay[t] * state + root * opened[t] * u[t]
+        rows.append(state)
+    return torch.stack(rows) * gate
+
+
+NAIVE = {"gated_delta": naive_delta, "lightning_attention": naive_lightning, "rg_lru": naive_rg_lru}
+
+
+@pytest.mark.parametrize("kind", NAIVE)
+def test_a_recurrence_is_its_definition(kind: str) -> None:
+    run, columns, size = runs_of(ops_of("reference"))[kind]
+    projected = numbers(40, columns)
+    actual = run(projected, pool(size, 0), metadata([40], [-1], [0]))
+    torch.testing.assert_close(actual.double(), NAIVE[kind](projected.double()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 7, 31, 64, 100])
+@pytest.mark.parametrize("implementation", implementations_of("gate"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gate_is_a_sigmoid_and_does_not_depend_on_other_rows(
+    implementation: str, width: int, dtype: torch.dtype
+) -> None:
+    op = ops_of(implementation)["gate"]
+    given, gates = numbers(50, width).to(dtype), numbers(50, width, seed=1).to(dtype)
+    together = given.clone()
+    op(together, gates)
+    exact = given.double() * gates.double().sigmoid()
+    torch.testing.assert_close(together.double(), exact, rtol=0.005 if dtype is torch.bfloat16 else 1e-6, atol=0)
+    for rows in (slice(1), slice(3), slice(-17, None), slice(20, 22)):
+        some = given[rows].clone()
+        op(some, gates[rows].clone())
+        assert torch.equal(some, together[rows])
+
+
+@pytest.mark.parametrize("function", [gated_recurrence.SIGMOID, gated_recurrence.EXPM1])
+@pytest.mark.parametrize("width", [1, 7, 31, 64, 100])
+def test_functions_of_rows_do_not_depend_on_other_rows(function: Callable[..., Tensor], width: int) -> None:
+    rows = numbers(50, width)
+    together = recurrence.apart(function, rows)
+    for count in (1, 2, 3, 17):
+        assert torch.equal(recurrence.apart(function, rows[:count]), together[:count])
+        assert torch.equal(recurrence.apart(function, rows[-count:]), together[-count:])
