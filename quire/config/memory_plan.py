@@ -188,6 +188,8 @@ def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:
     depth = max(shape.in_features for shape in weight_shapes(arch).body)
     if use.quantization is not None:
         item, depth = 1, round_up(depth, 64) + 8 * cdiv(depth, 128)
+    elif use.dtype == "float32":
+        item = 0
     elif use.dtype == "bfloat16" and use.isa in ("amx", "avx512_bf16"):
         item, depth = 2 if use.isa == "amx" or depth % 2 else 0, round_up(depth, 32)
     else:

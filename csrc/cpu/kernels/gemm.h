@@ -184,17 +184,8 @@ QR_INLINE void prefetch_to_l2(const void* p) { _mm_prefetch(static_cast<const ch
 
 // ---- float32 activations: x as it is, or converted ----
 
-constexpr int kVectors = int(kPanel) / W;          // vectors in a row of a panel
-constexpr int kRowBlock = W == 16 ? 12 : 3;        // rows whose accumulators fit the register file
-constexpr int64_t kPrefetchBytes = 1024;           // ahead of the stream; 1-2 KiB measure best
-constexpr int64_t kStretch = 128;                  // steps of k that many rows pass over: 16 KiB of a panel as floats
-
-// From how many rows on a panel is expanded for all of them, stretch by stretch. x is then laid out as [K/128][rows][128]:
-// rows whose distance is a power of two would displace each other from the caches.
-constexpr bool are_many(int64_t rows) { return rows > 2 * kRowBlock; }
-
 int64_t float_rows_bytes(int64_t rows, int64_t k, int32_t x_dtype) {
-  return x_dtype == QR_FLOAT32 && !are_many(rows) ? 0 : rows * k * 4;
+  return x_dtype == QR_FLOAT32 ? 0 : rows * k * 4;
 }
 
 template <class T>
@@ -204,35 +195,22 @@ void widen(float* out, const T* x, int64_t n) {
   });
 }
 
-template <class T>
-void float_rows_of(float* out, const T* x, int64_t rows, int64_t k, int64_t begin, int64_t end) {
-  if (!are_many(rows)) return widen(out + begin * k, x + begin * k, (end - begin) * k);
-  for (int64_t first = 0; first < k; first += kStretch) {
-    const int64_t steps = first + kStretch < k ? kStretch : k - first;
-    for (int64_t row = begin; row < end; ++row)
-      widen(out + first * rows + row * steps, x + row * k + first, steps);
-  }
+void float_rows(void* prepared, const void* x, int32_t x_dtype, int64_t /*rows*/, int64_t k, int64_t begin,
+                int64_t end) {
+  float* out = static_cast<float*>(prepared) + begin * k;
+  if (x_dtype == QR_BFLOAT16)
+    widen(out, static_cast<const Bf16*>(x) + begin * k, (end - begin) * k);
+  else
+    widen(out, static_cast<const Fp16*>(x) + begin * k, (end - begin) * k);
 }
 
-void float_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end) {
-  auto* out = static_cast<float*>(prepared);
-  if (x_dtype == QR_FLOAT32)
-    float_rows_of(out, static_cast<const float*>(x), rows, k, begin, end);
-  else if (x_dtype == QR_BFLOAT16)
-    float_rows_of(out, static_cast<const Bf16*>(x), rows, k, begin, end);
-  else
-    float_rows_of(out, static_cast<const Fp16*>(x), rows, k, begin, end);
-}
+constexpr int kVectors = int(kPanel) / W;          // vectors in a row of a panel
+constexpr int kRowBlock = W == 16 ? 12 : 3;        // rows whose accumulators fit the register file
+constexpr int64_t kPrefetchBytes = 1024;           // ahead of the stream; 1-2 KiB measure best
 
 // Panels [K][32] of T.
 template <class T>
 struct FloatPanel {
-  // Steps [begin, end) of k, as floats.
-  QR_INLINE void expand(const char* panel, int64_t begin, int64_t end, float* out) {
-    const T* w = reinterpret_cast<const T*>(panel);
-    for (int64_t i = begin * kPanel; i < end * kPanel; i += W, out += W) store(out, load(w + i));
-  }
-
   template <int R>
   QR_INLINE void block(const float* x, int64_t k, const char* panel, float* sums) {
     vf acc[R][kVectors];
@@ -270,18 +248,6 @@ QR_INLINE vf high_half(const char* p) {
 
 // Panels of bfloat16 tiles: a bf16 is the upper half of a float, so even k are shifted up and odd k masked.
 struct PairedPanel {
-  // Steps [begin, end) of k, as floats; begin is even, and one step beyond an odd end is written.
-  QR_INLINE void expand(const char* panel, int64_t begin, int64_t end, float* out) {
-    for (int64_t i = begin; i < end; i += 2, out += 2 * kPanel) {
-      const char* pair = panel + (i / 32) * 2048 + (i % 32) / 2 * 64;
-      for (int v = 0; v < kVectors; ++v) {
-        const char* at = pair + (v * W / 16) * 1024 + (v * W % 16) * 4;
-        store(out + v * W, low_half(at));
-        store(out + kPanel + v * W, high_half(at));
-      }
-    }
-  }
-
   template <int R>
   QR_INLINE void block(const float* x, int64_t k, const char* panel, float* sums) {
     vf acc[R][kVectors];
@@ -313,58 +279,6 @@ struct PairedPanel {
   }
 };
 
-// ---- many rows: a stretch of K of a panel is expanded once and stays in L1 while all rows pass over it ----
-
-constexpr int kManyVectors = 2;              // of columns
-constexpr int kManyRows = W == 16 ? 12 : 6;  // whose accumulators fit the register file beside their weights
-
-// A stretch for some rows and columns, from its `steps` of x; the sums of the stretch before are gone on with.
-template <int R>
-QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights, bool is_first, float* sums) {
-  vf acc[R][kManyVectors];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kManyVectors; ++v) acc[r][v] = is_first ? zero() : load(sums + r * kPanel + v * W);
-  for (int64_t i = 0; i < steps; ++i, weights += kPanel)
-    for (int r = 0; r < R; ++r) {
-      const vf value = set1(x[r * steps + i]);
-      for (int v = 0; v < kManyVectors; ++v) acc[r][v] = fma(load(weights + v * W), value, acc[r][v]);
-    }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kManyVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
-}
-
-template <int R>
-struct StretchTail {
-  QR_INLINE void run(int64_t rows, const float* x, int64_t steps, const float* weights, bool is_first, float* sums) {
-    if (rows == R)
-      stretch_block<R>(x, steps, weights, is_first, sums);
-    else
-      StretchTail<R - 1>::run(rows, x, steps, weights, is_first, sums);
-  }
-};
-template <>
-struct StretchTail<0> {
-  QR_INLINE void run(int64_t, const float*, int64_t, const float*, bool, float*) {}
-};
-
-template <class Panel>
-void multiply_many(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, float* sums) {
-  alignas(64) float weights[(kStretch + 1) * kPanel];
-  for (int64_t begin = 0; begin < g.k; begin += kStretch) {
-    const int64_t steps = begin + kStretch < g.k ? kStretch : g.k - begin;
-    const float* x = static_cast<const float*>(g.x) + begin * g.rows;
-    Panel::expand(panel, begin, begin + steps, weights);
-    for (int64_t row = row_begin; row < row_end; row += kManyRows)
-      for (int64_t column = 0; column < kPanel; column += kManyVectors * W) {
-        float* to = sums + (row - row_begin) * kPanel + column;
-        if (row + kManyRows <= row_end)
-          stretch_block<kManyRows>(x + row * steps, steps, weights + column, begin == 0, to);
-        else
-          StretchTail<kManyRows - 1>::run(row_end - row, x + row * steps, steps, weights + column, begin == 0, to);
-      }
-  }
-}
-
 template <class Panel, int R>
 struct RowTail {
   QR_INLINE void run(int64_t rows, const float* x, int64_t k, const char* panel, float* sums) {
@@ -383,7 +297,6 @@ template <class Panel>
 struct FloatMicro {
   explicit FloatMicro(const GemmArgs&) {}
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, float* sums) const {
-    if (are_many(g.rows)) return multiply_many<Panel>(g, row_begin, row_end, panel, sums);
     const float* x = static_cast<const float*>(g.x);
     int64_t row = row_begin;
     for (; row + kRowBlock <= row_end; row += kRowBlock)
@@ -396,6 +309,86 @@ template <class Panel>
 Gemm float_gemm() {
   return Gemm{float_rows_bytes, float_rows, run_gemm<FloatMicro<Panel>>};
 }
+
+// ---- many rows of bfloat16 weights: a stretch of K of a panel is widened once and stays in L1 while they pass ----
+
+constexpr int64_t kStretch = 128;  // steps of k, 16 KiB of floats
+
+// From how many rows on widening a panel by itself pays.
+constexpr bool are_many(int64_t rows) { return rows > (W == 16 ? 24 : 12); }
+
+// x as floats; of many rows as [K / kStretch][rows][kStretch], for rows whose distance is a power of two would displace
+// each other from the caches.
+int64_t stretched_rows_bytes(int64_t rows, int64_t k, int32_t x_dtype) {
+  return x_dtype == QR_FLOAT32 && !are_many(rows) ? 0 : rows * k * 4;
+}
+
+template <class T>
+void stretch_rows(float* out, const T* x, int64_t rows, int64_t k, int64_t begin, int64_t end) {
+  for (int64_t first = 0; first < k; first += kStretch) {
+    const int64_t steps = first + kStretch < k ? kStretch : k - first;
+    for (int64_t row = begin; row < end; ++row)
+      widen(out + first * rows + row * steps, x + row * k + first, steps);
+  }
+}
+
+void stretched_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin,
+                    int64_t end) {
+  auto* out = static_cast<float*>(prepared);
+  if (!are_many(rows))
+    float_rows(prepared, x, x_dtype, rows, k, begin, end);
+  else if (x_dtype == QR_FLOAT32)
+    stretch_rows(out, static_cast<const float*>(x), rows, k, begin, end);
+  else if (x_dtype == QR_BFLOAT16)
+    stretch_rows(out, static_cast<const Bf16*>(x), rows, k, begin, end);
+  else
+    stretch_rows(out, static_cast<const Fp16*>(x), rows, k, begin, end);
+}
+
+// Steps [begin, end) of k of a panel of bfloat16 tiles; begin is even, and one step beyond an odd end is written.
+QR_INLINE void widen_panel(float* out, const char* panel, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += 2, out += 2 * kPanel) {
+    const char* pair = panel + (i / 32) * 2048 + (i % 32) / 2 * 64;
+    for (int v = 0; v < kVectors; ++v) {
+      const char* at = pair + (v * W / 16) * 1024 + (v * W % 16) * 4;
+      store(out + v * W, low_half(at));
+      store(out + kPanel + v * W, high_half(at));
+    }
+  }
+}
+
+// R rows of a stretch, of `steps` each; the sums of the stretch before are gone on with.
+template <int R>
+QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights, bool is_first, float* sums) {
+  vf acc[R][kVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = is_first ? zero() : load(sums + r * kPanel + v * W);
+  for (int64_t i = 0; i < steps; ++i, weights += kPanel)
+    for (int v = 0; v < kVectors; ++v) {
+      const vf weight = load(weights + v * W);
+      for (int r = 0; r < R; ++r) acc[r][v] = fma(weight, set1(x[r * steps + i]), acc[r][v]);
+    }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
+}
+
+struct StretchMicro {
+  explicit StretchMicro(const GemmArgs&) {}
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, float* sums) const {
+    if (!are_many(g.rows)) return FloatMicro<PairedPanel>(g).multiply(g, row_begin, row_end, panel, sums);
+    alignas(64) float weights[(kStretch + 1) * kPanel];
+    for (int64_t begin = 0; begin < g.k; begin += kStretch) {
+      const int64_t steps = begin + kStretch < g.k ? kStretch : g.k - begin;
+      const float* x = static_cast<const float*>(g.x) + begin * g.rows + row_begin * steps;
+      widen_panel(weights, panel, begin, begin + steps);
+      float* to = sums;
+      int64_t left = row_end - row_begin;
+      for (; left >= kRowBlock; left -= kRowBlock, x += kRowBlock * steps, to += kRowBlock * kPanel)
+        stretch_block<kRowBlock>(x, steps, weights, begin == 0, to);
+      for (; left > 0; --left, x += steps, to += kPanel) stretch_block<1>(x, steps, weights, begin == 0, to);
+    }
+  }
+};
 
 constexpr int64_t kReadAhead = 2048;
 
