@@ -310,6 +310,86 @@ Gemm float_gemm() {
   return Gemm{float_rows_bytes, float_rows, run_gemm<FloatMicro<Panel>>};
 }
 
+// ---- many rows of bfloat16 weights: a stretch of K of a panel is widened once and stays in L1 while they pass ----
+
+constexpr int64_t kStretch = 128;  // steps of k, 16 KiB of floats
+
+// From how many rows on widening a panel by itself pays.
+constexpr bool are_many(int64_t rows) { return rows > (W == 16 ? 24 : 12); }
+
+// x as floats; of many rows as [K / kStretch][rows][kStretch], for rows whose distance is a power of two would displace
+// each other from the caches.
+int64_t stretched_rows_bytes(int64_t rows, int64_t k, int32_t x_dtype) {
+  return x_dtype == QR_FLOAT32 && !are_many(rows) ? 0 : rows * k * 4;
+}
+
+template <class T>
+void stretch_rows(float* out, const T* x, int64_t rows, int64_t k, int64_t begin, int64_t end) {
+  for (int64_t first = 0; first < k; first += kStretch) {
+    const int64_t steps = first + kStretch < k ? kStretch : k - first;
+    for (int64_t row = begin; row < end; ++row)
+      widen(out + first * rows + row * steps, x + row * k + first, steps);
+  }
+}
+
+void stretched_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin,
+                    int64_t end) {
+  auto* out = static_cast<float*>(prepared);
+  if (!are_many(rows))
+    float_rows(prepared, x, x_dtype, rows, k, begin, end);
+  else if (x_dtype == QR_FLOAT32)
+    stretch_rows(out, static_cast<const float*>(x), rows, k, begin, end);
+  else if (x_dtype == QR_BFLOAT16)
+    stretch_rows(out, static_cast<const Bf16*>(x), rows, k, begin, end);
+  else
+    stretch_rows(out, static_cast<const Fp16*>(x), rows, k, begin, end);
+}
+
+// Steps [begin, end) of k of a panel of bfloat16 tiles; begin is even, and one step beyond an odd end is written.
+QR_INLINE void widen_panel(float* out, const char* panel, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += 2, out += 2 * kPanel) {
+    const char* pair = panel + (i / 32) * 2048 + (i % 32) / 2 * 64;
+    for (int v = 0; v < kVectors; ++v) {
+      const char* at = pair + (v * W / 16) * 1024 + (v * W % 16) * 4;
+      store(out + v * W, low_half(at));
+      store(out + kPanel + v * W, high_half(at));
+    }
+  }
+}
+
+// R rows of a stretch, of `steps` each; the sums of the stretch before are gone on with.
+template <int R>
+QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights, bool is_first, float* sums) {
+  vf acc[R][kVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = is_first ? zero() : load(sums + r * kPanel + v * W);
+  for (int64_t i = 0; i < steps; ++i, weights += kPanel)
+    for (int v = 0; v < kVectors; ++v) {
+      const vf weight = load(weights + v * W);
+      for (int r = 0; r < R; ++r) acc[r][v] = fma(weight, set1(x[r * steps + i]), acc[r][v]);
+    }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
+}
+
+struct StretchMicro {
+  explicit StretchMicro(const GemmArgs&) {}
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, float* sums) const {
+    if (!are_many(g.rows)) return FloatMicro<PairedPanel>(g).multiply(g, row_begin, row_end, panel, sums);
+    alignas(64) float weights[(kStretch + 1) * kPanel];
+    for (int64_t begin = 0; begin < g.k; begin += kStretch) {
+      const int64_t steps = begin + kStretch < g.k ? kStretch : g.k - begin;
+      const float* x = static_cast<const float*>(g.x) + begin * g.rows + row_begin * steps;
+      widen_panel(weights, panel, begin, begin + steps);
+      float* to = sums;
+      int64_t left = row_end - row_begin;
+      for (; left >= kRowBlock; left -= kRowBlock, x += kRowBlock * steps, to += kRowBlock * kPanel)
+        stretch_block<kRowBlock>(x, steps, weights, begin == 0, to);
+      for (; left > 0; --left, x += steps, to += kPanel) stretch_block<1>(x, steps, weights, begin == 0, to);
+    }
+  }
+};
+
 constexpr int64_t kReadAhead = 2048;
 
 // Sum of 64-bit words: reads as fast as one core can.
