@@ -22,8 +22,8 @@ from quire.config.experts import Routing
 from quire.ops import table
 from quire.ops.cpu import library, memory
 from quire.ops.cpu.gemm import gated_linear, linear
-from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
 from quire.ops.mixture import mix, route
+from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
 from quire.ops.threads import one_thread
 
 HIDDEN, SIZE = 2048, 768

@@ -27,14 +27,7 @@ from torch.nn import functional as F
 from quire.attention.context import AttentionMetadata
 from quire.ops import table
 from quire.ops.cpu import library, memory
-from quire.ops.functional import (
-    ConvWeights,
-    LinearWeight,
-    Mamba2Weights,
-    MambaWeights,
-    RopeAndCacheSpec,
-    StateMetadata,
-)
+from quire.ops.operands import ConvWeights, LinearWeight, Mamba2Weights, MambaWeights, RopeAndCacheSpec, StateMetadata
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 1024)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.mixers import PositionScale
 from quire.ops import functional
-from quire.ops.functional import RopeAndCacheSpec
+from quire.ops.operands import RopeAndCacheSpec
 from quire.utils.math import cdiv
 
 

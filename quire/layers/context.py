@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.distributed.groups import ParallelContext
 from quire.layers.quantization import DENSE, WeightScheme
 from quire.layers.weights import WHOLE, HeadOrder, ShardSpec, WeightMap, WeightReader, multiplied
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.layers.context import LayerContext
 from quire.layers.weights import WHOLE
 from quire.ops import functional
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 
 
 class Embedding:

@@ -19,7 +19,7 @@ from quire.layers.linear import Linear
 from quire.layers.quantization import DENSE
 from quire.layers.weights import ShardSpec
 from quire.ops import functional
-from quire.ops.functional import ExpertWeights, LinearWeight, MixtureWeights
+from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
 
 BLOCKS = ("mlp", "block_sparse_moe")
 """What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that

@@ -15,7 +15,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.recurrent import conv_weights, decay_of, refuse_split
 from quire.ops import functional
-from quire.ops.functional import GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
+from quire.ops.operands import GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
 
 RG_LRU_FACTOR = -8.0
 """Of the logarithm of what the RG-LRU keeps of its state (c in https://arxiv.org/abs/2402.19427)."""

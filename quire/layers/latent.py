@@ -26,7 +26,7 @@ from quire.layers.norm import RMSNorm
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import ShardSpec
 from quire.ops import functional
-from quire.ops.functional import HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
+from quire.ops.operands import HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
 
 KEYS_AND_VALUES = "kv_b_proj.weight"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.layers.context import LayerContext
 from quire.layers.weights import HeadOrder, ShardSpec
 from quire.ops import functional
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 
 
 class Linear:

@@ -9,7 +9,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from quire.ops.functional import LinearWeight, pack_linear, quantize_linear
+from quire.ops.functional import pack_linear, quantize_linear
+from quire.ops.operands import LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.ops import functional
-from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights
+from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights
 
 PlainSpec = MambaSpec | Mamba2Spec | ShortConvSpec
 """Mixers between one product in and one out."""

@@ -36,7 +36,7 @@ from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder
 from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
 from quire.ops import functional
-from quire.ops.functional import RopeAndCacheSpec
+from quire.ops.operands import RopeAndCacheSpec
 
 
 class Mixer(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.ops.functional import AttentionMetadata
+from quire.ops.operands import AttentionMetadata
 from quire.utils.math import cdiv
 
 

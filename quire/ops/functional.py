@@ -15,261 +15,38 @@ Conventions that hold for every op:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from quire.ops.table import op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, dtype
 
     from quire.config.experts import ClampedGate, Routing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearWeight:
-    """A weight in the layout its implementation streams; only the ops that made it know that layout."""
-
-    out_features: int
-    in_features: int
-    format: str
-    """dense, or the name of a quantised format."""
-    tensors: dict[str, Tensor] = field(repr=False)
-    """Implementation-defined storage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertWeights:
-    """A gated MLP: down(activation(gate(x)) * up(x)); or one without a gate: down(activation(up(x)))."""
-
-    gate_up: LinearWeight
-    """[2F, M], or [F, M] without a gate."""
-    down: LinearWeight
-    """[N, F]"""
-    gate_up_bias: Tensor | None = None
-    """[2F] or [F] float32"""
-    down_bias: Tensor | None = None
-    """[N] float32"""
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the first product has gates."""
-        return self.gate_up.out_features != self.down.in_features
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
-class MixtureWeights:
-    """The parameters of a mixture of experts. Implementations may keep what belongs to one as long as it lives."""
-
-    router: LinearWeight
-    """[X, M] float32, and one more row where the shared expert has a gate."""
-    router_bias: Tensor | None = None
-    """As many numbers as the router has rows, float32."""
-    experts: tuple[ExpertWeights, ...]
-    choice_bias: Tensor | None = None
-    """[X] float32: added to scores where experts are chosen, not where they are weighed."""
-    shared: ExpertWeights | None = None
-    """An expert that every token passes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeAndCacheSpec:
-    """What is fixed about one attention layer's way from the QKV projection to query and cache."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    rotary_dim: int
-    """Leading elements of each head that are rotated; 0 rotates nothing."""
-    interleaved: bool = False
-    """Pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)."""
-    norm_eps: float = 1e-6
-    """For the optional per-head norms."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class HeadWeights:
-    """A weight of each query head, all of one shape. Equal only to itself: implementations keep what they derive."""
-
-    heads: tuple[LinearWeight, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentSpec:
-    """What is fixed about one layer of attention over latents. Shape letters: P, U, C, W and D of its sizes."""
-
-    num_heads: int
-    rope_size: int
-    """P: rotated features of a query, and of the key that all heads share."""
-    nope_size: int
-    """U: features of a query that are not rotated."""
-    latent_size: int
-    """C"""
-    value_size: int
-    """W: of a head."""
-    head_size: int
-    """D: of the one KV head, [rotated key | latent | zeros]; P + C or more."""
-    norm_eps: float = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionMetadata:
-    """Where the tokens of this step and their contexts lie. CPU ops read the tensors on the host.
-
-    Shapes: R sequences, T tokens. Tokens of one sequence are adjacent and in order of position.
-    """
-
-    query_start: Tensor
-    """[R + 1] int32: sequence r owns tokens query_start[r] .. query_start[r + 1]."""
-    seq_lens: Tensor
-    """[R] int32: context length after this step; the sequence's last token stands at position seq_lens[r] - 1."""
-    block_tables: Tensor
-    """[R, max blocks] int32; entries that no token sees may be any block that there is."""
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateMetadata:
-    """Where the tokens of this step and the states of their sequences lie.
-
-    Shapes: R sequences, T tokens. Tokens of one sequence are adjacent and in order of position.
-    """
-
-    query_start: Tensor
-    """[R + 1] int32: sequence r owns tokens query_start[r] .. query_start[r + 1]."""
-    reads: Tensor
-    """[R] int32: the page with the state before the step; -1 where a sequence begins, whose state is zero."""
-    writes: Tensor
-    """[R] int32: the page that gets the state after the step; no sequence of the step reads it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvWeights:
-    """A causal convolution of each channel by itself."""
-
-    weight: Tensor
-    """[C, W] float32; the last column multiplies the token itself."""
-    bias: Tensor | None
-    """[C] float32"""
-
-    @property
-    def num_inputs(self) -> int:
-        """Numbers of a sequence's last inputs, which the next token sees."""
-        channels, width = self.weight.shape
-        return channels * (width - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaWeights:
-    """The parameters of a Mamba layer between its two projections. C channels, N numbers of a state, Q ranks."""
-
-    conv: ConvWeights
-    derive: LinearWeight
-    """[Q + 2N, C]: the time step in Q numbers, and the vectors that write and read."""
-    widen: LinearWeight
-    """[C, Q]: the time step of each channel."""
-    time_bias: Tensor
-    """[C] float32"""
-    decay: Tensor
-    """[C, N] float32, below zero."""
-    skip: Tensor
-    """[C] float32"""
-    norms: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None
-    """Weights of the RMS norms of time step, writing and reading vector, [Q], [N], [N] float32; None for ones. Without
-    norms None."""
-    norm_eps: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2Weights:
-    """The parameters of a Mamba 2 layer between its two projections. H heads of D channels, N numbers of a state."""
-
-    conv: ConvWeights
-    num_groups: int
-    """G: the heads of a group are written and read by the same vectors."""
-    state_size: int
-    time_bias: Tensor
-    """[H] float32"""
-    decay: Tensor
-    """[H] float32, below zero."""
-    skip: Tensor
-    """[H] float32"""
-    norm: Tensor | None
-    """[H * D] float32; None without a norm."""
-    norm_eps: float
-    norms_before_gate: bool = False
-
-    @property
-    def inner_size(self) -> int:
-        """H * D"""
-        return self.conv.weight.shape[0] - 2 * self.num_groups * self.state_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDeltaWeights:
-    """The parameters of the gated delta rule between a layer's two products. H value heads of D channels, K key heads,
-    whose keys have N numbers.
-    """
-
-    conv: ConvWeights
-    num_key_heads: int
-    key_size: int
-    time_bias: Tensor
-    """[H] float32"""
-    decay: Tensor
-    """[H] float32, below zero."""
-    norm: Tensor
-    """[D] float32"""
-    norm_eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LightningWeights:
-    """The parameters of lightning attention between a layer's two products. H heads of D channels."""
-
-    rates: tuple[float, ...]
-    """Of each head: what a token leaves of the state is exp(-rate)."""
-    norm: Tensor
-    """[H * D] float32"""
-    norm_eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RgLruWeights:
-    """The parameters of an RG-LRU behind its convolution. X blocks of P channels each."""
-
-    conv: ConvWeights
-    gates: tuple[LinearWeight, ...]
-    """X times [2P, P]: the input's gate, then the recurrence's."""
-    gate_biases: Tensor
-    """[X, 2P] float32"""
-    decay: Tensor
-    """[X * P] float32, below zero: the logarithm of what a token leaves of the state where the gate is 1."""
-
-
-class Graph(Protocol):
-    """A run of ops whose arguments are fixed: what they read and write stays where it is, its contents may change."""
-
-    def replay(self) -> tuple[Tensor, ...]:
-        """Do the run again and give its outputs, valid until another graph of the same set is recorded or replayed."""
-
-
-class Graphs(Protocol):
-    """A set of graphs of which one runs at a time."""
-
-    only_ops: bool
-    """Whether a replay repeats nothing but ops: what the run computes by other means is as it was when recorded."""
-
-    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
-        """A graph of `run`, which may be called for it without its ops being run. What they read must outlive it."""
+    from quire.ops.operands import (
+        AttentionMetadata,
+        ConvWeights,
+        GatedDeltaWeights,
+        Graphs,
+        HeadWeights,
+        LatentSpec,
+        LightningWeights,
+        LinearWeight,
+        Mamba2Weights,
+        MambaWeights,
+        MixtureWeights,
+        RgLruWeights,
+        RopeAndCacheSpec,
+        StateMetadata,
+    )
 
 
 def make_graphs() -> Graphs:
     """An empty set of graphs."""
-    return cast(Graphs, op("make_graphs")())
+    return cast("Graphs", op("make_graphs")())
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: dtype) -> LinearWeight:
@@ -277,7 +54,7 @@ def pack_linear(parts: Sequence[Tensor], *, dtype: dtype) -> LinearWeight:
 
     The parts may be views of a memory-mapped file; they are read once and not kept.
     """
-    return cast(LinearWeight, op("pack_linear")(parts, dtype=dtype))
+    return cast("LinearWeight", op("pack_linear")(parts, dtype=dtype))
 
 
 def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
@@ -286,7 +63,7 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     format: "int8" (one scale for an output feature), "int4_g32", "int4_g64", "int4_g128" (one for so many inputs).
     Not every implementation has it; `resolve` refuses quantisation where it is missing.
     """
-    return cast(LinearWeight, op("quantize_linear")(parts, format=format))
+    return cast("LinearWeight", op("quantize_linear")(parts, format=format))
 
 
 def weights_together() -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.ops.functional import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
+from quire.ops.operands import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
 from quire.ops.recurrence import EXP, SILU, SOFTPLUS, Step, apart, convolve, fold_sum, rms, token_by_token
 
 UNIT_EPS = 1e-6

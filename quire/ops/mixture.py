@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
 from quire.ops.elementwise import ALONE, activate, clamped_gate
-from quire.ops.functional import ExpertWeights, MixtureWeights
+from quire.ops.operands import ExpertWeights, MixtureWeights
 
 
 @dataclass(frozen=True, slots=True)

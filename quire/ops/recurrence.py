@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.config.activations import STATES_AT_ONCE
-from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from quire.utils.math import cdiv, round_up
 
 VECTOR = 32

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.log import get_logger
 from quire.models.interfaces import Model
 from quire.ops import functional as F
+from quire.ops.operands import Graph
 from quire.sampling.torch_mode import torch_mode
 from quire.worker.input_builder import InputBuilder, StepShape
 
@@ -28,7 +29,7 @@ class GraphRunner:
         self.model = model
         self._builder = builder
         self._set = F.make_graphs()
-        self._graphs: OrderedDict[StepShape, F.Graph] = OrderedDict()
+        self._graphs: OrderedDict[StepShape, Graph] = OrderedDict()
         """The one used last at the end."""
         reason = self._why_not() if self._set.only_ops else None
         self.recordable = reason is None
@@ -52,7 +53,7 @@ class GraphRunner:
         rows = hidden if shape.num_sampled == shape.num_tokens else F.embedding(inputs.sampled_rows, hidden)
         return hidden, self.model.compute_logits(rows)
 
-    def _graph(self, shape: StepShape) -> F.Graph:
+    def _graph(self, shape: StepShape) -> Graph:
         graph = self._graphs.pop(shape, None) or self._set.record(lambda: self._forward(shape))
         if shape.num_tokens <= MAX_KEPT_TOKENS:
             self._graphs[shape] = graph

@@ -15,7 +15,7 @@ from quire.loader.load import load_model
 from quire.messages.kv import SlidingWindowSpec
 from quire.models.interfaces import Model
 from quire.ops import table
-from quire.ops.functional import AttentionMetadata, StateMetadata
+from quire.ops.operands import AttentionMetadata, StateMetadata
 from quire.worker.cache_engine import allocate_parts, caches_of
 
 

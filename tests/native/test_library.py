@@ -16,7 +16,7 @@ if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
 from quire.ops.cpu.gemm import linear, pack_linear
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 from tests.ops.implementations import rand
 
 LOWER = library.ISA_NAMES[1 : library.ISA_NAMES.index(library.isa()) + 1]

@@ -10,7 +10,7 @@ if not library.available():
 
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.quantized import FORMATS, pack_int4, quantize_linear
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 from tests.ops.implementations import assert_close, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

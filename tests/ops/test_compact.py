@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.ops import functional
 from quire.ops.cpu import library
+from quire.ops.operands import LinearWeight
 
 pytestmark = pytest.mark.skipif(
     not library.available() or library.isa() != "amx", reason="compact weights need the native kernels on AMX"
 )
 
 
-def packed(*parts: torch.Tensor) -> functional.LinearWeight:
+def packed(*parts: torch.Tensor) -> LinearWeight:
     from quire.ops.cpu.gemm import pack_linear
 
     return pack_linear(parts, dtype=torch.bfloat16)
 
 
-def plain(*parts: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> functional.LinearWeight:
+def plain(*parts: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> LinearWeight:
     from quire.ops.cpu import gemm
 
     with monkeypatch.context() as patch:

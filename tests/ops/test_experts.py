@@ -16,8 +16,8 @@ from torch.nn import functional as nn
 from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
 from quire.ops import functional as F
 from quire.ops import table
-from quire.ops.functional import ExpertWeights, MixtureWeights
 from quire.ops.mixture import route
+from quire.ops.operands import ExpertWeights, MixtureWeights
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, native_route, rand
 
 SIZE, INNER, NUM_EXPERTS, NUM_ROWS = 60, 44, 9, 39

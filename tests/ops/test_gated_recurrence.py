@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quire.ops import gated_recurrence, recurrence
-from quire.ops.functional import ConvWeights, GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
+from quire.ops.operands import ConvWeights, GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
 from tests.ops.implementations import implementations_of
 from tests.ops.implementations import ops as ops_of
 from tests.ops.test_recurrence import metadata, numbers, pool

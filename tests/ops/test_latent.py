@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.ops import functional as F
 from quire.ops import table
-from quire.ops.functional import AttentionMetadata, HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
+from quire.ops.operands import AttentionMetadata, HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, rand
 
 SMALL = LatentSpec(num_heads=3, rope_size=6, nope_size=12, latent_size=16, value_size=7, head_size=24, norm_eps=1e-5)

@@ -13,6 +13,7 @@ from quire.config.weight_shapes import weight_bytes
 from quire.loader.load import load_model
 from quire.models.decoder import DecoderForCausalLM
 from quire.ops import functional, table
+from quire.ops.operands import LinearWeight
 from tests.models.harness import arch_of
 from tests.ops.implementations import implementations_of, rand
 
@@ -105,5 +106,5 @@ def test_the_experts_of_a_layer_share_memory(quantization: str | None, checkpoin
         assert end - begin < weight_bytes(arch, "bfloat16", quantization)
 
 
-def packed_of(*weights: functional.LinearWeight) -> list[Tensor]:
+def packed_of(*weights: LinearWeight) -> list[Tensor]:
     return [weight.tensors["packed"] for weight in weights]

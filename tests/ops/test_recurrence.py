@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quire.ops import recurrence
-from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from tests.ops.implementations import implementations_of
 from tests.ops.implementations import ops as ops_of
 

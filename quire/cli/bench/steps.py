@@ -105,13 +105,15 @@ def measure_steps(engine: LLMEngine, executor: MeasuringExecutor, num_rounds: in
 def _batches(config: QuireConfig, max_batch_size: int) -> Iterator[tuple[int, int]]:
     """(sequences, prompt tokens) in powers of two and four, as far as they fit."""
     limits, cache = config.scheduler_config, config.cache_config
+    most_seqs = min(max_batch_size, limits.max_num_seqs, cache.num_sequences or limits.max_num_seqs)
     prompt_len = SHORTEST_PROMPT
     while prompt_len + NUM_OUTPUT <= config.model_config.max_model_len:
         num_seqs = 1
-        while num_seqs <= min(max_batch_size, limits.max_num_seqs):
+        while num_seqs <= most_seqs:
             num_tokens = num_seqs * (prompt_len + NUM_OUTPUT + cache.block_size)
             is_long = num_seqs * prompt_len > MAX_PROMPTS_PER_BATCH * limits.max_num_batched_tokens
-            if num_tokens <= cache.num_tokens and not is_long:
+            fits = cache.num_tokens is None or num_tokens <= cache.num_tokens
+            if fits and not is_long:
                 yield num_seqs, prompt_len
             num_seqs *= 2
         prompt_len *= 4

@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from quire.attention.context import ForwardContext
 from quire.errors import ConfigError
 from quire.ops import functional
-from quire.ops.functional import RopeAndCacheSpec
+from quire.ops.operands import RopeAndCacheSpec
 
 NAME = "quire"
 """Of this attention among transformers' implementations."""

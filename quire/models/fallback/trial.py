@@ -17,7 +17,7 @@ from quire.errors import ConfigError
 from quire.models.fallback.attention import Seen
 from quire.models.fallback.model import TransformersModel
 from quire.ops import functional
-from quire.ops.functional import AttentionMetadata
+from quire.ops.operands import AttentionMetadata
 
 NUM_TOKENS = 8
 BLOCK_SIZE = 16

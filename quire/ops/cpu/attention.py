@@ -11,7 +11,7 @@ from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
-from quire.ops.functional import AttentionMetadata
+from quire.ops.operands import AttentionMetadata
 
 lib = load()
 

@@ -11,7 +11,7 @@ from quire.errors import ConfigError
 from quire.ops.cpu.dtypes import CACHE_DTYPES, COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.library import check, load, pointers
 from quire.ops.cpu.memory import empty, zeros
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 
 lib = load()
 SLACK = 128

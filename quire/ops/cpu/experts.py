@@ -21,8 +21,8 @@ from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.library import check, load, word
 from quire.ops.cpu.memory import empty
 from quire.ops.cpu.weights import words_of
-from quire.ops.functional import ExpertWeights, MixtureWeights
 from quire.ops.mixture import mix
+from quire.ops.operands import ExpertWeights, MixtureWeights
 
 lib = load()
 SCORES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2}

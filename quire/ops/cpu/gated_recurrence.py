@@ -11,7 +11,7 @@ from quire.ops import gated_recurrence
 from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.gemm import linear
 from quire.ops.cpu.memory import empty
-from quire.ops.functional import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
+from quire.ops.operands import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
 
 
 def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:

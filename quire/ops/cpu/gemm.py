@@ -11,7 +11,7 @@ from quire.ops.cpu.dtypes import ACTIVATIONS, COMPACT, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.library import UNSUPPORTED, check, isa, load
 from quire.ops.cpu.memory import empty, give_back, weight_zeros, zeros
 from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 
 lib = load()
 ROWS_AT_A_TIME = 512

@@ -71,7 +71,7 @@ class Graph:
         self._outputs = outputs
 
     def replay(self) -> tuple[Tensor, ...]:
-        """See `functional.Graph`."""
+        """See `operands.Graph`."""
         for part in self._parts:
             if isinstance(part, array):
                 check(lib.qr_replay(part.buffer_info()[0], len(part)))
@@ -81,7 +81,7 @@ class Graph:
 
 
 class Graphs:
-    """See `functional.Graphs`. All graphs of one set share their memory, for one runs at a time."""
+    """See `operands.Graphs`. All graphs of one set share their memory, for one runs at a time."""
 
     only_ops = True
 
@@ -89,7 +89,7 @@ class Graphs:
         self._arena = Arena()
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
-        """See `functional.Graphs.record`."""
+        """See `operands.Graphs.record`."""
         notes = _Notes(self._arena)
         with recording(notes.add, notes.add_call), from_arena(self._arena):
             outputs = run()

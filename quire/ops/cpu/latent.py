@@ -11,7 +11,7 @@ from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
 from quire.ops.cpu.weights import words_of
-from quire.ops.functional import HeadWeights, LatentSpec
+from quire.ops.operands import HeadWeights, LatentSpec
 
 lib = load()
 _written: WeakKeyDictionary[HeadWeights, Tensor] = WeakKeyDictionary()

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty, weight_zeros
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 from quire.utils.math import cdiv
 
 lib = load()

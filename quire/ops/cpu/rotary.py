@@ -7,7 +7,7 @@ from torch import Tensor
 from quire.ops.cpu.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
-from quire.ops.functional import RopeAndCacheSpec
+from quire.ops.operands import RopeAndCacheSpec
 
 lib = load()
 

@@ -13,7 +13,7 @@ import torch
 from quire.ops.cpu import library, memory
 from quire.ops.cpu.gemm import linear, pack_linear
 from quire.ops.cpu.quantized import quantize_linear
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 
 READ_BYTES = 512 << 20
 """More than any cache holds."""

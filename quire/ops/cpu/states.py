@@ -9,7 +9,7 @@ from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.gemm import linear
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty, zeros
-from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 
 lib = load()
 SLACK = 128

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.ops.cpu.dtypes import WEIGHT_DTYPES
 from quire.ops.cpu.quantized import FORMATS
-from quire.ops.functional import LinearWeight
+from quire.ops.operands import LinearWeight
 
 
 def words_of(weight: LinearWeight, bias: Tensor | None = None) -> list[int]:

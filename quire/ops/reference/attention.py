@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.chunks import by_chunk
-from quire.ops.functional import AttentionMetadata
+from quire.ops.operands import AttentionMetadata
 from quire.ops.reference.cache import dequantize
 from quire.ops.threads import one_thread
 from quire.utils.math import cdiv

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.config.experts import ClampedGate, Routing
-from quire.ops.functional import MixtureWeights
 from quire.ops.mixture import mix
+from quire.ops.operands import MixtureWeights
 from quire.ops.reference.gemm import gated_linear, linear
 from quire.ops.threads import one_thread
 

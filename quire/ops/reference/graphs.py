@@ -8,21 +8,21 @@ from torch import Tensor
 
 
 class Graph:
-    """See `functional.Graph`."""
+    """See `operands.Graph`."""
 
     def __init__(self, run: Callable[[], tuple[Tensor, ...]]) -> None:
         self._run = run
 
     def replay(self) -> tuple[Tensor, ...]:
-        """See `functional.Graph`."""
+        """See `operands.Graph`."""
         return self._run()
 
 
 class Graphs:
-    """See `functional.Graphs`."""
+    """See `operands.Graphs`."""
 
     only_ops = False
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
-        """See `functional.Graphs`."""
+        """See `operands.Graphs`."""
         return Graph(run)

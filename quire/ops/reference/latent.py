@@ -1,7 +1,7 @@
 """Attention over latents: the products of each head before and behind `paged_attention`.
 
 A product reads and writes whole rows, so each head's features are a matrix of their own while its weight is applied:
-shapes [H, T, ...] below, in memory of any shape. Shape letters as in `functional.LatentSpec`.
+shapes [H, T, ...] below, in memory of any shape. Shape letters as in `operands.LatentSpec`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.functional import HeadWeights, LatentSpec
+from quire.ops.operands import HeadWeights, LatentSpec
 from quire.ops.reference.gemm import linear
 from quire.ops.reference.norm import rms_norm
 from quire.ops.threads import one_thread

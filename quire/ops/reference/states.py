@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import recurrence
-from quire.ops.functional import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from quire.ops.reference.gemm import linear
 from quire.ops.threads import one_thread
 
