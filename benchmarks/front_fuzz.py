@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.cli.client.http_client import HttpClient, authorization
+from quire.cli.client.credentials import authorization
+from quire.cli.client.http_client import HttpClient
 
 HEALTHY_KEY, FUZZ_KEY = "healthy", "fuzz"
 NUM_STREAMS = 8
@@ -238,7 +239,7 @@ async def send_all(url: str, directory: Path, num_senders: int) -> Counter[str]:
     waiting = written_bodies(directory)
 
     async def sender() -> None:
-        async with HttpClient(url, headers=authorization(FUZZ_KEY)) as client:
+        async with HttpClient(url, headers=authorization(url, FUZZ_KEY)) as client:
             for body in waiting:
                 sent_at = time.monotonic()
                 try:
@@ -305,7 +306,7 @@ class Healthy:
     """Streams that run all the while and must say the same as at first, and checks of health."""
 
     def __init__(self, url: str, pids: dict[str, int]) -> None:
-        self._client = HttpClient(url, headers=authorization(HEALTHY_KEY))
+        self._client = HttpClient(url, headers=authorization(url, HEALTHY_KEY))
         self._url = url
         self._pids = pids
         self._texts: dict[int, bytes] = {}

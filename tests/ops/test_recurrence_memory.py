@@ -16,7 +16,6 @@ from quire.config import activations
 from quire.config.activations import recurrence_bytes
 from quire.ops import recurrence, table
 from tests.conftest import Checkpoint
-from tests.engine.test_parity import available_ops
 from tests.models.harness import Harness, arch_of
 
 WIDE: dict[str, dict[str, Any]] = {
@@ -57,7 +56,6 @@ def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-@pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")
 @pytest.mark.parametrize("counts", [(61,), (30, 1, 1, 1), (1,) * 9])
 @pytest.mark.parametrize("family", WIDE)
 def test_a_recurrence_works_within_what_is_planned(
@@ -65,7 +63,7 @@ def test_a_recurrence_works_within_what_is_planned(
 ) -> None:
     directory = checkpoint(family, **WIDE[family])
     before = table.in_use()
-    table.use("cpu")
+    table.use("reference")
     for module in (recurrence, activations):
         monkeypatch.setattr(module, "STATES_AT_ONCE", 1)
     measured: list[int] = []

@@ -109,7 +109,7 @@ def test_a_server_that_cannot_start_says_why_once(tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.parametrize(
-    "architecture", ["RwkvForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "Qwen3NextForCausalLM"]
+    "architecture", ["RwkvForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "ZambaForCausalLM"]
 )
 def test_other_architectures_are_not_taken_for_a_slip(
     architecture: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
