@@ -18,7 +18,7 @@ from quire.simulation.cost_model import CostModel, StepShape
 TERMS = ("fixed_s", "token_s", "context_token_s", "prompt_s", "pair_s", "sequence_s", "draw_s", "new_batch_s")
 FREE_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 """Values of `CostModel.free_tokens` that are tried."""
-MAX_OUTLIER = 8.0
+MAX_OUTLIER = 5.0
 """Steps whose relative error exceeds this many times the median one are left out of the second fit: the machine did
 something else meanwhile."""
 FEWEST_STEPS = 50
