@@ -226,7 +226,8 @@ TEST(derived_parts_and_gated_outputs_are_normed) {
         const std::vector<char> gate = encode(random_floats(tokens * gate_stride), dtype);
         const std::vector<float> xs = x, gates = decode(gate, dtype);
         for (const bool norms_first : {false, true})
-          for (const float* norm_weight : {static_cast<const float*>(nullptr), const_cast<const float*>(weight.data())}) {
+          for (const bool has_norm : {false, true}) {
+            const float* norm_weight = has_norm ? weight.data() : nullptr;
             x = xs;
             std::vector<char> out(size_t(tokens * groups * rank * (dtype == QR_FLOAT32 ? 4 : 2)));
             CHECK(qr_gated_norm(out.data(), dtype, x.data(), x_stride, gate.data(), gate_stride, norm_weight, tokens,

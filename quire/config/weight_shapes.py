@@ -94,7 +94,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     if arch.stored is not None:
         raise ConfigError(
             f"{arch.source}: {arch.architecture} runs through transformers, so quire does not know the shapes of its "
-            "products, nor what they cost. Simulate a model that quire has."
+            "products, nor what they cost. Take a model that quire has."
         )
     names = arch.family.names
     linears = Counter[tuple[tuple[int, ...], int]]()

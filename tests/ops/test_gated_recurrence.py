@@ -16,7 +16,7 @@ from quire.ops import gated_recurrence, recurrence
 from quire.ops.operands import ConvWeights, GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
 from tests.ops.implementations import implementations_of
 from tests.ops.implementations import ops as ops_of
-from tests.ops.test_recurrence import metadata, numbers, pool
+from tests.ops.test_recurrence import check_cuts, metadata, numbers, pool
 
 HEADS, KEY_HEADS, KEY_SIZE, SIZE, WIDTH, BLOCKS = 6, 2, 5, 4, 3, 3
 INNER = HEADS * SIZE
@@ -80,26 +80,7 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_sequence_has_the_same_bits_however_it_is_cut_and_in_any_company(
     kind: str, extra: int, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, columns, size = runs_of(ops_of(implementation))[kind]
-    inputs = [numbers(length, columns, seed=length) for length in (1, 9, 33)]
-    whole = []
-    for x in inputs:
-        states = pool(size, extra)
-        whole.append((run(x, states, metadata([len(x)], [-1], [4])), states[:, 4]))
-    states = pool(size, extra)
-    first = [1, 4, 30]
-    parts = torch.cat([x[:count] for x, count in zip(inputs, first, strict=True)])
-    began = run(parts, states, metadata(first, [-1, -1, -1], [1, 2, 3])).split(first)
-    before = states.clone()
-    monkeypatch.setattr(recurrence, "STATES_AT_ONCE", 1)
-    parts = torch.cat([inputs[1][4:], inputs[2][30:]])
-    ended = run(parts, states, metadata([5, 3], [2, 3], [7, 8])).split([5, 3])
-    assert torch.equal(began[0], whole[0][0])
-    for index, end, page in ((1, ended[0], 7), (2, ended[1], 8)):
-        assert torch.equal(torch.cat((began[index], end)), whole[index][0])
-        assert torch.equal(states[:, page].nan_to_num(), whole[index][1].nan_to_num())
-    others = [0, 1, 2, 3, 4, 5, 6]
-    assert torch.equal(states[:, others].nan_to_num(), before[:, others].nan_to_num()), "only what is named is written"
+    check_cuts(*runs_of(ops_of(implementation))[kind], extra, monkeypatch)
 
 
 def convolved(x: Tensor, weights: ConvWeights) -> Tensor:

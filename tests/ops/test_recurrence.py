@@ -84,13 +84,8 @@ def pool(size: int, extra: int) -> Tensor:
     return torch.full((2, NUM_PAGES, (size + 1) // 2 + extra), float("nan"))
 
 
-@pytest.mark.parametrize("implementation", implementations_of("mamba"))
-@pytest.mark.parametrize("kind", ["mamba", "mamba2", "short_conv"])
-@pytest.mark.parametrize("extra", [0, 40])
-def test_a_sequence_has_the_same_bits_however_it_is_cut_and_in_any_company(
-    kind: str, extra: int, implementation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, columns, size = runs_of(ops_of(implementation))[kind]
+def check_cuts(run: Run, columns: int, size: int, extra: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that are cut into steps, beside others, have the bits that they have alone and whole."""
     inputs = [numbers(length, columns, seed=length) for length in (1, 9, 33)]
     whole = []
     for x in inputs:
@@ -111,6 +106,15 @@ def test_a_sequence_has_the_same_bits_however_it_is_cut_and_in_any_company(
         assert torch.equal(states[:, page].nan_to_num(), whole[index][1].nan_to_num())
     others = [0, 1, 2, 3, 4, 5, 6]
     assert torch.equal(states[:, others].nan_to_num(), before[:, others].nan_to_num()), "only what is named is written"
+
+
+@pytest.mark.parametrize("implementation", implementations_of("mamba"))
+@pytest.mark.parametrize("kind", ["mamba", "mamba2", "short_conv"])
+@pytest.mark.parametrize("extra", [0, 40])
+def test_a_sequence_has_the_same_bits_however_it_is_cut_and_in_any_company(
+    kind: str, extra: int, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_cuts(*runs_of(ops_of(implementation))[kind], extra, monkeypatch)
 
 
 def naive_mamba2(projected: Tensor, weights: Mamba2Weights) -> Tensor:

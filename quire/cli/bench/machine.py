@@ -14,6 +14,7 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.config.engine import Capabilities, QuireConfig
+    from quire.config.weight_shapes import WeightShapes
 
 PROMPT = 512
 """Tokens of the prompt whose time is estimated."""
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: ConfigError.
     """
+    from quire.config.weight_shapes import weight_shapes
     from quire.engine.core_startup import create_config
     from quire.platforms.current import current_capabilities
 
@@ -41,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
     if here.ops != "cpu":
         raise ConfigError(f"there are no native kernels to measure: {here.ops_reason}")
     config = create_config(from_namespace(args))
+    shapes = weight_shapes(config.model_config.arch)
     figures = measure(here, config.device_config.num_threads)
-    figures["step"] = expected(config, figures)
+    figures["step"] = expected(config, shapes, figures)
     _print(figures)
     if args.output_json:
         write_json(args.output_json, figures)
@@ -61,12 +64,9 @@ def measure(here: Capabilities, num_threads: int) -> dict[str, Any]:
     }
 
 
-def expected(config: QuireConfig, figures: Mapping[str, Any]) -> dict[str, Any]:
+def expected(config: QuireConfig, shapes: WeightShapes, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds of a step that decodes one sequence, and of a prompt, if nothing but the products took time."""
-    from quire.config.weight_shapes import weight_shapes
-
     model, method = config.model_config, config.quant_config.method
-    shapes = weight_shapes(model.arch)
     body = sum(shape.num_active for shape in shapes.body)
     parts = [(body, method or model.dtype), (shapes.head.num_weights, "int8" if method else model.dtype)]
     products = [(count, figures["products"][name]) for count, name in parts]

@@ -82,23 +82,9 @@ def linear(
 ) -> Tensor:
     """See `functional.linear`."""
     out = empty((x.shape[0], weight.out_features), out_dtype or x.dtype)
-    linear_into(out, x, weight, bias, activation=activation, residual=residual)
-    return out
-
-
-def linear_into(
-    out: Tensor,
-    x: Tensor,
-    weight: LinearWeight,
-    bias: Tensor | None = None,
-    *,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-) -> None:
-    """`functional.linear` into memory that there is. Mutates: out."""
     if weight.format != "dense":
         quantized_linear(out, x, weight, bias, activation=activation, residual=residual)
-        return
+        return out
     rows, in_features = x.shape
     packed = weight.tensors["packed"]
     check(
@@ -117,6 +103,7 @@ def linear_into(
             None if residual is None else residual.data_ptr(),
         )
     )
+    return out
 
 
 def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:
