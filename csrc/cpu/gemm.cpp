@@ -3,6 +3,7 @@
 
 #include "arguments.h"
 #include "compact.h"
+#include "elements.h"
 
 #include <algorithm>
 #include <atomic>
@@ -18,66 +19,10 @@ int64_t panel_bytes(int32_t dtype, int64_t k) {
   return dtype == QR_BFLOAT16_COMPACT ? compact_bytes(k) : padded_depth(dtype, k) * kPanel * bytes_of(dtype);
 }
 
-// ---- conversion of single elements, for packing only ----
-
-float widen(uint16_t bits) {
-  uint32_t word = uint32_t(bits) << 16;
-  float value;
-  std::memcpy(&value, &word, 4);
-  return value;
-}
-
-float widen_half(uint16_t bits) {
-  const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = (bits >> 10) & 31, mantissa = bits & 0x3ff;
-  uint32_t word;
-  if (exponent == 31) {
-    word = sign | 0x7f800000u | (mantissa << 13);
-  } else if (exponent != 0) {
-    word = sign | ((exponent + 112) << 23) | (mantissa << 13);
-  } else {
-    float value = float(mantissa) * 5.9604644775390625e-8f;  // 2^-24
-    return sign != 0 ? -value : value;
-  }
-  float value;
-  std::memcpy(&value, &word, 4);
-  return value;
-}
-
-uint16_t narrow(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-uint16_t narrow_half(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  const uint16_t sign = uint16_t((bits >> 16) & 0x8000);
-  bits &= 0x7fffffffu;
-  if (bits > 0x7f800000u) return uint16_t(sign | 0x7e00);
-  if (bits >= 0x477ff000u) return uint16_t(sign | 0x7c00);  // 65520 and above round to infinity
-  if (bits < 0x38800000u) {                                 // subnormal: let the adder round
-    float value;
-    std::memcpy(&value, &bits, 4);
-    value += 0.5f;
-    std::memcpy(&bits, &value, 4);
-    return uint16_t(sign | (bits - 0x3f000000u));
-  }
-  bits += 0xfff + ((bits >> 13) & 1);
-  return uint16_t(sign | ((bits - 0x38000000u) >> 13));
-}
-
-float read_float(const void* row, int32_t dtype, int64_t i) {
-  if (dtype == QR_FLOAT32) return static_cast<const float*>(row)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(row)[i];
-  return dtype == QR_BFLOAT16 ? widen(bits) : widen_half(bits);
-}
-
 uint16_t read_16bit(const void* row, int32_t from, int32_t to, int64_t i) {
   if (from == to) return static_cast<const uint16_t*>(row)[i];
   const float value = read_float(row, from, i);
-  return to == QR_BFLOAT16 ? narrow(value) : narrow_half(value);
+  return to == QR_BFLOAT16 ? to_bfloat16(value) : to_half(value);
 }
 
 // Where element i of a column of a bf16 panel stands: pairs of i lie side by side, as the tile instructions read them.

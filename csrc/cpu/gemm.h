@@ -1,4 +1,4 @@
-// What linear layers over dense weights (gemm.cpp) and over quantised ones (gemm_quantized.cpp) share.
+// What linear layers over dense weights (gemm.cpp) and over quantised ones (gemm_quantized.cpp, quantize.cpp) share.
 #pragma once
 
 #include "arguments.h"
@@ -51,6 +51,9 @@ inline bool is_product(const void* out, const void* x, const void* packed, int64
 inline bool is_activation(int32_t activation) { return activation >= QR_NONE && activation <= QR_RELU; }
 
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k);
+inline int64_t quantized_panel_bytes(int32_t format, int64_t k) {
+  return round_up(k, 64) * kPanel / (format == QR_INT8 ? 1 : 2);
+}
 Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
                         const int8_t* corrections, int64_t k);
 

@@ -1,35 +1,8 @@
 // Linear layers over int8 and int4 weights; layouts: kernels/gemm_quantized.h.
-#include <cstring>
-
 #include "arguments.h"
 #include "gemm.h"
 
 namespace qr {
-namespace {
-
-int64_t quantized_panel_bytes(int32_t format, int64_t k) {
-  return round_up(k, 64) * kPanel / (format == QR_INT8 ? 1 : 2);
-}
-
-// One row into its column of a panel, 8 k at a time.
-void pack_quantized_row(char* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
-  for (int64_t i = 0; i < k; i += 8) {
-    int8_t eight[8] = {};
-    std::memcpy(eight, row + i, size_t(k - i < 8 ? k - i : 8));
-    const int64_t half = i / 64 * 2 + column / 16, line = i % 64 / 8, at = column % 16 * 4;
-    if (format == QR_INT8) {
-      char* out = panel + half * 1024 + line * 128 + at;
-      std::memcpy(out, eight, 4);
-      std::memcpy(out + 64, eight + 4, 4);
-    } else {
-      uint8_t nibbles[4];
-      for (int j = 0; j < 4; ++j) nibbles[j] = uint8_t((((eight[j] & 15) | (eight[j + 4] & 15) << 4)) ^ 0x88);
-      std::memcpy(panel + half * 512 + line * 64 + at, nibbles, 4);
-    }
-  }
-}
-
-}  // namespace
 
 Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
                         const int8_t* corrections, int64_t k) {
@@ -48,26 +21,6 @@ Weight quantized_weight(const void* packed, int32_t format, int64_t group, const
 using namespace qr;
 
 extern "C" {
-
-int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features) {
-  if (!is_format(format) || !is_weight(out_features, in_features)) return QR_EINVAL;
-  return divide_up(out_features, kPanel) * quantized_panel_bytes(format, in_features);
-}
-
-int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, int64_t in_features, const int8_t* src,
-                          int64_t num_rows, int64_t src_stride, int64_t row_offset) {
-  if (!is_format(format) || !is_weight(out_features, in_features) ||
-      !is_part(out_features, in_features, num_rows, src_stride, row_offset) || !are_there(packed, src) ||
-      !is_aligned(packed))
-    return QR_EINVAL;
-  const int64_t bytes = quantized_panel_bytes(format, in_features);
-  for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      pack_quantized_row(static_cast<char*>(packed) + panel * bytes, format, row - panel * kPanel, in_features,
-                         src + (row - row_offset) * src_stride);
-  });
-  return QR_OK;
-}
 
 int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
                             int32_t format, int64_t group, const void* scales, const int8_t* corrections, int64_t rows,

@@ -235,6 +235,16 @@ struct Largest {
   int64_t index;
 };
 
+// One row of a weight, to be integers with scales.
+struct IntegersArgs {
+  int8_t* integers;  // [k]
+  void* scales;      // int8: a float32; int4: a float16 for each group, kPanel apart
+  int64_t group;
+  const void* row;
+  int32_t dtype;
+  int64_t k;
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
@@ -254,6 +264,8 @@ struct Kernels {
   Gemm gemm_fp16;
   Gemm gemm_int8;
   Gemm gemm_int4[3];  // in groups of 32, 64, 128
+  void (*row_to_int8)(const IntegersArgs& args);
+  void (*row_to_int4)(const IntegersArgs& args);
   // out[i] = activation(gate[i]) * up[i], where a gated layer's halves do not fall on panels.
   void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, int32_t activation);
   void (*causal_conv)(const ConvArgs& args, const ConvPiece& piece);

@@ -100,7 +100,7 @@ QR_API int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int3
                                int32_t weight_dtype, int64_t rows, int64_t f, int64_t k, const float* bias,
                                int32_t activation);
 
-/* ---- linear layers over quantised weights (gemm_quantized.cpp) ---- */
+/* ---- linear layers over quantised weights (gemm_quantized.cpp, quantize.cpp) ---- */
 
 /* int8 -127..127 with a float32 scale for each output; int4 0..15 with a float16 scale and an int8 correction (8 - zero
  * point; null: all zero) for each output and `group` (32, 64 or 128) of inputs, both laid out as [panels of 32
@@ -111,6 +111,13 @@ QR_API int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t 
 /* As qr_pack_linear, from one byte for each weight. */
 QR_API int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, int64_t in_features,
                                  const int8_t* src, int64_t num_rows, int64_t src_stride, int64_t row_offset);
+
+/* As qr_pack_quantized, from numbers. int8: a scale is the largest magnitude of its row / 127, `group` is not read.
+ * int4: the element of largest magnitude of a group becomes -8, so that all sixteen values are used; its sign goes to
+ * the scale. */
+QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, int64_t group, int64_t out_features,
+                                  int64_t in_features, const void* src, int32_t src_dtype, int64_t num_rows,
+                                  int64_t src_stride, int64_t row_offset);
 
 QR_API int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
                                    int32_t format, int64_t group, const void* scales, const int8_t* corrections,

@@ -89,6 +89,10 @@ const Call kCalls[] = {
     {"qr_quantized_bytes", {64, 64}, {}, [](P, S s) { return qr_quantized_bytes(QR_INT8, s[0], s[1]); }},
     {"qr_pack_quantized", {64, 64, 64, 64, 0}, {false, false},
      [](P p, S s) { return qr_pack_quantized(p[0], QR_INT8, s[0], s[1], as<int8_t>(p[1]), s[2], s[3], s[4]); }},
+    {"qr_quantize_linear", {64, 64, 64, 64, 0}, {false, false, false},
+     [](P p, S s) {
+       return qr_quantize_linear(p[0], p[1], QR_INT8, 0, s[0], s[1], p[2], QR_FLOAT32, s[2], s[3], s[4]);
+     }},
     {"qr_linear_quantized", {4, 32, 64}, {false, false, false, false, true, true, true},
      [](P p, S s) {
        return qr_linear_quantized(p[0], QR_FLOAT32, p[1], QR_FLOAT32, p[2], QR_INT8, 0, p[3], as<int8_t>(p[4]), s[0],

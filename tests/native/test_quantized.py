@@ -9,6 +9,7 @@ if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
 from quire.ops.cpu.gemm import gated_linear, linear
+from quire.ops.cpu.library import check
 from quire.ops.cpu.quantized import FORMATS, pack_int4, quantize_linear
 from quire.ops.operands import LinearWeight
 from tests.ops.implementations import assert_close, rand
@@ -28,6 +29,46 @@ def test_quantised_weights_are_close_to_the_originals(format: str) -> None:
     step = dense.abs().max() / (8 if format.startswith("int4") else 127)
     assert (values - dense).abs().max() <= step * (1.01 if format.startswith("int4") else 0.51)
     assert (values - dense).square().mean().sqrt() < step * 0.4
+
+
+def integers(rows: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the formats mean, in torch: values [N, M] and scales [N, groups]."""
+    if format == "int8":
+        scales = rows.abs().amax(dim=1, keepdim=True).div(127).clamp(min=1e-30)
+        return (rows / scales).round().to(torch.int8).contiguous(), scales
+    count, width = rows.shape
+    group = FORMATS[format][1]
+    groups = torch.nn.functional.pad(rows, (0, -width % group)).view(count, -1, group)
+    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    scales = (largest / -8).half().float()
+    inverse = torch.where(scales == 0, 0.0, 1 / scales)
+    values = (groups * inverse).round().clamp(-8, 7).add(8).to(torch.int8)
+    return values.view(count, -1)[:, :width], scales.squeeze(2)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_numbers_become_the_integers_that_the_format_says(format: str, dtype: torch.dtype, transposed: bool) -> None:
+    dense = rand(200, 70, dtype=dtype).T if transposed else rand(70, 200, dtype=dtype)
+    dense[3] = 0
+    dense[5, 0], dense[5, 1] = 4, -4  # a tie: the first one has the scale's sign
+    dense[6] *= 1e-4
+    found = quantize_linear([dense[:33], dense[33:]], format=format)
+    values, scales = integers(dense.float(), format)
+    if format == "int8":
+        expected = torch.zeros_like(found.tensors["packed"])
+        check(
+            library.load().qr_pack_quantized(
+                expected.data_ptr(), FORMATS[format][0], 70, 200, values.data_ptr(), 70, 200, 0
+            )
+        )
+        assert torch.equal(found.tensors["scales"].view(-1)[:70], scales.view(-1))
+    else:
+        other = pack_int4(values, scales, None, group_size=FORMATS[format][1])
+        expected = other.tensors["packed"]
+        assert torch.equal(found.tensors["scales"].view(torch.int16), other.tensors["scales"].view(torch.int16))
+    assert torch.equal(found.tensors["packed"], expected)
 
 
 def quantized_rows(x: torch.Tensor, group: int) -> torch.Tensor:

@@ -6,6 +6,7 @@
 #include "gemm.h"
 #include "gemm_quantized.h"
 #include "norm.h"
+#include "quantize.h"
 #include "recurrence.h"
 #include "rotary.h"
 #include "sampling.h"
@@ -41,6 +42,8 @@ void fill_base(Kernels& kernels) {
   kernels.count_not_below = count_not_below;
   kernels.next_above = next_above;
   fill_quantized(kernels);
+  kernels.row_to_int8 = row_to_int8;
+  kernels.row_to_int4 = row_to_int4;
   kernels.gate = gate;
   kernels.read_sum = read_sum;
 }

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.engine.core_startup import create_config
     from quire.platforms.cores import allowed_cpus
     from quire.platforms.current import current_capabilities
+    from quire.platforms.kernel_sets import KERNEL_SETS
 
     here = current_capabilities()
     config = create_config(from_namespace(args))
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
             "memory": f"{gib(here.total_memory)}, {gib(here.available_memory)} available",
             "ops": f"{here.ops} ({here.ops_reason})",
         },
+        "kernels": KERNEL_SETS[here.ops_isa].lines() if here.ops_isa else "none: the reference ops compute",
         "choices": {name: f"{choice.value} ({choice.reason})" for name, choice in config.choices.items()},
         "memory plan": {name: gib(size) for name, size in config.memory_plan.items()},
         "environment": {

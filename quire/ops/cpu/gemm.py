@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from quire.ops.cpu.dtypes import ACTIVATIONS, COMPACT, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.library import UNSUPPORTED, check, isa, load
-from quire.ops.cpu.memory import empty, give_back, weight_zeros, zeros
+from quire.ops.cpu.memory import empty, give_back, weight_zeros
 from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
+from quire.ops.cpu.rows import readable_rows
 from quire.ops.operands import LinearWeight
 
 lib = load()
-ROWS_AT_A_TIME = 512
-"""Rows copied at a time, whole panels: temporaries stay small."""
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
@@ -39,7 +38,7 @@ def _pack(parts: Sequence[Tensor], dtype: torch.dtype, out_features: int, in_fea
     packed = weight_zeros(lib.qr_packed_bytes(WEIGHT_DTYPES[dtype], out_features, in_features)).view(dtype)
     offset = 0
     for part in parts:
-        for rows in _readable(part):
+        for rows in readable_rows(part):
             status = lib.qr_pack_linear(
                 packed.data_ptr(),
                 WEIGHT_DTYPES[dtype],
@@ -57,18 +56,6 @@ def _pack(parts: Sequence[Tensor], dtype: torch.dtype, out_features: int, in_fea
             check(status)
             offset += rows.shape[0]
     return packed
-
-
-def _readable(part: Tensor) -> Iterator[Tensor]:
-    """The rows of a part as the library reads them; where they lie otherwise, copies of a few at a time."""
-    if part.dtype in DTYPES and part.stride(1) == 1:
-        yield part
-        return
-    size = part.shape[1]
-    room = zeros(min(ROWS_AT_A_TIME, part.shape[0]) * size * 4).view(torch.float32).view(-1, size)
-    for start in range(0, part.shape[0], ROWS_AT_A_TIME):
-        rows = part[start : start + ROWS_AT_A_TIME]
-        yield room[: rows.shape[0]].copy_(rows)
 
 
 def linear(

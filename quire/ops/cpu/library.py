@@ -54,6 +54,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_gated_linear": (I32, PTR, I32, PTR, I32, PTR, I32, I64, I64, I64, PTR, I32),
     "qr_quantized_bytes": (I64, I32, I64, I64),
     "qr_pack_quantized": (I32, PTR, I32, I64, I64, PTR, I64, I64, I64),
+    "qr_quantize_linear": (I32, PTR, PTR, I32, I64, I64, I64, PTR, I32, I64, I64, I64),
     "qr_linear_quantized": (I32, PTR, I32, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32, PTR),
     "qr_gated_linear_quantized": (I32, PTR, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32),
     "qr_route": (I32, *(PTR,) * 4, I64, I64, PTR),

@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty, weight_zeros
+from quire.ops.cpu.rows import readable_rows
 from quire.ops.operands import LinearWeight
 from quire.utils.math import cdiv
 
@@ -29,8 +30,6 @@ FORMATS = {
     "int4_g128": (INT4, 128),
 }
 """Name -> (`qr_format`, input features that share a scale; 0: all)."""
-ROWS_AT_A_TIME = 128
-"""Rows quantised at a time: temporaries stay small."""
 
 
 def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
@@ -45,11 +44,22 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     scales = _empty_scales(code, group, out_features, in_features)
     offset = 0
     for part in parts:
-        for start in range(0, part.shape[0], ROWS_AT_A_TIME):
-            rows = part[start : start + ROWS_AT_A_TIME].float()
-            values, row_scales = _int4(rows, group) if code == INT4 else _int8(rows)
-            _pack(packed, code, out_features, values, offset)
-            _place(scales, code, row_scales, offset)
+        for rows in readable_rows(part):
+            check(
+                lib.qr_quantize_linear(
+                    packed.data_ptr(),
+                    scales.data_ptr(),
+                    code,
+                    group,
+                    out_features,
+                    in_features,
+                    rows.data_ptr(),
+                    DTYPES[rows.dtype],
+                    rows.shape[0],
+                    rows.stride(0),
+                    offset,
+                )
+            )
             offset += rows.shape[0]
     return LinearWeight(
         out_features=out_features,
@@ -138,23 +148,6 @@ def quantized_gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None,
         )
     )
     return out
-
-
-def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Shapes: rows [N, M] -> values [N, M] int8, scales [N, 1]."""
-    scales = rows.abs().amax(dim=1, keepdim=True).div_(127).clamp_(min=1e-30)
-    return (rows / scales).round_().to(torch.int8), scales
-
-
-def _int4(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Shapes: rows [N, M] -> values [N, M] int8 in 0 .. 15, scales [N, groups] as float16 keeps them."""
-    count, in_features = rows.shape
-    groups = torch.nn.functional.pad(rows, (0, -in_features % group)).view(count, -1, group)
-    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
-    scales = (largest / -8).half().float()
-    inverse = torch.where(scales == 0, 0.0, 1 / scales)
-    values = (groups * inverse).round_().clamp_(-8, 7).add_(8).to(torch.int8)
-    return values.view(count, -1)[:, :in_features], scales.squeeze(2)
 
 
 def _pack(packed: Tensor, code: int, out_features: int, values: Tensor, offset: int) -> None:

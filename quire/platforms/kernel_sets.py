@@ -1,0 +1,39 @@
+"""What the native kernels do on each instruction set, for people: `quire env` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+FORMATS = ("bfloat16", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """How products with each format of weights are computed, and how near one row of them comes to memory's speed."""
+
+    products: tuple[str, str, str]
+    """By FORMATS."""
+    shares: tuple[float, float, float] | None
+    """Of the read bandwidth, as benchmarks/cpu.md has them; None where nobody measured them."""
+
+    def lines(self) -> dict[str, str]:
+        """One line for each format of weights."""
+        return {f"{name} weights": self._line(index) for index, name in enumerate(FORMATS)}
+
+    def _line(self, index: int) -> str:
+        if self.shares is None:
+            return f"{self.products[index]}; never measured on such a processor"
+        return f"{self.products[index]}; one sequence should read them at {self.shares[index]:.0%} of the bandwidth"
+
+
+KERNEL_SETS: Mapping[str, KernelSet] = MappingProxyType(
+    {
+        "avx2": KernelSet(("widened to float32, FMA", "vpmaddubsw", "vpmaddubsw"), (0.81, 0.86, 0.73)),
+        "avx512": KernelSet(("widened to float32, FMA", "vpmaddwd", "vpmaddwd"), (0.81, 0.86, 0.73)),
+        "avx512_bf16": KernelSet(("vdpbf16ps", "vpdpbusd", "vpdpbusd"), (0.85, 0.9, 0.9)),
+        "amx": KernelSet(("tiles (tdpbf16ps), weights in 12 bits", "vpdpbusd", "vpdpbusd"), (0.88, 0.87, 0.79)),
+    }
+)
+"""By the library's name of the instruction set. `quire bench machine` measures the shares of this machine."""
