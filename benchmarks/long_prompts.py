@@ -4,7 +4,8 @@
 
 A random Llama with 2 layers and a context of 65,536 tokens, its core in a process of its own. One in twenty requests is
 long; arrivals are a Poisson process; the load is the share of the time that the requests take one after the other.
-Unloaded is what a request takes alone: the median of ten short ones, and one long one. Prints a line for each load.
+Unloaded is what a request takes alone: the median of short ones that come after a pause, as those of a trace do, and
+one long one. Prints a line for each load, and one for the short requests that came while a long prompt was computed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from quire.simulation.trace import TraceRequest
 from quire.utils.math import percentile
 
 CONTEXT, VOCABULARY = 65_536, 4096
+PAUSE_S = 0.3
+"""Before a short request that is alone. Cores sleep and caches are used by others meanwhile, so it takes longer."""
 MODEL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 512,
@@ -45,6 +48,7 @@ MODEL = {
 class Times:
     """Of one request, in seconds since it was due."""
 
+    due_at: float
     first_token_s: float
     last_token_s: float
 
@@ -72,13 +76,16 @@ class Bench:
         async for output in self._engine.generate({"prompt_token_ids": prompt}, self._params):
             if output.outputs[0].token_ids and not first_token_s:
                 first_token_s = time.perf_counter() - began_at
-        return Times(first_token_s, time.perf_counter() - began_at)
+        return Times(began_at, first_token_s, time.perf_counter() - began_at)
 
-    async def alone(self, long: int) -> tuple[Times, Times]:
-        """What a short and a long request take alone."""
-        short = [await self.ask(SHORT) for _ in range(11)][1:]  # the first one has pages to touch
-        medians = Times(*(statistics.median(getattr(one, name) for one in short) for name in Times.__slots__))
-        return medians, await self.ask(long)
+    async def alone(self, pause_s: float) -> Times:
+        """What a short request takes alone, after a pause."""
+        short = []
+        for _ in range(16):
+            await asyncio.sleep(pause_s)
+            short.append(await self.ask(SHORT))
+        # the first one has pages to touch
+        return Times(*(statistics.median(getattr(one, name) for one in short[1:]) for name in Times.__slots__))
 
     async def serve(self, requests: list[TraceRequest], long: int) -> tuple[list[Times], list[Times]]:
         """Times of the short and of the long requests of a trace."""
@@ -104,23 +111,40 @@ async def measure(directory: Path, args: argparse.Namespace) -> None:
     with AsyncLLMEngine.launch(engine_args) as engine:
         await engine.wait_ready()
         bench = Bench(engine, args.output_len)
-        short_alone, long_alone = await bench.alone(args.long)
+        at_once, short_alone, long_alone = (
+            await bench.alone(0.0),
+            await bench.alone(PAUSE_S),
+            await bench.ask(args.long),
+        )
         print(
-            f"alone: a short one's first token {1e3 * short_alone.first_token_s:.1f} ms, "
-            f"a long one's first token {long_alone.first_token_s:.1f} s, its last {long_alone.last_token_s:.1f} s",
+            f"alone: a short one's first token {1e3 * short_alone.first_token_s:.1f} ms, without a pause before it "
+            f"{1e3 * at_once.first_token_s:.1f} ms, a long one's first token {long_alone.first_token_s:.1f} s, "
+            f"its last {long_alone.last_token_s:.1f} s",
             flush=True,
         )
-        mean_s = short_alone.last_token_s * (1 - 1 / EVERY) + long_alone.last_token_s / EVERY
+        mean_s = at_once.last_token_s * (1 - 1 / EVERY) + long_alone.last_token_s / EVERY
         for load in args.loads:
             short, long = await bench.serve(trace(args.requests, load / mean_s), args.long)
-            ttft = [one.first_token_s / short_alone.first_token_s for one in short]
             slowed = [one.last_token_s / long_alone.last_token_s for one in long]
             print(
-                f"load {load:.0%}: first of {len(short)} short ones over alone p50 {percentile(ttft, 50):.2f} x, "
-                f"p99 {percentile(ttft, 99):.2f} x; {len(long)} long ones slowed p50 {percentile(slowed, 50):.2f} x, "
-                f"mean {statistics.fmean(slowed):.2f} x",
+                f"load {load:.0%}: {_over(short, short_alone)}; {len(long)} long ones slowed "
+                f"p50 {percentile(slowed, 50):.2f} x, mean {statistics.fmean(slowed):.2f} x",
                 flush=True,
             )
+            print(f"  of those beside a long prompt: {_over(_beside(short, long), short_alone)}", flush=True)
+
+
+def _over(short: list[Times], alone: Times) -> str:
+    """Percentiles of times to the first token over that of a request alone."""
+    ratios = [one.first_token_s / alone.first_token_s for one in short] or [0.0]
+    values = ", ".join(f"p{percent} {percentile(ratios, percent):.2f} x" for percent in (50, 95, 99))
+    return f"first of {len(short)} short ones over alone {values}"
+
+
+def _beside(short: list[Times], long: list[Times]) -> list[Times]:
+    """Those that came while a long prompt was computed."""
+    spans = [(one.due_at, one.due_at + one.first_token_s) for one in long]
+    return [one for one in short if any(began_at < one.due_at < ended_at for began_at, ended_at in spans)]
 
 
 def main() -> None:

@@ -69,6 +69,8 @@ class Scheduler:
         """When the last step was learnt from."""
         self._step_started_at = 0.0
         self._scheduled: dict[int, Sequence] = {}
+        self._paused = False
+        """Long prompts paused in the last step."""
         self._crowded_until = 0.0
         """Further short requests are expected until then."""
 
@@ -100,6 +102,7 @@ class Scheduler:
         constraint = Constraint.KV_CACHE
         if self.num_preemptions == num_preemptions:
             constraint = self._schedule_waiting(budget)
+        self._end_pause(budget)
         self.lives.totals.constraint_steps[constraint] += 1
         plan = self.lives.writer.end()
         self.blocks.write_moves(plan)
@@ -145,7 +148,10 @@ class Scheduler:
         most = self.max_num_batched_tokens
         long = [seq for seq in prompts if self.cost.work(seq.num_computed_tokens, seq.num_left) > most]
         others = [seq for seq in prompts if seq not in long]
-        return Portions(long, others, self.cost, next_waiting=next(iter(self.waiting), None)) if long else None
+        if not long:
+            return None
+        next_waiting = next(iter(self.waiting), None)
+        return Portions(long, others, self.cost, next_waiting=next_waiting, may_pause=not self._paused)
 
     def _schedule_running(self, budget: StepBudget) -> None:
         shares, can_append = budget.shares, self.blocks.can_append
@@ -155,6 +161,14 @@ class Scheduler:
             num_tokens = self._share_of(seq, budget)
             if num_tokens > 0 and (can_append(seq, num_tokens) or self._free(seq, num_tokens, budget)):
                 self._schedule(seq, num_tokens, budget)
+
+    def _end_pause(self, budget: StepBudget) -> None:
+        """Note whether long prompts paused; let them go on if nobody else could, so that no step is empty."""
+        self._paused = budget.portions is not None and budget.portions.is_paused
+        if budget.portions is not None and self._paused and not self._scheduled and not self.blocks.is_moving:
+            self._paused = False
+            budget.portions.resume()
+            self._schedule_running(budget)
 
     def _free(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> bool:
         """Preempt until the sequence has room for its tokens; False when it had to go itself."""

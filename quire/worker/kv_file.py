@@ -1,19 +1,22 @@
-"""`FilePages`: slots in a memory-mapped file of a fixed size. A later engine of the same identity finds its pages.
+"""`FilePages`: slots in a file of a fixed size. A later engine of the same identity finds its pages.
 
 The file begins with what it is for: engine, bytes of a page, number of slots. Then come the slots: a header, and the
 page behind it. A header names all that its page depends on and ends with a digest of itself; it is written after the
 page and taken away before the page is written again. So a process that is killed leaves either a whole page or none. A
 system that crashes may leave parts, whose digests are wrong.
+
+The file is read and written by calls, not mapped: a mapped page that is gone, because somebody truncated the file or the
+disk failed, would end the process (SIGBUS). Read by a call, it is a page with a wrong digest.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import stat
 import struct
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,18 +49,20 @@ class FilePages:
         self._page_bytes, self._block_size, self._engine = page_bytes, block_size, engine
         self._slot_bytes = slot_bytes(page_bytes, block_size)
         self._fd = _open(directory, ALIGNMENT + num_slots * self._slot_bytes)
-        try:
-            self._map = mmap.mmap(self._fd, ALIGNMENT + num_slots * self._slot_bytes)
-        except OSError as error:
-            os.close(self._fd)
-            raise _unusable(directory, error) from None
-        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._room = np.empty(page_bytes, np.uint8)
+        """The page that is written next."""
+        self._reads = threading.local()
+        """The page that each thread has read last."""
         self._held: dict[int, tuple[PageContent, bytes]] = {}
         self._is_open = True
         if self._is_mine():
             self._find()
-        else:
+            return
+        try:
             self._start_anew()
+        except OSError as error:
+            self.close()
+            raise _unusable(directory, error) from None
 
     def content(self, slot: int) -> PageContent | None:
         """See `Pages`."""
@@ -65,43 +70,68 @@ class FilePages:
         return None if held is None else held[0]
 
     def read(self, slot: int) -> Page:
-        """See `Pages`."""
-        begin = self._begin_of(slot) + header_bytes(self._block_size)
-        return self._bytes[begin : begin + self._page_bytes]
+        """See `Pages`; valid until the same thread reads the next one. What cannot be read is 0."""
+        if not hasattr(self._reads, "page"):
+            self._reads.page = np.empty(self._page_bytes, np.uint8)
+        page: Page = self._reads.page
+        num_read = self._read_into(page, self._begin_of(slot) + header_bytes(self._block_size))
+        page[num_read:] = 0
+        return page
 
     def digest(self, slot: int) -> bytes:
         """See `Pages`."""
         return self._held[slot][1]
 
     def begin(self, slot: int) -> Page:
-        """See `Pages`."""
+        """See `Pages`. There is room for one page at a time."""
         self.forget(slot)
-        return self.read(slot)
+        return self._room
 
     def commit(self, slot: int, content: PageContent, digest: bytes) -> None:
-        """See `Pages`. The magic word is written last."""
-        self._held[slot] = content, digest
-        header = self._header(content, digest)
-        begin = self._begin_of(slot)
-        self._map[begin + len(MAGIC) : begin + len(header)] = header[len(MAGIC) :]
-        self._map[begin : begin + len(MAGIC)] = MAGIC
+        """See `Pages`. The magic word is written last. A page that cannot be written is not there."""
+        header, begin = self._header(content, digest), self._begin_of(slot)
+        with suppress(OSError):
+            self._write(self._room.data, begin + header_bytes(self._block_size))
+            self._write(header[len(MAGIC) :], begin + len(MAGIC))
+            self._write(MAGIC, begin)
+            self._held[slot] = content, digest
 
     def forget(self, slot: int) -> None:
-        """See `Pages`."""
+        """See `Pages`. Where the header cannot be written, the page behind it cannot either, or has another digest."""
         self._held.pop(slot, None)
-        begin = self._begin_of(slot)
-        self._map[begin : begin + len(MAGIC)] = bytes(len(MAGIC))
+        with suppress(OSError):
+            self._write(bytes(len(MAGIC)), self._begin_of(slot))
 
     def close(self) -> None:
         """See `Pages`. What is in the file stays there."""
         if self._is_open:
             self._is_open = False
             self._held.clear()
-            self._bytes = np.empty(0, np.uint8)
             fcntl.flock(self._fd, fcntl.LOCK_UN)
-            with suppress(BufferError):  # a page is still in somebody's hands, and the map ends with that
-                self._map.close()
             os.close(self._fd)
+
+    def _write(self, data: bytes | memoryview, offset: int) -> None:
+        """Raises: OSError."""
+        left = memoryview(data)
+        while left:
+            num_written = os.pwrite(self._fd, left, offset)
+            left, offset = left[num_written:], offset + num_written
+
+    def _read_into(self, page: Page, offset: int) -> int:
+        """How many bytes could be read."""
+        num_read = 0
+        with suppress(OSError):
+            while num_read < len(page):
+                count = os.preadv(self._fd, [page[num_read:].data], offset + num_read)
+                if not count:
+                    break  # the file ends here
+                num_read += count
+        return num_read
+
+    def _read(self, size: int, offset: int) -> bytes:
+        """So many bytes, or as many as can be read."""
+        found = np.empty(size, np.uint8)
+        return found[: self._read_into(found, offset)].tobytes()
 
     def _begin_of(self, slot: int) -> int:
         return ALIGNMENT + slot * self._slot_bytes
@@ -114,10 +144,10 @@ class FilePages:
 
     def _parse(self, slot: int) -> tuple[PageContent, bytes] | None:
         """What a header says; None where it is not whole, or another engine's."""
-        begin, size = self._begin_of(slot), _HEADER.size + 8 * self._block_size
-        if self._map[begin : begin + len(MAGIC)] != MAGIC:
+        size = _HEADER.size + 8 * self._block_size
+        raw = self._read(size + _DIGEST_SIZE, self._begin_of(slot))
+        if len(raw) < size + _DIGEST_SIZE or not raw.startswith(MAGIC):
             return None
-        raw = self._map[begin : begin + size + _DIGEST_SIZE]
         _, engine, group, num_tokens, own, parent, digest = _HEADER.unpack_from(raw)
         if xxhash.xxh3_128_digest(raw[:size]) != raw[size:] or engine != self._engine or num_tokens != self._block_size:
             return None
@@ -135,18 +165,17 @@ class FilePages:
         return fields + xxhash.xxh3_128_digest(fields)
 
     def _is_mine(self) -> bool:
-        return self._map[: _FILE.size] == self._purpose()
+        return self._read(_FILE.size, 0) == self._purpose()
 
     def _start_anew(self) -> None:
-        self._map[: _FILE.size] = bytes(_FILE.size)
+        self._write(bytes(_FILE.size), 0)
         for slot in range(self.num_slots):
             self.forget(slot)
-        self._map[: _FILE.size] = self._purpose()
+        self._write(self._purpose(), 0)
 
 
 def _open(directory: Path, num_bytes: int) -> int:
-    """A descriptor of the locked file, which has its full size on the disk: a mapped page that has no room there would
-    end the process when it is written.
+    """A descriptor of the locked file, which has its full size on the disk, so that no other file takes its room.
 
     Raises: ConfigError.
     """

@@ -32,29 +32,59 @@ def tokens_of(core: FakeCore, request_id: str) -> int:
 # -- a long one beside short ones ------------------------------------------------------------------------------------
 
 
-def test_short_prompts_do_not_wait_for_a_long_one_and_it_keeps_a_quarter_of_each_step() -> None:
+def test_short_prompts_do_not_wait_for_a_long_one_and_it_keeps_half_of_every_second_step() -> None:
     core = core_with()
     core.submit("short0", prompt_of(0, 40), max_tokens=4)
     core.step()
     core.submit("long", prompt_of(999, 6000), max_tokens=1)
-    submitted_at, first_token_at, step = {}, {}, 0
+    submitted_at, first_token_at, step, last = {}, {}, 0, SHORT_STEP_WORK
     while ("long", 0) not in core.finished:
         step += 1
-        if step % 2:
-            core.submit(f"short{step}", prompt_of(step, 40), max_tokens=4)
-            submitted_at[f"short{step}"] = step
+        core.submit(f"short{step}", prompt_of(step, 40), max_tokens=4)
+        submitted_at[f"short{step}"] = step
         num_running = len(core.scheduler.running)
         is_long = step == 1 or core.lives.groups["long"].sequences[0].num_left > 1024
         for output in core.step():
             first_token_at.setdefault(output.request_id, step)
         if is_long:
+            last, before = tokens_of(core, "long"), last
             assert core.last_plan.num_batched_tokens <= SHORT_STEP_WORK + num_running + 1
-            assert tokens_of(core, "long") >= SHORT_STEP_WORK // 4
+            assert last + before >= SHORT_STEP_WORK // 2
     assert step <= (6000 - 1024) / (SHORT_STEP_WORK / 4) + 2, "what fits into a step is no long prompt"
     waits = [first_token_at[name] - at for name, at in submitted_at.items() if at < step]
     assert max(waits) == 0, "128 tokens a step are room for each of them at once"
     core.run()
     assert core.tokens["long", 0] == expected_tokens(prompt_of(999, 6000), 0, 1)
+
+
+def test_a_short_prompt_has_its_step_for_itself_and_a_long_one_goes_on_in_the_next() -> None:
+    core = core_with()
+    core.submit("first", prompt_of(0, 40), max_tokens=1)
+    core.step()
+    core.submit("long", prompt_of(1, 6000), max_tokens=1)
+    core.step()
+    for i in range(2, 8):
+        core.submit(f"short{i}", prompt_of(i, 200), max_tokens=1)
+        core.step()
+        assert (tokens_of(core, f"short{i}"), tokens_of(core, "long")) == (200, 0)
+        core.step()
+        assert tokens_of(core, "long") == SHORT_STEP_WORK
+    core.run()
+
+
+def test_a_long_prompt_goes_on_while_a_short_one_beside_it_cannot_start() -> None:
+    """No step is empty."""
+    core = core_with(max_num_seqs=1)
+    core.submit("first", prompt_of(0, 40), max_tokens=1)
+    core.step()
+    core.submit("long", prompt_of(1, 6000), max_tokens=1)
+    core.submit("short", prompt_of(2, 40), max_tokens=1)
+    core.step()
+    while ("long", 0) not in core.finished:
+        core.step()
+        assert tokens_of(core, "long") > 0
+    core.run()
+    assert ("short", 0) in core.finished
 
 
 def test_a_long_prompt_alone_has_whole_steps() -> None:

@@ -120,7 +120,7 @@ def test_seats_and_blocks_are_told_apart() -> None:
 def test_the_chunks_of_a_prompt_are_counted_with_their_steps() -> None:
     core = Watched(num_blocks=32, max_num_batched_tokens=8, max_chunk_tokens=8)
     core.submit("long", list(range(36)), max_tokens=2)
-    core.submit("second", list(range(40, 46)), max_tokens=2)
+    core.submit("second", list(range(40, 50)), max_tokens=2)  # more than a step: nobody short is expected
     core.run()
     chunks = [(span.first_step, span.num_steps, span.num_tokens) for span in core.spans("long", Phase.PREFILL)]
     assert chunks == [(1, 4, 32), (5, 1, 4)]

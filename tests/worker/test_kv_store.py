@@ -43,6 +43,16 @@ def is_there(store: PageStore, slot: int, number: int) -> bool:
     return page is not None
 
 
+def spoil(store: PageStore, slot: int, place: int) -> None:
+    """Change one bit of a page where it lies."""
+    tier, index = store._at(slot)
+    page = tier.read(index)
+    page[place] ^= 16
+    if isinstance(tier, FilePages):
+        begin = ALIGNMENT + index * slot_bytes(PAGE_BYTES, BLOCK_SIZE) + header_bytes(BLOCK_SIZE)
+        os.pwrite(tier._fd, page.tobytes(), begin)
+
+
 def open_file(directory: Path, engine: bytes = ENGINE, num_slots: int = NUM_SLOTS) -> FilePages:
     return FilePages(directory, num_slots, page_bytes=PAGE_BYTES, block_size=BLOCK_SIZE, engine=engine)
 
@@ -78,8 +88,7 @@ def test_a_page_comes_back_as_it_was_written(store: PageStore) -> None:
 def test_a_page_with_one_changed_bit_is_no_page(store: PageStore) -> None:
     for slot, place in ((0, 0), (3, PAGE_BYTES // 2), (5, PAGE_BYTES - 1)):
         put(store, slot, slot)
-        tier, index = store._at(slot)
-        tier.read(index)[place] ^= 16
+        spoil(store, slot, place)
         assert not is_there(store, slot, slot)
 
 
@@ -99,8 +108,7 @@ def test_pages_move_with_their_digests(store: PageStore) -> None:
     assert is_there(store, 4, 7)
     assert is_there(store, 0, 9)
     assert not is_there(store, 5, 8)
-    tier, index = store._at(0)
-    tier.read(index)[3] ^= 1
+    spoil(store, 0, 3)
     store.move(0, 5, content(9))
     assert not is_there(store, 5, 9), "what was corrupted before it moved"
 
@@ -120,6 +128,34 @@ def test_the_next_engine_finds_the_pages(directory: Path) -> None:
     store = PageStore([open_file(directory)])
     assert store.found() == [(slot, content(slot)) for slot in range(4)]
     assert all(is_there(store, slot, slot) for slot in range(4))
+    store.close()
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 3])
+def test_pages_of_a_file_that_is_truncated_while_it_is_used_are_not_there(num_left: int, directory: Path) -> None:
+    """With `num_left` whole slots left; in a mapped file the process would end."""
+    store = PageStore([open_file(directory)])
+    for slot in range(NUM_SLOTS):
+        put(store, slot, slot)
+    os.truncate(directory / NAME, ALIGNMENT + num_left * slot_bytes(PAGE_BYTES, BLOCK_SIZE))
+    assert [is_there(store, slot, slot) for slot in range(NUM_SLOTS)] == [slot < num_left for slot in range(NUM_SLOTS)]
+    put(store, NUM_SLOTS - 1, 9)
+    assert is_there(store, NUM_SLOTS - 1, 9), "the file grows again"
+    store.close()
+
+
+def test_a_page_that_the_disk_does_not_take_is_not_there(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PageStore([open_file(directory)])
+
+    def write(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", write)
+        put(store, 0, 0)
+        assert not is_there(store, 0, 0)
+    put(store, 0, 0)
+    assert is_there(store, 0, 0)
     store.close()
 
 

@@ -104,7 +104,11 @@ def flags_of_file(path: str) -> list[str]:
     except yaml.MarkedYAMLError as error:  # its text quotes the line, which may hold a key
         line = 1 + (error.problem_mark.line if error.problem_mark else 0)
         raise ConfigError(f"--config {path}: line {line}: {error.problem}") from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"--config {path} cannot be read: {error.strerror or error}. Give a YAML file with flags as keys."
+        ) from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
     if not isinstance(options, dict):
         raise ConfigError(f"--config {path}: must map flags to values, got {shown(options)}")

@@ -49,29 +49,47 @@ class Portions:
     """What each prompt may have of a short step."""
 
     def __init__(
-        self, long: list[Sequence], others: list[Sequence], cost: StepCost, *, next_waiting: Sequence | None
+        self,
+        long: list[Sequence],
+        others: list[Sequence],
+        cost: StepCost,
+        *,
+        next_waiting: Sequence | None,
+        may_pause: bool,
     ) -> None:
         """`long` and `others` are the prompts that run, in order of rank; `next_waiting` is the next to start.
 
-        - The first long prompt: a quarter of a short step beside short prompts, half of it beside long ones, else all.
+        - Long prompts pause beside short ones, if they may: not two steps in a row. So a short prompt that needs one
+          step has it for itself.
+        - The first long prompt, where it does not pause: half of a short step beside others, else all.
         - The others: as much as they need, the shortest first. One that does not fit leaves half of what is left while
           somebody waits to start.
         - Other long prompts: what is left beyond half a step.
         """
+        self._long = long
+        self._is_alone = len(long) == 1 and not others and next_waiting is None
         self._cost = cost
         self._left = cost.short_step_work
         self._tokens: dict[int, int] = {}
         for seq in sorted(others, key=lambda seq: seq.num_left):
             leaves_half = next_waiting is not None and cost.work(seq.num_computed_tokens, seq.num_left) > self._left
             self._take(seq, self._left / 2 if leaves_half else self._left)
-        for seq in long[1:]:
+        beside_short = bool(others) or (next_waiting is not None and self._is_short(next_waiting))
+        self.is_paused = may_pause and beside_short
+        if self.is_paused:
+            self._tokens.update((seq.seq_id, 0) for seq in long)
+        else:
+            self.resume()
+
+    def resume(self) -> None:
+        """Give long prompts their portions, also where they would pause."""
+        self.is_paused = False
+        for seq in self._long[1:]:
             self._take(seq, self._beyond_half() / 2)
-        most = cost.short_step_work
-        if others or (next_waiting is not None and self._is_short(next_waiting)):
-            most /= 4
-        elif len(long) > 1 or next_waiting is not None:
-            most /= 2
-        self._tokens[long[0].seq_id] = cost.tokens_for(long[0].num_computed_tokens, most)
+        first, work = self._long[0], self._cost.short_step_work
+        self._tokens[first.seq_id] = self._cost.tokens_for(
+            first.num_computed_tokens, work if self._is_alone else work / 2
+        )
 
     def tokens_for(self, seq: Sequence, wanted: int) -> int:
         """How many of the tokens that a sequence wants it may have.
