@@ -19,7 +19,6 @@ struct Product {
   int64_t group, first;  // `run` sets them
 };
 
-inline bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
 inline bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
 inline bool is_format(int32_t format) { return format == QR_INT8 || format == QR_INT4; }
 inline bool is_group(int32_t format, int64_t group) {

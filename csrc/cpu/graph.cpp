@@ -56,7 +56,8 @@ constexpr Entry kEntries[] = {
     QR_ENTRY(qr_mixture_of_experts),
     QR_ENTRY(qr_causal_conv),        QR_ENTRY(qr_mamba_derived),
     QR_ENTRY(qr_mamba_scan),         QR_ENTRY(qr_mamba2_scan),
-    QR_ENTRY(qr_gated_norm),
+    QR_ENTRY(qr_gated_delta_scan),   QR_ENTRY(qr_lightning_scan),
+    QR_ENTRY(qr_rg_lru_scan),        QR_ENTRY(qr_gated_norm),
     QR_ENTRY(qr_latent_qkv),         QR_ENTRY(qr_latent_values),
 };
 constexpr int64_t kNumEntries = sizeof(kEntries) / sizeof(Entry);

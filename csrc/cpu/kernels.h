@@ -19,6 +19,8 @@ constexpr int64_t kBlockRows = 256;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+// Of activations.
+inline bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
 inline int64_t bytes_of(int32_t dtype) { return dtype == QR_FLOAT32 ? 4 : dtype == QR_CACHE_INT8 ? 1 : 2; }
 // Of one element, wherever it stands.
 inline int32_t element_of(int32_t dtype) { return dtype == QR_BFLOAT16_TILES ? int32_t(QR_BFLOAT16) : dtype; }
@@ -159,16 +161,17 @@ constexpr int64_t kConvWidth = 64;
 
 struct ConvArgs {
   float* out;     // [tokens, channels], or null
-  void* rounded;  // the same in dtype, or null
+  void* rounded;  // the same in dtype, [channels / block][tokens][block], or null
   const void *x, *factor, *gate;  // rows `stride` apart; out = silu?(conv(x * factor)) * gate; factor, gate may be null
   int32_t dtype;
   int64_t stride;
   const float* bias;  // or null
   bool silu;
   int64_t channels, width;
+  int64_t tokens, block;
 };
 
-// Some channels and tokens of one sequence.
+// Some tokens of one sequence, and some channels of one block.
 struct ConvPiece {
   int64_t token_begin, token_end, channel_begin, channel_end;
   int64_t num_before;   // of the sequence's tokens that x has before the first
@@ -215,6 +218,39 @@ struct ScanPiece {
   int64_t token_begin, token_end, begin, end;
   const float* before;  // may be `after`
   float* after;
+  bool begins;  // the sequence: its state before is zero
+  float* room;
+};
+
+// Tokens whose decays, and what a head's state is written and read by, are computed at once.
+constexpr int64_t kStepTokens = 16;
+
+struct DeltaArgs {
+  float* x;  // rows `stride` apart: queries and keys of the key heads, values of all heads, which become the output
+  int64_t stride;
+  const void *rate, *time;  // rows `narrow_stride` apart
+  int32_t dtype;
+  int64_t narrow_stride;
+  const float *time_bias, *decay;  // [heads]
+  int64_t heads, key_heads, key_size, value_size;
+};
+
+struct LightningArgs {
+  float* out;     // [tokens, heads * head_size]
+  const void* x;  // rows `stride` apart: query, key and value of each head, before SiLU
+  int32_t dtype;
+  int64_t stride;
+  const float* decay;  // [heads]
+  int64_t heads, head_size;
+};
+
+struct RgLruArgs {
+  void* out;  // [tokens, channels]
+  int32_t dtype;
+  const float *x, *gates;  // [tokens, channels]; [channels / block][tokens][of the input, of the recurrence][block]
+  const void* gate;        // [tokens, channels]
+  const float* decay;      // [channels]
+  int64_t tokens, channels, block;
 };
 
 struct GatedNormArgs {
@@ -224,10 +260,10 @@ struct GatedNormArgs {
   int64_t x_stride;
   const void* gate;
   int64_t gate_stride;
-  const float* weight;  // null: no norm
+  const float* weight;  // [groups * cols], or [cols] for every group; null: no norm
   int64_t groups, cols;
   float eps;
-  bool norms_before_gate;
+  bool norms_before_gate, shares_weight, by_sigmoid;
 };
 
 struct Largest {
@@ -272,6 +308,9 @@ struct Kernels {
   void (*mamba_derived)(const DerivedArgs& args, int64_t row_begin, int64_t row_end);
   void (*mamba_scan)(const MambaArgs& args, const ScanPiece& piece);
   void (*mamba2_scan)(const Mamba2Args& args, const ScanPiece& piece);
+  void (*gated_delta_scan)(const DeltaArgs& args, const ScanPiece& piece);
+  void (*lightning_scan)(const LightningArgs& args, const ScanPiece& piece);
+  void (*rg_lru_scan)(const RgLruArgs& args, const ScanPiece& piece);
   void (*gated_norm)(const GatedNormArgs& args, int64_t row_begin, int64_t row_end);
   Largest (*find_largest)(const float* x, int64_t n);
   double (*sum_exponentials)(const float* x, int64_t n, float shift);

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 4
+#define QR_ABI_VERSION 5
 
 enum {
   QR_OK = 0,
@@ -248,7 +248,7 @@ QR_API int32_t qr_packed_rows(void* out, const void* packed, int32_t dtype, int6
 QR_API int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int64_t table_rows, const int64_t* ids,
                             int64_t rows);
 
-/* ---- recurrent layers (recurrence.cpp) ----
+/* ---- recurrent layers (recurrence.cpp, gated_recurrence.cpp) ----
  * states is float32 [2 (halves)][num_pages][half]: number i of a page stands in its first half where i < half, else at
  * i - half in its second. Sequence r owns tokens query_start[r] .. query_start[r + 1] of all tokens, and its state is
  * read from page reads[r] (-1: it is zero) and written to page writes[r], which no other sequence reads. Tokens are
@@ -256,13 +256,14 @@ QR_API int32_t qr_embedding(void* out, const void* table, int64_t row_bytes, int
 
 /* A causal convolution of each channel: value = activation(bias + conv(x * factor)) * gate, activation being QR_NONE or
  * QR_SILU, written to out (float32), rounded (of dtype), or both; the other may be null, and so may bias, factor and
- * gate. weight is [channels, width], the last column for the token itself; width is at most 64. The state is the last
- * width - 1 inputs x * factor, oldest first, from number 0 of a page. */
+ * gate. weight is [channels, width], the last column for the token itself; width is at most 64. rounded is
+ * [channels / block][tokens][block], block a divisor of channels. The state is the last width - 1 inputs x * factor,
+ * oldest first, from number 0 of a page. */
 QR_API int32_t qr_causal_conv(float* out, void* rounded, const void* x, const void* factor, const void* gate,
                               int32_t dtype, int64_t stride, const float* weight, const float* bias,
-                              int32_t activation, int64_t tokens, int64_t channels, int64_t width, float* states,
-                              int64_t num_pages, int64_t half, const int32_t* query_start, const int32_t* reads,
-                              const int32_t* writes, int64_t sequences);
+                              int32_t activation, int64_t tokens, int64_t channels, int64_t block, int64_t width,
+                              float* states, int64_t num_pages, int64_t half, const int32_t* query_start,
+                              const int32_t* reads, const int32_t* writes, int64_t sequences);
 
 /* RMS norms of the three parts of derived[tokens, rank + 2 state_size] in place, unless is_normed is 0; a null weight
  * is ones. Then the first part as dtype: time[tokens, rank]. */
@@ -289,11 +290,39 @@ QR_API int32_t qr_mamba2_scan(float* x, const void* time, int32_t dtype, int64_t
                               int64_t half, const int32_t* query_start, const int32_t* reads, const int32_t* writes,
                               int64_t sequences);
 
+/* x[tokens, key_heads 2 key_size + heads value_size]: queries and keys of the key heads, values of the heads. Queries
+ * and keys are divided by sqrt(sum of squares + 1e-6), queries also by sqrt(key_size). Head h has those of key head
+ * h key_heads / heads. dt = softplus(time + time_bias); for each head h = h exp(dt decay), h = h + sigmoid(rate)
+ * (v - h . key) key, and its values become h . query. The state h, [heads, value_size, key_size], begins at number
+ * `first` of a page. */
+QR_API int32_t qr_gated_delta_scan(float* x, const void* rate, const void* time, int32_t dtype, int64_t narrow_stride,
+                                   const float* time_bias, const float* decay, int64_t tokens, int64_t heads,
+                                   int64_t key_heads, int64_t key_size, int64_t value_size, int64_t first,
+                                   float* states, int64_t num_pages, int64_t half, const int32_t* query_start,
+                                   const int32_t* reads, const int32_t* writes, int64_t sequences);
+
+/* silu(x[tokens, heads 3 head_size]) is the query, the key and the value v of each head, whose h = h decay + v key;
+ * out[tokens, heads head_size] = h . query. The state h, [heads, head_size, head_size], begins at number `first` of a
+ * page. */
+QR_API int32_t qr_lightning_scan(float* out, const void* x, int32_t dtype, int64_t stride, const float* decay,
+                                 int64_t tokens, int64_t heads, int64_t head_size, int64_t first, float* states,
+                                 int64_t num_pages, int64_t half, const int32_t* query_start, const int32_t* reads,
+                                 const int32_t* writes, int64_t sequences);
+
+/* gates is [channels / block][tokens][2 block]: those of the input, i, and of the recurrence, r, before sigmoid. a =
+ * exp(r decay); for each channel h = a h + sqrt(1 - a^2) i x, without the root for the first token of a sequence;
+ * out[tokens, channels] = h gate. The state h, [channels], begins at number `first` of a page. */
+QR_API int32_t qr_rg_lru_scan(void* out, int32_t dtype, const float* x, const float* gates, const void* gate,
+                              const float* decay, int64_t tokens, int64_t channels, int64_t block, int64_t first,
+                              float* states, int64_t num_pages, int64_t half, const int32_t* query_start,
+                              const int32_t* reads, const int32_t* writes, int64_t sequences);
+
 /* x = x silu(gate), in place; out[tokens, groups cols] = x / sqrt(mean(x^2) + eps) weight, the mean taken over each
- * group of cols. norms_before_gate: the norm comes first. weight may be null: no norm. */
+ * group of cols. norms_before_gate: the norm comes first. by_sigmoid: x sigmoid(gate) instead. weight may be null: no
+ * norm; shares_weight: it is [cols], the same for every group. */
 QR_API int32_t qr_gated_norm(void* out, int32_t dtype, float* x, int64_t x_stride, const void* gate,
-                             int64_t gate_stride, const float* weight, int64_t tokens, int64_t groups, int64_t cols,
-                             float eps, int32_t norms_before_gate);
+                             int64_t gate_stride, const float* weight, int32_t shares_weight, int64_t tokens,
+                             int64_t groups, int64_t cols, float eps, int32_t norms_before_gate, int32_t by_sigmoid);
 
 /* ---- sampling (sampling.cpp): logits[rows, vocab] float32 ---- */
 

@@ -17,7 +17,6 @@ from quire.config.mixers import (
     MixerSpec,
     RecurrentSpec,
     RgLruSpec,
-    ShortConvSpec,
 )
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
@@ -231,8 +230,12 @@ def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
         _derive(layout, mixer)
         layout.take("scanned", mixer.inner_size)
         layout.free("convolved", "derived", "wide")
-    elif isinstance(mixer, Mamba2Spec):
-        layout.take("convolved", mixer.conv_channels, FLOAT)
+    elif isinstance(mixer, RgLruSpec):
+        _open(layout, mixer)
+        layout.take("scanned", mixer.inner_size)
+        layout.free("convolved", "gates")
+    elif isinstance(mixer, Mamba2Spec | GatedDeltaSpec | LightningSpec):
+        layout.take("convolved", mixer.inner_size if isinstance(mixer, LightningSpec) else mixer.conv_channels, FLOAT)
         layout.take("scanned", mixer.inner_size)
         layout.free("convolved")
     else:
@@ -253,6 +256,14 @@ def _derive(layout: _Layout, mixer: MambaSpec) -> None:
     layout.take("time", mixer.time_rank)
     layout.take("wide", mixer.inner_size, FLOAT)
     layout.free("time")
+
+
+def _open(layout: _Layout, mixer: RgLruSpec) -> None:
+    """The gates of an RG-LRU, and the convolution that they and the scan read."""
+    layout.take("convolved", mixer.width, FLOAT)
+    layout.take("by block", mixer.width)
+    layout.take("gates", 2 * mixer.width, FLOAT)
+    layout.free("by block")
 
 
 def _norm(layout: _Layout, name: str | None, size: int) -> None:
@@ -377,14 +388,11 @@ STATE_COPIES = 4
 """Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
 
 
-NATIVE = (MambaSpec, Mamba2Spec, ShortConvSpec)
-"""Recurrences that the native ops compute without torch."""
-
-
 def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int, *, ops: str) -> int:
     """Bytes that a recurrent layer works with beside the activations, in float32, where torch computes it."""
-    by_torch = (mixer for mixer in arch.recurrences if ops != "cpu" or not isinstance(mixer, NATIVE))
-    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in by_torch), default=0)
+    if ops == "cpu":
+        return 0
+    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in arch.recurrences), default=0)
 
 
 def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
@@ -405,15 +413,22 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
 
 
 CHANNELS_AT_ONCE = 64
-"""Whose states one piece of a native Mamba scan takes; `kScanChannels` in csrc."""
+"""Whose states one piece of a native scan takes where each channel decays by itself; `kScanChannels` in csrc."""
+TOKENS_AT_ONCE = 16
+"""Whose vectors a piece has at hand; `kStepTokens` in csrc."""
 
 
-def split_state_bytes(arch: ModelArch) -> int:
-    """Bytes of a copy of the state that one piece of a native scan takes, where it lies in both halves of a page."""
+def scan_scratch_bytes(arch: ModelArch) -> int:
+    """Bytes that one thread of a native scan works with: a copy of the state that its piece takes, where that lies in
+    both halves of a page, and the vectors by which some tokens read and write it."""
     return max((_piece_bytes(mixer) for mixer in arch.recurrences), default=0)
 
 
 def _piece_bytes(mixer: RecurrentSpec) -> int:
     if isinstance(mixer, Mamba2Spec):
         return FLOAT * mixer.head_size * mixer.state_size
-    return FLOAT * min(CHANNELS_AT_ONCE, mixer.inner_size) * mixer.state_size if isinstance(mixer, MambaSpec) else 0
+    if isinstance(mixer, GatedDeltaSpec):
+        return FLOAT * (mixer.value_size + 2 * TOKENS_AT_ONCE) * mixer.key_size
+    if isinstance(mixer, LightningSpec):
+        return FLOAT * (mixer.head_size + 3 * TOKENS_AT_ONCE) * mixer.head_size
+    return FLOAT * min(CHANNELS_AT_ONCE, mixer.inner_size) * mixer.state_size

@@ -13,7 +13,7 @@ from quire.config.activations import (
     experts_bytes,
     native_experts_bytes,
     recurrence_bytes,
-    split_state_bytes,
+    scan_scratch_bytes,
     step_logits_bytes,
 )
 from quire.config.arch import ModelArch
@@ -179,7 +179,7 @@ def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
         return use.num_threads * sampling
     widest = arch.widest_mlp
     both = 0 if widest % 32 == 0 else 8 * use.max_num_batched_tokens * widest
-    of_thread = sampling + split_state_bytes(arch)
+    of_thread = sampling + scan_scratch_bytes(arch)
     return _prepared_bytes(arch, use) + both + use.num_threads * of_thread
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate, pairwise
 
 import torch
@@ -89,7 +90,7 @@ class LightningAttention:
         self.in_proj = Linear.of(ctx.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)]))
         self.out_proj = Linear(ctx.child("out_proj"), spec.inner_size, arch.hidden_size, shard_dim=1)
         self.weights = LightningWeights(
-            rates=spec.rates,
+            decay=torch.tensor([math.exp(-rate) for rate in spec.rates]),
             norm=ctx.child("norm").tensor("weight", (spec.inner_size,), dtype=torch.float32),
             norm_eps=spec.norm_eps,
         )

@@ -188,7 +188,7 @@ def lightning_attention(
     """Linear attention with a decay for each head (https://arxiv.org/abs/2401.04658), between a layer's two products.
 
     1. projected is u and the gate z: silu(u) is, head by head, the query q, the key k and the value v.
-    2. Token by token, for each head: h = h * exp(-rate) + v k, y = h q.
+    2. Token by token, for each head: h = h * decay + v k, y = h q.
     3. All heads' y together are RMS-normed, and multiplied by the norm's weight and sigmoid(z).
     As for `mamba`. The state is h, [H, D, D].
 

@@ -54,12 +54,12 @@ def lightning_attention(
     projected: Tensor, weights: LightningWeights, states: Tensor, metadata: StateMetadata
 ) -> Tensor:
     """`functional.lightning_attention` in float32."""
-    heads, inner = len(weights.rates), weights.norm.shape[0]
+    heads, inner = weights.decay.shape[0], weights.norm.shape[0]
     size = inner // heads
     given, gate = projected.float().split_with_sizes((3 * inner, inner), dim=1)
     by_head = apart(SILU, given).reshape(-1, heads, 3 * size)
     query, key, value = by_head.unsqueeze(2).split_with_sizes((size, size, size), dim=3)
-    decay = apart(EXP, -torch.tensor([weights.rates])).reshape(heads, 1, 1)
+    decay = weights.decay.view(heads, 1, 1)
 
     def update(state: Tensor, tokens: Tensor) -> Tensor:
         state.mul_(decay).add_(value[tokens].transpose(2, 3) * key[tokens])

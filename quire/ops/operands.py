@@ -212,8 +212,8 @@ class GatedDeltaWeights:
 class LightningWeights:
     """The parameters of lightning attention between a layer's two products. H heads of D channels."""
 
-    rates: tuple[float, ...]
-    """Of each head: what a token leaves of the state is exp(-rate)."""
+    decay: Tensor
+    """[H] float32: what a token leaves of each head's state."""
     norm: Tensor
     """[H * D] float32"""
     norm_eps: float

@@ -18,7 +18,7 @@ from tests.ops.implementations import implementations_of
 from tests.ops.implementations import ops as ops_of
 from tests.ops.test_recurrence import check_cuts, metadata, numbers, pool
 
-HEADS, KEY_HEADS, KEY_SIZE, SIZE, WIDTH, BLOCKS = 6, 2, 5, 4, 3, 3
+HEADS, KEY_HEADS, KEY_SIZE, SIZE, WIDTH, BLOCKS = 6, 2, 21, 12, 3, 3
 INNER = HEADS * SIZE
 CHANNELS = 2 * KEY_HEADS * KEY_SIZE + INNER
 Run = Callable[[Tensor, Tensor, StateMetadata], Tensor]
@@ -32,24 +32,25 @@ DELTA = GatedDeltaWeights(
     norm=numbers(SIZE, seed=1),
     norm_eps=1e-3,
 )
-LIGHTNING = LightningWeights(rates=(0.5, 0.25, 0.125, 1.0, 2.0, 0.01), norm=numbers(INNER, seed=2), norm_eps=1e-6)
+RATES = torch.tensor((0.5, 0.25, 0.125, 1.0, 2.0, 0.01))
+LIGHTNING = LightningWeights(decay=torch.exp(-RATES), norm=numbers(INNER, seed=2), norm_eps=1e-6)
 
 
-def rg_lru_weights(ops: dict[str, Any]) -> RgLruWeights:
+def rg_lru_weights(ops: dict[str, Any], dtype: torch.dtype = torch.float32) -> RgLruWeights:
     block = INNER // BLOCKS
     return RgLruWeights(
         conv=ConvWeights(weight=numbers(INNER, WIDTH), bias=numbers(INNER)),
         gates=tuple(
-            ops["pack_linear"]([numbers(2 * block, block, seed=index)], dtype=torch.float32) for index in range(BLOCKS)
+            ops["pack_linear"]([numbers(2 * block, block, seed=index)], dtype=dtype) for index in range(BLOCKS)
         ),
         gate_biases=numbers(BLOCKS, 2 * block),
         decay=-numbers(INNER, seed=3).exp(),
     )
 
 
-def runs_of(ops: dict[str, Any]) -> dict[str, tuple[Run, int, int]]:
+def runs_of(ops: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, tuple[Run, int, int]]:
     """By kind: the op, the columns of its input, and the numbers of a state."""
-    lru = rg_lru_weights(ops)
+    lru = rg_lru_weights(ops, dtype)
     return {
         "gated_delta": (
             lambda x, states, meta: ops["gated_delta"](x, DELTA, states, meta),
@@ -120,7 +121,7 @@ def naive_lightning(projected: Tensor) -> Tensor:
     query, key, value = F.silu(u).view(-1, HEADS, 3, SIZE).unbind(2)
     scores = torch.einsum("thd,uhd->htu", query, key)
     distance = torch.arange(len(u)).unsqueeze(1) - torch.arange(len(u))
-    decay = torch.exp(-torch.tensor(LIGHTNING.rates, dtype=torch.float64)[:, None, None] * distance).tril()
+    decay = torch.exp(-RATES.double()[:, None, None] * distance).tril()
     y = torch.einsum("htu,uhd->thd", scores * decay, value).flatten(1)
     return rms(y, LIGHTNING.norm_eps) * LIGHTNING.norm.double() * gate.sigmoid()
 
@@ -146,12 +147,16 @@ def naive_rg_lru(projected: Tensor) -> Tensor:
 NAIVE = {"gated_delta": naive_delta, "lightning_attention": naive_lightning, "rg_lru": naive_rg_lru}
 
 
+@pytest.mark.parametrize("implementation", implementations_of("rg_lru"))
 @pytest.mark.parametrize("kind", NAIVE)
-def test_a_recurrence_is_its_definition(kind: str) -> None:
-    run, columns, size = runs_of(ops_of("reference"))[kind]
-    projected = numbers(40, columns)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_recurrence_is_its_definition(kind: str, implementation: str, dtype: torch.dtype) -> None:
+    run, columns, size = runs_of(ops_of(implementation), dtype)[kind]
+    projected = numbers(40, columns).to(dtype)
     actual = run(projected, pool(size, 0), metadata([40], [-1], [0]))
-    torch.testing.assert_close(actual.double(), NAIVE[kind](projected.double()), rtol=1e-4, atol=1e-5)
+    assert actual.dtype is dtype
+    close = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.01}[dtype]
+    torch.testing.assert_close(actual.double(), NAIVE[kind](projected.double()), rtol=10 * close, atol=close)
 
 
 @pytest.mark.parametrize("width", [1, 7, 31, 64, 100])

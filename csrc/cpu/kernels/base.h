@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "gated_recurrence.h"
 #include "gemm.h"
 #include "gemm_quantized.h"
 #include "norm.h"
@@ -36,6 +37,9 @@ void fill_base(Kernels& kernels) {
   kernels.mamba_scan = mamba_scan;
   kernels.mamba2_scan = mamba2_scan;
   kernels.gated_norm = gated_norm;
+  kernels.gated_delta_scan = gated_delta_scan;
+  kernels.lightning_scan = lightning_scan;
+  kernels.rg_lru_scan = rg_lru_scan;
   kernels.find_largest = find_largest;
   kernels.sum_exponentials = sum_exponentials;
   kernels.sample_weights = sample_weights;

@@ -41,9 +41,12 @@ void causal_conv_of(const ConvArgs& args, const ConvPiece& piece) {
   const T* factor = args.factor == nullptr ? nullptr : static_cast<const T*>(args.factor) + begin;
   const T* gate = args.gate == nullptr ? nullptr : static_cast<const T*>(args.gate) + begin;
   const float* bias = args.bias == nullptr ? nullptr : args.bias + piece.channel_begin;
-  const int64_t out_begin = piece.token_begin * args.channels + piece.channel_begin;
-  float* out = args.out == nullptr ? nullptr : args.out + out_begin;
-  T* rounded = args.rounded == nullptr ? nullptr : static_cast<T*>(args.rounded) + out_begin;
+  float* out =
+      args.out == nullptr ? nullptr : args.out + piece.token_begin * args.channels + piece.channel_begin;
+  const int64_t block = piece.channel_begin / args.block, column = piece.channel_begin % args.block;
+  T* rounded = args.rounded == nullptr
+                   ? nullptr
+                   : static_cast<T*>(args.rounded) + (block * args.tokens + piece.token_begin) * args.block + column;
   const int64_t channels = piece.channel_end - piece.channel_begin;
 
   const auto input_at = [&](int64_t token, int64_t i, int n) __attribute__((always_inline)) {
@@ -60,7 +63,7 @@ void causal_conv_of(const ConvArgs& args, const ConvPiece& piece) {
       if (args.silu) value = silu(value);
       if (gate != nullptr) value = mul(value, load_some(gate + token * args.stride + i, n));
       if (out != nullptr) store_some(out + token * args.channels + i, value, n);
-      if (rounded != nullptr) store_some(rounded + token * args.channels + i, value, n);
+      if (rounded != nullptr) store_some(rounded + token * args.block + i, value, n);
     });
   for (int64_t past = 0; piece.last != nullptr && past < num_past; ++past)
     each_vector(channels, [&](int64_t i, int n) __attribute__((always_inline)) {
@@ -166,21 +169,32 @@ void mamba_scan(const MambaArgs& args, const ScanPiece& piece) {
 
 // ---- Mamba 2: a head's state decays as one ----
 
-constexpr int64_t kStepTokens = 16;  // whose writing and reading vectors stay in L1 beside some rows of a state
-
+// Of kStepTokens tokens, whose writing and reading vectors stay in L1 beside some rows of a state.
 struct HeadSteps {
   alignas(64) float time[kStepTokens], decay[kStepTokens];
 };
 
+// The numbers of one head, and zeros behind the last; rows `stride` apart.
 template <class T>
-void time_steps(HeadSteps& steps, const Mamba2Args& args, int64_t token, int64_t count, int64_t head) {
-  const T* time = static_cast<const T*>(args.time) + token * args.time_stride + head;
-  for (int64_t i = 0; i < kStepTokens; ++i)
-    steps.time[i] = i < count ? to_float(time[i * args.time_stride]) + args.time_bias[head] : 0.0f;
-  for (int64_t i = 0; i < count; i += W) {
-    const vf step = softplus(load(steps.time + i));
+void numbers_of_head(float* numbers, const T* from, int64_t stride, int64_t count) {
+  for (int64_t i = 0; i < kStepTokens; ++i) numbers[i] = i < count ? to_float(from[i * stride]) : 0.0f;
+}
+
+void numbers_of_head(float* numbers, const void* from, int32_t dtype, int64_t first, int64_t stride, int64_t count) {
+  if (dtype == QR_FLOAT32)
+    numbers_of_head(numbers, static_cast<const float*>(from) + first, stride, count);
+  else if (dtype == QR_BFLOAT16)
+    numbers_of_head(numbers, static_cast<const Bf16*>(from) + first, stride, count);
+  else
+    numbers_of_head(numbers, static_cast<const Fp16*>(from) + first, stride, count);
+}
+
+// softplus(time + bias), and exp of it times a head's decay.
+QR_INLINE void time_steps(HeadSteps& steps, float bias, float decay) {
+  for (int64_t i = 0; i < kStepTokens; i += W) {
+    const vf step = softplus(add(load(steps.time + i), set1(bias)));
     store(steps.time + i, step);
-    store(steps.decay + i, exp(mul(step, set1(args.decay[head]))));
+    store(steps.decay + i, exp(mul(step, set1(decay))));
   }
 }
 
@@ -223,13 +237,12 @@ void scan_rows(const Mamba2Args& args, const ScanPiece& piece, const HeadSteps& 
 }
 
 void mamba2_scan(const Mamba2Args& args, const ScanPiece& piece) {
-  const auto steps_of = args.dtype == QR_FLOAT32    ? time_steps<float>
-                        : args.dtype == QR_BFLOAT16 ? time_steps<Bf16>
-                                                    : time_steps<Fp16>;
+  const int64_t head = piece.begin;
   HeadSteps steps;
   for (int64_t begin = piece.token_begin; begin < piece.token_end; begin += kStepTokens) {
     const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
-    steps_of(steps, args, begin, end - begin, piece.begin);
+    numbers_of_head(steps.time, args.time, args.dtype, begin * args.time_stride + head, args.time_stride, end - begin);
+    time_steps(steps, args.time_bias[head], args.decay[head]);
     int64_t p = 0;
     for (; p + 4 <= args.head_size; p += 4) scan_rows<4>(args, piece, steps, begin, end, p);
     for (; p < args.head_size; ++p) scan_rows<1>(args, piece, steps, begin, end, p);
@@ -246,8 +259,12 @@ void gated_norm_rows(const GatedNormArgs& args, int64_t row_begin, int64_t row_e
     float* x = args.x + token * args.x_stride + column;
     const T* gate = static_cast<const T*>(args.gate) + token * args.gate_stride + column;
     T* out = static_cast<T*>(args.out) + row * n;
+    const auto opened = [&](vf value, int64_t i, int count) __attribute__((always_inline)) {
+      const vf z = load_some(gate + i, count);
+      return mul(value, args.by_sigmoid ? sigmoid(z) : silu(z));
+    };
     const auto gated = [&](int64_t i, int count) __attribute__((always_inline)) {
-      return mul(load_some(x + i, count), silu(load_some(gate + i, count)));
+      return opened(load_some(x + i, count), i, count);
     };
     if (args.weight == nullptr) {
       each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
@@ -255,6 +272,7 @@ void gated_norm_rows(const GatedNormArgs& args, int64_t row_begin, int64_t row_e
       });
       continue;
     }
+    const float* weight = args.weight + (args.shares_weight ? 0 : column);
     if (!args.norms_before_gate)
       each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
         store_some(x + i, gated(i, count), count);
@@ -265,8 +283,8 @@ void gated_norm_rows(const GatedNormArgs& args, int64_t row_begin, int64_t row_e
     });
     const vf factor = set1(inverse_root(squares / float(n) + args.eps));
     each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-      vf value = mul(mul(load_some(x + i, count), factor), load_some(args.weight + column + i, count));
-      if (args.norms_before_gate) value = mul(value, silu(load_some(gate + i, count)));
+      vf value = mul(mul(load_some(x + i, count), factor), load_some(weight + i, count));
+      if (args.norms_before_gate) value = opened(value, i, count);
       store_some(out + i, value, count);
     });
   }

@@ -110,6 +110,7 @@ QR_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }  // b when either i
 QR_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
 QR_INLINE vf round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 QR_INLINE vf abs(vf a) { return _mm512_abs_ps(a); }
+QR_INLINE vf sqrt(vf a) { return _mm512_sqrt_ps(a); }
 // value where a < b, otherwise fallback
 QR_INLINE vf where_less(vf a, vf b, vf value, vf fallback) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), fallback, value);
@@ -223,6 +224,7 @@ QR_INLINE vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
 QR_INLINE vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
 QR_INLINE vf round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 QR_INLINE vf abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+QR_INLINE vf sqrt(vf a) { return _mm256_sqrt_ps(a); }
 QR_INLINE vf where_less(vf a, vf b, vf value, vf fallback) {
   return _mm256_blendv_ps(fallback, value, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }

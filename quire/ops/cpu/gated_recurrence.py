@@ -1,45 +1,102 @@
-"""The gated delta rule, lightning attention and the RG-LRU, over the packed products of `gemm`; as in `states`."""
+"""The gated delta rule, lightning attention and the RG-LRU; `csrc/cpu/gated_recurrence.cpp`. As in `states`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
+import torch
 from torch import Tensor
 
-from quire.ops import gated_recurrence
-from quire.ops.cpu.calls import run_or_note
-from quire.ops.cpu.gemm import linear
+from quire.ops.cpu.dtypes import DTYPES
+from quire.ops.cpu.gemm import linear_into
+from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty
+from quire.ops.cpu.states import GatedNorm, convolve, gated_norm, places
 from quire.ops.operands import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
+
+lib = load()
 
 
 def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """See `functional.gated_delta`."""
-    compute = partial(gated_recurrence.gated_delta, weights=weights, states=states, metadata=metadata)
-    return _called(compute, weights.decay.shape[0] * weights.norm.shape[0], projected)
+    tokens, width = projected.shape
+    dtype = projected.dtype
+    heads, size = weights.decay.shape[0], weights.norm.shape[0]
+    channels, inner = weights.conv.weight.shape[0], heads * size
+    x = empty((tokens, channels), torch.float32)
+    convolve(x, x, projected, 0, weights.conv, states, metadata, activation="silu")
+    rates = projected.data_ptr() + (channels + inner) * dtype.itemsize
+    check(
+        lib.qr_gated_delta_scan(
+            x.data_ptr(),
+            rates,
+            rates + heads * dtype.itemsize,
+            DTYPES[dtype],
+            width,
+            weights.time_bias.data_ptr(),
+            weights.decay.data_ptr(),
+            tokens,
+            heads,
+            weights.num_key_heads,
+            weights.key_size,
+            size,
+            weights.conv.num_inputs,
+            *places(states, metadata),
+        )
+    )
+    norm = GatedNorm(weights.norm, weights.norm_eps, heads, shares_weight=True, norms_before_gate=True)
+    return gated_norm(x, channels - inner, projected, channels, inner, norm)
 
 
 def lightning_attention(
     projected: Tensor, weights: LightningWeights, states: Tensor, metadata: StateMetadata
 ) -> Tensor:
     """See `functional.lightning_attention`."""
-    compute = partial(gated_recurrence.lightning_attention, weights=weights, states=states, metadata=metadata)
-    return _called(compute, weights.norm.shape[0], projected)
+    tokens, width = projected.shape
+    heads, inner = weights.decay.shape[0], weights.norm.shape[0]
+    out = empty((tokens, inner), torch.float32)
+    check(
+        lib.qr_lightning_scan(
+            out.data_ptr(),
+            projected.data_ptr(),
+            DTYPES[projected.dtype],
+            width,
+            weights.decay.data_ptr(),
+            tokens,
+            heads,
+            inner // heads,
+            0,
+            *places(states, metadata),
+        )
+    )
+    norm = GatedNorm(weights.norm, weights.norm_eps, 1, norms_before_gate=True, by_sigmoid=True)
+    return gated_norm(out, 0, projected, 3 * inner, inner, norm)
 
 
 def rg_lru(x: Tensor, gate: Tensor, weights: RgLruWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """See `functional.rg_lru`."""
-    compute = partial(gated_recurrence.rg_lru, weights=weights, states=states, metadata=metadata, linear=linear)
-    return _called(compute, x.shape[1], x, gate)
-
-
-def _called(compute: Callable[..., Tensor], width: int, *inputs: Tensor) -> Tensor:
-    """What a function gives of its inputs, now or whenever the graph that is being recorded is replayed."""
-    out = empty((inputs[0].shape[0], width), inputs[0].dtype)
-    run_or_note(partial(_fill, compute), out, *inputs)
+    """See `functional.rg_lru`. The convolution is rounded block by block, as the gates' products read it."""
+    tokens, channels = x.shape
+    num_blocks = len(weights.gates)
+    block = channels // num_blocks
+    convolved = empty((tokens, channels), torch.float32)
+    by_block = empty((tokens, channels), x.dtype).view(num_blocks, tokens, block)
+    convolve(convolved, by_block, x, 0, weights.conv, states, metadata, num_blocks=num_blocks)
+    gates = empty((tokens, 2 * channels), torch.float32).view(num_blocks, tokens, 2 * block)
+    for number, (weight, bias) in enumerate(zip(weights.gates, weights.gate_biases, strict=True)):
+        linear_into(gates[number], by_block[number], weight, bias)
+    del by_block
+    out = empty((tokens, channels), x.dtype)
+    check(
+        lib.qr_rg_lru_scan(
+            out.data_ptr(),
+            DTYPES[x.dtype],
+            convolved.data_ptr(),
+            gates.data_ptr(),
+            gate.data_ptr(),
+            weights.decay.data_ptr(),
+            tokens,
+            channels,
+            block,
+            weights.conv.num_inputs,
+            *places(states, metadata),
+        )
+    )
     return out
-
-
-def _fill(compute: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> None:
-    out.copy_(compute(*inputs))

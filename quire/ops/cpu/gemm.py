@@ -69,9 +69,23 @@ def linear(
 ) -> Tensor:
     """See `functional.linear`."""
     out = empty((x.shape[0], weight.out_features), out_dtype or x.dtype)
+    linear_into(out, x, weight, bias, activation=activation, residual=residual)
+    return out
+
+
+def linear_into(
+    out: Tensor,
+    x: Tensor,
+    weight: LinearWeight,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> None:
+    """`linear`, written to `out`."""
     if weight.format != "dense":
         quantized_linear(out, x, weight, bias, activation=activation, residual=residual)
-        return out
+        return
     rows, in_features = x.shape
     packed = weight.tensors["packed"]
     check(
@@ -90,7 +104,6 @@ def linear(
             None if residual is None else residual.data_ptr(),
         )
     )
-    return out
 
 
 def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: St
     channels, state_size = weights.decay.shape
     x = empty((tokens, channels), torch.float32)
     rounded = x if dtype == torch.float32 else empty((tokens, channels), dtype)
-    _convolve(x, rounded, projected, 0, weights.conv, states, metadata, activation="silu")
+    convolve(x, rounded, projected, 0, weights.conv, states, metadata, activation="silu")
     derived = linear(rounded, weights.derive, out_dtype=torch.float32)
     del rounded
     time = _derived(derived, weights, dtype)
@@ -53,7 +55,7 @@ def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: St
             channels,
             state_size,
             weights.conv.num_inputs,
-            *_places(states, metadata),
+            *places(states, metadata),
         )
     )
     return out
@@ -66,7 +68,7 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
     heads, inner = weights.decay.shape[0], weights.inner_size
     convolved = weights.conv.weight.shape[0]
     x = empty((tokens, convolved), torch.float32)
-    _convolve(x, x, projected, inner, weights.conv, states, metadata, activation="silu")
+    convolve(x, x, projected, inner, weights.conv, states, metadata, activation="silu")
     check(
         lib.qr_mamba2_scan(
             x.data_ptr(),
@@ -82,21 +84,22 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
             inner // heads,
             weights.state_size,
             weights.conv.num_inputs,
-            *_places(states, metadata),
+            *places(states, metadata),
         )
     )
-    return _gated_norm(x, projected, weights)
+    norm = GatedNorm(weights.norm, weights.norm_eps, weights.num_groups, norms_before_gate=weights.norms_before_gate)
+    return gated_norm(x, 0, projected, 0, inner, norm)
 
 
 def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
     """See `functional.short_conv`."""
     channels = weights.weight.shape[0]
     out = empty((projected.shape[0], channels), projected.dtype)
-    _convolve(None, out, projected, 2 * channels, weights, states, metadata, factor=0, gate=channels)
+    convolve(None, out, projected, 2 * channels, weights, states, metadata, factor=0, gate=channels)
     return out
 
 
-def _convolve(
+def convolve(
     out: Tensor | None,
     rounded: Tensor,
     projected: Tensor,
@@ -108,12 +111,15 @@ def _convolve(
     factor: int | None = None,
     gate: int | None = None,
     activation: str | None = None,
+    num_blocks: int = 1,
 ) -> None:
     """The convolution of `projected` from column `first` on, in float32 and rounded; factor and gate are columns, too.
 
+    The rounded channels of a block stand together: [num_blocks, T, C / num_blocks].
     Mutates: out, rounded (which may be out), states.
     """
     tokens, width = projected.shape
+    channels, num_inputs = weights.weight.shape
     item, start = projected.element_size(), projected.data_ptr()
     check(
         lib.qr_causal_conv(
@@ -128,8 +134,10 @@ def _convolve(
             None if weights.bias is None else weights.bias.data_ptr(),
             ACTIVATIONS[activation],
             tokens,
-            *weights.weight.shape,
-            *_places(states, metadata),
+            channels,
+            channels // num_blocks,
+            num_inputs,
+            *places(states, metadata),
         )
     )
 
@@ -155,30 +163,50 @@ def _derived(derived: Tensor, weights: MambaWeights, dtype: torch.dtype) -> Tens
     return time
 
 
-def _gated_norm(x: Tensor, projected: Tensor, weights: Mamba2Weights) -> Tensor:
-    """The first columns of x, times the gate and normed, in projected's dtype. Mutates: x."""
-    tokens, inner = x.shape[0], weights.inner_size
-    out = empty((tokens, inner), projected.dtype)
+@dataclass(frozen=True, slots=True)
+class GatedNorm:
+    """What comes behind a scan: an RMS norm of each group of columns, and a gate."""
+
+    weight: Tensor | None
+    """Of all columns, or of one group; None without a norm."""
+    eps: float
+    num_groups: int
+    shares_weight: bool = False
+    """The weight is that of every group."""
+    norms_before_gate: bool = False
+    by_sigmoid: bool = False
+    """Multiplies by sigmoid(gate) instead of SiLU(gate)."""
+
+
+def gated_norm(x: Tensor, first: int, gates: Tensor, gate: int, columns: int, norm: GatedNorm) -> Tensor:
+    """So many columns of x, from `first` on, gated by those of `gates` from `gate` on and normed, in the gates' dtype.
+
+    Mutates: x.
+    """
+    tokens = x.shape[0]
+    out = empty((tokens, columns), gates.dtype)
     check(
         lib.qr_gated_norm(
             out.data_ptr(),
             DTYPES[out.dtype],
-            x.data_ptr(),
+            x.data_ptr() + first * x.itemsize,
             x.shape[1],
-            projected.data_ptr(),
-            projected.shape[1],
-            None if weights.norm is None else weights.norm.data_ptr(),
+            gates.data_ptr() + gate * gates.itemsize,
+            gates.shape[1],
+            None if norm.weight is None else norm.weight.data_ptr(),
+            int(norm.shares_weight),
             tokens,
-            weights.num_groups,
-            inner // weights.num_groups,
-            weights.norm_eps,
-            int(weights.norms_before_gate),
+            norm.num_groups,
+            columns // norm.num_groups,
+            norm.eps,
+            int(norm.norms_before_gate),
+            int(norm.by_sigmoid),
         )
     )
     return out
 
 
-def _places(states: Tensor, metadata: StateMetadata) -> tuple[int, ...]:
+def places(states: Tensor, metadata: StateMetadata) -> tuple[int, ...]:
     """The states, and where those of the step's sequences lie, as the library takes them."""
     _, num_pages, half = states.shape
     return (

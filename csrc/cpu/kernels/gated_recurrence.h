@@ -1,0 +1,197 @@
+// The gated delta rule, lightning attention and the RG-LRU, token by token; see recurrence.h for row invariance.
+#pragma once
+
+#include "recurrence.h"
+
+namespace qr {
+namespace {
+
+// ---- the gated delta rule ----
+
+constexpr int kDeltaRows = 8;  // of a head's state that a token changes at once: chains of sums that do not wait for each other
+constexpr float kUnitEps = 1e-6f;
+
+// out = x / sqrt(sum of squares + eps) * scale
+QR_INLINE void unit(float* out, const float* x, float scale, int64_t n) {
+  const float squares = row_sum(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    const vf value = load_some(x + i, count);
+    return mul(value, value);
+  });
+  const vf factor = set1(inverse_root(squares + kUnitEps) * scale);
+  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    store_some(out + i, mul(load_some(x + i, count), factor), count);
+  });
+}
+
+// So many rows of a head's state and one token: h = h * decay + rate * (value - decay * (h . key)) key; values become
+// h . query.
+template <int kRows>
+QR_INLINE void delta_rows(float* values, float* after, const float* before, float decay, float rate, const float* query,
+                          const float* key, int64_t size) {
+  vf totals[kRows], changes[kRows];
+  for (int row = 0; row < kRows; ++row) totals[row] = zero();
+  each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
+    const vf keys = load_some(key + i, n);
+    for (int row = 0; row < kRows; ++row) totals[row] = fma(load_some(before + row * size + i, n), keys, totals[row]);
+  });
+  for (int row = 0; row < kRows; ++row) {
+    changes[row] = set1(rate * (values[row] - decay * sum(totals[row])));
+    totals[row] = zero();
+  }
+  const vf kept = set1(decay);
+  each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
+    const vf keys = load_some(key + i, n), queries = load_some(query + i, n);
+    for (int row = 0; row < kRows; ++row) {
+      const vf state = fma(changes[row], keys, mul(load_some(before + row * size + i, n), kept));
+      store_some(after + row * size + i, state, n);
+      totals[row] = fma(state, queries, totals[row]);
+    }
+  });
+  for (int row = 0; row < kRows; ++row) values[row] = sum(totals[row]);
+}
+
+// Some tokens of a head: their decays and rates, and their queries and keys in `room`, one token after the other.
+struct DeltaSteps {
+  HeadSteps time;
+  alignas(64) float rate[kStepTokens];
+
+  DeltaSteps(const DeltaArgs& args, const ScanPiece& piece, int64_t begin, int64_t end) {
+    const int64_t head = piece.begin, size = args.key_size, first = begin * args.narrow_stride + head;
+    numbers_of_head(time.time, args.time, args.dtype, first, args.narrow_stride, end - begin);
+    time_steps(time, args.time_bias[head], args.decay[head]);
+    numbers_of_head(rate, args.rate, args.dtype, first, args.narrow_stride, end - begin);
+    for (int64_t i = 0; i < kStepTokens; i += W) store(rate + i, sigmoid(load(rate + i)));
+    const float scale = inverse_root(float(size));
+    for (int64_t token = begin; token < end; ++token) {
+      const float* query = args.x + token * args.stride + head / (args.heads / args.key_heads) * size;
+      float* to = piece.room + (token - begin) * 2 * size;
+      unit(to, query, scale, size);
+      unit(to + size, query + args.key_heads * size, 1.0f, size);
+    }
+  }
+};
+
+// Rows [p, p + kRows) of a head over tokens [begin, end), whose steps are given.
+template <int kRows>
+void delta_scan_rows(const DeltaArgs& args, const ScanPiece& piece, const DeltaSteps& steps, int64_t begin, int64_t end,
+                     int64_t p) {
+  const int64_t size = args.key_size;
+  const int64_t column = 2 * args.key_heads * size + piece.begin * args.value_size + p;
+  float* after = piece.after + p * size;
+  for (int64_t token = begin; token < end; ++token) {
+    const float* before = token == piece.token_begin ? piece.before + p * size : after;
+    const float* query = piece.room + (token - begin) * 2 * size;
+    delta_rows<kRows>(args.x + token * args.stride + column, after, before, steps.time.decay[token - begin],
+                      steps.rate[token - begin], query, query + size, size);
+  }
+}
+
+void gated_delta_scan(const DeltaArgs& args, const ScanPiece& piece) {
+  for (int64_t begin = piece.token_begin; begin < piece.token_end; begin += kStepTokens) {
+    const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
+    const DeltaSteps steps(args, piece, begin, end);
+    int64_t p = 0;
+    for (; p + kDeltaRows <= args.value_size; p += kDeltaRows)
+      delta_scan_rows<kDeltaRows>(args, piece, steps, begin, end, p);
+    for (; p < args.value_size; ++p) delta_scan_rows<1>(args, piece, steps, begin, end, p);
+  }
+}
+
+// ---- lightning attention ----
+
+// Rows [p, p + kRows) of a head over tokens [begin, end), whose queries, keys and values are in `room`.
+template <int kRows>
+void lightning_rows(const LightningArgs& args, const ScanPiece& piece, int64_t begin, int64_t end, int64_t p) {
+  const int64_t head = piece.begin, size = args.head_size;
+  float* after = piece.after + p * size;
+  for (int64_t token = begin; token < end; ++token) {
+    const float* before = token == piece.token_begin ? piece.before + p * size : after;
+    const float *query = piece.room + (token - begin) * 3 * size, *key = query + size, *value = key + size;
+    step_rows<kRows>(args.out + (token * args.heads + head) * size + p, after, before, args.decay[head], value + p, key,
+                     query, size);
+  }
+}
+
+template <class T>
+void lightning_scan_of(const LightningArgs& args, const ScanPiece& piece) {
+  const int64_t inputs = 3 * args.head_size;
+  for (int64_t begin = piece.token_begin; begin < piece.token_end; begin += kStepTokens) {
+    const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
+    for (int64_t token = begin; token < end; ++token) {
+      const T* x = static_cast<const T*>(args.x) + token * args.stride + piece.begin * inputs;
+      each_vector(inputs, [&](int64_t i, int n) __attribute__((always_inline)) {
+        store_some(piece.room + (token - begin) * inputs + i, silu(load_some(x + i, n)), n);
+      });
+    }
+    int64_t p = 0;
+    for (; p + 4 <= args.head_size; p += 4) lightning_rows<4>(args, piece, begin, end, p);
+    for (; p < args.head_size; ++p) lightning_rows<1>(args, piece, begin, end, p);
+  }
+}
+
+void lightning_scan(const LightningArgs& args, const ScanPiece& piece) {
+  if (args.dtype == QR_FLOAT32)
+    lightning_scan_of<float>(args, piece);
+  else if (args.dtype == QR_BFLOAT16)
+    lightning_scan_of<Bf16>(args, piece);
+  else
+    lightning_scan_of<Fp16>(args, piece);
+}
+
+// ---- the RG-LRU ----
+
+// 1 - e^x for x <= 0: by the series of e^x where it is near 1, for the difference would lose its digits.
+QR_INLINE vf one_minus_exp(vf x) {
+  vf p = set1(-1.0f / 5040);
+  p = fma(p, x, set1(-1.0f / 720));
+  p = fma(p, x, set1(-1.0f / 120));
+  p = fma(p, x, set1(-1.0f / 24));
+  p = fma(p, x, set1(-1.0f / 6));
+  p = fma(p, x, set1(-0.5f));
+  p = fma(p, x, set1(-1.0f));
+  return where_less(x, set1(-0.35f), sub(set1(1.0f), exp(x)), mul(p, x));
+}
+
+// Channels [begin, end) of one block.
+template <class T>
+void rg_lru_channels(const RgLruArgs& args, const ScanPiece& piece, int64_t begin, int64_t end) {
+  const int64_t block = begin / args.block, column = begin % args.block;
+  for (int64_t token = piece.token_begin; token < piece.token_end; ++token) {
+    const float* before = (token == piece.token_begin ? piece.before : piece.after) + begin - piece.begin;
+    float* after = piece.after + begin - piece.begin;
+    const bool has_root = !piece.begins || token != piece.token_begin;
+    const float* opening = args.gates + (block * args.tokens + token) * 2 * args.block + column;
+    const float* keeping = opening + args.block;
+    const int64_t at = token * args.channels + begin;
+    each_vector(end - begin, [&](int64_t i, int n) __attribute__((always_inline)) {
+      const vf logarithm = mul(sigmoid(load_some(keeping + i, n)), load_some(args.decay + begin + i, n));
+      vf added = mul(sigmoid(load_some(opening + i, n)), load_some(args.x + at + i, n));
+      if (has_root) added = mul(added, sqrt(one_minus_exp(add(logarithm, logarithm))));
+      const vf state = fma(load_some(before + i, n), exp(logarithm), added);
+      store_some(after + i, state, n);
+      const vf gate = load_some(static_cast<const T*>(args.gate) + at + i, n);
+      store_some(static_cast<T*>(args.out) + at + i, mul(state, gate), n);
+    });
+  }
+}
+
+template <class T>
+void rg_lru_scan_of(const RgLruArgs& args, const ScanPiece& piece) {
+  for (int64_t begin = piece.begin, end; begin < piece.end; begin = end) {
+    end = (begin / args.block + 1) * args.block;
+    if (end > piece.end) end = piece.end;
+    rg_lru_channels<T>(args, piece, begin, end);
+  }
+}
+
+void rg_lru_scan(const RgLruArgs& args, const ScanPiece& piece) {
+  if (args.dtype == QR_FLOAT32)
+    rg_lru_scan_of<float>(args, piece);
+  else if (args.dtype == QR_BFLOAT16)
+    rg_lru_scan_of<Bf16>(args, piece);
+  else
+    rg_lru_scan_of<Fp16>(args, piece);
+}
+
+}  // namespace
+}  // namespace qr
