@@ -132,20 +132,6 @@ QR_INLINE vi add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 QR_INLINE vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
 #endif
 
-#if defined(__AVX512F__)
-// acc += sums of four products of unsigned w and signed x
-QR_INLINE vi dot(vi acc, vi w, vi x) {
-#if defined(__AVX512VNNI__)
-  return _mm512_dpbusd_epi32(acc, w, x);
-#else
-  const vi even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(0xff)),
-                                    _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
-  const vi odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(x, 8));
-  return _mm512_add_epi32(acc, _mm512_add_epi32(even, odd));
-#endif
-}
-#endif
-
 // ---- weights ----
 
 // One scale for a column. Activations keep groups, which hold what an outlier among them costs.
@@ -223,77 +209,13 @@ QR_INLINE void scale_columns(const GemmArgs& g, int64_t panel, int64_t rows, flo
       store(sums + row * kPanel + v * W, mul(load(sums + row * kPanel + v * W), load(scales + v * W)));
 }
 
-// R rows of one block of x times a panel.
-template <class Format, int R>
-void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel,
-                   float* sums);
-
-#if defined(__AVX512F__)
-template <class Format, int R>
-void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel,
-                   float* sums) {
-  constexpr int kSteps = Format::kGroup < 64 ? 1 : Format::kGroup / 64, kRows = Format::kGroup < 64 ? 4 : 8;
-  constexpr int kChains = R * kVectors <= 8 ? 2 : 1;  // few sums would wait for each other
-  const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
-  const RowGroup* row_groups = x.row_groups + row * x.groups;
-  vf total[R][kVectors];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) total[r][v] = zero();
-  for (int64_t group = 0; group < x.groups; ++group) {
-    vi acc[R][kVectors][kChains];
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v)
-        for (int c = 0; c < kChains; ++c) acc[r][v][c] = none();
-    const int64_t first = group * Format::kGroup / 64;
-    const int64_t last = first + kSteps < x.steps ? first + kSteps : x.steps;
-    const int start = Format::kGroup < 64 ? int(group % 2) * 4 : 0;
-    for (int64_t step = first; step < last; ++step) {
-      const int8_t* lines = x.line(row, step) + start * 8;
-      const char* weight = packed + step * 2 * Format::kHalfBytes + start * (Format::kHalfBytes / 8);
-      for (int i = 0; i < kRows; ++i) {
-        for (int64_t at = 0; at < Format::kHalfBytes / 8; at += 64) {
-          prefetch_stream(weight + i * (Format::kHalfBytes / 8) + at);
-          prefetch_stream(weight + i * (Format::kHalfBytes / 8) + at + Format::kHalfBytes);
-        }
-        for (int v = 0; v < kVectors; ++v) {
-          vi low, high;
-          Format::row(weight + v * W / 16 * Format::kHalfBytes + v * W % 16 * 4, i, low, high);
-          for (int r = 0; r < R; ++r) {
-            const int8_t* eight = lines + r * kQuantizedDepth + i * 8;
-            acc[r][v][0] = dot(acc[r][v][0], low, four_bytes(eight));
-            acc[r][v][kChains - 1] = dot(acc[r][v][kChains - 1], high, four_bytes(eight + 4));
-          }
-        }
-      }
-    }
-    const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
-    for (int r = 0; r < R; ++r) {
-      const RowGroup of = row_groups[r * x.groups + group];
-      for (int v = 0; v < kVectors; ++v) {
-        const vi integers = kChains == 1 ? acc[r][v][0] : add(acc[r][v][0], acc[r][v][1]);
-        total[r][v] = scales.add(total[r][v], add(floats(integers), set1(-128.0f * of.sum)), of, v);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, total[r][v]);
-}
-#endif
-
-template <class Format, int R>
-QR_INLINE void multiply_at_most(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t rows,
-                                int64_t panel, float* sums) {
-  if constexpr (R > 0) {
-    if (rows >= R)
-      multiply_rows<Format, R>(g, x, row, panel, sums);
-    else
-      multiply_at_most<Format, R - 1>(g, x, row, rows, panel, sums);
-  }
-}
+// Rows [row_begin, row_end) of x times a panel, without the scales of columns.
+template <class Format>
+void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
+                    int64_t panel, float* sums);
 
 template <class Format>
 struct QuantizedMicro {
-  static constexpr int kRows = W == 16 ? 8 : 4;  // whose sums fit the register file; divides the height of a block of x
   QuantizedRows<Format::kGroup> x;
 
   explicit QuantizedMicro(const GemmArgs& g) : x(g.x, g.rows, g.k) {}
@@ -304,8 +226,7 @@ struct QuantizedMicro {
 
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, float* sums) const {
     const int64_t panel = panel_of(g, packed);
-    for (int64_t row = row_begin; row < row_end; row += kRows)
-      multiply_at_most<Format, kRows>(g, x, row, row_end - row, panel, sums + (row - row_begin) * kPanel);
+    multiply_panel<Format>(g, x, row_begin, row_end, panel, sums);
     scale_columns<Format>(g, panel, row_end - row_begin, sums);
   }
 };
@@ -325,6 +246,8 @@ void fill_quantized(Kernels& kernels) {
 }  // namespace
 }  // namespace qr
 
-#if !defined(__AVX512F__)
-#include "gemm_quantized_avx2.h"
+#if defined(__AVX512VNNI__)
+#include "gemm_quantized_vnni.h"
+#else
+#include "gemm_quantized_pairs.h"
 #endif
