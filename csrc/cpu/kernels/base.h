@@ -18,7 +18,7 @@ namespace {
 void fill_base(Kernels& kernels) {
   kernels.gemm_fp32 = float_gemm<FloatPanel<float>>();
   kernels.gemm_fp16 = float_gemm<FloatPanel<Fp16>>();
-  kernels.gemm_bf16 = kernels.gemm_bf16_float = Gemm{stretched_rows_bytes, stretched_rows, run_gemm<StretchMicro>};
+  kernels.gemm_bf16 = kernels.gemm_bf16_float = Gemm{stretched_rows_bytes, stretched_rows, run_streamed<StretchMicro>};
   kernels.compact_panel = compact_panel;
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;

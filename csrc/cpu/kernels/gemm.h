@@ -179,6 +179,27 @@ void run_gemm(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pan
   }
 }
 
+// The same for a Micro that fetches the panel it will be given next while it works on one.
+template <class Micro>
+void run_streamed(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  const int64_t rows = row_end - row_begin, halves = g.up_panels != 0 ? 2 : 1;
+  auto* sums = static_cast<float*>(scratch(0, 2 * rows * kPanel * 4));
+  auto* expanded = static_cast<char*>(scratch(4, g.compact ? divide_up(g.k, kDepth) * kExpandedStep : 1));
+  if (sums == nullptr || expanded == nullptr) return;
+  const Micro micro(g);
+  const auto at = [&](int64_t panel, int64_t half) {
+    return static_cast<const char*>(g.packed) + (panel + half * g.up_panels) * g.panel_bytes;
+  };
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    for (int64_t half = 0; half < halves; ++half) {
+      const char* next = half + 1 < halves ? at(panel, half + 1) : at(panel + 1, 0);
+      micro.multiply(g, row_begin, row_end, panel_at(g, panel + half * g.up_panels, expanded), next,
+                     sums + half * rows * kPanel);
+    }
+    finish(g, row_begin, row_end, panel, sums, sums + rows * kPanel);
+  }
+}
+
 QR_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QR_INLINE void prefetch_to_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
@@ -246,33 +267,29 @@ QR_INLINE vf high_half(const char* p) {
 #endif
 }
 
-// Panels of bfloat16 tiles: a bf16 is the upper half of a float, so even k are shifted up and odd k masked.
+// Panels of bfloat16 tiles: a bf16 is the upper half of a float, so even k are shifted up and odd k masked. Read in order
+// of address: Zen 4 reads two parts of a page in turn at half the speed of memory (benchmarks/cpu.md).
 struct PairedPanel {
   template <int R>
   QR_INLINE void block(const float* x, int64_t k, const char* panel, float* sums) {
+    constexpr int kHalf = kVectors / 2;  // vectors in a row of a tile
     vf acc[R][kVectors];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
-    for (int64_t i = 0; i + 1 < k; i += 2) {
-      const char* pair = panel + (i / 32) * 2048 + (i % 32) / 2 * 64;
-      prefetch(pair + kPrefetchBytes);
-      prefetch(pair + 1024 + kPrefetchBytes);
-      for (int v = 0; v < kVectors; ++v) {
-        const char* at = pair + (v * W / 16) * 1024 + (v * W % 16) * 4;
-        vf even = low_half(at), odd = high_half(at);
-        for (int r = 0; r < R; ++r) {
-          acc[r][v] = fma(even, set1(x[r * k + i]), acc[r][v]);
-          acc[r][v] = fma(odd, set1(x[r * k + i + 1]), acc[r][v]);
+    const auto add = [&](const char* tile, int first, const float* at, int count) __attribute__((always_inline)) {
+      for (int i = 0; i < count; i += 2)
+        for (int v = 0; v < kHalf; ++v) {
+          const vf even = low_half(tile + i * 32 + v * W * 4);
+          for (int r = 0; r < R; ++r) acc[r][first + v] = fma(even, set1(at[r * k + i]), acc[r][first + v]);
+          if (i + 1 == count) continue;
+          const vf odd = high_half(tile + i * 32 + v * W * 4);
+          for (int r = 0; r < R; ++r) acc[r][first + v] = fma(odd, set1(at[r * k + i + 1]), acc[r][first + v]);
         }
-      }
-    }
-    if (k % 2 != 0) {
-      const int64_t i = k - 1;
-      const char* pair = panel + (i / 32) * 2048 + (i % 32) / 2 * 64;
-      for (int v = 0; v < kVectors; ++v) {
-        vf even = low_half(pair + (v * W / 16) * 1024 + (v * W % 16) * 4);
-        for (int r = 0; r < R; ++r) acc[r][v] = fma(even, set1(x[r * k + i]), acc[r][v]);
-      }
+    };
+    for (int64_t i = 0; i < k; i += kDepth, panel += 2 * 1024) {
+      const int count = k - i < kDepth ? int(k - i) : int(kDepth);
+      add(panel, 0, x + i, count);
+      add(panel + 1024, kHalf, x + i, count);
     }
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
@@ -310,12 +327,13 @@ Gemm float_gemm() {
   return Gemm{float_rows_bytes, float_rows, run_gemm<FloatMicro<Panel>>};
 }
 
-// ---- many rows of bfloat16 weights: a stretch of K of a panel is widened once and stays in L1 while they pass ----
+// ---- rows of bfloat16 weights: of more than a few, a stretch of K of a panel is widened once and stays in L1 ----
 
 constexpr int64_t kStretch = 128;  // steps of k, 16 KiB of floats
 
 // From how many rows on widening a panel by itself pays.
-constexpr bool are_many(int64_t rows) { return rows > (W == 16 ? 24 : 12); }
+constexpr int kDirectRows = W == 16 ? 4 : 3;
+constexpr bool are_many(int64_t rows) { return rows > kDirectRows; }
 
 // x as floats; of many rows as [K / kStretch][rows][kStretch], for rows whose distance is a power of two would displace
 // each other from the caches.
@@ -345,47 +363,68 @@ void stretched_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows
     stretch_rows(out, static_cast<const Fp16*>(x), rows, k, begin, end);
 }
 
-// Steps [begin, end) of k of a panel of bfloat16 tiles; begin is even, and one step beyond an odd end is written.
+// Steps [begin, end) of k of a panel of bfloat16 tiles; begin is a multiple of kDepth, and one step beyond an odd end is
+// written.
 QR_INLINE void widen_panel(float* out, const char* panel, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += 2, out += 2 * kPanel) {
-    const char* pair = panel + (i / 32) * 2048 + (i % 32) / 2 * 64;
-    for (int v = 0; v < kVectors; ++v) {
-      const char* at = pair + (v * W / 16) * 1024 + (v * W % 16) * 4;
-      store(out + v * W, low_half(at));
-      store(out + kPanel + v * W, high_half(at));
-    }
-  }
+  for (int64_t depth = begin; depth < end; depth += kDepth, out += kDepth * kPanel)
+    for (int64_t column = 0; column < kPanel; column += 16)
+      for (int64_t i = 0; i < kDepth && depth + i < end; i += 2)
+        for (int64_t v = 0; v < 16; v += W) {
+          const char* at = panel + depth * 64 + column * 64 + i * 32 + v * 4;
+          store(out + i * kPanel + column + v, low_half(at));
+          store(out + (i + 1) * kPanel + column + v, high_half(at));
+        }
 }
 
-// R rows of a stretch, of `steps` each; the sums of the stretch before are gone on with.
-template <int R>
-QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights, bool is_first, float* sums) {
+// R rows of a stretch, of `steps` each; the sums of the stretch before are gone on with. kAhead: a line is fetched with
+// each step.
+template <int R, bool kAhead>
+QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights, const char* ahead, bool is_first,
+                             float* sums) {
   vf acc[R][kVectors];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) acc[r][v] = is_first ? zero() : load(sums + r * kPanel + v * W);
-  for (int64_t i = 0; i < steps; ++i, weights += kPanel)
+  for (int64_t i = 0; i < steps; ++i, weights += kPanel) {
+    if (kAhead) prefetch_to_l2(ahead + i * 64);
     for (int v = 0; v < kVectors; ++v) {
       const vf weight = load(weights + v * W);
       for (int r = 0; r < R; ++r) acc[r][v] = fma(weight, set1(x[r * steps + i]), acc[r][v]);
     }
+  }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
 }
 
+template <int R>
+QR_INLINE void stretch_tail(int64_t rows, const float* x, int64_t steps, const float* weights, const char* ahead,
+                            bool is_first, float* sums) {
+  if constexpr (R > 0) {
+    if (rows != R)
+      stretch_tail<R - 1>(rows, x, steps, weights, ahead, is_first, sums);
+    else
+      stretch_block<R, true>(x, steps, weights, ahead, is_first, sums);
+  }
+}
+
 struct StretchMicro {
   explicit StretchMicro(const GemmArgs&) {}
-  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, float* sums) const {
-    if (!are_many(g.rows)) return FloatMicro<PairedPanel>(g).multiply(g, row_begin, row_end, panel, sums);
+  // next: the panel that follows
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,
+                float* sums) const {
+    const float* x = static_cast<const float*>(g.x);
+    if (!are_many(g.rows))
+      return RowTail<PairedPanel, kDirectRows>::run(g.rows, x, g.k, panel, sums);
     alignas(64) float weights[(kStretch + 1) * kPanel];
     for (int64_t begin = 0; begin < g.k; begin += kStretch) {
       const int64_t steps = begin + kStretch < g.k ? kStretch : g.k - begin;
-      const float* x = static_cast<const float*>(g.x) + begin * g.rows + row_begin * steps;
+      const char* ahead = begin + kStretch < g.k ? panel + (begin + kStretch) * kPanel * 2 : next;
       widen_panel(weights, panel, begin, begin + steps);
+      const float* at = x + begin * g.rows + row_begin * steps;
       float* to = sums;
       int64_t left = row_end - row_begin;
-      for (; left >= kRowBlock; left -= kRowBlock, x += kRowBlock * steps, to += kRowBlock * kPanel)
-        stretch_block<kRowBlock>(x, steps, weights, begin == 0, to);
-      for (; left > 0; --left, x += steps, to += kPanel) stretch_block<1>(x, steps, weights, begin == 0, to);
+      for (; left > kRowBlock; left -= kRowBlock, at += kRowBlock * steps, to += kRowBlock * kPanel)
+        stretch_block<kRowBlock, false>(at, steps, weights, nullptr, begin == 0, to);
+      stretch_tail<kRowBlock>(left, at, steps, weights, ahead, begin == 0, to);
     }
   }
 };
