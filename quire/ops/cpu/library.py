@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 4
+ABI_VERSION: Final = 5
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = ("Linux", "x86_64")
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -57,7 +57,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_linear_quantized": (I32, PTR, I32, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32, PTR),
     "qr_gated_linear_quantized": (I32, PTR, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32),
     "qr_route": (I32, *(PTR,) * 4, I64, I64, PTR),
-    "qr_mixture_of_experts": (I32, PTR, PTR, I32, PTR, I64, PTR, PTR, I32),
+    "qr_mixture_of_experts": (I32, PTR, PTR, I32, PTR, I64, PTR, PTR, PTR),
     "qr_rms_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_layer_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_cache_page": (I64, I32, I64, I64),
