@@ -1,6 +1,6 @@
 """The mixture of experts against its own experts multiplied one by one, and against the machine's read bandwidth.
 
-    python -m benchmarks.experts [--formats bfloat16 int8 int4_g128] [--rows 1 16 512] [--rounds 5]
+    python -m benchmarks.experts [--formats bfloat16 int8 int4_g128] [--rows 1 16 512] [--gate plain] [--rounds 5]
 
 Layers have the sizes of Qwen3-30B-A3B with fewer experts: `--experts` of them, `--chosen` for a token. A call is one
 layer; calls cycle through `--layers`. Bytes are those of the experts that the rows touch, and of the router. The column
@@ -18,29 +18,36 @@ from typing import cast
 import torch
 
 from benchmarks.ops import Case, read_bandwidth
-from quire.config.experts import Routing
+from quire.config.experts import ClampedGate, Routing
 from quire.ops import table
 from quire.ops.cpu import library, memory
 from quire.ops.cpu.gemm import gated_linear, linear
-from quire.ops.mixture import mix, route
 from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
+from quire.ops.reference.experts import parts_of, route
 from quire.ops.threads import one_thread
 
 HIDDEN, SIZE = 2048, 768
+GATES: dict[str, str | ClampedGate] = {
+    "plain": "silu",
+    "clamped": ClampedGate(limit=7.0, slope=1.702, offset=1.0),
+    "none": "relu2",
+}
+"""What stands between an expert's products: that of Qwen, of gpt-oss, and of Nemotron-H."""
 
 
-def layers(ops: dict[str, table.Op], weights: str, count: int, experts: int) -> list[MixtureWeights]:
+def layers(ops: dict[str, table.Op], args: argparse.Namespace, weights: str) -> list[MixtureWeights]:
     """Routers of their own; experts are copies of one, which lie where a model's lie."""
     pack = ops["pack_linear"] if weights in ("bfloat16", "float32", "float16") else ops["quantize_linear"]
     kind = {"dtype": getattr(torch, weights)} if pack is ops["pack_linear"] else {"format": weights}
+    inner = SIZE if args.gate == "none" else 2 * SIZE
     gate_up, down = (
-        cast(LinearWeight, pack([torch.randn(*shape) / 40], **kind)) for shape in ((2 * SIZE, HIDDEN), (HIDDEN, SIZE))
+        cast(LinearWeight, pack([torch.randn(*shape) / 40], **kind)) for shape in ((inner, HIDDEN), (HIDDEN, SIZE))
     )
     made = []
-    for _ in range(count):
+    for _ in range(args.layers):
         with memory.weights_together():
-            copies = [ExpertWeights(gate_up=copy_of(gate_up), down=copy_of(down)) for _ in range(experts)]
-        router = cast(LinearWeight, ops["pack_linear"]([torch.randn(experts, HIDDEN)], dtype=torch.float32))
+            copies = [ExpertWeights(gate_up=copy_of(gate_up), down=copy_of(down)) for _ in range(args.experts)]
+        router = cast(LinearWeight, ops["pack_linear"]([torch.randn(args.experts, HIDDEN)], dtype=torch.float32))
         made.append(MixtureWeights(router=router, experts=tuple(copies)))
     return made
 
@@ -62,16 +69,28 @@ def touched_bytes(x: torch.Tensor, weights: MixtureWeights, routing: Routing) ->
     return sum(tensor.nbytes for weight in read for tensor in weight.tensors.values())
 
 
-def one_by_one(x: torch.Tensor, weights: MixtureWeights, routing: Routing) -> torch.Tensor:
+def inner_of(x: torch.Tensor, expert: ExpertWeights, gate: str | ClampedGate) -> torch.Tensor:
+    if isinstance(gate, str):
+        return (gated_linear if expert.is_gated else linear)(x, expert.gate_up, activation=gate)
+    opened, up = linear(x, expert.gate_up, out_dtype=torch.float32).chunk(2, dim=-1)
+    opened, up = opened.clamp_(max=gate.limit), up.clamp_(-gate.limit, gate.limit)
+    return (opened * (opened * gate.slope).sigmoid_() * (up + gate.offset)).to(x.dtype)
+
+
+def one_by_one(x: torch.Tensor, weights: MixtureWeights, routing: Routing, gate: str | ClampedGate) -> torch.Tensor:
     with one_thread(), torch.inference_mode():
-        total = mix(x, weights, routing, activation="silu", residual=x, linear=linear, gated_linear=gated_linear)
+        total = x.float()
+        for part in parts_of(linear(x.float(), weights.router), weights, routing):
+            inner = inner_of(x[part.rows], part.expert, gate)
+            out = linear(inner, part.expert.down, out_dtype=torch.float32)
+            total.index_add_(0, part.rows, out.mul_(part.weights.unsqueeze(1)))
         return total.to(x.dtype)
 
 
 def cases(ops: dict[str, table.Op], args: argparse.Namespace, weights: str) -> list[Case]:
-    made = layers(ops, weights, args.layers, args.experts)
+    made = layers(ops, args, weights)
     routing = Routing(num_chosen=args.chosen, renormalized=True)
-    whole = partial(ops["mixture_of_experts"], routing=routing, activation="silu")
+    whole = partial(ops["mixture_of_experts"], routing=routing, activation=GATES[args.gate])
     found = []
     for rows in args.rows:
         x = torch.randn(rows, HIDDEN).to(torch.bfloat16)
@@ -79,10 +98,10 @@ def cases(ops: dict[str, table.Op], args: argparse.Namespace, weights: str) -> l
             Case(
                 name=f"experts {weights} T={rows}",
                 run=lambda call, x=x: whole(x, made[call % len(made)], residual=x),  # type: ignore[misc]
-                baseline=lambda call, x=x: one_by_one(x, made[call % len(made)], routing),  # type: ignore[misc]
+                baseline=lambda call, x=x: one_by_one(x, made[call % len(made)], routing, GATES[args.gate]),  # type: ignore[misc]
                 calls=4 * len(made) if rows <= 32 else 1,
                 num_bytes=statistics.mean(touched_bytes(x, layer, routing) for layer in made),
-                flops=6 * rows * args.chosen * HIDDEN * SIZE,
+                flops=(4 if args.gate == "none" else 6) * rows * args.chosen * HIDDEN * SIZE,
             )
         )
     return found
@@ -92,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="*", default=["bfloat16", "int8", "int4_g128"])
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 16, 512])
+    parser.add_argument("--gate", choices=GATES, default="plain")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--experts", type=int, default=16)

@@ -43,16 +43,23 @@ class Room {
 struct Mixture {
   const qr_mixture& weights;
   const qr_routing& routing;
+  const qr_gating& gating;
   void* out;
   const char* x;
   const void* residual;
-  int32_t dtype, activation;
+  int32_t dtype;
   int64_t rows;
 
   int64_t num_experts() const { return weights.num_experts + (weights.has_shared != 0); }
   int64_t choices() const { return routing.num_chosen + (weights.has_shared != 0); }  // of a row
   int64_t places() const { return rows * choices(); }
   int64_t num_logits() const { return weights.num_experts + (weights.has_shared_gate != 0); }
+  bool weighs_input() const { return routing.weighs_input != 0; }
+
+  Gating between() const {
+    return {int32_t(gating.activation), float(gating.limit), float(gating.slope), float(gating.offset)};
+  }
+  int64_t first_outputs(int64_t size) const { return gating.is_gated != 0 ? 2 * size : size; }
 };
 
 // Rows [begin, begin + rows) of all that are sorted by expert, all of one expert.
@@ -64,8 +71,9 @@ struct Batch {
 // Who goes where. A place is a (row, expert) pair in the order of experts, then rows.
 struct Routed {
   float *logits, *weights;  // weights: [rows, choices], in the order of experts
+  float* input_weights;      // the same of what experts read; where none is weighed, there are none
   int32_t *chosen, *places;  // [rows, choices]
-  int32_t* row_of;           // [places]
+  int32_t* choice_of;        // [places]: which one of [rows, choices]
   int64_t* ends;             // [experts]: of their places
   Batch* batches;
   int64_t num_batches = 0;
@@ -73,8 +81,8 @@ struct Routed {
 
   Routed(const Mixture& m, Room& room)
       : logits(room.take<float>(m.rows * m.num_logits())), weights(room.take<float>(m.places())),
-        chosen(room.take<int32_t>(m.places())), places(room.take<int32_t>(m.places())),
-        row_of(room.take<int32_t>(m.places())), ends(room.take<int64_t>(m.num_experts())),
+        input_weights(m.weighs_input() ? room.take<float>(m.places()) : nullptr), chosen(room.take<int32_t>(m.places())), places(room.take<int32_t>(m.places())),
+        choice_of(room.take<int32_t>(m.places())), ends(room.take<int64_t>(m.num_experts())),
         batches(room.take<Batch>(std::min(m.places(), m.num_experts() + m.places() / kMostRows))),
         total(room.take<float>(m.rows * m.weights.out_features)) {}
 };
@@ -109,6 +117,10 @@ int32_t route(const Mixture& m, Routed& routed) {
       float* weights = routed.weights + row * m.choices();
       route_row(chosen, weights, logits, w.choice_bias, w.num_experts, m.routing, memory);
       finish_choice(m, chosen, weights, logits);
+      if (!m.weighs_input()) continue;
+      std::fill_n(std::copy_n(weights, m.routing.num_chosen, routed.input_weights + row * m.choices()),
+                  m.choices() - m.routing.num_chosen, 1.0f);
+      std::fill_n(weights, m.routing.num_chosen, 1.0f);
     }
   });
   return failed.load();
@@ -129,7 +141,7 @@ void sort_by_expert(const Mixture& m, Routed& routed) {
   for (int64_t i = 0; i < m.places(); ++i) {
     const int64_t place = routed.ends[routed.chosen[i]]++;
     routed.places[i] = int32_t(place);
-    routed.row_of[place] = int32_t(i / m.choices());
+    routed.choice_of[place] = int32_t(i);
   }
 }
 
@@ -139,18 +151,20 @@ void sort_by_expert(const Mixture& m, Routed& routed) {
 struct Job {
   const Batch* batch;
   Product *gate_up, *down;
-  bool is_whole;  // the up half begins with a panel; otherwise both halves are computed before they are joined
-  char *x, *inner, *prepared;
-  float* both;
+  bool is_direct;  // the first product ends with what stands between the two; otherwise its sums come first
+  char *weighed, *x, *inner, *prepared;
+  float* sums;
 
   Job() = default;
-  Job(const Mixture& m, const Batch& batch, Room& room) : batch(&batch), is_whole(batch.expert->size % kPanel == 0) {
-    const int64_t size = batch.expert->size;
-    const Gemm& first = *weight_of(batch.expert->gate_up, m.dtype, m.weights.in_features).gemm;
+  Job(const Mixture& m, const Batch& batch, Room& room) : batch(&batch) {
+    const int64_t size = batch.expert->size, depth = m.weights.in_features;
+    const Gemm& first = *weight_of(batch.expert->gate_up, m.dtype, depth).gemm;
     const Gemm& second = *weight_of(batch.expert->down, m.dtype, size).gemm;
-    const int64_t x_bytes = first.prepared_bytes(batch.rows, m.weights.in_features, m.dtype);
-    x = room.take(x_bytes != 0 ? x_bytes : batch.rows * m.weights.in_features * bytes_of(m.dtype));
-    both = room.take<float>(is_whole ? 0 : batch.rows * 2 * size);
+    is_direct = m.between().is_plain() && (m.gating.is_gated == 0 || size % kPanel == 0);
+    const int64_t x_bytes = first.prepared_bytes(batch.rows, depth, m.dtype);
+    weighed = m.weighs_input() || x_bytes == 0 ? room.take(batch.rows * depth * bytes_of(m.dtype)) : nullptr;
+    x = x_bytes != 0 ? room.take(x_bytes) : weighed;
+    sums = room.take<float>(is_direct ? 0 : batch.rows * m.first_outputs(size));
     inner = room.take(batch.rows * size * bytes_of(m.dtype));
     const int64_t inner_bytes = second.prepared_bytes(batch.rows, size, m.dtype);
     prepared = inner_bytes != 0 ? room.take(inner_bytes) : inner;
@@ -187,11 +201,11 @@ struct Wave {
     GemmArgs& gate_up = job.gate_up->args;
     gate_up.x = job.x;
     gate_up.rows = batch.rows;
-    gate_up.n = job.is_whole ? size : 2 * size;
-    gate_up.up_panels = job.is_whole ? size / kPanel : 0;
-    gate_up.activation = job.is_whole ? m.activation : int32_t(QR_NONE);
-    gate_up.out = job.is_whole ? job.inner : reinterpret_cast<char*>(job.both);
-    gate_up.out_dtype = job.is_whole ? m.dtype : int32_t(QR_FLOAT32);
+    gate_up.n = job.is_direct ? size : m.first_outputs(size);
+    gate_up.up_panels = job.is_direct && m.gating.is_gated != 0 ? size / kPanel : 0;
+    gate_up.activation = job.is_direct ? int32_t(m.gating.activation) : int32_t(QR_NONE);
+    gate_up.out = job.is_direct ? job.inner : reinterpret_cast<char*>(job.sums);
+    gate_up.out_dtype = job.is_direct ? m.dtype : int32_t(QR_FLOAT32);
     *(job.down = products + num_batches + index) = {second.gemm, second.args, 0, 0};
     GemmArgs& down = job.down->args;
     down.x = job.prepared;
@@ -226,15 +240,21 @@ struct Wave {
   }
 
   void gather(const Job& job, int64_t row) const {
-    const int64_t from = routed.row_of[job.batch->begin + row];
-    prepare(*job.gate_up, job.x, m.x, from, job.batch->rows, row);
+    const int64_t choice = routed.choice_of[job.batch->begin + row], from = choice / m.choices();
+    if (!m.weighs_input()) return prepare(*job.gate_up, job.x, m.x, from, job.batch->rows, row);
+    const int64_t depth = m.weights.in_features, bytes = depth * bytes_of(m.dtype);
+    kernels()->scale_add(job.weighed + row * bytes, m.x + from * bytes, nullptr, m.dtype, routed.input_weights[choice],
+                         depth);
+    if (job.x != job.weighed) prepare(*job.gate_up, job.x, job.weighed, row, job.batch->rows, row);
   }
 
   void prepare_inner(const Job& job, int64_t row) const {
     const int64_t size = job.batch->expert->size;
-    const float* gate = job.both + row * 2 * size;
-    if (!job.is_whole)
-      kernels()->gate(job.inner + row * size * bytes_of(m.dtype), m.dtype, gate, gate + size, size, m.activation);
+    if (!job.is_direct) {
+      const float* sums = job.sums + row * m.first_outputs(size);
+      kernels()->gate(job.inner + row * size * bytes_of(m.dtype), m.dtype, sums,
+                      m.gating.is_gated != 0 ? sums + size : nullptr, size, m.between());
+    }
     if (job.prepared != job.inner) prepare(*job.down, job.prepared, job.inner, row, job.batch->rows, row);
   }
 
@@ -311,14 +331,21 @@ int32_t run(const Mixture& m) {
 
 // ---- arguments ----
 
-bool are_weights(const qr_mixture& w) {
+bool is_gating(const qr_gating& g) {
+  return (g.is_gated == 0 || g.is_gated == 1) && g.activation >= QR_NONE && g.activation <= QR_RELU2 &&
+         float(g.limit) > 0 && float(g.slope) > 0 && is_finite(float(g.slope)) && is_finite(float(g.offset));
+}
+
+bool are_weights(const Mixture& m) {
+  const qr_mixture& w = m.weights;
   const int64_t most = INT32_MAX - 1;
   if (w.num_experts < 1 || w.num_experts > most || !are_sizes(w.in_features, w.out_features)) return false;
   if (w.experts == nullptr || (w.has_shared_gate != 0 && w.has_shared == 0)) return false;
   if (!is_weight_of(w.router, w.num_experts + (w.has_shared_gate != 0), w.in_features)) return false;
   for (int64_t i = 0; i < w.num_experts + (w.has_shared != 0); ++i) {
     const qr_expert& expert = w.experts[i];
-    if (expert.size < 1 || !are_sizes(2, expert.size) || !is_weight_of(expert.gate_up, 2 * expert.size, w.in_features) ||
+    if (expert.size < 1 || !are_sizes(2, expert.size) ||
+        !is_weight_of(expert.gate_up, m.first_outputs(expert.size), w.in_features) ||
         !is_weight_of(expert.down, w.out_features, expert.size))
       return false;
   }
@@ -326,7 +353,7 @@ bool are_weights(const qr_mixture& w) {
 }
 
 bool is_right(const Mixture& m) {
-  if (!is_dtype(m.dtype) || !is_activation(m.activation) || !are_weights(m.weights)) return false;
+  if (!is_dtype(m.dtype) || !is_gating(m.gating) || !are_weights(m)) return false;
   if (!is_routing(m.routing, m.weights.num_experts) || !are_sizes(m.rows, m.choices()) || m.places() > INT32_MAX)
     return false;
   return are_sizes(m.rows, m.weights.in_features) && are_sizes(m.rows, m.weights.out_features, m.choices()) &&
@@ -339,10 +366,11 @@ bool is_right(const Mixture& m) {
 using namespace qr;
 
 extern "C" int32_t qr_mixture_of_experts(void* out, const void* x, int32_t dtype, const void* residual, int64_t rows,
-                                         const qr_mixture* mixture, const qr_routing* routing, int32_t activation) {
+                                         const qr_mixture* mixture, const qr_routing* routing,
+                                         const qr_gating* gating) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (mixture == nullptr || routing == nullptr) return QR_EINVAL;
-  const Mixture m{*mixture, *routing, out, static_cast<const char*>(x), residual, dtype, activation, rows};
+  if (!are_there(mixture, routing, gating)) return QR_EINVAL;
+  const Mixture m{*mixture, *routing, *gating, out, static_cast<const char*>(x), residual, dtype, rows};
   if (!is_right(m)) return QR_EINVAL;
   return rows == 0 ? int32_t(QR_OK) : run(m);
 }

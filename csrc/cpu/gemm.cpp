@@ -209,7 +209,7 @@ int32_t gated_linear(const Weight& weight, void* out, int32_t out_dtype, const v
   const int32_t status = linear(weight, both, QR_FLOAT32, x, x_dtype, rows, 2 * f, k, bias, QR_NONE, nullptr);
   for (int64_t row = 0; status == QR_OK && row < rows; ++row)
     kernels()->gate(static_cast<char*>(out) + row * f * bytes_of(out_dtype), out_dtype, both + row * 2 * f,
-                    both + row * 2 * f + f, f, activation);
+                    both + row * 2 * f + f, f, Gating{activation});
   return status;
 }
 

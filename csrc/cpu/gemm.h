@@ -47,7 +47,7 @@ inline bool is_product(const void* out, const void* x, const void* packed, int64
   return is_weight(n, k) && are_sizes(rows, n) && are_sizes(rows, k) && packed != nullptr && is_aligned(packed) &&
          (rows == 0 || are_there(out, x));
 }
-inline bool is_activation(int32_t activation) { return activation >= QR_NONE && activation <= QR_RELU; }
+inline bool is_activation(int32_t activation) { return activation >= QR_NONE && activation <= QR_RELU2; }
 
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k);
 inline int64_t quantized_panel_bytes(int32_t format, int64_t k) {

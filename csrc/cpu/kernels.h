@@ -4,6 +4,7 @@
 // `kernels()`; the isa_*.cpp files compile the templates of kernels/ with their own flags.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "quire_cpu.h"
@@ -79,6 +80,14 @@ struct WeighedSum {
   const float* weights;
   int64_t count, n;
   const void* residual;  // of dtype, or null
+};
+
+// What stands between a gate and its product with the up half (`qr_gating`).
+struct Gating {
+  int32_t activation;
+  float limit = HUGE_VALF, slope = 1.0f, offset = 0.0f;
+
+  bool is_plain() const { return limit == HUGE_VALF && slope == 1.0f && offset == 0.0f; }
 };
 
 struct NormArgs {
@@ -302,8 +311,9 @@ struct Kernels {
   Gemm gemm_int4[3];  // in groups of 32, 64, 128
   void (*row_to_int8)(const IntegersArgs& args);
   void (*row_to_int4)(const IntegersArgs& args);
-  // out[i] = activation(gate[i]) * up[i], where a gated layer's halves do not fall on panels.
-  void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, int32_t activation);
+  // What a product's own end does not compute: halves that do not fall on panels, gates that are not plain. up may be
+  // null.
+  void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, const Gating& gating);
   void (*causal_conv)(const ConvArgs& args, const ConvPiece& piece);
   void (*mamba_derived)(const DerivedArgs& args, int64_t row_begin, int64_t row_end);
   void (*mamba_scan)(const MambaArgs& args, const ScanPiece& piece);

@@ -1,4 +1,4 @@
-// Routing of a mixture of experts, each row by itself; as quire/ops/mixture.py, which names the sources.
+// Routing of a mixture of experts, each row by itself; as quire/ops/reference/experts.py, which names the sources.
 #include "routing.h"
 
 #include <cmath>
@@ -76,6 +76,8 @@ void weigh(float* weights, const int32_t* chosen, const float* scores, const qr_
   const int64_t count = routing.num_chosen;
   for (int64_t i = 0; i < count; ++i) weights[i] = scores[chosen[i]];
   if (routing.scores == QR_LOGITS) softmax(weights, count);
+  if (routing.scores == QR_LOGITS_SIGMOID)
+    for (int64_t i = 0; i < count; ++i) weights[i] = sigmoid_of(weights[i]);
   if (routing.renormalized != 0) {
     float total = weights[0];
     for (int64_t i = 1; i < count; ++i) total += weights[i];
@@ -104,7 +106,7 @@ bool is_routing(const qr_routing& routing, int64_t num_experts) {
        {routing.least_sum, routing.added_to_sum, routing.factor, routing.shared_factor, routing.near})
     if (!is_finite(float(number))) return false;
   return routing.num_chosen >= 1 && routing.num_chosen <= num_experts && routing.scores >= QR_SOFTMAX &&
-         routing.scores <= QR_LOGITS && are_groups(routing, num_experts);
+         routing.scores <= QR_LOGITS_SIGMOID && are_groups(routing, num_experts);
 }
 
 void route_row(int32_t* chosen, float* weights, const float* logits, const float* choice_bias, int64_t num_experts,

@@ -42,7 +42,7 @@ typedef enum {
   QR_BFLOAT16_COMPACT = 4,
   QR_BFLOAT16_TILES = 5
 } qr_dtype;
-typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4 } qr_activation;
+typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2 } qr_format;
 typedef enum { QR_AVX2 = 1, QR_AVX512 = 2, QR_AVX512_BF16 = 3, QR_AMX = 4 } qr_isa;
 
@@ -139,7 +139,7 @@ typedef struct {
   int64_t dtype, format, group;
 } qr_weight;
 
-/* down(activation(gate(x)) * up(x)): gate_up is [2 size, in_features], down [out_features, size]. */
+/* gate_up: [2 size, in_features], gates first; without gates [size, in_features]. down: [out_features, size]. */
 typedef struct {
   qr_weight gate_up, down;
   int64_t size;
@@ -154,18 +154,28 @@ typedef struct {
   int64_t num_experts, has_shared, has_shared_gate, in_features, out_features;
 } qr_mixture;
 
-typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2 } qr_scores;
+typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2, QR_LOGITS_SIGMOID = 3 } qr_scores;
 
 /* How rows choose experts and weigh them: the num_chosen of the highest scores + choice_bias, the lower index first
  * where two are equal; NaN counts as the highest. Of `groups` groups of neighbours (0: no groups), only those in the
  * chosen_groups whose best_of_group highest scores have the highest sums. Weights are the scores (QR_LOGITS: the
- * softmax over the chosen), divided by their sum, or least_sum if that is more, plus added_to_sum, where renormalized, times factor. near
- * (negative: none): experts are chosen one after the other, each weighed by the softmax over the logits that are left
- * and no further from it than this share of it. shared_factor: of the shared expert, beside the sigmoid of its gate. */
+ * softmax over the chosen; QR_LOGITS_SIGMOID: the sigmoid of each), divided by their sum, or least_sum if that is more,
+ * plus added_to_sum, where renormalized, times factor. near (negative: none): experts are chosen one after the other,
+ * each weighed by the softmax over the logits that are left and no further from it than this share of it.
+ * shared_factor: of the shared expert, beside the sigmoid of its gate. weighs_input: the weights of chosen experts
+ * multiply what they read, rounded to its dtype, not what they give. */
 typedef struct {
-  int64_t num_chosen, scores, groups, chosen_groups, best_of_group, renormalized;
+  int64_t num_chosen, scores, groups, chosen_groups, best_of_group, renormalized, weighs_input;
   double least_sum, added_to_sum, factor, shared_factor, near;
 } qr_routing;
+
+/* What stands between the two products of an expert, with f(v) = activation(slope * v) / slope:
+ * f(min(gate, limit)) * (min(max(up, -limit), limit) + offset), or f(up) where experts have no gates. A limit of
+ * infinity, a slope of 1 and an offset of 0 are those of a plain gate. */
+typedef struct {
+  int64_t is_gated, activation;
+  double limit, slope, offset;
+} qr_gating;
 
 /* chosen[rows, num_chosen], best first, and their weights, from logits[rows, num_experts]. For tests. */
 QR_API int32_t qr_route(int32_t* chosen, float* weights, const float* logits, const float* choice_bias, int64_t rows,
@@ -175,7 +185,7 @@ QR_API int32_t qr_route(int32_t* chosen, float* weights, const float* logits, co
  * float32, plus residual (of dtype, may be null). out and x are of dtype; the router's logits are float32. Each expert
  * reads its weights once for every 512 of its rows. */
 QR_API int32_t qr_mixture_of_experts(void* out, const void* x, int32_t dtype, const void* residual, int64_t rows,
-                                     const qr_mixture* mixture, const qr_routing* routing, int32_t activation);
+                                     const qr_mixture* mixture, const qr_routing* routing, const qr_gating* gating);
 
 /* ---- norms (norm.cpp) ----
  * out is of x_dtype, or that in tiles; where it is not in tiles it may alias x. */

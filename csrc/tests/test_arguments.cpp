@@ -105,7 +105,7 @@ const Call kCalls[] = {
      }},
     {"qr_route", {4, 8, 2}, {false, false, false, true},
      [](P p, S s) {
-       const qr_routing routing{s[2], QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 1, 1, -1};
+       const qr_routing routing{s[2], QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1};
        return qr_route(as<int32_t>(p[0]), as<float>(p[1]), as<float>(p[2]), as<float>(p[3]), s[0], s[1], &routing);
      }},
     {"qr_mixture_of_experts", {4, 2, 32, 32, 32}, {false, false, false, true},
@@ -113,8 +113,9 @@ const Call kCalls[] = {
        const qr_weight weight{p[2], nullptr, nullptr, nullptr, QR_FLOAT32, 0, 0};
        const qr_expert experts[] = {{weight, weight, s[4]}, {weight, weight, 32}};
        const qr_mixture mixture{weight, nullptr, experts, s[1], 0, 0, s[2], s[3]};
-       const qr_routing routing{1, QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 1, 1, -1};
-       return qr_mixture_of_experts(p[0], p[1], QR_FLOAT32, p[3], s[0], &mixture, &routing, QR_SILU);
+       const qr_routing routing{1, QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1};
+       const qr_gating gating{1, QR_SILU, HUGE_VAL, 1, 0};
+       return qr_mixture_of_experts(p[0], p[1], QR_FLOAT32, p[3], s[0], &mixture, &routing, &gating);
      }},
     {"qr_rms_norm", {4, 32}, {false, false, true, false},
      [](P p, S s) {
@@ -227,7 +228,7 @@ TEST(every_function_refuses_missing_memory_and_impossible_sizes) {
   CHECK(qr_parallel(3, nullptr, nullptr) == QR_EINVAL);
   CHECK(qr_op_code(nullptr) == QR_EINVAL);
   CHECK(qr_route(nullptr, nullptr, nullptr, nullptr, 0, 1, nullptr) == QR_EINVAL);
-  CHECK(qr_mixture_of_experts(nullptr, nullptr, QR_FLOAT32, nullptr, 0, nullptr, nullptr, QR_NONE) == QR_EINVAL);
+  CHECK(qr_mixture_of_experts(nullptr, nullptr, QR_FLOAT32, nullptr, 0, nullptr, nullptr, nullptr) == QR_EINVAL);
   CHECK(qr_replay(nullptr, 3) == QR_EINVAL);
   CHECK(qr_replay(nullptr, -1) == QR_EINVAL);
 }

@@ -69,8 +69,10 @@ const Kind kKinds[] = {{QR_FLOAT32, 0, 0, false},  {QR_BFLOAT16, 0, 0, true}, {Q
                        {QR_BFLOAT16, QR_INT8, 0, true}, {QR_FLOAT32, QR_INT4, 32, false}, {QR_BFLOAT16, QR_INT4, 128, false}};
 
 qr_routing routing_of(int64_t num_chosen) {
-  return {num_chosen, QR_SOFTMAX, 0, 0, 0, 1, 0.0, 0.0, 1.5, 0.5, -1.0};
+  return {num_chosen, QR_SOFTMAX, 0, 0, 0, 1, 0, 0.0, 0.0, 1.5, 0.5, -1.0};
 }
+
+const qr_gating kSilu{1, QR_SILU, HUGE_VAL, 1.0, 0.0};
 
 struct Case {
   Kind kind;
@@ -79,12 +81,14 @@ struct Case {
   std::vector<qr_expert> experts;
   qr_mixture mixture;
   qr_routing routing = routing_of(3);
+  qr_gating gating;
   int64_t size_of() const { return kind.dtype == QR_FLOAT32 ? 4 : 2; }
+  int64_t first_outputs(int64_t size) const { return gating.is_gated != 0 ? 2 * size : size; }
 
-  Case(Kind kind, int64_t k, int64_t n, std::vector<int64_t> sizes, bool has_shared)
-      : kind(kind), k(k), n(n), num_experts(int64_t(sizes.size()) - has_shared) {
+  Case(Kind kind, int64_t k, int64_t n, std::vector<int64_t> sizes, bool has_shared, qr_gating gating = kSilu)
+      : kind(kind), k(k), n(n), num_experts(int64_t(sizes.size()) - has_shared), gating(gating) {
     for (int64_t size : sizes)
-      experts.push_back({weights.draw(2 * size, k, kind.dtype, kind.format, kind.group, kind.has_bias),
+      experts.push_back({weights.draw(first_outputs(size), k, kind.dtype, kind.format, kind.group, kind.has_bias),
                          weights.draw(n, size, kind.dtype, kind.format, kind.group, kind.has_bias), size});
     mixture = {weights.draw(num_experts + has_shared, k, QR_FLOAT32, 0, 0, false), nullptr, experts.data(), num_experts,
                has_shared, has_shared, k, n};
@@ -92,31 +96,74 @@ struct Case {
 
   int32_t run(std::vector<char>& out, const char* x, const char* residual, int64_t rows) {
     out.assign(size_t(rows * n * size_of()), 0);
-    return qr_mixture_of_experts(out.data(), x, kind.dtype, residual, rows, &mixture, &routing, QR_SILU);
+    return qr_mixture_of_experts(out.data(), x, kind.dtype, residual, rows, &mixture, &routing, &gating);
   }
 
   void bias_to(const std::vector<float>& bias) { mixture.choice_bias = weights.keep(bias); }
+  bool is_plain() const { return gating.limit == HUGE_VAL && gating.slope == 1.0 && gating.offset == 0.0; }
+  void product(void* out, int32_t out_dtype, const qr_weight& w, const char* x, int64_t n, int64_t k) const;
+  std::vector<char> inner_of(const qr_expert& expert, const char* x) const;
   std::vector<float> apply(const qr_expert& expert, const char* x) const;
+  std::vector<char> times(const char* x, float weight) const;
   std::vector<char> expected(const char* x, const char* residual) const;
 };
 
-// One row through one expert.
-std::vector<float> Case::apply(const qr_expert& e, const char* x) const {
+// One row.
+void Case::product(void* out, int32_t out_dtype, const qr_weight& w, const char* x, int64_t n, int64_t k) const {
+  const int32_t after = is_plain() && out_dtype == kind.dtype ? int32_t(gating.activation) : int32_t(QR_NONE);
+  CHECK((kind.format == 0 ? qr_linear(out, out_dtype, x, kind.dtype, w.packed, kind.dtype, 1, n, k, w.bias, after,
+                                      nullptr)
+                          : qr_linear_quantized(out, out_dtype, x, kind.dtype, w.packed, kind.format, kind.group,
+                                                w.scales, nullptr, 1, n, k, w.bias, after, nullptr)) == QR_OK);
+}
+
+// What the second product reads. Of gates that are not plain, in double.
+std::vector<char> Case::inner_of(const qr_expert& e, const char* x) const {
   std::vector<char> inner(size_t(e.size * size_of()));
-  std::vector<float> out(static_cast<size_t>(n));
-  const qr_weight &up = e.gate_up, &down = e.down;
-  if (kind.format == 0) {
+  const qr_weight& up = e.gate_up;
+  if (!is_plain()) {
+    std::vector<float> sums(size_t(first_outputs(e.size))), values(static_cast<size_t>(e.size));
+    std::vector<char> own(sums.size() * 4);
+    product(own.data(), QR_FLOAT32, up, x, first_outputs(e.size), k);
+    std::memcpy(sums.data(), own.data(), own.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double opened = gating.is_gated != 0 ? std::min(double(sums[i]), gating.limit) : double(sums[i]);
+      double value = opened / (1 + std::exp(-gating.slope * opened));
+      if (gating.is_gated != 0)
+        value *= std::clamp(double(sums[i + values.size()]), -gating.limit, gating.limit) + gating.offset;
+      values[i] = float(value);
+    }
+    return encode(values, kind.dtype);
+  }
+  if (gating.is_gated == 0) {
+    product(inner.data(), kind.dtype, up, x, e.size, k);
+  } else if (kind.format == 0) {
     CHECK(qr_gated_linear(inner.data(), kind.dtype, x, kind.dtype, up.packed, kind.dtype, 1, e.size, k, up.bias,
-                          QR_SILU) == QR_OK);
-    CHECK(qr_linear(out.data(), QR_FLOAT32, inner.data(), kind.dtype, down.packed, kind.dtype, 1, n, e.size, down.bias,
-                    QR_NONE, nullptr) == QR_OK);
+                          int32_t(gating.activation)) == QR_OK);
   } else {
     CHECK(qr_gated_linear_quantized(inner.data(), x, kind.dtype, up.packed, kind.format, kind.group, up.scales, nullptr,
-                                    1, e.size, k, up.bias, QR_SILU) == QR_OK);
-    CHECK(qr_linear_quantized(out.data(), QR_FLOAT32, inner.data(), kind.dtype, down.packed, kind.format, kind.group,
-                              down.scales, nullptr, 1, n, e.size, down.bias, QR_NONE, nullptr) == QR_OK);
+                                    1, e.size, k, up.bias, int32_t(gating.activation)) == QR_OK);
   }
+  return inner;
+}
+
+// One row through one expert.
+std::vector<float> Case::apply(const qr_expert& e, const char* x) const {
+  std::vector<float> out(static_cast<size_t>(n));
+  const std::vector<char> inner = inner_of(e, x);
+  const qr_weight& down = e.down;
+  CHECK((kind.format == 0 ? qr_linear(out.data(), QR_FLOAT32, inner.data(), kind.dtype, down.packed, kind.dtype, 1, n,
+                                      e.size, down.bias, QR_NONE, nullptr)
+                          : qr_linear_quantized(out.data(), QR_FLOAT32, inner.data(), kind.dtype, down.packed,
+                                                kind.format, kind.group, down.scales, nullptr, 1, n, e.size, down.bias,
+                                                QR_NONE, nullptr)) == QR_OK);
   return out;
+}
+
+std::vector<char> Case::times(const char* x, float weight) const {
+  std::vector<float> values = decode(std::vector<char>(x, x + k * size_of()), kind.dtype);
+  for (float& value : values) value *= weight;
+  return encode(values, kind.dtype);
 }
 
 std::vector<char> Case::expected(const char* x, const char* residual) const {
@@ -132,13 +179,26 @@ std::vector<char> Case::expected(const char* x, const char* residual) const {
   if (mixture.has_shared != 0)
     order.emplace_back(int32_t(num_experts), 1.0f / (1.0f + std::exp(-logits.back())) * float(routing.shared_factor));
   for (auto [index, weight] : order) {
-    const std::vector<float> out = apply(experts[size_t(index)], x);
-    for (size_t i = 0; i < total.size(); ++i) total[i] += out[i] * weight;
+    const bool is_weighed = routing.weighs_input != 0 && index < num_experts;
+    const std::vector<char> read = is_weighed ? times(x, weight) : std::vector<char>(x, x + k * size_of());
+    const std::vector<float> out = apply(experts[size_t(index)], read.data());
+    for (size_t i = 0; i < total.size(); ++i) total[i] += is_weighed ? out[i] : out[i] * weight;
   }
   const std::vector<char> raw(residual, residual + n * size_of());
   const std::vector<float> more = decode(raw, kind.dtype);
   for (size_t i = 0; i < total.size(); ++i) total[i] += more[i];
   return encode(total, kind.dtype);
+}
+
+// Of gates that the test computes itself, rounded other numbers than the library's.
+bool are_close(const std::vector<char>& own, const std::vector<char>& want, const Kind& kind) {
+  const std::vector<float> a = decode(own, kind.dtype), b = decode(want, kind.dtype);
+  float largest = 0.0f, error = 0.0f;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::fabs(b[i]));
+    error = std::max(error, std::fabs(a[i] - b[i]));
+  }
+  return error <= (kind.format != 0 || kind.dtype == QR_BFLOAT16 ? 2e-2f : kind.dtype == QR_FLOAT16 ? 2e-3f : 1e-5f) * largest;
 }
 
 // All rows at once and in parts, with some numbers of threads, against each row alone.
@@ -151,8 +211,10 @@ void check_rows(Case& c, int64_t rows, const char* what) {
     CHECK(c.run(all, x.data(), residual.data(), rows) == QR_OK);
     for (int64_t row = 0; row < rows; row += rows > 50 ? 17 : 1) {
       const std::vector<char> want = c.expected(x.data() + row * in_bytes, residual.data() + row * out_bytes);
-      CHECK(std::memcmp(all.data() + row * out_bytes, want.data(), want.size()) == 0, "%s, dtype %d format %d: row %ld",
-            what, c.kind.dtype, c.kind.format, long(row));
+      const char* own = all.data() + row * out_bytes;
+      const bool is_right = c.is_plain() ? std::memcmp(own, want.data(), want.size()) == 0
+                                         : are_close({own, own + out_bytes}, want, c.kind);
+      CHECK(is_right, "%s, dtype %d format %d: row %ld", what, c.kind.dtype, c.kind.format, long(row));
     }
     for (auto [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 2}, {0, 5}, {3, rows - 3}}) {
       CHECK(c.run(some, x.data() + first * in_bytes, residual.data() + first * out_bytes, count) == QR_OK);
@@ -172,6 +234,19 @@ TEST(a_mixture_has_the_bits_of_its_experts_one_by_one) {
     Case odd(kind, 72, 64, {20, 20, 20, 20, 45}, true);
     check_rows(odd, 19, "halves within a panel, and a shared expert");
   }
+}
+
+TEST(gates_are_clamped_or_not_there_and_what_experts_read_is_weighed) {
+  const qr_gating clamped{1, QR_SILU, 0.7, 1.702, 1.0}, squares{0, QR_RELU2, HUGE_VAL, 1.0, 0.0},
+      sloped{0, QR_SILU, HUGE_VAL, 1.702, 0.0};
+  for (const Kind& kind : kKinds)
+    for (const qr_gating& gating : {kSilu, clamped, squares, sloped})
+      for (bool weighs : {false, true}) {
+        Case c(kind, 96, 70, {64, 64, 64, 20, 64}, true, gating);
+        c.routing.weighs_input = weighs;
+        c.routing.scores = QR_LOGITS_SIGMOID;
+        check_rows(c, 19, "gates and weighed inputs");
+      }
 }
 
 TEST(experts_without_rows_and_one_with_all_of_them) {
@@ -217,7 +292,7 @@ TEST(routing_takes_the_best_and_the_lower_index_first) {
   int32_t chosen[8];
   float weights[8];
   qr_routing routing = routing_of(4);
-  for (int64_t scores : {QR_SOFTMAX, QR_SIGMOID, QR_LOGITS}) {
+  for (int64_t scores : {QR_SOFTMAX, QR_SIGMOID, QR_LOGITS, QR_LOGITS_SIGMOID}) {
     routing.scores = scores;
     CHECK(qr_route(chosen, weights, logits, nullptr, 2, 6, &routing) == QR_OK);
     const int32_t want[] = {1, 2, 4, 3, 0, 1, 2, 3};
@@ -237,12 +312,14 @@ TEST(a_mixture_that_cannot_be_is_refused) {
   const auto refuses = [&](const char* what, auto change) {
     const qr_mixture mixture = c.mixture;
     const qr_routing routing = c.routing;
+    const qr_gating gating = c.gating;
     const std::vector<qr_expert> experts = c.experts;
     change();
     CHECK(c.run(out, x.data(), nullptr, 2) == QR_EINVAL, "%s", what);
     CHECK(std::all_of(out.begin(), out.end(), [](char byte) { return byte == 0; }), "%s wrote", what);
     c.mixture = mixture;
     c.routing = routing;
+    c.gating = gating;
     std::copy(experts.begin(), experts.end(), c.experts.begin());
   };
   refuses("no experts", [&] { c.mixture.num_experts = 0; });
@@ -254,7 +331,7 @@ TEST(a_mixture_that_cannot_be_is_refused) {
   refuses("no scales", [&] { c.experts[1].gate_up.format = QR_INT8; });
   refuses("more choices than experts", [&] { c.routing.num_chosen = 5; });
   refuses("no choice", [&] { c.routing.num_chosen = 0; });
-  refuses("scores", [&] { c.routing.scores = 3; });
+  refuses("scores", [&] { c.routing.scores = 4; });
   refuses("groups that do not divide", [&] { c.routing.groups = 3; });
   refuses("groups too few for the choices", [&] {
     c.routing.groups = 4;
@@ -262,6 +339,11 @@ TEST(a_mixture_that_cannot_be_is_refused) {
   });
   refuses("a factor", [&] { c.routing.factor = double(kNan); });
   refuses("a nearness", [&] { c.routing.near = HUGE_VAL; });
+  refuses("an activation", [&] { c.gating.activation = 6; });
+  refuses("half a gate", [&] { c.gating.is_gated = 2; });
+  refuses("a limit", [&] { c.gating.limit = double(kNan); });
+  refuses("a slope", [&] { c.gating.slope = 0.0; });
+  refuses("an offset", [&] { c.gating.offset = HUGE_VAL; });
   CHECK(c.run(out, x.data(), nullptr, 0) == QR_OK);
   CHECK(c.run(out, x.data(), nullptr, 2) == QR_OK);
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config.arch import LayerSpec, ModelArch
-from quire.config.experts import ExpertsSpec, Scores
+from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import MlpKind, NormKind
 from quire.config.mixers import (
     AttentionSpec,
@@ -342,21 +342,12 @@ JOB_BYTES = 2048
 
 
 def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
-    """As `experts_bytes`, with the native op where it knows the mixture."""
+    """As `experts_bytes`, of the native op."""
     return max((_native_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures), default=0)
-
-
-def _is_plain(experts: ExpertsSpec) -> bool:
-    """Whether the native op knows the mixture (`quire.ops.cpu.experts`)."""
-    routing = experts.routing
-    is_known = routing.scores in (Scores.SOFTMAX, Scores.SIGMOID, Scores.LOGITS) and not routing.weighs_input
-    return is_known and experts.is_gated and experts.gate is None
 
 
 def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
     """Its two pieces of scratch, which are kept from step to step."""
-    if not _is_plain(experts):
-        return _one_by_one_bytes(arch, experts, dtype, num_tokens)
     return _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
 
 
@@ -366,16 +357,19 @@ def _kept(num_bytes: int) -> int:
 
 
 def _routed_bytes(arch: ModelArch, experts: ExpertsSpec, num_tokens: int) -> int:
-    """Logits, choices and their weights in both orders, and the sum in float32."""
+    """Logits, choices with their weights and places, and the sum in float32."""
     choices = experts.routing.num_chosen + (experts.shared_size > 0)
-    of_token = 4 * (experts.num_experts + 1 + arch.hidden_size) + 16 * choices
+    of_token = 4 * (experts.num_experts + 1 + arch.hidden_size) + 20 * choices
     return num_tokens * of_token + 32 * experts.num_experts + num_tokens * choices // BATCH_ROWS * 24 + 4096
 
 
 def _wave_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
-    """One row takes most where it is alone: quantised inputs are laid out for 16 rows."""
+    """One row takes most where it is alone: quantised inputs are laid out for 16 rows. Sums before a gate are kept
+    where a product does not end with it, and inputs that are weighed.
+    """
     choices, widest = experts.routing.num_chosen + 1, max(experts.size, experts.shared_size)
-    row = 4 * arch.hidden_size + (DTYPE_BYTES[dtype] + (8 if widest % 32 else 0)) * widest
+    item, has_sums = DTYPE_BYTES[dtype], experts.gate is not None or not experts.is_gated or widest % 32 > 0
+    row = 4 * arch.hidden_size + (item + 8 * has_sums) * widest + item * experts.routing.weighs_input * arch.hidden_size
     depth = round_up(arch.hidden_size, 64) + round_up(widest, 64)
     batch = round_up(min(num_tokens, BATCH_ROWS), 32) * (row + 4 * depth) + JOB_BYTES
     all_alone = num_tokens * choices * (row + 17 * depth + JOB_BYTES)

@@ -59,7 +59,7 @@ class Routing:
     """The weights multiply what the chosen experts read, not what they give."""
     near: float | None = None
     """Logits choose experts one after the other. Each is weighed by the softmax over the logits that are left and no
-    further from it than this share of it; see `ops.mixture`."""
+    further from it than this share of it; see `ops.reference.experts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,11 @@ ACTIVATIONS = MappingProxyType(
         "gelu_fast": "gelu_tanh",
         "gelu_pytorch_tanh": "gelu_tanh",
         "relu": "relu",
+        "relu2": "relu2",
     }
 )
 """transformers' name -> the name that products know."""
-BEHIND = ("relu2", "quick_gelu", "xielu")
+BEHIND = ("quick_gelu", "xielu")
 """Those that no product computes, only an op of their own behind one."""
 
 

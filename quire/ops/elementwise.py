@@ -14,14 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quire.config.experts import ClampedGate
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
 VECTOR = 32
 """Elements that torch's elementwise loops take at a time, at most (two AVX-512 registers)."""
-ALONE = ("relu2", "quick_gelu")
-"""Activations without parameters that no product computes."""
 ROWS_AT_A_TIME = 8
 """Rows that are widened to float32 at a time: temporaries stay in the cache."""
 
@@ -29,9 +26,6 @@ ROWS_AT_A_TIME = 8
 @one_thread()
 def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> None:
     """See `functional.activate`."""
-    if activation == "relu2":
-        x.clamp_(min=0.0).mul_(x)
-        return
     function = _SERIES[activation]
     room = torch.zeros(ROWS_AT_A_TIME, round_up(x.shape[1], VECTOR))
     for rows in torch.split(x, ROWS_AT_A_TIME):
@@ -66,20 +60,6 @@ def scale_heads(x: Tensor, weight: Tensor) -> None:
 def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
     """See `functional.scale_tokens`."""
     x.mul_(scales.index_select(0, positions).view(-1, 1, 1))
-
-
-def clamped_gate(both: Tensor, gate: ClampedGate) -> Tensor:
-    """A `ClampedGate` of sums, the gate's in front of the others. Shapes: both [n, 2F] float32 -> [n, F] float32."""
-    size = both.shape[1] // 2
-    out = torch.empty(both.shape[0], size)
-    room = torch.zeros(2, ROWS_AT_A_TIME, round_up(size, VECTOR))
-    for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
-        wide = room[:, : rows.shape[0]]
-        wide[..., :size] = rows.view(-1, 2, size).transpose(0, 1)
-        opened = wide[0].clamp_(max=gate.limit).mul_(gate.slope)
-        values = wide[1].clamp_(min=-gate.limit, max=gate.limit).add_(gate.offset)
-        results.copy_(F.silu(opened).div_(gate.slope).mul_(values)[:, :size])
-    return out
 
 
 def _quick_gelu(x: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def linear(
     """activation(x @ weight.T + bias) + residual.
 
     Shapes: x [T, M], bias [N] float32, residual [T, N] -> [T, N] in out_dtype (default: x's dtype).
-    activation: None, "silu", "gelu", "gelu_tanh" or "relu".
+    activation: None, "silu", "gelu", "gelu_tanh", "relu" or "relu2", which is max(x, 0)^2.
     """
     return cast(
         "Tensor",
@@ -116,8 +116,8 @@ def mixture_of_experts(
     4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
        expert's output (times the sigmoid of its gate, if there is one, and its factor), then the residual.
     Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`, or a
-    `ClampedGate`, which takes the float32 sums of gate and up; of experts without a gate "relu2" or "quick_gelu", too,
-    as `activate` has them.
+    `ClampedGate`, which takes the float32 sums of gate and up; of experts without a gate "quick_gelu", too, as
+    `activate` has it.
     """
     return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))
 
@@ -227,7 +227,6 @@ def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> 
     """An activation that `linear` does not have, in place.
 
     activation, parameters:
-    - "relu2": max(x, 0)^2
     - "quick_gelu": x * sigmoid(1.702 * x)
     - "xielu", (p, n, beta, eps): p * x^2 + beta * x above zero, else n * (expm1(min(x, eps)) - x) + beta * x
       (Huang 2024, arXiv:2411.13010).

@@ -14,7 +14,7 @@ from quire.config.experts import Routing
 from quire.errors import ConfigError
 from quire.ops import table
 from quire.ops.cpu import library
-from quire.ops.mixture import route
+from quire.ops.reference.experts import route
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the largest magnitude of the expected values."""

@@ -49,7 +49,6 @@ def naive_xielu(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[[Tensor], Tensor]]] = {
-    "relu2": ((), lambda x: x.clamp(min=0).square()),
     "quick_gelu": ((), lambda x: x * torch.sigmoid(1.702 * x)),
     "xielu": (XIELU, naive_xielu),
 }

@@ -16,8 +16,8 @@ from torch.nn import functional as nn
 from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
 from quire.ops import functional as F
 from quire.ops import table
-from quire.ops.mixture import route
 from quire.ops.operands import ExpertWeights, MixtureWeights
+from quire.ops.reference.experts import route
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, native_route, rand
 
 SIZE, INNER, NUM_EXPERTS, NUM_ROWS = 60, 44, 9, 39
@@ -307,7 +307,7 @@ def test_experts_may_have_biases(dtype: torch.dtype) -> None:
     assert_close(actual, shares @ torch.stack(each))
 
 
-@pytest.mark.parametrize("routing", [name for name in ROUTINGS if ROUTINGS[name].scores is not Scores.LOGITS_SIGMOID])
+@pytest.mark.parametrize("routing", ROUTINGS)
 def test_native_routing_is_that_of_torch(routing: str) -> None:
     logits, bias = rand(300, NUM_EXPERTS), rand(NUM_EXPERTS, seed=3)
     for choice_bias in (None, bias):
@@ -320,11 +320,12 @@ def test_native_routing_is_that_of_torch(routing: str) -> None:
 
 
 def test_native_routing_reads_all_that_a_routing_says() -> None:
-    """A new field must reach `qr_routing`, or the native op would ignore it; it leaves `weighs_input` to torch."""
-    assert {item.name for item in fields(Routing)} - {"weighs_input"} == {
+    """A new field must reach `qr_routing`, or the native op would ignore it; so must one of a gate `qr_gating`."""
+    assert {item.name for item in fields(Routing)} == {
         *("num_chosen", "scores", "groups", "renormalized", "least_sum", "added_to_sum", "factor", "shared_factor"),
-        "near",
+        *("weighs_input", "near"),
     }
+    assert {item.name for item in fields(ClampedGate)} == {"limit", "slope", "offset"}
     assert [item.name for item in fields(MixtureWeights)] == [
         *("router", "router_bias", "experts", "choice_bias", "shared")
     ]

@@ -16,6 +16,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x) ** 2,
 }
 each_implementation = pytest.mark.parametrize("implementation", implementations_of("linear"))
 
@@ -91,7 +92,7 @@ def test_pack_linear_keeps_nothing_of_its_parts(implementation: str) -> None:
 
 @each_implementation
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 def test_gated_linear_is_activated_gate_times_up(implementation: str, dtype: torch.dtype, activation: str) -> None:
     table = ops(implementation)
     x, weight, bias = rand(9, 64, dtype=dtype), rand(2 * 48, 64, seed=1, dtype=dtype) / 8, rand(2 * 48, seed=2)

@@ -17,7 +17,7 @@ from quire.config.experts import (
     phimoe_experts,
 )
 from quire.errors import ConfigError
-from quire.ops.mixture import route
+from quire.ops.reference.experts import route
 from tests.ops.implementations import native_route
 
 SIZE, NUM_ROWS = 48, 200

@@ -52,6 +52,8 @@ QR_INLINE vf activate(vf x, int32_t activation) {
     }
     case QR_RELU:
       return max(zero(), x);
+    case QR_RELU2:
+      return mul(max(zero(), x), max(zero(), x));
     default:
       return x;
   }
@@ -135,20 +137,27 @@ void finish(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel
     finish_to<Fp16, Layout>(g, row_begin, row_end, panel, sums, up_sums);
 }
 
+// Limits come first in min and max, so that a NaN stays one.
 template <class Out>
-void gate_to(Out* out, const float* gate, const float* up, int64_t n, int32_t activation) {
+void gate_to(Out* out, const float* gate, const float* up, int64_t n, const Gating& gating) {
+  const vf limit = set1(gating.limit), least = set1(-gating.limit), slope = set1(gating.slope);
   each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    store_some(out + i, mul(activate<std::is_same<Out, Bf16>::value>(load_some(gate + i, count), activation), load_some(up + i, count)), count);
+    vf value = load_some(gate + i, count);
+    if (up != nullptr) value = min(limit, value);
+    value = div(activate<std::is_same<Out, Bf16>::value>(mul(slope, value), gating.activation), slope);
+    if (up != nullptr)
+      value = mul(value, add(max(least, min(limit, load_some(up + i, count))), set1(gating.offset)));
+    store_some(out + i, value, count);
   });
 }
 
-void gate(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, int32_t activation) {
+void gate(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, const Gating& gating) {
   if (out_dtype == QR_FLOAT32)
-    gate_to(static_cast<float*>(out), gate, up, n, activation);
+    gate_to(static_cast<float*>(out), gate, up, n, gating);
   else if (out_dtype == QR_BFLOAT16)
-    gate_to(static_cast<Bf16*>(out), gate, up, n, activation);
+    gate_to(static_cast<Bf16*>(out), gate, up, n, gating);
   else
-    gate_to(static_cast<Fp16*>(out), gate, up, n, activation);
+    gate_to(static_cast<Fp16*>(out), gate, up, n, gating);
 }
 
 // ---- the loop over panels ----

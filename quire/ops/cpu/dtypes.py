@@ -12,5 +12,5 @@ WEIGHT_DTYPES = {**DTYPES, COMPACT: 4}
 TILES = 5
 """Of activations on their way to a linear layer, bfloat16."""
 CACHE_DTYPES = {**DTYPES, torch.int8: 3}
-ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
 """By `qr_activation`."""

@@ -6,29 +6,32 @@ The library reads weights and routing from structures of 8-byte words (`quire_cp
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from quire.config.experts import ClampedGate, Routing, Scores
-from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
-from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.library import check, load, word
 from quire.ops.cpu.memory import empty
 from quire.ops.cpu.weights import words_of
-from quire.ops.mixture import mix
 from quire.ops.operands import ExpertWeights, MixtureWeights
 
 lib = load()
-SCORES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2}
+SCORES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2, Scores.LOGITS_SIGMOID: 3}
 """By `qr_scores`."""
 NONE = -1.0
 """In place of `Routing.near`."""
+PLAIN = ClampedGate(limit=math.inf)
+SLOPED: Mapping[str, tuple[str, ClampedGate]] = MappingProxyType(
+    {"quick_gelu": ("silu", ClampedGate(limit=math.inf, slope=1.702))}
+)
+"""Activations that are another one of slope * x, divided by the slope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,8 @@ def mixture_of_experts(
     activation: str | ClampedGate,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.mixture_of_experts`. The library knows plain gates, and weighs outputs only."""
+    """See `functional.mixture_of_experts`."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
-    is_plain = weights.experts[0].is_gated and routing.scores in SCORES and not routing.weighs_input
-    if isinstance(activation, ClampedGate) or not is_plain:
-        run_or_note(partial(_compute, weights=weights, routing=routing, activation=activation), out, x, residual)
-        return out
     written = _written.get(weights)
     if written is None:
         written = _written[weights] = _write(weights)
@@ -68,23 +67,10 @@ def mixture_of_experts(
             x.shape[0],
             written.mixture.data_ptr(),
             write_routing(routing).data_ptr(),
-            ACTIVATIONS[activation],
+            _write_gating(activation, weights.experts[0].is_gated).data_ptr(),
         )
     )
     return out
-
-
-def _compute(
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor | None,
-    *,
-    weights: MixtureWeights,
-    routing: Routing,
-    activation: str | ClampedGate,
-) -> None:
-    total = mix(x, weights, routing, activation=activation, residual=residual, linear=linear, gated_linear=gated_linear)
-    out.copy_(total)
 
 
 @functools.cache
@@ -97,6 +83,7 @@ def write_routing(routing: Routing) -> Tensor:
             SCORES[routing.scores],
             *((0, 0, 0) if groups is None else (groups.count, groups.num_chosen, groups.num_best)),
             routing.renormalized,
+            routing.weighs_input,
             float(routing.least_sum),
             float(routing.added_to_sum),
             float(routing.factor),
@@ -104,6 +91,15 @@ def write_routing(routing: Routing) -> Tensor:
             NONE if routing.near is None else float(routing.near),
         ]
     )
+
+
+@functools.cache
+def _write_gating(activation: str | ClampedGate, is_gated: bool) -> Tensor:
+    """A `qr_gating`, kept for good as well."""
+    name, gate = (
+        ("silu", activation) if isinstance(activation, ClampedGate) else SLOPED.get(activation, (activation, PLAIN))
+    )
+    return _words([is_gated, ACTIVATIONS[name], float(gate.limit), float(gate.slope), float(gate.offset)])
 
 
 def _write(weights: MixtureWeights) -> _Written:

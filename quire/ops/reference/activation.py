@@ -18,4 +18,5 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": torch.relu,
+    "relu2": lambda x: torch.relu(x).square_(),
 }

@@ -1,14 +1,26 @@
-"""A mixture of experts: the products of `gemm`, expert by expert."""
+"""A mixture of experts: who goes where, the products of `gemm` expert by expert, and how the parts are added up.
+
+Row invariance: each row is routed by itself, and what its experts give is added in the order of their indices, in
+float32, whatever else the step computes. Sums over a token's experts are written out, because torch adds up a row in an
+order that depends on the number of rows; softmax runs row by row, and the rest is exact in any order.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from quire.config.experts import ClampedGate, Routing
-from quire.ops.mixture import mix
-from quire.ops.operands import MixtureWeights
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
+from quire.ops.elementwise import ROWS_AT_A_TIME, VECTOR, activate
+from quire.ops.operands import ExpertWeights, MixtureWeights
 from quire.ops.reference.gemm import gated_linear, linear
 from quire.ops.threads import one_thread
+from quire.utils.math import round_up
 
 
 @one_thread()
@@ -21,5 +33,157 @@ def mixture_of_experts(
     residual: Tensor | None = None,
 ) -> Tensor:
     """See `functional.mixture_of_experts`."""
-    total = mix(x, weights, routing, activation=activation, residual=residual, linear=linear, gated_linear=gated_linear)
-    return total.to(x.dtype)
+    logits = linear(x.float(), weights.router, weights.router_bias)
+    total = torch.zeros(x.shape[0], weights.experts[0].down.out_features)
+    for part in parts_of(logits, weights, routing):
+        rows = x if part.rows is None else x.index_select(0, part.rows)
+        if part.weighs_input:
+            rows = (rows * part.weights.unsqueeze(1)).to(x.dtype)
+        inner = _inner(rows, part.expert, activation)
+        out = linear(inner, part.expert.down, part.expert.down_bias, out_dtype=torch.float32)
+        if not part.weighs_input:
+            out.mul_(part.weights.unsqueeze(1))
+        if part.rows is None:
+            total.add_(out)
+        else:
+            total.index_add_(0, part.rows, out)
+    return (total if residual is None else total.add_(residual)).to(x.dtype)
+
+
+def _inner(rows: Tensor, expert: ExpertWeights, activation: str | ClampedGate) -> Tensor:
+    """What the second product reads. Shapes: rows [n, M] -> [n, F]."""
+    first = (rows, expert.gate_up, expert.gate_up_bias)
+    if isinstance(activation, ClampedGate):
+        return _clamped_gate(linear(*first, out_dtype=torch.float32), activation).to(rows.dtype)
+    if expert.is_gated:
+        return gated_linear(*first, activation=activation)
+    if activation != "quick_gelu":
+        return linear(*first, activation=activation)
+    inner = linear(*first)
+    activate(inner, activation)
+    return inner
+
+
+def _clamped_gate(both: Tensor, gate: ClampedGate) -> Tensor:
+    """A `ClampedGate` of sums, the gate's in front of the others. Shapes: both [n, 2F] float32 -> [n, F] float32."""
+    size = both.shape[1] // 2
+    out = torch.empty(both.shape[0], size)
+    room = torch.zeros(2, ROWS_AT_A_TIME, round_up(size, VECTOR))
+    for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
+        wide = room[:, : rows.shape[0]]
+        wide[..., :size] = rows.view(-1, 2, size).transpose(0, 1)
+        opened = wide[0].clamp_(max=gate.limit).mul_(gate.slope)
+        values = wide[1].clamp_(min=-gate.limit, max=gate.limit).add_(gate.offset)
+        results.copy_(F.silu(opened).div_(gate.slope).mul_(values)[:, :size])
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of a step that pass one expert."""
+
+    expert: ExpertWeights
+    rows: Tensor | None
+    """[n] int64, ascending; None for all."""
+    weights: Tensor
+    """[n] float32: what the expert's output is multiplied by."""
+    weighs_input: bool = False
+    """What the expert reads is multiplied instead."""
+
+
+def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Iterator[Part]:
+    """What each expert that is touched has to do, in the order of their indices; the shared one comes last.
+
+    Shapes: logits [T, X], of the experts and, behind them, of the shared expert's gate.
+    """
+    num_experts = len(weights.experts)
+    chosen, scales = route(logits[:, :num_experts].contiguous(), routing, weights.choice_bias)
+    places = chosen.flatten().sort(stable=True).indices
+    rows, scales = places // routing.num_chosen, scales.flatten()[places]
+    end = 0
+    for index, count in enumerate(torch.bincount(chosen.flatten(), minlength=num_experts).tolist()):
+        begin, end = end, end + count
+        if count:
+            yield Part(weights.experts[index], rows[begin:end], scales[begin:end], routing.weighs_input)
+    if weights.shared is not None:
+        yield Part(weights.shared, None, _shared_scales(logits[:, num_experts:]).mul_(routing.shared_factor))
+
+
+def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The experts of each row, best first, and their weights.
+
+    Shapes: logits [T, X] float32, choice_bias [X] float32 -> [T, num_chosen] int64, [T, num_chosen] float32.
+    """
+    if routing.near is not None:
+        return _one_by_one(logits, routing.num_chosen, routing.near)
+    scores = _SCORES[routing.scores](logits)
+    ranked = scores if choice_bias is None else scores + choice_bias
+    if routing.groups is not None:
+        ranked = _in_best_groups(ranked, routing.groups)
+    chosen = _best(ranked, routing.num_chosen)
+    weights = scores.gather(1, chosen)
+    if routing.scores is Scores.LOGITS:
+        weights = weights.softmax(dim=-1)
+    elif routing.scores is Scores.LOGITS_SIGMOID:
+        weights = _sigmoid(weights)
+    if routing.renormalized:
+        sums = _row_sums(weights).clamp_(min=routing.least_sum).add_(routing.added_to_sum)
+        weights = weights / sums.unsqueeze(1)
+    return chosen, weights if routing.factor == 1.0 else weights * routing.factor
+
+
+def _one_by_one(logits: Tensor, num_chosen: int, near: float) -> tuple[Tensor, Tensor]:
+    """SparseMixer (2409.12136) without its noise, as `PhimoeTopKRouter` of transformers computes it."""
+    left, chosen, weights = logits, [], []
+    for _ in range(num_chosen):
+        best = _best(left, 1)
+        highest = left.gather(1, best)
+        is_far = (highest - logits) / logits.abs().maximum(highest) > near
+        chosen.append(best)
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(dim=-1).gather(1, best))
+        left = left.scatter(1, best, -torch.inf)
+    return torch.cat(chosen, dim=1), torch.cat(weights, dim=1)
+
+
+def _sigmoid(logits: Tensor) -> Tensor:
+    """As a softmax beside 0: torch computes the end of a stretch of elements with other instructions than the rest, but
+    rows of a softmax all alike.
+    """
+    return torch.stack([logits, torch.zeros_like(logits)], dim=-1).softmax(dim=-1)[..., 0].contiguous()
+
+
+_SCORES: Mapping[Scores, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        Scores.SOFTMAX: lambda logits: logits.softmax(dim=-1),
+        Scores.SIGMOID: _sigmoid,
+        Scores.LOGITS: lambda logits: logits,
+        Scores.LOGITS_SIGMOID: lambda logits: logits,
+    }
+)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Columns of each row's highest scores, best first, the lower one where two are equal. Shapes: -> [T, count]."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count].contiguous()
+
+
+def _in_best_groups(ranked: Tensor, groups: ExpertGroups) -> Tensor:
+    """The scores of experts in the best groups; -inf for the others. Shapes: ranked [T, X] -> [T, X]."""
+    in_groups = ranked.view(ranked.shape[0], groups.count, ranked.shape[1] // groups.count)
+    highest = in_groups.sort(dim=-1, descending=True).values[..., : groups.num_best]
+    of_groups = _row_sums(highest.flatten(0, 1)).view(-1, groups.count)
+    is_left_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(1, _best(of_groups, groups.num_chosen), False)
+    return in_groups.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).flatten(1)
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """From left to right. Shapes: [T, k] -> [T]."""
+    total = values[:, 0].clone()
+    for column in values.unbind(dim=1)[1:]:
+        total.add_(column)
+    return total
+
+
+def _shared_scales(gate: Tensor) -> Tensor:
+    """Sigmoid of the gate's logits, or ones without a gate. Shapes: gate [T, 1 or 0] float32 -> [T]."""
+    return _sigmoid(gate[:, 0]) if gate.shape[1] else torch.ones(gate.shape[0])
