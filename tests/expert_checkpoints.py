@@ -33,6 +33,12 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.6,
         "logits_scaling": 2.0,
     },
+    "jetmoe": {
+        **{key: value for key, value in SIZES.items() if key != "num_attention_heads"},
+        "kv_channels": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+    },
     "ernie4_5_moe": {
         **SIZES,
         "moe_intermediate_size": 40,

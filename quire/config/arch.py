@@ -456,6 +456,7 @@ def _attentions(
             slopes=slopes,
             has_sinks=has_sinks,
             is_gated=family.is_gated,
+            experts=family.attention_experts(keys),
             factors=scales.attention,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))

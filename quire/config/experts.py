@@ -85,6 +85,8 @@ class ExpertsSpec:
     """In place of the model's activation and a product."""
     has_bias: bool = False
     """Of the products of the experts that are chosen."""
+    has_common_bias: bool = False
+    """One bias is added to what the experts give together. Each expert carries it: their weights add up to one."""
     has_router_bias: bool = False
     """A number for each expert is added to its logit."""
     has_choice_bias: bool = False
@@ -114,6 +116,11 @@ def granite_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | No
     routing = Routing(num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"), scores=Scores.LOGITS)
     spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
     return (spec,) * num_layers
+
+
+def jetmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """JetMoE: as Granite MoE, with a bias behind the experts."""
+    return tuple(spec and replace(spec, has_common_bias=True) for spec in granite_experts(keys, num_layers))
 
 
 def granite_shared_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
-from quire.config.mixers import Factors, LatentRule, PositionScale
+from quire.config.mixers import AttentionExperts, Factors, LatentRule, PositionScale
 from quire.config.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
@@ -66,6 +66,8 @@ class Norms:
     """Behind the MLP, before it is added to the residual."""
     final: str | None = "norm"
     """Behind the last layer."""
+    inner_eps: float | None = None
+    """Of all others over hidden states, whatever config.json says."""
     heads: HeadNorms = HeadNorms.NONE
 
     @property
@@ -241,6 +243,10 @@ def _no_slopes(keys: ConfigKeys, num_heads: int) -> tuple[float, ...] | None:
     return None
 
 
+def _no_attention_experts(keys: ConfigKeys) -> AttentionExperts | None:
+    return None
+
+
 def _no_scales(keys: ConfigKeys) -> Scales:
     return Scales()
 
@@ -295,6 +301,8 @@ class FamilySpec:
     """Each query head has a learned score of no token."""
     is_gated: bool = False
     """What each head attended to passes a gate; the query's product has the gate of each head behind its query."""
+    attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
+    """For families in which each token chooses its query heads."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

@@ -58,6 +58,18 @@ class PositionScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionExperts:
+    """Experts in place of the products to queries and to outputs (mixture of attention heads, JetMoE).
+
+    An expert has one query head for each KV head. A token's query heads are those of its experts.
+    """
+
+    num_experts: int
+    num_chosen: int
+    """Experts of a token, chosen by their logits and weighed by the softmax over those of the chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
@@ -78,6 +90,8 @@ class AttentionSpec(Mixer):
     is_gated: bool = False
     """Whether what each head attended to is multiplied by the sigmoid of a gate, which stands behind the head's query
     in one product."""
+    experts: AttentionExperts | None = None
+    """None where all tokens have the same query heads."""
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
+from quire.config.experts import Routing, Scores
 from quire.config.family_spec import MlpKind, MlpSpec
 from quire.config.mixers import (
     AttentionSpec,
@@ -26,6 +27,7 @@ from quire.config.mixers import (
 from quire.errors import ConfigError
 from quire.layers.activation import Activation, activation_of
 from quire.layers.attention import Attention, position_scales
+from quire.layers.attention_experts import attention_expert_weights
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
@@ -113,6 +115,30 @@ class GatedAttention(SelfAttention):
         return Linear.of(qkv, biases[1])
 
 
+class ExpertAttention:
+    """Attention whose query heads, and what is made of them, are those of the experts that each token chooses."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        mixer = arch.mixers[index]
+        assert isinstance(mixer, AttentionSpec)
+        assert mixer.experts is not None
+        self.head_size = arch.head_size
+        self.kv_proj = Linear(ctx.child("kv_proj"), arch.hidden_size, 2 * arch.num_kv_heads * arch.head_size)
+        self.routing = Routing(num_chosen=mixer.experts.num_chosen, scores=Scores.LOGITS)
+        self.experts = attention_expert_weights(arch, mixer.experts, ctx.child("experts"))
+        self.attention = attention_of(arch, ctx, index)
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]."""
+        attended = self.attention(self._qkv(hidden), ctx)
+        return functional.expert_outputs(
+            attended, hidden, self.experts, self.routing, self.head_size, residual=residual
+        )
+
+    def _qkv(self, hidden: Tensor) -> Tensor:
+        return functional.expert_queries(hidden, self.kv_proj(hidden), self.experts, self.routing, self.head_size)
+
+
 def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Tensor], list[Tensor]]:
     """Gates, head by head; and queries, head by head, keys and values. Views."""
     heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
@@ -129,7 +155,10 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if parts[0].is_meta else torch.cat([part.to(torch.float32) for part in parts])
 
 
-def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> SelfAttention:
+def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
+    mixer = arch.mixers[index]
+    if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
+        return ExpertAttention(arch, ctx, index)
     return (GatedAttention if arch.family.is_gated else SelfAttention)(arch, ctx, index)
 
 

@@ -52,8 +52,9 @@ GATED = {
     "qwen3_5_text": {"num_attention_heads": 2, "linear_num_value_heads": 8, "linear_value_head_dim": 40},
     "minimax": {"head_dim": 48},
     "recurrent_gemma": {"intermediate_size": 600},
+    "jetmoe": {"kv_channels": 64},
 }
-"""Families with gates and recurrences of their own -> what makes another of their parts the widest."""
+"""Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""
 
 
 @pytest.mark.parametrize("num_tokens", [1, 61])

@@ -73,6 +73,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "internlm3": "InternLM3ForCausalLM",
         "jais2": "Jais2ForCausalLM",
         "jamba": "JambaForCausalLM",
+        "jetmoe": "JetMoeForCausalLM",
         "kolibri1": "Kolibri1ForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "lfm2_moe": "Lfm2MoeForCausalLM",
@@ -120,7 +121,9 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 )
 """model_type -> architecture."""
 
-ALSO_CALLED: Mapping[str, str] = MappingProxyType({"PhiMoEForCausalLM": "PhimoeForCausalLM"})
+ALSO_CALLED: Mapping[str, str] = MappingProxyType(
+    {"JetMoEForCausalLM": "JetMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
+)
 """Other names that published checkpoints give an architecture -> its name."""
 
 LLAMA_LIKE = FamilySpec()

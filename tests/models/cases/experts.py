@@ -45,6 +45,21 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 50,
         },
     ),
+    "jetmoe": ("jetmoe", {}),
+    "jetmoe-odd": (
+        "jetmoe",
+        {
+            "hidden_size": 60,
+            "num_key_value_heads": 3,
+            "kv_channels": 22,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 50,
+            "rms_norm_eps": 1e-2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "jetmoe-one": ("jetmoe", {"num_key_value_heads": 1, "num_local_experts": 33, "num_experts_per_tok": 1}),
     "ernie4.5-moe": ("ernie4_5_moe", {}),
     "ernie4.5-moe-biases": (
         "ernie4_5_moe",
