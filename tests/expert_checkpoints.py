@@ -33,6 +33,18 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.6,
         "logits_scaling": 2.0,
     },
+    "afmoe": {
+        **SIZES,
+        "num_hidden_layers": 4,
+        "head_dim": 24,
+        "sliding_window": 24,
+        "global_attn_every_n_layers": 2,
+        "moe_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "route_scale": 1.8,
+        "mup_enabled": True,
+    },
     "jetmoe": {
         **{key: value for key, value in SIZES.items() if key != "num_attention_heads"},
         "kv_channels": 16,

@@ -210,6 +210,8 @@ class WeightNames:
     """Whether one tensor has, for each key/value head in turn, its query heads, the key, and the value."""
     qkv_groups: int | None = None
     """In how many groups of heads one tensor has query heads, then values, then keys; None if it does not."""
+    gate: str | None = None
+    """Of gated attention, where the gates of all heads are a tensor of their own, without bias."""
     output: str = "o_proj"
     sinks: str = "sinks"
     q_norm: str = "q_norm"
@@ -300,7 +302,8 @@ class FamilySpec:
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
     is_gated: bool = False
-    """What each head attended to passes a gate; the query's product has the gate of each head behind its query."""
+    """What each head attended to passes a gate: the product that `names.gate` names, or else the one of the queries,
+    which has the gate of each head behind its query."""
     attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
     """For families in which each token chooses its query heads."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()

@@ -88,8 +88,7 @@ class AttentionSpec(Mixer):
     has_sinks: bool = False
     """Whether each query head has a learned score of no token."""
     is_gated: bool = False
-    """Whether what each head attended to is multiplied by the sigmoid of a gate, which stands behind the head's query
-    in one product."""
+    """Whether what each head attended to is multiplied by the sigmoid of a gate."""
     experts: AttentionExperts | None = None
     """None where all tokens have the same query heads."""
     factors: Factors = Factors()
@@ -122,6 +121,8 @@ class LatentAttentionSpec(Mixer):
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rope_size / 2)."""
     query_scale: float
     """Multiplies query . key."""
+    position_scale: PositionScale | None = None
+    """Multiplies each query by its position; None for nothing."""
     norm_eps: float = 1e-6
     """Of the norms of latents and of low-rank queries, whatever the model's others have."""
 

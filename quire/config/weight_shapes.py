@@ -162,7 +162,7 @@ Shape = tuple[tuple[int, ...], int]
 def _qkv(arch: ModelArch) -> Shape:
     size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
     names = arch.family.names
-    if arch.family.is_gated:
+    if _gates_are_behind_queries(arch):
         return (size,) * heads + (kv_heads * size,) * 2, arch.hidden_size
     if names.qkv_by_head or names.qkv_groups is not None:
         groups = names.qkv_groups or kv_heads
@@ -170,9 +170,14 @@ def _qkv(arch: ModelArch) -> Shape:
     return (heads * size, kv_heads * size, kv_heads * size), arch.hidden_size
 
 
+def _gates_are_behind_queries(arch: ModelArch) -> bool:
+    return arch.family.is_gated and arch.family.names.gate is None
+
+
 def _gate(arch: ModelArch) -> Shape:
-    """The gates of attention, head by head."""
-    return (arch.head_size,) * arch.num_heads, arch.hidden_size
+    """The gates of attention; head by head where they are behind queries."""
+    size, heads = arch.head_size, arch.num_heads
+    return (size,) * heads if _gates_are_behind_queries(arch) else (size * heads,), arch.hidden_size
 
 
 def _output(arch: ModelArch) -> Shape:
@@ -245,7 +250,7 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
     if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
         return arch.hidden_size
     if isinstance(mixer, AttentionSpec):
-        gate = mixer.is_gated * arch.num_heads * arch.head_size
+        gate = _gates_are_behind_queries(arch) * arch.num_heads * arch.head_size
         return biases + arch.attention_bias * (sum(_qkv(arch)[0]) + gate) + mixer.has_sinks * arch.num_heads
     rank = mixer.query_rank or 0
     return biases + rank + mixer.latent_size + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)

@@ -92,7 +92,7 @@ class SelfAttention:
 
 
 class GatedAttention(SelfAttention):
-    """o_proj(attended * sigmoid(gate)). The checkpoint has the gate of each head behind the head's query."""
+    """o_proj(attended * sigmoid(gate)). The checkpoint has gates of their own, or each behind its head's query."""
 
     gate_proj: Linear
 
@@ -105,6 +105,10 @@ class GatedAttention(SelfAttention):
     def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: gated attention cannot be split between processes yet. Use one process.")
+        name = arch.family.names.gate
+        if name is not None:
+            self.gate_proj = Linear(ctx.child(name), arch.hidden_size, arch.num_heads * arch.head_size)
+            return super()._projection(arch, ctx, mixer)
         kinds = ["weight", "bias"] if arch.attention_bias else ["weight"]
         read = {kind: _read_gated(arch, ctx, kind) for kind in kinds}
         gates = ctx.packed([], read["weight"][0])

@@ -23,6 +23,7 @@ CLASS_GROUP = "quire.models"
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "afmoe": "AfmoeForCausalLM",
         "apertus": "ApertusForCausalLM",
         "arcee": "ArceeForCausalLM",
         "bamba": "BambaForCausalLM",
@@ -88,6 +89,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "ministral": "MinistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
+        "mistral4": "Mistral4ForCausalLM",
         "mixtral": "MixtralForCausalLM",
         "mpt": "MptForCausalLM",
         "nanochat": "NanoChatForCausalLM",

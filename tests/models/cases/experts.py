@@ -45,6 +45,21 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 50,
         },
     ),
+    "afmoe": ("afmoe", {}),
+    "afmoe-odd-heads": (
+        "afmoe",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 22,
+            "attention_bias": True,
+            "num_dense_layers": 0,
+            "num_shared_experts": 1,
+            "mup_enabled": False,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "jetmoe": ("jetmoe", {}),
     "jetmoe-odd": (
         "jetmoe",
