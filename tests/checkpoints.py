@@ -182,6 +182,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
+    "mistral4": {
+        **_DEEPSEEK,
+        "first_k_dense_replace": 0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "glm4_moe_lite": {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"},
     "minicpm3": {**_LATENT, "scale_emb": 3, "dim_model_base": 32},
     "youtu": _LATENT,
@@ -416,7 +429,7 @@ def make_checkpoint(
 
 def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     """The transformers model of a family with random weights, biases and norms included."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -424,7 +437,7 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model = auto_model().from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             is_alike = isinstance(value, torch.nn.Parameter) and (value.dim() == 1 or not value.any())
@@ -434,19 +447,30 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     return model
 
 
+@cache
+def auto_model() -> Any:
+    """transformers' `AutoModelForCausalLM`, which does not list every class that continues texts."""
+    from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
+
+    AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+    return AutoModelForCausalLM
+
+
 @lru_cache(maxsize=2)
 def in_transformers(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     """A checkpoint as transformers reads it, to compare with. The last two are kept: reading takes longer than running.
 
     Callers must not change it.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     # Falcon's eager attention adds ALiBi twice, once with the mask.
     attention = "sdpa" if getattr(AutoConfig.from_pretrained(directory), "alibi", False) else "eager"
-    return AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation=attention, experts_implementation="eager"
-    ).eval()
+    return (
+        auto_model()
+        .from_pretrained(directory, dtype=dtype, attn_implementation=attention, experts_implementation="eager")
+        .eval()
+    )
 
 
 @contextmanager

@@ -184,12 +184,14 @@ def _mix_one(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
 
 
 def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
-    heads = arch.num_heads * arch.head_size
+    heads, keys_values = arch.num_heads * arch.head_size, 2 * arch.num_kv_heads * arch.head_size
+    is_latent, has_experts = isinstance(mixer, LatentAttentionSpec), _has_experts(mixer)
     if isinstance(mixer, LatentAttentionSpec):
         _compress(layout, arch, mixer)
-    layout.take("qkv", heads + 2 * arch.num_kv_heads * arch.head_size)
-    if isinstance(mixer, LatentAttentionSpec):
-        layout.free("projected", "compressed")
+    elif has_experts:
+        layout.take("keys and values", keys_values)
+    layout.take("qkv", heads + keys_values)
+    layout.free(*(["projected", "compressed"] if is_latent else ["keys and values"] if has_experts else []))
     layout.take("query", heads)
     layout.take("attended", heads)
     layout.free("qkv", "query")
@@ -200,6 +202,10 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
         layout.free("gate")
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
+
+
+def _has_experts(mixer: AttentionSpec | LatentAttentionSpec) -> bool:
+    return isinstance(mixer, AttentionSpec) and mixer.experts is not None
 
 
 def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
@@ -322,7 +328,21 @@ def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSp
 def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
     """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step and
     ops call each expert by itself."""
-    return max((_one_by_one_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures), default=0)
+    mixtures = (_one_by_one_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures)
+    return max(*mixtures, attention_experts_bytes(arch, dtype, num_tokens), 0)
+
+
+def attention_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
+    """As `experts_bytes`, of experts that give queries and outputs.
+
+    Their sum and an expert's output in float32, the rows and heads of an expert; the router's input, logits and order,
+    and who chose the expert.
+    """
+    counts = [mixer.experts.num_experts for mixer in arch.plain_attentions if mixer.experts is not None]
+    if not counts:
+        return 0
+    item, size, inner = DTYPE_BYTES[dtype], arch.hidden_size, arch.num_kv_heads * arch.head_size
+    return num_tokens * (size * (8 + item) + 2 * inner * item + 33 * max(counts) + 48 * arch.num_heads)
 
 
 def _one_by_one_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
@@ -343,7 +363,8 @@ JOB_BYTES = 2048
 
 def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
     """As `experts_bytes`, of the native op."""
-    return max((_native_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures), default=0)
+    mixtures = (_native_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures)
+    return max(*mixtures, attention_experts_bytes(arch, dtype, num_tokens), 0)
 
 
 def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:

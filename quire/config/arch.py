@@ -178,7 +178,7 @@ class ModelArch:
     @property
     def position_scales(self) -> frozenset[PositionScale]:
         """What queries are multiplied by at their positions, each once."""
-        return frozenset(mixer.position_scale for mixer in self.plain_attentions if mixer.position_scale is not None)
+        return frozenset(mixer.position_scale for mixer in self.attentions if mixer.position_scale is not None)
 
     @property
     def mixtures(self) -> frozenset[ExpertsSpec]:
@@ -325,8 +325,10 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
     elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
         problem = "factors of queries, keys and values that one tensor has by head"
-    elif arch.family.is_gated and (not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))):
-        problem = "gated attention with factors, or with queries, keys and values in one tensor"
+    elif (arch.family.is_gated and names.gate is None) and (
+        not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))
+    ):
+        problem = "gates behind queries with factors, or with queries, keys and values in one tensor"
     elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
         problem = "a factor of logits without a last norm, or with a bias of the head"
     elif arch.family.is_chunked and (
@@ -440,7 +442,8 @@ def _attentions(
 ) -> list[MixerSpec]:
     """What each layer has if it has attention."""
     if family.latent is not None:
-        return [family.latent(keys, max_position, family.aliases)] * num_layers
+        latent = family.latent(keys, max_position, family.aliases)
+        return [replace(latent, position_scale=family.position_scale(keys))] * num_layers
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
     ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
@@ -456,6 +459,7 @@ def _attentions(
             slopes=slopes,
             has_sinks=has_sinks,
             is_gated=family.is_gated,
+            experts=family.attention_experts(keys),
             factors=scales.attention,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))

@@ -85,6 +85,8 @@ class ExpertsSpec:
     """In place of the model's activation and a product."""
     has_bias: bool = False
     """Of the products of the experts that are chosen."""
+    has_common_bias: bool = False
+    """One bias is added to what the experts give together. Each expert carries it: their weights add up to one."""
     has_router_bias: bool = False
     """A number for each expert is added to its logit."""
     has_choice_bias: bool = False
@@ -114,6 +116,11 @@ def granite_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | No
     routing = Routing(num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"), scores=Scores.LOGITS)
     spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
     return (spec,) * num_layers
+
+
+def jetmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """JetMoE: as Granite MoE, with a bias behind the experts."""
+    return tuple(spec and replace(spec, has_common_bias=True) for spec in granite_experts(keys, num_layers))
 
 
 def granite_shared_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
@@ -218,6 +225,27 @@ def lfm2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None,
     return tuple(spec if index >= first else None for index in range(num_layers))
 
 
+def afmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """AFMoE: sigmoids, chosen with a bias; shared experts are one wider expert; in all layers behind the first."""
+    count, size = num_experts_of(keys, "num_experts", "num_local_experts"), keys.count("moe_intermediate_size")
+    routing = Routing(
+        num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"),
+        scores=Scores.SIGMOID,
+        renormalized=True,
+        least_sum=1e-20,
+        factor=keys.positive("route_scale"),
+    )
+    spec = ExpertsSpec(
+        num_experts=count,
+        size=size,
+        routing=routing,
+        has_choice_bias=True,
+        shared_size=whole_number(keys, "num_shared_experts") * size,
+    )
+    first = whole_number(keys, "num_dense_layers")
+    return tuple(spec if index >= first else None for index in range(num_layers))
+
+
 def deepseek_v2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """DeepSeek V2: chosen of all experts (`greedy`), or of groups that their best expert ranks, and scaled."""
     check_only(keys, "topk_method", "greedy", "group_limited_greedy")
@@ -249,6 +277,20 @@ def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec 
         factor=keys.positive("routed_scaling_factor"),
     )
     return behind_dense_layers(keys, _deepseek_spec(keys, count, routing, has_choice_bias=True), num_layers)
+
+
+def mistral4_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Mistral 4: as DeepSeek V3, of probabilities and without a bias."""
+    count = num_experts_of(keys, "n_routed_experts", "num_local_experts", has_groups=True)
+    chosen = num_chosen_of(keys, count, "num_experts_per_tok")
+    routing = Routing(
+        num_chosen=chosen,
+        groups=_groups(keys, count, chosen, num_best=2),
+        renormalized=keys.flag("norm_topk_prob", default=False),
+        least_sum=1e-20,
+        factor=keys.positive("routed_scaling_factor"),
+    )
+    return behind_dense_layers(keys, _deepseek_spec(keys, count, routing), num_layers)
 
 
 def nemotron_h_experts(keys: ConfigKeys) -> ExpertsSpec:

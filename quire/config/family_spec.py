@@ -14,7 +14,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
-from quire.config.mixers import Factors, LatentRule, PositionScale
+from quire.config.mixers import AttentionExperts, Factors, LatentRule, PositionScale
 from quire.config.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
@@ -66,6 +66,8 @@ class Norms:
     """Behind the MLP, before it is added to the residual."""
     final: str | None = "norm"
     """Behind the last layer."""
+    inner_eps: float | None = None
+    """Of all others over hidden states, whatever config.json says."""
     heads: HeadNorms = HeadNorms.NONE
 
     @property
@@ -208,6 +210,8 @@ class WeightNames:
     """Whether one tensor has, for each key/value head in turn, its query heads, the key, and the value."""
     qkv_groups: int | None = None
     """In how many groups of heads one tensor has query heads, then values, then keys; None if it does not."""
+    gate: str | None = None
+    """Of gated attention, where the gates of all heads are a tensor of their own, without bias."""
     output: str = "o_proj"
     sinks: str = "sinks"
     q_norm: str = "q_norm"
@@ -238,6 +242,10 @@ def _no_position_scale(keys: ConfigKeys) -> PositionScale | None:
 
 
 def _no_slopes(keys: ConfigKeys, num_heads: int) -> tuple[float, ...] | None:
+    return None
+
+
+def _no_attention_experts(keys: ConfigKeys) -> AttentionExperts | None:
     return None
 
 
@@ -294,7 +302,10 @@ class FamilySpec:
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
     is_gated: bool = False
-    """What each head attended to passes a gate; the query's product has the gate of each head behind its query."""
+    """What each head attended to passes a gate: the product that `names.gate` names, or else the one of the queries,
+    which has the gate of each head behind its query."""
+    attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
+    """For families in which each token chooses its query heads."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

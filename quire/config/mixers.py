@@ -58,6 +58,18 @@ class PositionScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionExperts:
+    """Experts in place of the products to queries and to outputs (mixture of attention heads, JetMoE).
+
+    An expert has one query head for each KV head. A token's query heads are those of its experts.
+    """
+
+    num_experts: int
+    num_chosen: int
+    """Experts of a token, chosen by their logits and weighed by the softmax over those of the chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
@@ -76,8 +88,9 @@ class AttentionSpec(Mixer):
     has_sinks: bool = False
     """Whether each query head has a learned score of no token."""
     is_gated: bool = False
-    """Whether what each head attended to is multiplied by the sigmoid of a gate, which stands behind the head's query
-    in one product."""
+    """Whether what each head attended to is multiplied by the sigmoid of a gate."""
+    experts: AttentionExperts | None = None
+    """None where all tokens have the same query heads."""
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
 
@@ -108,6 +121,8 @@ class LatentAttentionSpec(Mixer):
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rope_size / 2)."""
     query_scale: float
     """Multiplies query . key."""
+    position_scale: PositionScale | None = None
+    """Multiplies each query by its position; None for nothing."""
     norm_eps: float = 1e-6
     """Of the norms of latents and of low-rank queries, whatever the model's others have."""
 

@@ -109,6 +109,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
         body=(
             *(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
             *_mixtures(arch),
+            *_attention_experts(arch),
         ),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
@@ -161,7 +162,7 @@ Shape = tuple[tuple[int, ...], int]
 def _qkv(arch: ModelArch) -> Shape:
     size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
     names = arch.family.names
-    if arch.family.is_gated:
+    if _gates_are_behind_queries(arch):
         return (size,) * heads + (kv_heads * size,) * 2, arch.hidden_size
     if names.qkv_by_head or names.qkv_groups is not None:
         groups = names.qkv_groups or kv_heads
@@ -169,9 +170,14 @@ def _qkv(arch: ModelArch) -> Shape:
     return (heads * size, kv_heads * size, kv_heads * size), arch.hidden_size
 
 
+def _gates_are_behind_queries(arch: ModelArch) -> bool:
+    return arch.family.is_gated and arch.family.names.gate is None
+
+
 def _gate(arch: ModelArch) -> Shape:
-    """The gates of attention, head by head."""
-    return (arch.head_size,) * arch.num_heads, arch.hidden_size
+    """The gates of attention; head by head where they are behind queries."""
+    size, heads = arch.head_size, arch.num_heads
+    return (size,) * heads if _gates_are_behind_queries(arch) else (size * heads,), arch.hidden_size
 
 
 def _output(arch: ModelArch) -> Shape:
@@ -179,6 +185,9 @@ def _output(arch: ModelArch) -> Shape:
 
 
 def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    assert isinstance(mixer, AttentionSpec)
+    if mixer.experts is not None:  # the others are in `_attention_experts`
+        return Counter([((2 * arch.num_kv_heads * arch.head_size,), arch.hidden_size)])
     return Counter([_qkv(arch), _output(arch), *([_gate(arch)] if arch.family.is_gated else [])])
 
 
@@ -238,8 +247,10 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
     if isinstance(mixer, RecurrentSpec):
         return _recurrent_floats(arch, mixer)
     biases = arch.output_bias * arch.hidden_size
+    if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
+        return arch.hidden_size
     if isinstance(mixer, AttentionSpec):
-        gate = mixer.is_gated * arch.num_heads * arch.head_size
+        gate = _gates_are_behind_queries(arch) * arch.num_heads * arch.head_size
         return biases + arch.attention_bias * (sum(_qkv(arch)[0]) + gate) + mixer.has_sinks * arch.num_heads
     rank = mixer.query_rank or 0
     return biases + rank + mixer.latent_size + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
@@ -289,6 +300,21 @@ def _mixtures(arch: ModelArch) -> list[LinearShape]:
     return [shape for experts, count in counts.items() for shape in _mixture(arch, experts, count)]
 
 
+def _attention_experts(arch: ModelArch) -> list[LinearShape]:
+    """Linear layers of experts that give queries and outputs."""
+    size, inner = arch.hidden_size, arch.num_kv_heads * arch.head_size
+    counts = Counter(mixer.experts for mixer in arch.plain_attentions if mixer.experts is not None)
+    shapes = []
+    for experts, count in counts.items():
+        number, active = count * experts.num_experts, count * experts.num_chosen
+        shapes += [
+            LinearShape(parts=(experts.num_experts,), in_features=size, count=count, dtype="float32"),
+            LinearShape(parts=(inner,), in_features=size, count=number, active=active),
+            LinearShape(parts=(size,), in_features=inner, count=number, active=active),
+        ]
+    return shapes
+
+
 def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearShape]:
     size, chosen = arch.hidden_size, experts.routing.num_chosen
     router = (experts.num_experts, 1) if experts.has_shared_gate else (experts.num_experts,)
@@ -309,6 +335,7 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     parts = 1 + experts.is_gated
     bias = experts.has_shared_bias * (parts * experts.shared_size + arch.hidden_size)
     bias += experts.has_bias * experts.num_experts * (parts * experts.size + arch.hidden_size)
+    bias += experts.has_common_bias * arch.hidden_size
     return bias + (experts.has_choice_bias + experts.has_router_bias) * experts.num_experts
 
 

@@ -102,6 +102,9 @@ class MixtureOfExperts:
         self.activation = spec.gate or gated(arch)
         with functional.weights_together():
             experts = tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts))
+        if spec.has_common_bias:
+            bias = ctx.tensor("bias", (arch.hidden_size,), dtype=torch.float32)
+            experts = tuple(replace(expert, down_bias=bias) for expert in experts)
         self.weights = MixtureWeights(
             router=_router(arch, spec, ctx),
             router_bias=_router_bias(spec, ctx) if spec.has_router_bias else None,

@@ -19,7 +19,7 @@ from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.mixers import LatentAttentionSpec
 from quire.errors import ConfigError
-from quire.layers.attention import Attention
+from quire.layers.attention import Attention, position_scales
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
@@ -119,4 +119,7 @@ def _attention(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, i
         interleaved=mixer.interleaved,
     )
     cos_sin = rotary_table(mixer.rope, ctx.max_model_len)
-    return Attention(index, spec, scale=mixer.query_scale, cos_sin=cos_sin, soft_cap=arch.attn_soft_cap)
+    scales = position_scales(mixer.position_scale, ctx.max_model_len) if mixer.position_scale else None
+    return Attention(
+        index, spec, scale=mixer.query_scale, cos_sin=cos_sin, soft_cap=arch.attn_soft_cap, query_scales=scales
+    )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
+from quire.config.experts import Routing, Scores
 from quire.config.family_spec import MlpKind, MlpSpec
 from quire.config.mixers import (
     AttentionSpec,
@@ -26,6 +27,7 @@ from quire.config.mixers import (
 from quire.errors import ConfigError
 from quire.layers.activation import Activation, activation_of
 from quire.layers.attention import Attention, position_scales
+from quire.layers.attention_experts import attention_expert_weights
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
@@ -90,7 +92,7 @@ class SelfAttention:
 
 
 class GatedAttention(SelfAttention):
-    """o_proj(attended * sigmoid(gate)). The checkpoint has the gate of each head behind the head's query."""
+    """o_proj(attended * sigmoid(gate)). The checkpoint has gates of their own, or each behind its head's query."""
 
     gate_proj: Linear
 
@@ -103,6 +105,10 @@ class GatedAttention(SelfAttention):
     def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: gated attention cannot be split between processes yet. Use one process.")
+        name = arch.family.names.gate
+        if name is not None:
+            self.gate_proj = Linear(ctx.child(name), arch.hidden_size, arch.num_heads * arch.head_size)
+            return super()._projection(arch, ctx, mixer)
         kinds = ["weight", "bias"] if arch.attention_bias else ["weight"]
         read = {kind: _read_gated(arch, ctx, kind) for kind in kinds}
         gates = ctx.packed([], read["weight"][0])
@@ -111,6 +117,30 @@ class GatedAttention(SelfAttention):
         biases = [_joined(parts) for parts in read["bias"]] if arch.attention_bias else [None, None]
         self.gate_proj = Linear.of(gates, biases[0])
         return Linear.of(qkv, biases[1])
+
+
+class ExpertAttention:
+    """Attention whose query heads, and what is made of them, are those of the experts that each token chooses."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        mixer = arch.mixers[index]
+        assert isinstance(mixer, AttentionSpec)
+        assert mixer.experts is not None
+        self.head_size = arch.head_size
+        self.kv_proj = Linear(ctx.child("kv_proj"), arch.hidden_size, 2 * arch.num_kv_heads * arch.head_size)
+        self.routing = Routing(num_chosen=mixer.experts.num_chosen, scores=Scores.LOGITS)
+        self.experts = attention_expert_weights(arch, mixer.experts, ctx.child("experts"))
+        self.attention = attention_of(arch, ctx, index)
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]."""
+        attended = self.attention(self._qkv(hidden), ctx)
+        return functional.expert_outputs(
+            attended, hidden, self.experts, self.routing, self.head_size, residual=residual
+        )
+
+    def _qkv(self, hidden: Tensor) -> Tensor:
+        return functional.expert_queries(hidden, self.kv_proj(hidden), self.experts, self.routing, self.head_size)
 
 
 def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Tensor], list[Tensor]]:
@@ -129,7 +159,10 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if parts[0].is_meta else torch.cat([part.to(torch.float32) for part in parts])
 
 
-def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> SelfAttention:
+def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
+    mixer = arch.mixers[index]
+    if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
+        return ExpertAttention(arch, ctx, index)
     return (GatedAttention if arch.family.is_gated else SelfAttention)(arch, ctx, index)
 
 

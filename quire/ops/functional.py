@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from quire.config.experts import ClampedGate, Routing
     from quire.ops.operands import (
+        AttentionExpertWeights,
         AttentionMetadata,
         ConvWeights,
         GatedDeltaWeights,
@@ -120,6 +121,35 @@ def mixture_of_experts(
     `activate` has it.
     """
     return cast("Tensor", op("mixture_of_experts")(x, weights, routing, activation=activation, residual=residual))
+
+
+def expert_queries(
+    x: Tensor, keys_values: Tensor, weights: AttentionExpertWeights, routing: Routing, head_size: int
+) -> Tensor:
+    """Each token's queries, which are those of its experts, before its keys and values.
+
+    An expert gives one query for each KV head. The H = K * num_chosen query heads are ordered by KV head, so that
+    those that share one are neighbours. Routing as in `mixture_of_experts`.
+    Shapes: x [T, M], keys_values [T, 2 * K * D] -> [T, (H + 2 * K) * D] in x's dtype.
+    """
+    return cast("Tensor", op("expert_queries")(x, keys_values, weights, routing, head_size))
+
+
+def expert_outputs(
+    attended: Tensor,
+    x: Tensor,
+    weights: AttentionExpertWeights,
+    routing: Routing,
+    head_size: int,
+    *,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """What the experts of each token make of their heads, weighed and added up in float32; plus bias and residual.
+
+    x is what `expert_queries` was given: it is routed the same.
+    Shapes: attended [T, H * D], x [T, M], residual [T, N] -> [T, N] in x's dtype.
+    """
+    return cast("Tensor", op("expert_outputs")(attended, x, weights, routing, head_size, residual=residual))
 
 
 def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:

@@ -58,6 +58,20 @@ class MixtureWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionExpertWeights:
+    """The products of experts in front of and behind attention."""
+
+    router: LinearWeight
+    """[X, M] float32"""
+    queries: tuple[LinearWeight, ...]
+    """[K * D, M] of each expert"""
+    outputs: tuple[LinearWeight, ...]
+    """[N, K * D] of each expert"""
+    output_bias: Tensor
+    """[N] float32: added once for each token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeAndCacheSpec:
     """What is fixed about one attention layer's way from the QKV projection to query and cache."""
 

@@ -24,6 +24,8 @@ OPS = (
     "linear",
     "gated_linear",
     "mixture_of_experts",
+    "expert_queries",
+    "expert_outputs",
     "mamba",
     "mamba2",
     "short_conv",

@@ -17,7 +17,7 @@ from tests.models.harness import Harness, arch_of
 
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")
 HYBRID = ("bamba", "falcon_h1", "lfm2_moe", "nemotron_h")
-LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu")
+LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "mistral4", "youtu")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 32, 61])
@@ -52,8 +52,10 @@ GATED = {
     "qwen3_5_text": {"num_attention_heads": 2, "linear_num_value_heads": 8, "linear_value_head_dim": 40},
     "minimax": {"head_dim": 48},
     "recurrent_gemma": {"intermediate_size": 600},
+    "jetmoe": {"kv_channels": 64},
+    "afmoe": {"head_dim": 64},
 }
-"""Families with gates and recurrences of their own -> what makes another of their parts the widest."""
+"""Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""
 
 
 @pytest.mark.parametrize("num_tokens", [1, 61])

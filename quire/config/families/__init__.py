@@ -23,6 +23,7 @@ CLASS_GROUP = "quire.models"
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "afmoe": "AfmoeForCausalLM",
         "apertus": "ApertusForCausalLM",
         "arcee": "ArceeForCausalLM",
         "bamba": "BambaForCausalLM",
@@ -73,6 +74,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "internlm3": "InternLM3ForCausalLM",
         "jais2": "Jais2ForCausalLM",
         "jamba": "JambaForCausalLM",
+        "jetmoe": "JetMoeForCausalLM",
         "kolibri1": "Kolibri1ForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "lfm2_moe": "Lfm2MoeForCausalLM",
@@ -87,6 +89,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "ministral": "MinistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
+        "mistral4": "Mistral4ForCausalLM",
         "mixtral": "MixtralForCausalLM",
         "mpt": "MptForCausalLM",
         "nanochat": "NanoChatForCausalLM",
@@ -120,7 +123,9 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 )
 """model_type -> architecture."""
 
-ALSO_CALLED: Mapping[str, str] = MappingProxyType({"PhiMoEForCausalLM": "PhimoeForCausalLM"})
+ALSO_CALLED: Mapping[str, str] = MappingProxyType(
+    {"JetMoEForCausalLM": "JetMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
+)
 """Other names that published checkpoints give an architecture -> its name."""
 
 LLAMA_LIKE = FamilySpec()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from quire.ops.cpu.attention import chunked_attention, paged_attention
+from quire.ops.cpu.attention_experts import expert_outputs, expert_queries
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
 from quire.ops.cpu.elementwise import activate, clip, gate, scale_add, scale_heads, scale_tokens, soft_cap
 from quire.ops.cpu.experts import mixture_of_experts
@@ -29,6 +30,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
+        "expert_queries": expert_queries,
+        "expert_outputs": expert_outputs,
         "mamba": mamba,
         "mamba2": mamba2,
         "short_conv": short_conv,

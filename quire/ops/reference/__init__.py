@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_tokens
 from quire.ops.reference.attention import chunked_attention, paged_attention
+from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import scale_add, soft_cap
 from quire.ops.reference.experts import mixture_of_experts
@@ -28,6 +29,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
+        "expert_queries": expert_queries,
+        "expert_outputs": expert_outputs,
         "mamba": mamba,
         "mamba2": mamba2,
         "short_conv": short_conv,

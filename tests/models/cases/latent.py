@@ -7,6 +7,24 @@ from typing import Any
 from tests.models.cases.rotations import rope
 
 LATENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral4": ("mistral4", {}),
+    "mistral4-groups": (
+        "mistral4",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.0,
+            "first_k_dense_replace": 1,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "q_lora_rank": None,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral4-default-rope": ("mistral4", {"rope_parameters": None, "max_position_embeddings": 16_384}),
     "deepseek-v2": ("deepseek_v2", {}),
     "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "attention_bias": True, "mlp_bias": True}),
     "deepseek-v2-groups": (

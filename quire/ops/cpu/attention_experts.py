@@ -1,0 +1,41 @@
+"""Experts in front of and behind attention: the products of `gemm`, expert by expert."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from quire.config.experts import Routing
+from quire.ops.attention_experts import fill_outputs, fill_queries
+from quire.ops.cpu.calls import run_or_note
+from quire.ops.cpu.gemm import linear
+from quire.ops.cpu.memory import empty
+from quire.ops.operands import AttentionExpertWeights
+
+
+def expert_queries(
+    x: Tensor, keys_values: Tensor, weights: AttentionExpertWeights, routing: Routing, head_size: int
+) -> Tensor:
+    """See `functional.expert_queries`."""
+    num_features = routing.num_chosen * weights.queries[0].out_features
+    out = empty((x.shape[0], num_features + keys_values.shape[1]), x.dtype)
+    fill = partial(fill_queries, weights=weights, routing=routing, head_size=head_size, linear=linear)
+    run_or_note(fill, out, x, keys_values)
+    return out
+
+
+def expert_outputs(
+    attended: Tensor,
+    x: Tensor,
+    weights: AttentionExpertWeights,
+    routing: Routing,
+    head_size: int,
+    *,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """See `functional.expert_outputs`."""
+    out = empty((x.shape[0], weights.outputs[0].out_features), x.dtype)
+    fill = partial(fill_outputs, weights=weights, routing=routing, head_size=head_size, linear=linear)
+    run_or_note(fill, out, attended, x, residual)
+    return out
