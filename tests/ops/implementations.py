@@ -57,18 +57,12 @@ def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def native_route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`mixture.route` as the library does it; as that does it where there is no library."""
+    """`reference.experts.route` as the library does it; as that does it where there is no library."""
     if not library.available():
         return route(logits, routing, choice_bias)
-    from quire.ops.cpu.experts import write_routing
+    from quire.ops.cpu import experts
 
-    rows, num_experts = logits.shape
-    chosen = torch.empty(rows, routing.num_chosen, dtype=torch.int32)
-    weights = torch.empty(rows, routing.num_chosen)
-    bias = None if choice_bias is None else choice_bias.data_ptr()
-    addresses = (chosen.data_ptr(), weights.data_ptr(), logits.data_ptr(), bias)
-    library.check(library.load().qr_route(*addresses, rows, num_experts, write_routing(routing).data_ptr()))
-    return chosen.long(), weights
+    return experts.route(logits, routing, choice_bias)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.config.experts import Routing
 from quire.ops.attention_experts import fill_outputs, fill_queries
 from quire.ops.cpu.calls import run_or_note
+from quire.ops.cpu.experts import route
 from quire.ops.cpu.gemm import linear
 from quire.ops.cpu.memory import empty
 from quire.ops.operands import AttentionExpertWeights
@@ -20,7 +21,7 @@ def expert_queries(
     """See `functional.expert_queries`."""
     num_features = routing.num_chosen * weights.queries[0].out_features
     out = empty((x.shape[0], num_features + keys_values.shape[1]), x.dtype)
-    fill = partial(fill_queries, weights=weights, routing=routing, head_size=head_size, linear=linear)
+    fill = partial(fill_queries, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route)
     run_or_note(fill, out, x, keys_values)
     return out
 
@@ -36,6 +37,6 @@ def expert_outputs(
 ) -> Tensor:
     """See `functional.expert_outputs`."""
     out = empty((x.shape[0], weights.outputs[0].out_features), x.dtype)
-    fill = partial(fill_outputs, weights=weights, routing=routing, head_size=head_size, linear=linear)
+    fill = partial(fill_outputs, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route)
     run_or_note(fill, out, attended, x, residual)
     return out

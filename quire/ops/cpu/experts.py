@@ -73,6 +73,17 @@ def mixture_of_experts(
     return out
 
 
+def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See `reference.experts.route`."""
+    rows, num_experts = logits.shape
+    chosen = torch.empty(rows, routing.num_chosen, dtype=torch.int32)
+    weights = torch.empty(rows, routing.num_chosen)
+    bias = None if choice_bias is None else choice_bias.data_ptr()
+    addresses = (chosen.data_ptr(), weights.data_ptr(), logits.data_ptr(), bias)
+    check(lib.qr_route(*addresses, rows, num_experts, write_routing(routing).data_ptr()))
+    return chosen.long(), weights
+
+
 @functools.cache
 def write_routing(routing: Routing) -> Tensor:
     """A `qr_routing`, kept for good: graphs refer to it."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from quire.config.experts import Routing
 from quire.ops.attention_experts import fill_outputs, fill_queries
 from quire.ops.operands import AttentionExpertWeights
+from quire.ops.reference.experts import route
 from quire.ops.reference.gemm import linear
 from quire.ops.threads import one_thread
 
@@ -18,7 +19,7 @@ def expert_queries(
     """See `functional.expert_queries`."""
     num_features = routing.num_chosen * weights.queries[0].out_features
     out = x.new_empty(x.shape[0], num_features + keys_values.shape[1])
-    fill_queries(out, x, keys_values, weights=weights, routing=routing, head_size=head_size, linear=linear)
+    fill_queries(out, x, keys_values, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route)
     return out
 
 
@@ -34,5 +35,5 @@ def expert_outputs(
 ) -> Tensor:
     """See `functional.expert_outputs`."""
     out = x.new_empty(x.shape[0], weights.outputs[0].out_features)
-    fill_outputs(out, attended, x, residual, weights=weights, routing=routing, head_size=head_size, linear=linear)
+    fill_outputs(out, attended, x, residual, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route)
     return out
