@@ -140,8 +140,10 @@ class Engine:
     def close(self) -> None:
         """End of input: the worker leaves, and takes the engine's other processes with it."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
 
 def vllm_environment(python: str) -> dict[str, str]:
@@ -159,15 +161,15 @@ def start(name: str, python: str, model: Path, weights: str, threads: int, kv_ca
         env["PYTHONPATH"] = str(worker.parents[1])
     if name == "vllm":
         env |= vllm_environment(python)
-    log = (model.parent / f"{name}-{weights}.log").open("w")
-    process = subprocess.Popen(
-        [python, str(worker), name, str(model), weights, str(threads), kv_cache_dtype],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        env=env,
-    )
+    with (model.parent / f"{name}-{weights}.log").open("w") as log:
+        process = subprocess.Popen(
+            [python, str(worker), name, str(model), weights, str(threads), kv_cache_dtype],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=env,
+        )
     assert process.stdout is not None
     word, _, seconds = process.stdout.readline().partition(" ")
     if word != "ready":

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
 Config = dict[str, Any]
@@ -79,11 +78,11 @@ def recurrent(config: Config) -> Config:
     }
 
 
-METADATA: dict[str, tuple[gguf.MODEL_ARCH, Callable[[Config], Config]]] = {
-    "qwen3": (gguf.MODEL_ARCH.QWEN3, attention),
-    "qwen3_moe": (gguf.MODEL_ARCH.QWEN3MOE, experts),
-    "deepseek_v2": (gguf.MODEL_ARCH.DEEPSEEK2, latent),
-    "mamba2": (gguf.MODEL_ARCH.MAMBA2, recurrent),
+METADATA: dict[str, tuple[str, Callable[[Config], Config]]] = {
+    "qwen3": ("qwen3", attention),
+    "qwen3_moe": ("qwen3moe", experts),
+    "deepseek_v2": ("deepseek2", latent),
+    "mamba2": ("mamba2", recurrent),
 }
 """model_type -> its architecture there, and its keys."""
 
@@ -145,6 +144,8 @@ def converted(name: str, bits: Any, config: Config) -> Iterator[tuple[str, Any]]
 
 def add_metadata(writer: Any, arch: str, config: Config, keys: Config) -> None:
     """The family's keys, and a vocabulary without text: token i is `ti`."""
+    import gguf
+
     keys = {
         "block_count": config["num_hidden_layers"],
         "context_length": config.get("max_position_embeddings", 1 << 20),
@@ -167,9 +168,12 @@ def add_metadata(writer: Any, arch: str, config: Config, keys: Config) -> None:
     writer.add_eos_token_id(config["eos_token_id"])
 
 
-def add_tensors(writer: Any, arch: gguf.MODEL_ARCH, config: Config, path: Path) -> None:
+def add_tensors(writer: Any, arch: str, config: Config, path: Path) -> None:
     """Every tensor of the checkpoint under GGUF's name."""
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    import gguf
+
+    known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known[arch], config["num_hidden_layers"])
     num_experts = config.get("num_experts") or config.get("n_routed_experts") or 0
     for stored, bits in stacked(stored_tensors(path), num_experts):
         for name, array in converted(stored, bits, config):
@@ -184,11 +188,13 @@ def add_tensors(writer: Any, arch: gguf.MODEL_ARCH, config: Config, path: Path) 
 
 def main() -> None:
     """Write the file."""
+    import gguf
+
     source, target = Path(sys.argv[1]), sys.argv[2]
     config = json.loads((source / "config.json").read_text())
     arch, keys = METADATA[config["model_type"]]
-    writer = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[arch])
-    add_metadata(writer, gguf.MODEL_ARCH_NAMES[arch], config, keys(config))
+    writer = gguf.GGUFWriter(target, arch)
+    add_metadata(writer, arch, config, keys(config))
     add_tensors(writer, arch, config, source / "model.safetensors")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
