@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,50 @@ QWEN3_MOE: dict[str, object] = {
     "bos_token_id": 31998,
 }
 """Qwen3-30B-A3B with an eighth of its experts and a twelfth of its layers: 0.51 billion parameters."""
-SHAPES: dict[str, dict[str, object]] = {"qwen3-0.6b": QWEN3_06B, "qwen3-moe": QWEN3_MOE}
+DEEPSEEK_V2: dict[str, object] = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "max_position_embeddings": 32768,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 31999,
+    "bos_token_id": 31998,
+}
+"""DeepSeek-V2-Lite with a quarter of its experts, 4 of its 27 layers, and the compressed queries of its large sibling:
+0.74 billion parameters. llama.cpp tells models without compressed queries by their 27 layers."""
+MAMBA2: dict[str, object] = {
+    "vocab_size": 50288,
+    "hidden_size": 1024,
+    "num_hidden_layers": 48,
+    "num_heads": 32,
+    "head_dim": 64,
+    "state_size": 128,
+    "n_groups": 1,
+    "expand": 2,
+    "conv_kernel": 4,
+    "tie_word_embeddings": True,
+    "eos_token_id": 0,
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+}
+"""Mamba2-370m."""
 
 
 def write_checkpoint(directory: Path, config: dict[str, object] = QWEN3_06B, seed: int = 0) -> Path:
@@ -114,3 +159,27 @@ def write_family(directory: Path, family: str, config: dict[str, Any], dtype: st
     save_file(tensors, str(directory / "model.safetensors"))
     settings.save_pretrained(directory)
     return directory
+
+
+def write_with_unit_norms(directory: Path, family: str, config: dict[str, Any]) -> Path:
+    """A model of any family that transformers knows, in bf16: normal weights, norms of one."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config), dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1 or name.endswith("bias"):
+            weight.data.normal_(0, 0.02, generator=generator)
+        elif "norm" in name:
+            weight.data.fill_(1)
+    model.save_pretrained(directory)
+    return directory
+
+
+SHAPES: dict[str, Callable[[Path], Path]] = {
+    "qwen3-0.6b": partial(write_checkpoint, config=QWEN3_06B),
+    "qwen3-moe": partial(write_checkpoint, config=QWEN3_MOE),
+    "deepseek-v2": partial(write_with_unit_norms, family="deepseek_v2", config=DEEPSEEK_V2),
+    "mamba2": partial(write_with_unit_norms, family="mamba2", config=MAMBA2),
+}
+"""Shapes of benchmarks.peers -> what writes such a checkpoint to a directory."""

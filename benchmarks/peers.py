@@ -3,13 +3,17 @@
     QUIRE_PEER_OPENVINO=/path/to/python QUIRE_PEER_LLAMACPP=... python -m benchmarks.peers --work DIR --rounds 3
 
 Installs nothing: each peer lives in an environment of its own, whose Python an environment variable names
-(QUIRE_PEER_OPENVINO, QUIRE_PEER_LLAMACPP, QUIRE_PEER_VLLM, QUIRE_PEER_TRANSFORMERS). The checkpoint is written to DIR
-and converted there once; for OpenVINO that needs optimum-intel in its environment, for llama.cpp the package gguf.
-`--shapes qwen3-moe` is a mixture of experts (of Qwen3-30B-A3B's size, 16 experts in 4 layers); llama.cpp is left out
-there, for the conversion to GGUF does not stack experts.
+(QUIRE_PEER_OPENVINO, QUIRE_PEER_LLAMACPP, QUIRE_PEER_VLLM, QUIRE_PEER_TRANSFORMERS). QUIRE_PEER_IKLLAMA names a
+directory of ik_llama.cpp's sources whose library is built in `build` there (target `llama`): ik_llama_worker.cpp is
+compiled against it, weights are repacked while loading, and the model is llama.cpp's.
+The checkpoint is written to DIR and converted there once; for OpenVINO that needs optimum-intel in its environment, for
+GGUF the package gguf in llama.cpp's.
+`--shapes qwen3-moe` is a mixture of experts (of Qwen3-30B-A3B's size, 16 experts in 4 layers), `deepseek-v2` has latent
+attention and experts, `mamba2` recurrent layers alone; the latter two run with transformers and llama.cpp alone.
 All engines are loaded, then each case is run by each engine in turn, round after round, so that a busy neighbour hurts
-all alike. The table shows medians, their ratio to the best peer, and the machine's read bandwidth measured between
-rounds.
+all alike. The table shows medians, their ratio to the best peer, the machine's read bandwidth measured between rounds,
+and how often an engine's first token after a prompt is quire's: about always with bf16, for all compute one model;
+quantised weights are rounded differently by each. `--peers` and `--cases` make a run short.
 
 On a CPU with AMX, llama.cpp compiled by GCC 12 crashes with int8 and int4 weights: the stores that fill its tile
 configuration are optimised away. CXXFLAGS="-fno-tree-dse -fno-dse" keeps them.
@@ -24,15 +28,44 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.checkpoints import SHAPES, write_checkpoint
+from benchmarks.checkpoints import SHAPES
 from benchmarks.convert import to_gguf, to_openvino, write_tokenizer
 
 PAUSE_S = 1.0
 """Between two engines: the threads of some spin for a while after their work, beside whoever comes next."""
-PEERS = ("openvino", "llamacpp", "vllm", "transformers")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine to compare with, the weights and shapes it runs here, and what makes its form of a checkpoint.
+
+    `convert` takes the engine's Python, the checkpoint, a directory for the result, and the format of weights.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    shapes: tuple[str, ...]
+    convert: Callable[[str, Path, Path, str], Path]
+
+
+def as_it_is(python: str, checkpoint: Path, work: Path, weights: str) -> Path:
+    """For engines that read the checkpoint itself."""
+    return checkpoint
+
+
+FORMATS = ("bf16", "int8", "int4")
+ATTENTION = ("qwen3-0.6b", "qwen3-moe")
+PEERS = (
+    Peer("openvino", FORMATS, ATTENTION, to_openvino),
+    Peer("llamacpp", FORMATS, tuple(SHAPES), to_gguf),
+    Peer("ikllama", FORMATS, ATTENTION, to_gguf),
+    Peer("vllm", ("bf16",), ATTENTION, as_it_is),
+    Peer("transformers", ("bf16",), tuple(SHAPES), as_it_is),
+)
 
 
 @dataclass(frozen=True)
@@ -62,11 +95,12 @@ CASES = (
     Case("32 x (128, 128)", 32, 128, 128),
     Case("prefill 1024", 1, 1024, 1, prefill=True),
 )
-MOE_CASES = (
+SHORT_CASES = (
     Case("1 sequence, decode", 1, 32, 64, steady=True),
     Case("16 sequences, decode", 16, 32, 64, steady=True),
     Case("prefill 512", 1, 512, 1, prefill=True),
 )
+"""Of all shapes but the dense ones."""
 
 
 @dataclass
@@ -77,6 +111,8 @@ class Engine:
     process: subprocess.Popen[str]
     load_s: float
     rates: dict[str, list[float]] = field(default_factory=dict)
+    first_tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """(case, seed) -> the first token after each prompt."""
 
     def seconds(self, case: Case, output: int, seed: int) -> float:
         """Wall time of one run."""
@@ -88,13 +124,26 @@ class Engine:
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.name} died on {request}")
-        return float(line)
+        answer = json.loads(line)
+        self.first_tokens[case.name, seed] = answer["first_tokens"]
+        return float(answer["seconds"])
+
+    def agreement(self, other: Engine) -> float:
+        """The share of prompts after which both choose the same token."""
+        same = [
+            a == b
+            for run, tokens in self.first_tokens.items()
+            for a, b in zip(tokens, other.first_tokens[run], strict=True)
+        ]
+        return sum(same) / len(same)
 
     def close(self) -> None:
         """End of input: the worker leaves, and takes the engine's other processes with it."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
 
 def vllm_environment(python: str) -> dict[str, str]:
@@ -112,15 +161,15 @@ def start(name: str, python: str, model: Path, weights: str, threads: int, kv_ca
         env["PYTHONPATH"] = str(worker.parents[1])
     if name == "vllm":
         env |= vllm_environment(python)
-    log = (model.parent / f"{name}-{weights}.log").open("w")
-    process = subprocess.Popen(
-        [python, str(worker), name, str(model), weights, str(threads), kv_cache_dtype],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        env=env,
-    )
+    with (model.parent / f"{name}-{weights}.log").open("w") as log:
+        process = subprocess.Popen(
+            [python, str(worker), name, str(model), weights, str(threads), kv_cache_dtype],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=env,
+        )
     assert process.stdout is not None
     word, _, seconds = process.stdout.readline().partition(" ")
     if word != "ready":
@@ -128,23 +177,21 @@ def start(name: str, python: str, model: Path, weights: str, threads: int, kv_ca
     return Engine(name, process, float(seconds))
 
 
-def models(work: Path, weights: str, shapes: str) -> dict[str, tuple[str, Path]]:
-    """engine -> (its Python, its form of the checkpoint), for the engines that are there."""
+def models(work: Path, weights: str, shapes: str, wanted: list[str]) -> dict[str, tuple[str, Path]]:
+    """engine -> (the Python it runs under, its form of the checkpoint), for the engines that are there."""
     checkpoint = work / "checkpoint"
     if not (checkpoint / "config.json").exists():
-        write_checkpoint(checkpoint, SHAPES[shapes])
+        SHAPES[shapes](checkpoint)
         write_tokenizer(checkpoint)
     found = {"quire": (sys.executable, checkpoint)}
-    for name in PEERS:
-        python = os.environ.get(f"QUIRE_PEER_{name.upper()}")
-        if python is None:
+    for peer in PEERS:
+        place = os.environ.get(f"QUIRE_PEER_{peer.name.upper()}")
+        if place is None or peer.name not in wanted or weights not in peer.weights or shapes not in peer.shapes:
             continue
-        if name == "openvino":
-            found[name] = python, to_openvino(python, checkpoint, work / f"openvino-{weights}", weights)
-        elif name == "llamacpp" and shapes != "qwen3-moe":
-            found[name] = python, to_gguf(python, checkpoint, work / f"model-{weights}.gguf", weights)
-        elif name != "llamacpp" and weights == "bf16":
-            found[name] = python, checkpoint
+        python, converter = place, place
+        if peer.name == "ikllama":  # a program of its own; the file is llama.cpp's
+            python, converter = sys.executable, os.environ["QUIRE_PEER_LLAMACPP"]
+        found[peer.name] = python, peer.convert(converter, checkpoint, work, weights)
     return found
 
 
@@ -166,19 +213,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="where the checkpoint and its conversions are kept")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--weights", choices=("bf16", "int8", "int4"), default="bf16")
+    parser.add_argument("--weights", choices=FORMATS, default="bf16")
     parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto", help="of quire alone")
     parser.add_argument("--shapes", choices=tuple(SHAPES), default="qwen3-0.6b", help="a DIR holds one of them")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--cases", help="comma-separated numbers of cases, from 1")
+    parser.add_argument("--peers", default=",".join(peer.name for peer in PEERS), help="comma-separated names")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    known = MOE_CASES if args.shapes == "qwen3-moe" else CASES
+    known = CASES if args.shapes == "qwen3-0.6b" else SHORT_CASES
     wanted = [int(i) - 1 for i in args.cases.split(",")] if args.cases else range(len(known))
     cases = [known[i] for i in wanted]
     engines = [
         start(name, python, model, args.weights, args.threads, args.kv_cache_dtype)
-        for name, (python, model) in models(args.work, args.weights, args.shapes).items()
+        for name, (python, model) in models(args.work, args.weights, args.shapes, args.peers.split(",")).items()
     ]
     bandwidths = []
     for round_number in range(-1, args.rounds):  # the first round warms up and is not counted
@@ -208,6 +256,8 @@ def print_table(engines: list[Engine], cases: list[Case], bandwidths: list[float
         ratio = f"{medians['quire'] / best:.2f}" if best else "-"
         cells = [f"{medians[e.name]:.1f}" if e.name in medians else "-" for e in engines]
         print(f"| {case.name} | " + " | ".join(cells) + f" | {ratio} |")
+    shares = [f"{engine.agreement(engines[0]):.0%}" for engine in engines]
+    print("| first token as quire's | " + " | ".join(shares) + " | |")
     print("| load, s | " + " | ".join(f"{engine.load_s:.1f}" for engine in engines) + " | |")
 
 
