@@ -1,6 +1,8 @@
 // Which instruction sets this ARM processor and its operating system run.
 #include "probe.h"
 
+#include <cstddef>
+
 #if defined(__APPLE__)
 #include <sys/sysctl.h>
 #else
