@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 EDITABLE := --no-build-isolation --config-settings=wheel.cmake=false --editable
 
-.PHONY: run test lint docs native native-tests setup clean
+.PHONY: run test test-arm lint docs native native-tests setup clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed native
@@ -20,6 +20,23 @@ run: $(VENV)/installed native
 test: setup
 	./tools/system_packages.sh chromium chromium "the tests of the console, which are skipped without it"
 	$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist worksteal
+
+# The kernels for ARM, built by a cross compiler; their tests, run by an emulator, each instruction set on a processor
+# that has no more. Skipped where the tools cannot be had.
+ARM := aarch64-linux-gnu
+ARM_BUILD := build/arm
+test-arm: $(VENV)/installed
+	@./tools/system_packages.sh $(ARM)-g++ g++-$(ARM) "the tests of the ARM kernels, which are skipped without it"
+	@./tools/system_packages.sh qemu-aarch64 qemu-user "the tests of the ARM kernels, which are skipped without it"
+	@if command -v $(ARM)-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then \
+		mkdir -p $(ARM_BUILD) \
+		&& { $(BIN)/cmake -S . -B $(ARM_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+			-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(ARM)-g++ \
+			"-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/$(ARM)" > $(ARM_BUILD)/cmake.log 2>&1 \
+			|| { cat $(ARM_BUILD)/cmake.log; exit 1; }; } \
+		&& $(BIN)/cmake --build $(ARM_BUILD) --target all quire_cpu_tests \
+		&& $(BIN)/ctest --test-dir $(ARM_BUILD) --output-on-failure --parallel $(TEST_JOBS); \
+	else echo "skipped: the ARM kernels need $(ARM)-g++ and qemu-aarch64 to be tested here"; fi
 
 lint: $(VENV)/test-installed
 	$(BIN)/ruff check .

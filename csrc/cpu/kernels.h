@@ -1,6 +1,6 @@
 // The table of kernels that each instruction set fills: what runs on one thread, on one piece of work.
 //
-// The op files (gemm.cpp, attention.cpp, ...) are compiled for plain x86-64, split the work and call through
+// The op files (gemm.cpp, attention.cpp, ...) are compiled for any processor of the kind, split the work and call through
 // `kernels()`; the isa_*.cpp files compile the templates of kernels/ with their own flags.
 #pragma once
 
@@ -331,11 +331,14 @@ struct Kernels {
   uint64_t (*read_sum)(const void* data, int64_t bytes);
 };
 
-// Filled by the isa_*.cpp files.
+// Filled by the isa_*.cpp files: of x86-64, and of ARM.
 void fill_avx2(Kernels& kernels);
 void fill_avx512(Kernels& kernels);
 void fill_avx512_bf16(Kernels& kernels);
 void fill_amx(Kernels& kernels);
+void fill_neon(Kernels& kernels);
+void fill_neon_dotprod(Kernels& kernels);
+void fill_neon_bf16(Kernels& kernels);
 
 // The table in use; null before qr_init.
 const Kernels* kernels();

@@ -1,11 +1,6 @@
 #include "threads.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <climits>
@@ -13,6 +8,7 @@
 #include <new>
 
 #include "quire_cpu.h"
+#include "system.h"
 
 namespace qr {
 namespace {
@@ -21,22 +17,6 @@ namespace {
 // Python); the caller covers stragglers of a piece (10-20 us). Waking a sleeper costs about 50 us on a virtual machine.
 constexpr int64_t kWorkerSpinNs = 100'000;
 constexpr int64_t kCallerSpinNs = 30'000;
-
-int64_t now_ns() {
-  timespec ts;
-  clock_gettime(CLOCK_MONOTONIC, &ts);
-  return int64_t(ts.tv_sec) * 1'000'000'000 + ts.tv_nsec;
-}
-
-void pause_cpu() { __builtin_ia32_pause(); }
-
-void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
-}
-
-void futex_wake_all(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
 
 // Spin until done() or the time is up; tells which.
 template <class Done>
@@ -70,9 +50,9 @@ struct Pool {
   // The job. `ticket` packs (epoch << 32 | next piece) so that a late worker cannot take a piece of a later job with
   // the arguments of an earlier one: its compare-and-swap fails on the epoch.
   alignas(64) std::atomic<uint64_t> ticket{0};
-  alignas(64) std::atomic<uint32_t> epoch{0};  // futex word of sleeping workers
+  alignas(64) std::atomic<uint32_t> epoch{0};  // what sleeping workers wait for
   std::atomic<uint32_t> sleepers{0};
-  alignas(64) std::atomic<uint32_t> done{0};  // futex word of the caller
+  alignas(64) std::atomic<uint32_t> done{0};  // what the caller waits for
   std::atomic<bool> caller_sleeps{false};
   alignas(64) PieceFn piece = nullptr;
   void* context = nullptr;
@@ -93,7 +73,7 @@ struct Pool {
       if (index >= limit) return;
       if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
       piece(context, index);  // the job cannot end, nor its fields change, before this piece is counted
-      if (done.fetch_add(1) + 1 == limit && caller_sleeps.load()) futex_wake_all(done);
+      if (done.fetch_add(1) + 1 == limit && caller_sleeps.load()) wake_all(done);
       seen = ticket.load(std::memory_order_acquire);
     }
   }
@@ -108,13 +88,13 @@ struct Pool {
     done.store(0);
     ticket.store(uint64_t(mine) << 32, std::memory_order_release);
     epoch.store(mine);
-    if (sleepers.load() != 0) futex_wake_all(epoch);
+    if (sleepers.load() != 0) wake_all(epoch);
     work(mine);
     const uint32_t all = uint32_t(count);
     if (spin(kCallerSpinNs, [&] { return done.load(std::memory_order_acquire) == all; })) return;
     // Sleep rather than spin: the core goes to whoever holds the last piece, if it was waiting for one.
     caller_sleeps.store(true);
-    for (uint32_t seen = done.load(); seen != all; seen = done.load()) futex_wait(done, seen);
+    for (uint32_t seen = done.load(); seen != all; seen = done.load()) wait_while(done, seen);
     caller_sleeps.store(false);
   }
 
@@ -124,7 +104,7 @@ struct Pool {
       auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
       if (!spin(kWorkerSpinNs, changed)) {
         sleepers.fetch_add(1);
-        while (epoch.load() == seen) futex_wait(epoch, seen);
+        while (epoch.load() == seen) wait_while(epoch, seen);
         sleepers.fetch_sub(1);
       }
       seen = epoch.load(std::memory_order_acquire);
@@ -149,6 +129,7 @@ pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 void forget_in_child() {
   for (std::atomic<Pool*>& slot : pools) slot.store(nullptr);
   making = PTHREAD_MUTEX_INITIALIZER;
+  forget_sleepers();
 }
 
 Pool* pool(int32_t count) {
@@ -209,7 +190,7 @@ void* scratch(int slot, int64_t bytes) {
     int64_t rounded = (bytes + bytes / 4 + alignment - 1) / alignment * alignment;
     tls.memory[slot] = std::aligned_alloc(size_t(alignment), size_t(rounded));
     tls.bytes[slot] = tls.memory[slot] == nullptr ? 0 : rounded;
-    if (tls.memory[slot] != nullptr && alignment > 64) madvise(tls.memory[slot], size_t(rounded), MADV_HUGEPAGE);
+    if (tls.memory[slot] != nullptr && alignment > 64) prefer_huge_pages(tls.memory[slot], size_t(rounded));
   }
   return tls.memory[slot];
 }

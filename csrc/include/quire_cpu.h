@@ -44,18 +44,29 @@ typedef enum {
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2 } qr_format;
-typedef enum { QR_AVX2 = 1, QR_AVX512 = 2, QR_AVX512_BF16 = 3, QR_AMX = 4 } qr_isa;
+/* A library has those of one kind of processor: the first four (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
+ * the matrix products of bytes, i8mm, too). */
+typedef enum {
+  QR_AVX2 = 1,
+  QR_AVX512 = 2,
+  QR_AVX512_BF16 = 3,
+  QR_AMX = 4,
+  QR_NEON = 5,
+  QR_NEON_DOTPROD = 6,
+  QR_NEON_BF16 = 7
+} qr_isa;
 
 /* ---- start-up ---- */
 
 /* QR_ABI_VERSION of the library. */
 QR_API int32_t qr_abi_version(void);
 
-/* The best qr_isa that this machine and its operating system run, 0 if none. Each is CPUID and XGETBV first; AMX is
- * also executed once in a child process, since kernels and hypervisors exist that advertise it and then fault. */
+/* The best qr_isa that this machine and its operating system run, 0 if none. Each is what the system reports
+ * first (CPUID and XGETBV; HWCAP or sysctl); AMX is also executed once in a child process, since kernels and
+ * hypervisors exist that advertise it and then fault. */
 QR_API int32_t qr_best_isa(void);
 
-/* Choose the instruction set (0: the best; QR_EUNSUPPORTED above the best) and the number of threads (1 to 512, the
+/* Choose the instruction set (0: the best; QR_EUNSUPPORTED above the best and of another processor) and the number of threads (1 to 512, the
  * calling one included) of every thread that has set no number of its own; this one forgets its own. May be called
  * again, also while kernels run: each goes on as it began. */
 QR_API int32_t qr_init(int32_t isa, int32_t num_threads);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
@@ -33,6 +34,18 @@ struct Test {
       }                                                                        \
     }                                                                          \
   } while (false)
+
+// Whether an emulator runs the tests (make test-arm), a hundred times slower. Sweeps take fewer cases then.
+inline bool is_emulated() {
+  static const bool emulated = std::getenv("QUIRE_EMULATED") != nullptr;
+  return emulated;
+}
+
+// Whether a case of a sweep runs: each, or, emulated, one in `of`, which shares no factor with the lengths of the loops.
+inline bool runs_case(int of) {
+  static int count = 0;
+  return !is_emulated() || count++ % of == 0;
+}
 
 inline std::mt19937& rng() {
   static std::mt19937 engine(7);

@@ -1,4 +1,6 @@
-// Runs every test on the instruction set named: `quire_cpu_tests amx`. Exit code 77 when this machine lacks it.
+// Runs every test on the instruction set named: `quire_cpu_tests amx`; or those whose names hold one of the words that
+// follow. Exit code 77 when this machine lacks it.
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -68,19 +70,31 @@ char* aligned_zeros(int64_t bytes) {
   return static_cast<char*>(memory);
 }
 
+// Whether one of the words is in the name, or there are none.
+static bool is_wanted(const char* name, char** words) {
+  bool found = *words == nullptr;
+  for (; *words != nullptr; ++words) found = found || std::strstr(name, *words) != nullptr;
+  return found;
+}
+
 int main(int argc, char** argv) {
-  const char* names[] = {"", "avx2", "avx512", "avx512_bf16", "amx"};
+  const char* names[] = {"", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dotprod", "neon_bf16"};
   int32_t isa = qr_best_isa();
-  for (int32_t i = 1; argc > 1 && i <= 4; ++i)
+  for (int32_t i = 1; argc > 1 && i <= QR_NEON_BF16; ++i)
     if (std::strcmp(argv[1], names[i]) == 0) isa = i;
   if (isa == 0 || qr_init(isa, 2) != QR_OK) {
     std::printf("skipped: not on this machine\n");
     return 77;
   }
   for (Test* test = Test::list(); test != nullptr; test = test->next) {
+    if (!is_wanted(test->name, argv + (argc > 1 ? 2 : 1))) continue;
     const int before = Test::failures;
+    const auto start = std::chrono::steady_clock::now();
     test->run();
-    std::printf("%-12s %s %s\n", names[isa], Test::failures == before ? "ok  " : "FAIL", test->name);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::printf("%-12s %s %s (%.1f s)\n", names[isa], Test::failures == before ? "ok  " : "FAIL", test->name,
+                seconds.count());
+    std::fflush(stdout);
   }
   return Test::failures == 0 ? 0 : 1;
 }

@@ -207,6 +207,7 @@ void check_rows(Case& c, int64_t rows, const char* what) {
   std::vector<char> residual = encode(random_floats(rows * c.n), c.kind.dtype);
   const int64_t in_bytes = c.k * c.size_of(), out_bytes = c.n * c.size_of();
   for (int32_t threads : {1, 2, 3}) {
+    if (!runs_case(5)) continue;
     qr_init(qr_isa_in_use(), threads);
     CHECK(c.run(all, x.data(), residual.data(), rows) == QR_OK);
     for (int64_t row = 0; row < rows; row += rows > 50 ? 17 : 1) {
@@ -262,6 +263,7 @@ TEST(experts_without_rows_and_one_with_all_of_them) {
 
 // One wave after the other, and more rows than an expert takes at once.
 TEST(many_rows_have_the_bits_of_few) {
+  if (is_emulated()) return;
   for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[4]}) {
     Case c(kind, 544, 2080, {320, 320, 320, 320}, true);
     c.routing = routing_of(2);

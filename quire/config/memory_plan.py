@@ -190,8 +190,8 @@ def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:
         item, depth = 1, round_up(depth, 64) + 8 * cdiv(depth, 128)
     elif use.dtype == "float32":
         item = 0
-    elif use.dtype == "bfloat16" and use.isa in ("amx", "avx512_bf16"):
-        item, depth = 2 if use.isa == "amx" or depth % 2 else 0, round_up(depth, 32)
+    elif use.dtype == "bfloat16" and use.isa in ("amx", "avx512_bf16", "neon_bf16"):
+        item, depth = 2 if use.isa != "avx512_bf16" or depth % 2 else 0, round_up(depth, 32)
     else:
         item = 4
     return round_up(use.max_num_batched_tokens, 32) * depth * item

@@ -14,7 +14,9 @@ from quire.platforms.cores import ROOT, usable_cores
 
 BLOCK_SIZE = 32
 """Matrix tiles on CPU are 32 tokens deep."""
-ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+X86_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+ARM_FLAGS = ("asimd", "asimddp", "bf16", "i8mm", "sve")
+ISA_FLAGS = X86_FLAGS + ARM_FLAGS
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:

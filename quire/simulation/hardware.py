@@ -35,8 +35,9 @@ GPU_MEMORY_FRACTION = 0.9
 CPU_HERTZ = 2.5e9
 CPU_BANDWIDTH = 10e9
 """Bytes a second for each core."""
-FLOPS_PER_CYCLE = {"amx_bf16": 1024, "avx512_bf16": 128, "avx512f": 64, "avx2": 32}
-"""Of a core, for the best instruction set that it has: half of the peak of the tiles, the peak of two vector units."""
+FLOPS_PER_CYCLE = {"amx_bf16": 1024, "avx512_bf16": 128, "avx512f": 64, "avx2": 32, "bf16": 64, "asimd": 16}
+"""Of a core, for the best instruction set that it has: half of the peak of the tiles, the peak of two vector units. The
+last two are of ARM."""
 PLAIN_FLOPS_PER_CYCLE = 8
 
 

@@ -19,7 +19,7 @@ from quire.ops.cpu.gemm import linear, pack_linear
 from quire.ops.operands import LinearWeight
 from tests.ops.implementations import rand
 
-LOWER = library.ISA_NAMES[1 : library.ISA_NAMES.index(library.isa()) + 1]
+LOWER = library.isas_up_to(library.isa())
 
 
 def in_child(code: str, **environment: str) -> str:
@@ -58,8 +58,8 @@ def test_every_instruction_set_computes_the_same_within_rounding(isa: str) -> No
 def test_a_machine_that_has_no_kernels_is_not_told_to_build_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "paths", list)
     assert library.BUILD_COMMAND in str(library._open.__wrapped__())
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    reason = "native kernels exist for Linux on x86_64 only; this is Linux on aarch64"
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    reason = "native kernels exist for Linux on x86_64 and Linux on aarch64 only; this is Linux on riscv64"
     assert library._open.__wrapped__() == reason
 
 
@@ -68,6 +68,18 @@ def test_an_instruction_set_beyond_the_machine_is_refused_with_a_reason(monkeypa
     reason = library._wanted_isa(1)
     assert isinstance(reason, str)
     assert "avx2" in reason
+
+
+@pytest.mark.parametrize("isa", library.X86_ISAS)
+def test_an_instruction_set_of_another_kind_of_processor_is_refused(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CPU_ISA", isa)
+    best = library.ISA_NAMES.index("neon_dotprod")
+    assert library._wanted_isa(best) == f"QUIRE_CPU_ISA={isa} is not among what this machine runs: neon, neon_dotprod"
+
+
+def test_a_lower_instruction_set_of_arm_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CPU_ISA", "neon")
+    assert library._wanted_isa(library.ISA_NAMES.index("neon_bf16")) == library.ISA_NAMES.index("neon")
 
 
 def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

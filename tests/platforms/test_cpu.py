@@ -88,6 +88,11 @@ def test_instruction_sets_are_read_from_the_processors_flags(tmp_path: Path) -> 
     assert cpu.instruction_sets(machine(tmp_path, cpuinfo=text)) == ("avx2", "avx512f", "amx_bf16")
 
 
+def test_instruction_sets_of_arm_are_read_from_its_features(tmp_path: Path) -> None:
+    text = "processor : 0\nFeatures\t: fp asimd aes asimddp i8mm bf16\nCPU part : 0xd40\n"
+    assert cpu.instruction_sets(machine(tmp_path, cpuinfo=text)) == ("asimd", "asimddp", "bf16", "i8mm")
+
+
 def test_this_machine_can_be_described() -> None:
     found = cpu.capabilities()
     assert 0 < found.available_memory <= found.total_memory

@@ -267,25 +267,25 @@ QR_INLINE void copy_scales(float* out, const int8_t* scales, int64_t used, int64
 }
 
 // Lines that are asked for a few at a time, between other work.
-template <_mm_hint kLevel>
+template <void (*kPrefetch)(const void*)>
 class FetchTo {
  public:
   FetchTo(const void* begin, int64_t bytes)
       : at(static_cast<const char*>(begin)), end(begin == nullptr ? at : at + bytes) {}
   void advance(int64_t lines) {
-    for (; lines > 0 && at < end; --lines, at += 64) _mm_prefetch(at, kLevel);
+    for (; lines > 0 && at < end; --lines, at += 64) kPrefetch(at);
   }
   void complete() { advance(end - at); }
 
  private:
   const char *at, *end;
 };
-using Fetch = FetchTo<_MM_HINT_T1>;
+using Fetch = FetchTo<prefetch_to_l2>;
 
 // Asks for a line of each 4 KiB, so that their addresses are translated when the others are asked for: in a virtual
 // machine that takes as long as memory itself.
 QR_INLINE void translate(const void* begin, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 4096) _mm_prefetch(static_cast<const char*>(begin) + at, _MM_HINT_T1);
+  for (int64_t at = 0; at < bytes; at += 4096) prefetch_to_l2(static_cast<const char*>(begin) + at);
 }
 
 // int8 pages to bf16, while a page that will be read next is fetched. Two lines of pairs of bf16 for each of quads.
@@ -533,7 +533,7 @@ template <class T>
 QR_INLINE void prefetch_group(const T* values, int64_t slot, int64_t head) {
   const char* begin = reinterpret_cast<const char*>(values + slot * head);
   for (int64_t i = 0; values != nullptr && i < 16 * head * int64_t(sizeof(T)); i += 64)
-    _mm_prefetch(begin + i, _MM_HINT_T1);
+    prefetch_to_l2(begin + i);
 }
 
 template <class T>

@@ -182,7 +182,7 @@ struct AmxInt8Math {
                  const int8_t* values) const {
     const int64_t bytes = padded * (head + 4), lines = divide_up(bytes, 64 * (padded / 16) * steps);
     Fetch later(values, bytes);
-    FetchTo<_MM_HINT_T0> soon(next, bytes);
+    FetchTo<prefetch> soon(next, bytes);
     for (int64_t slot = 0; slot < padded; slot += 16) {
       _tile_zero(0);
       for (int64_t s = 0; s < steps; ++s) {

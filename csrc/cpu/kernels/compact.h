@@ -37,7 +37,7 @@ QR_INLINE Bytes bits_of(Bytes a, int mask) { return _mm512_and_si512(a, all_byte
 QR_INLINE Bytes either(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
 QR_INLINE Bytes words_left(Bytes a, int bits) { return _mm512_slli_epi16(a, unsigned(bits)); }
 QR_INLINE Bytes words_right(Bytes a, int bits) { return _mm512_srli_epi16(a, unsigned(bits)); }
-#else
+#elif defined(__AVX2__)
 using Bytes = __m256i;
 QR_INLINE Bytes load_bytes_of(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 QR_INLINE void store_bytes(char* p, Bytes v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }

@@ -9,6 +9,8 @@
 // along K spills the float32 accumulator and continues with it, which changes no bit.
 #pragma once
 
+#include <type_traits>
+
 #include "../kernels.h"
 #include "../threads.h"
 #include "compact.h"
@@ -209,9 +211,6 @@ void run_streamed(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t
   }
 }
 
-QR_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-QR_INLINE void prefetch_to_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
-
 // ---- float32 activations: x as it is, or converted ----
 
 int64_t float_rows_bytes(int64_t rows, int64_t k, int32_t x_dtype) {
@@ -259,22 +258,6 @@ struct FloatPanel {
       for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
   }
 };
-
-QR_INLINE vf low_half(const char* p) {
-#if defined(__AVX512F__)
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
-#else
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
-#endif
-}
-QR_INLINE vf high_half(const char* p) {
-#if defined(__AVX512F__)
-  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000))));
-#else
-  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-                                              _mm256_set1_epi32(int(0xffff0000))));
-#endif
-}
 
 // Panels of bfloat16 tiles: a bf16 is the upper half of a float, so even k are shifted up and odd k masked. Read in order
 // of address: Zen 4 reads two parts of a page in turn at half the speed of memory (benchmarks/cpu.md).
@@ -443,18 +426,13 @@ constexpr int64_t kReadAhead = 2048;
 // Sum of 64-bit words: reads as fast as one core can.
 uint64_t read_sum(const void* data, int64_t bytes) {
   const auto* p = static_cast<const char*>(data);
-  __m256i acc[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+  constexpr int kEach = int(sizeof(Words));
+  Words acc[4] = {};
   for (int64_t i = 0; i < bytes; i += 256) {
     for (int64_t line = 0; line < 256; line += 64) prefetch(p + i + kReadAhead + line);
-    for (int j = 0; j < 8; ++j) {
-      __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + j * 32));
-      acc[j & 3] = _mm256_add_epi64(acc[j & 3], word);
-    }
+    for (int j = 0; j < 256 / kEach; ++j) acc[j & 3] = add_words(acc[j & 3], load_words(p + i + j * kEach));
   }
-  __m256i all = _mm256_add_epi64(_mm256_add_epi64(acc[0], acc[1]), _mm256_add_epi64(acc[2], acc[3]));
-  alignas(32) uint64_t lanes[4];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), all);
-  return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+  return sum_words(add_words(add_words(acc[0], acc[1]), add_words(acc[2], acc[3])));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ constexpr int64_t kQuantizedDepth = 64;
 constexpr int64_t kFarBytes = 6144;
 QR_INLINE void prefetch_stream(const char* p) {
   prefetch(p + kPrefetchBytes);
-  _mm_prefetch(p + kFarBytes, _MM_HINT_T1);
+  prefetch_to_l2(p + kFarBytes);
 }
 
 // ---- activations ----
@@ -53,6 +53,7 @@ struct QuantizedRows {
   }
 };
 
+#if !defined(__ARM_NEON)
 QR_INLINE void store_int8(int8_t* out, vf v) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
@@ -62,6 +63,7 @@ QR_INLINE void store_int8(int8_t* out, vf v) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(half, half));
 #endif
 }
+#endif
 
 template <class Format, class T>
 void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t row, int64_t k) {
@@ -118,7 +120,7 @@ QR_INLINE vi upper_nibbles(vi v) { return _mm512_and_si512(v, _mm512_set1_epi8(i
 QR_INLINE vi lower_nibbles(vi v) { return upper_nibbles(_mm512_slli_epi16(v, 4)); }
 QR_INLINE vi add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 QR_INLINE vf floats(vi v) { return _mm512_cvtepi32_ps(v); }
-#else
+#elif defined(__AVX2__)
 using vi = __m256i;
 QR_INLINE vi none() { return _mm256_setzero_si256(); }
 QR_INLINE vi load_bytes(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -246,7 +248,9 @@ void fill_quantized(Kernels& kernels) {
 }  // namespace
 }  // namespace qr
 
-#if defined(__AVX512VNNI__)
+#if defined(__ARM_NEON)
+#include "gemm_quantized_neon.h"
+#elif defined(__AVX512VNNI__)
 #include "gemm_quantized_vnni.h"
 #else
 #include "gemm_quantized_pairs.h"

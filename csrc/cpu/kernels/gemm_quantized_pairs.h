@@ -2,13 +2,12 @@
 // bits, where the pairs of int8 just fit, and those of eight int4 together.
 #pragma once
 
-#include "gemm_quantized.h"
+#include "gemm_quantized_rows.h"
 
 namespace qr {
 namespace {
 
-constexpr int kHalfVectors = 16 / W;            // of the columns of half a panel
-constexpr int kRowsAtOnce = W == 16 ? 8 : 4;  // whose sums fit the register file; divides the height of a block of x
+constexpr int kHalfVectors = 16 / W;  // of the columns of half a panel
 
 #if defined(__AVX512F__)
 QR_INLINE vi multiply_pairs(vi a, vi b) { return _mm512_maddubs_epi16(a, b); }
@@ -112,24 +111,6 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, total[r][v]);
-}
-
-template <class Format, int R>
-QR_INLINE void multiply_at_most(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t rows,
-                                int64_t panel, float* sums) {
-  if constexpr (R > 0) {
-    if (rows >= R)
-      multiply_rows<Format, R>(g, x, row, panel, sums);
-    else
-      multiply_at_most<Format, R - 1>(g, x, row, rows, panel, sums);
-  }
-}
-
-template <class Format>
-void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
-                    int64_t panel, float* sums) {
-  for (int64_t row = row_begin; row < row_end; row += kRowsAtOnce)
-    multiply_at_most<Format, kRowsAtOnce>(g, x, row, row_end - row, panel, sums + (row - row_begin) * kPanel);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ QR_INLINE float row_sum(int64_t n, const Term& term) {
 
 // 1 / sqrt(x), correctly rounded twice, so that every instruction set agrees
 QR_INLINE float inverse_root(float x) {
-  return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+  return 1.0f / __builtin_sqrtf(x);
 }
 
 template <class T>

@@ -66,7 +66,7 @@ QR_INLINE vd maxd(vd a, vd b) { return _mm512_max_pd(a, b); }
 QR_INLINE vd roundd(vd a) { return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 QR_INLINE vd scale_by(vd a, vd n) { return _mm512_scalef_pd(a, n); }
 QR_INLINE void store_rounded(int64_t* p, vd v) { _mm512_storeu_si512(p, _mm512_cvtpd_epi64(v)); }
-#else
+#elif defined(__AVX2__)
 using vd = __m256d;
 constexpr int kDoubles = 4;
 QR_INLINE vd set1d(double x) { return _mm256_set1_pd(x); }

@@ -3,55 +3,14 @@
 // Everything here is static: nothing compiled with wide instructions may become a symbol that another unit shares.
 #pragma once
 
-#include <immintrin.h>
+#include "numbers.h"
 
-#include <cstdint>
-#include <cstring>
-
-#include "quire_cpu.h"
-
-#define QR_INLINE static inline __attribute__((always_inline))
+#if defined(__ARM_NEON)
+#include "simd_neon.h"
+#else
 
 namespace qr {
 namespace {
-
-struct Bf16 {
-  uint16_t bits;
-};
-struct Fp16 {
-  uint16_t bits;
-};
-
-QR_INLINE float to_float(float x) { return x; }
-QR_INLINE float to_float(Bf16 x) {
-  uint32_t bits = uint32_t(x.bits) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-QR_INLINE float to_float(Fp16 x) { return _cvtsh_ss(x.bits); }
-
-// Round to nearest even; a NaN stays one.
-QR_INLINE uint16_t bf16_bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-template <class T>
-T from_float(float x);
-template <>
-inline __attribute__((always_inline)) float from_float<float>(float x) {
-  return x;
-}
-template <>
-inline __attribute__((always_inline)) Bf16 from_float<Bf16>(float x) {
-  return Bf16{bf16_bits(x)};
-}
-template <>
-inline __attribute__((always_inline)) Fp16 from_float<Fp16>(float x) {
-  return Fp16{uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))};
-}
 
 #if defined(__AVX512F__)
 
@@ -168,6 +127,11 @@ QR_INLINE void widen_quads(Bf16* first, Bf16* last, const int8_t* in) {
   _mm512_storeu_si512(first, pair(wide(_mm512_slli_epi32(quads, 24)), wide(_mm512_slli_epi32(quads, 16))));
   _mm512_storeu_si512(last, pair(wide(_mm512_slli_epi32(quads, 8)), wide(quads)));
 }
+// Pairs of bf16 side by side, as floats: the first of each pair, and the second.
+QR_INLINE vf low_half(const char* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
+QR_INLINE vf high_half(const char* p) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000))));
+}
 
 #else
 
@@ -269,7 +233,37 @@ QR_INLINE void widen_quads(Bf16* first, Bf16* last, const int8_t* in) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(last), pair(wide(_mm256_slli_epi32(quads, 8)), wide(quads)));
 }
 
+QR_INLINE vf low_half(const char* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+}
+QR_INLINE vf high_half(const char* p) {
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                                              _mm256_set1_epi32(int(0xffff0000))));
+}
+
 #endif
+
+// Words of 64 bits to sum.
+using Words = __m256i;
+QR_INLINE Words load_words(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+QR_INLINE Words add_words(Words a, Words b) { return _mm256_add_epi64(a, b); }
+QR_INLINE uint64_t sum_words(Words v) {
+  alignas(32) uint64_t lanes[4];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), v);
+  return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
+
+}  // namespace
+}  // namespace qr
+
+#endif
+
+namespace qr {
+namespace {
+
+// Ask for a cache line, to L1 or to L2.
+QR_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+QR_INLINE void prefetch_to_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Call body(index, count) for 0, W, 2W, ... below n; count is W but for the last.
 template <class Body>

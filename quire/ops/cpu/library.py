@@ -20,10 +20,12 @@ from quire.platforms.cores import usable_cores
 
 ABI_VERSION: Final = 5
 FILE_NAME: Final = "libquire_cpu.so"
-BUILT_FOR: Final = ("Linux", "x86_64")
+BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
 BUILD_COMMAND: Final = "cmake -S . -B build/native -G Ninja && cmake --build build/native"
-ISA_NAMES: Final = ("none", "avx2", "avx512", "avx512_bf16", "amx")
+X86_ISAS: Final = ("avx2", "avx512", "avx512_bf16", "amx")
+ARM_ISAS: Final = ("neon", "neon_dotprod", "neon_bf16")
+ISA_NAMES: Final = ("none", *X86_ISAS, *ARM_ISAS)
 """By `qr_isa`."""
 UNSUPPORTED: Final = -3
 STATUS: Final = {
@@ -186,7 +188,7 @@ def _open() -> Library | str:
         return f"{found} is not the library of this quire: {error}; build it again ({BUILD_COMMAND})"
     best = library.qr_best_isa()
     if best == 0:
-        return "the native kernels need a processor with AVX2 and FMA"
+        return "the native kernels need an x86 processor with AVX2 and FMA, or 64-bit ARM"
     isa = _wanted_isa(best)
     if isinstance(isa, str):
         return isa
@@ -195,8 +197,9 @@ def _open() -> Library | str:
 
 
 def _why_not_built(system: str, machine: str) -> str:
-    if (system, machine) != BUILT_FOR:
-        return f"native kernels exist for {' on '.join(BUILT_FOR)} only; this is {system} on {machine}"
+    if (system, machine) not in BUILT_FOR:
+        platforms = " and ".join(" on ".join(platform) for platform in BUILT_FOR)
+        return f"native kernels exist for {platforms} only; this is {system} on {machine}"
     return f"the native kernels were not built (no compiler at install; in a checkout: {BUILD_COMMAND})"
 
 
@@ -204,10 +207,16 @@ def _wanted_isa(best: int) -> int | str:
     wanted = envs.get("QUIRE_CPU_ISA")
     if wanted == "auto":
         return best
-    isa = ISA_NAMES.index(wanted)
-    if isa > best:
-        return f"QUIRE_CPU_ISA={wanted} is more than this machine runs, which is {ISA_NAMES[best]}"
-    return isa
+    runs = isas_up_to(ISA_NAMES[best])
+    if wanted not in runs:
+        return f"QUIRE_CPU_ISA={wanted} is not among what this machine runs: {', '.join(runs)}"
+    return ISA_NAMES.index(wanted)
+
+
+def isas_up_to(best: str) -> tuple[str, ...]:
+    """The instruction sets that a machine has whose best one this is, in ascending order."""
+    isas = ARM_ISAS if best in ARM_ISAS else X86_ISAS
+    return isas[: isas.index(best) + 1]
 
 
 def unavailable_reason() -> str | None:

@@ -1,0 +1,21 @@
+// What bf16 and matrix products of bytes (i8mm) add to NEON.
+#include "kernels/attention_bf16.h"
+#include "kernels/gemm_bf16_neon.h"
+#include "kernels/gemm_quantized.h"
+#include "kernels/norm.h"
+#include "kernels/rotary.h"
+
+namespace qr {
+
+void fill_neon_bf16(Kernels& kernels) {
+  kernels.name = "neon_bf16";
+  kernels.gemm_bf16 = paired_gemm();
+  fill_quantized(kernels);
+  kernels.rms_norm = rms_norm;
+  kernels.layer_norm = layer_norm;
+  kernels.rope_and_cache = rope_and_cache;
+  kernels.attend_bf16[QR_BFLOAT16] = attend<Bf16Math, Bf16>;
+  kernels.attend_bf16[QR_CACHE_INT8] = attend<Bf16Math, int8_t>;
+}
+
+}  // namespace qr

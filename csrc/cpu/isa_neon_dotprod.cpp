@@ -1,0 +1,11 @@
+// What dot products of bytes add to NEON.
+#include "kernels/gemm_quantized.h"
+
+namespace qr {
+
+void fill_neon_dotprod(Kernels& kernels) {
+  kernels.name = "neon_dotprod";
+  fill_quantized(kernels);
+}
+
+}  // namespace qr

@@ -1,0 +1,95 @@
+// Which instruction sets this x86 processor and its operating system run.
+#include <cpuid.h>
+#include <csignal>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <initializer_list>
+
+#include "probe.h"
+
+namespace qr {
+
+int32_t execute_amx();  // isa_amx.cpp: one instruction of each kind; 1 when the products are right
+
+namespace {
+
+struct Cpuid {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  Cpuid(uint32_t leaf, uint32_t subleaf) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
+};
+
+bool bit(uint32_t word, int index) { return (word >> index) & 1u; }
+
+uint64_t xgetbv() {
+  uint32_t low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t(high) << 32) | low;
+}
+
+constexpr int kArchRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+constexpr int kTileData = 18;                   // XFEATURE_XTILEDATA
+
+bool request_tiles() { return syscall(SYS_arch_prctl, kArchRequestPermission, kTileData) == 0; }
+
+// Run AMX once in a child, because flags are not enough: hosts exist whose guests fault. The child is cloned without
+// an exit signal and without fork handlers, so the program around us sees nothing of it; it reports through shared
+// memory, since a program that ignores SIGCHLD leaves no exit status.
+bool survives_amx() {
+  void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  auto* flag = static_cast<volatile int32_t*>(memory);
+  *flag = 0;
+  long child = syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    rlimit no_core{0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    for (int sig : {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGTRAP}) signal(sig, SIG_DFL);
+    if (request_tiles() && execute_amx() == 1) *flag = 1;
+    syscall(SYS_exit_group, 0);
+  }
+  if (child > 0) {
+    int status;
+    while (waitpid(pid_t(child), &status, __WALL) < 0 && errno == EINTR) {
+    }
+  }
+  bool survived = *flag == 1;
+  munmap(memory, 4096);
+  return survived;
+}
+
+}  // namespace
+
+int32_t probe() {
+  if (__get_cpuid_max(0, nullptr) < 7) return 0;
+  Cpuid one(1, 0), seven(7, 0);
+  const bool osxsave = bit(one.ecx, 27);
+  const uint64_t enabled = osxsave ? xgetbv() : 0;
+  const bool ymm = (enabled & 0x6) == 0x6, zmm = (enabled & 0xe6) == 0xe6, tiles = (enabled & 0x60000) == 0x60000;
+  const bool fma = bit(one.ecx, 12), f16c = bit(one.ecx, 29);
+  if (!ymm || !fma || !f16c || !bit(seven.ebx, 5)) return 0;
+  // F, DQ, BW, VL
+  if (!zmm || !bit(seven.ebx, 16) || !bit(seven.ebx, 17) || !bit(seven.ebx, 30) || !bit(seven.ebx, 31)) return QR_AVX2;
+  const uint32_t subleaves = seven.eax;
+  const bool bf16 = subleaves >= 1 && bit(Cpuid(7, 1).eax, 5), vnni = bit(seven.ecx, 11);
+  if (!bf16 || !vnni) return QR_AVX512;
+  const bool vbmi = bit(seven.ecx, 1);
+  const bool amx = bit(seven.edx, 22) && bit(seven.edx, 24) && bit(seven.edx, 25);  // bf16, tile, int8
+  if (!tiles || !amx || !vbmi || !survives_amx() || !request_tiles()) return QR_AVX512_BF16;
+  return QR_AMX;
+}
+
+const int32_t kFirstIsa = QR_AVX2;
+
+void fill(Kernels& kernels, int32_t isa) {
+  fill_avx2(kernels);
+  if (isa >= QR_AVX512) fill_avx512(kernels);
+  if (isa >= QR_AVX512_BF16) fill_avx512_bf16(kernels);
+  if (isa >= QR_AMX) fill_amx(kernels);
+}
+
+}  // namespace qr
