@@ -11,14 +11,14 @@ constexpr int kHalfVectors = 16 / W;  // of the columns of half a panel
 
 #if defined(__AVX512F__)
 QR_INLINE vi multiply_pairs(vi a, vi b) { return _mm512_maddubs_epi16(a, b); }
-QR_INLINE vi add_words(vi a, vi b) { return _mm512_add_epi16(a, b); }
+QR_INLINE vi add_shorts(vi a, vi b) { return _mm512_add_epi16(a, b); }
 QR_INLINE vi pairs(vi sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
 QR_INLINE vi sixteen_times(vi v) { return _mm512_slli_epi32(v, 4); }
 QR_INLINE vi nibbles_below(vi v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 QR_INLINE vi nibbles_above(vi v) { return nibbles_below(_mm512_srli_epi16(v, 4)); }
 #else
 QR_INLINE vi multiply_pairs(vi a, vi b) { return _mm256_maddubs_epi16(a, b); }
-QR_INLINE vi add_words(vi a, vi b) { return _mm256_add_epi16(a, b); }
+QR_INLINE vi add_shorts(vi a, vi b) { return _mm256_add_epi16(a, b); }
 QR_INLINE vi pairs(vi sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 QR_INLINE vi sixteen_times(vi v) { return _mm256_slli_epi32(v, 4); }
 QR_INLINE vi nibbles_below(vi v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
@@ -70,7 +70,7 @@ QR_INLINE void add_products(Int4<Group>, vi (&acc)[R][kHalfVectors], const int8_
     for (int r = 0; r < R; ++r) {
       const int8_t* x = lines + r * kQuantizedDepth;
       vi sums = multiply_pairs(w[0], four_bytes(x));  // eight times two products of 15 * 127 at most
-      for (int i = 1; i < 8; ++i) sums = add_words(sums, multiply_pairs(w[i], four_bytes(x + i * 4)));
+      for (int i = 1; i < 8; ++i) sums = add_shorts(sums, multiply_pairs(w[i], four_bytes(x + i * 4)));
       acc[r][v] = add(acc[r][v], pairs(sums));
     }
   }

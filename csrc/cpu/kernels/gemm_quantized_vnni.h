@@ -29,10 +29,10 @@ constexpr int kChains = R <= 4 ? 2 : 1;  // sums of few rows would wait for each
 
 // Integer sums of R rows and the columns of a panel.
 template <int R>
-struct Sums {
+struct GroupSums {
   vi chains[kChains<R>][R][kVectors];
 
-  QR_INLINE void start(Sums& sums, const RowGroup* of, int64_t groups) {
+  QR_INLINE void start(GroupSums& sums, const RowGroup* of, int64_t groups) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) {
         sums.chains[0][r][v] = _mm512_set1_epi32(int32_t(of[r * groups].sum) * -128);
@@ -42,7 +42,7 @@ struct Sums {
 
   // 8 k, where they lie in a step of 64; `lines` of x have 64 k each.
   template <class Bytes>
-  QR_INLINE void add(Sums& sums, const int8_t* lines, const char* step, int row) {
+  QR_INLINE void add(GroupSums& sums, const int8_t* lines, const char* step, int row) {
     vi w[kVectors][2];
     for (int v = 0; v < kVectors; ++v) Bytes::row(step + v * Bytes::kHalfBytes, row, w[v][0], w[v][1]);
     for (int r = 0; r < R; ++r)
@@ -55,7 +55,7 @@ struct Sums {
       }
   }
 
-  QR_INLINE vi get(const Sums& sums, int r, int v) {
+  QR_INLINE vi get(const GroupSums& sums, int r, int v) {
     return kChains<R> == 1 ? sums.chains[0][r][v] : qr::add(sums.chains[0][r][v], sums.chains[kChains<R> - 1][r][v]);
   }
 };
@@ -95,12 +95,12 @@ struct VnniPanel {
     const RowGroup* of = x.row_groups + row * x.groups + group;
     const int begin = Format::kGroup < 64 ? int(group % 2) * 4 : 0;
     const int8_t* lines = x.line(row, first_step(group));
-    Sums<R> sums;
-    Sums<R>::start(sums, of, x.groups);
+    GroupSums<R> sums;
+    GroupSums<R>::start(sums, of, x.groups);
     for (int64_t step = first_step(group); step < last_step(group); ++step) {
       for (int i = begin; i < begin + kEights; ++i) {
         fetch(step, i);
-        Sums<R>::template add<Bytes>(sums, lines, bytes, i);
+        GroupSums<R>::template add<Bytes>(sums, lines, bytes, i);
       }
       lines += x.step_bytes();
       bytes += 2 * Bytes::kHalfBytes;
@@ -108,7 +108,7 @@ struct VnniPanel {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) {
         float* own = total + r * kPanel + v * W;
-        store(own, scales.add(group == 0 ? zero() : load(own), floats(Sums<R>::get(sums, r, v)), of[r * x.groups], v));
+        store(own, scales.add(group == 0 ? zero() : load(own), floats(GroupSums<R>::get(sums, r, v)), of[r * x.groups], v));
       }
   }
 
