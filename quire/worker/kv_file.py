@@ -5,8 +5,8 @@ page behind it. A header names all that its page depends on and ends with a dige
 page and taken away before the page is written again. So a process that is killed leaves either a whole page or none. A
 system that crashes may leave parts, whose digests are wrong.
 
-The file is read and written by calls, not mapped: a mapped page that is gone, because somebody truncated the file or the
-disk failed, would end the process (SIGBUS). Read by a call, it is a page with a wrong digest.
+The file is read and written by calls, not mapped: a mapped page that is gone, because somebody truncated the file or
+the disk failed, would end the process (SIGBUS). Read by a call, it is a page with a wrong digest.
 """
 
 from __future__ import annotations

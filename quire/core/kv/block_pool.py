@@ -2,8 +2,8 @@
 
 Knows no requests: `block_manager` maps sequences to blocks. A block is always in one of three states: referenced
 (`ref_count > 0`), cached (unreferenced, but its content is in the index and can be found again) or empty. The last two
-are free: empty ones are taken first, then cached ones, least recently used first. Of the cached ones, those that
-`evict_early` has named go before all others.
+are free: emptied ones are taken first, then those never used, then cached ones, least recently used first. Of the
+cached ones, those that `evict_early` has named go before all others.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ class BlockPool:
     """A fixed number of blocks, any of which any KV group can use."""
 
     def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
-        self.blocks = [Block(i) for i in range(num_blocks)]
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        """Empty blocks, then cached ones."""
+        self.num_blocks = num_blocks
+        """All blocks, those that were never used included."""
+        self.blocks: list[Block] = []
+        """Those that have been used: a large pool of which little is used costs little."""
+        self._free: OrderedDict[int, None] = OrderedDict()
+        """Emptied blocks, then cached ones."""
         self._early: OrderedDict[int, None] = OrderedDict()
         """Cached blocks that are evicted before those in `_free`."""
         self._indexes: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
@@ -46,14 +49,9 @@ class BlockPool:
         """Free blocks whose content can be found by hash."""
 
     @property
-    def num_blocks(self) -> int:
-        """All blocks."""
-        return len(self.blocks)
-
-    @property
     def num_free(self) -> int:
         """Blocks that can be allocated: empty or cached."""
-        return len(self._free) + len(self._early)
+        return self.num_blocks - len(self.blocks) + len(self._free) + len(self._early)
 
     @property
     def num_cached(self) -> int:
@@ -67,7 +65,9 @@ class BlockPool:
         """
         if not self.num_free:
             raise IndexError("no free block")
-        is_early = bool(self._early) and not self._has_empty()
+        if not self._has_emptied() and len(self.blocks) < self.num_blocks:
+            return self._first_use()
+        is_early = bool(self._early) and not self._has_emptied()
         block_id, _ = (self._early if is_early else self._free).popitem(last=False)
         block = self.blocks[block_id]
         if block.content is not None and self.spill is not None and not is_early:
@@ -172,7 +172,13 @@ class BlockPool:
         assert self.num_shared == sum(block.ref_count > 1 for block in self.blocks)
         assert self.num_evictable == sum(self.blocks[i].ref_count == 0 for i in cached)
 
-    def _has_empty(self) -> bool:
+    def _first_use(self) -> int:
+        """A block that was never used; the caller holds one reference."""
+        block = Block(len(self.blocks), ref_count=1)
+        self.blocks.append(block)
+        return block.block_id
+
+    def _has_emptied(self) -> bool:
         first = next(iter(self._free), None)
         return first is not None and self.blocks[first].content is None
 
