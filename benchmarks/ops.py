@@ -27,7 +27,16 @@ from torch.nn import functional as F
 from quire.attention.context import AttentionMetadata
 from quire.ops import table
 from quire.ops.cpu import library, memory
-from quire.ops.operands import ConvWeights, LinearWeight, Mamba2Weights, MambaWeights, RopeAndCacheSpec, StateMetadata
+from quire.ops.operands import (
+    ConvWeights,
+    GatedDeltaWeights,
+    LightningWeights,
+    LinearWeight,
+    Mamba2Weights,
+    MambaWeights,
+    RopeAndCacheSpec,
+    StateMetadata,
+)
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 1024)
 
@@ -298,8 +307,15 @@ class Recurrent:
 
 
 def recurrent_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
-    """A layer of Mamba 2 of 64 heads of 64 channels, of Mamba with 3072 channels, and of LFM2 with 2048."""
-    layers = (mamba2_layer(64, 64, 128), mamba_layer(3072, 16, 96, getattr(torch, args.dtype)), short_conv_layer(2048))
+    """A layer of Mamba 2 of 64 heads of 64 channels, of Mamba with 3072 channels, of LFM2 with 2048, of Qwen3-Next and
+    of MiniMax-Text-01."""
+    layers = (
+        mamba2_layer(64, 64, 128),
+        mamba_layer(3072, 16, 96, getattr(torch, args.dtype)),
+        short_conv_layer(2048),
+        gated_delta_layer(32, 16, 128),
+        lightning_layer(64, 128),
+    )
     return [layer.case(ops, args, *size) for layer in layers for size in ((1, 1), (8, 1), (32, 1), (1, 512))]
 
 
@@ -359,6 +375,35 @@ def short_conv_layer(channels: int) -> Recurrent:
         lambda ops, x, states, step: ops["short_conv"](x, weights, states, step),
         3 * channels,
         weights.num_inputs,
+    )
+
+
+def gated_delta_layer(heads: int, key_heads: int, size: int) -> Recurrent:
+    channels, inner = (2 * key_heads + heads) * size, heads * size
+    weights = GatedDeltaWeights(
+        conv=ConvWeights(weight=torch.randn(channels, 4), bias=None),
+        num_key_heads=key_heads,
+        key_size=size,
+        time_bias=torch.randn(heads),
+        decay=-torch.rand(heads),
+        norm=torch.ones(size),
+        norm_eps=1e-6,
+    )
+    return Recurrent(
+        f"gated_delta {heads} x {size} x {size}",
+        lambda ops, x, states, step: ops["gated_delta"](x, weights, states, step),
+        channels + inner + 2 * heads,
+        weights.conv.num_inputs + inner * size,
+    )
+
+
+def lightning_layer(heads: int, size: int) -> Recurrent:
+    weights = LightningWeights(decay=torch.rand(heads), norm=torch.ones(heads * size), norm_eps=1e-6)
+    return Recurrent(
+        f"lightning {heads} x {size} x {size}",
+        lambda ops, x, states, step: ops["lightning_attention"](x, weights, states, step),
+        4 * heads * size,
+        heads * size * size,
     )
 
 

@@ -72,8 +72,8 @@ struct States {
   }
 };
 
-// The channels or heads of a state, each of so many numbers from number `first` of a page on, and how many of them a piece
-// takes.
+// The channels or heads of a state, each of so many numbers from number `first` of a page on, and how many of them a
+// piece takes.
 struct Units {
   int64_t first, count, numbers, at_once = 1;
   int64_t room = 0;  // floats that a piece works with

@@ -139,11 +139,11 @@ const Call kCalls[] = {
                                  0.1f, 0.0f, s[8] == kHuge || s[8] == INT64_MAX ? -1 : s[8],  // a window may be huge
                                  as<float>(p[6]), as<float>(p[7]));
      }},
-    {"qr_causal_conv", {96, 8, 32, 4, 4, 512, 2}, {true, false, false, true, true, false, true, false, false, false, false},
+    {"qr_causal_conv", {96, 8, 32, 32, 4, 4, 512, 2}, {true, false, false, true, true, false, true, false, false, false, false},
      [](P p, S s) {
        return qr_causal_conv(as<float>(p[0]), p[1], p[2], p[3], p[4], QR_FLOAT32, s[0], as<float>(p[5]),
-                             as<float>(p[6]), QR_SILU, s[1], s[2], s[3], as<float>(p[7]), s[4], s[5], as<int32_t>(p[8]),
-                             as<int32_t>(p[9]), as<int32_t>(p[10]), s[6]);
+                             as<float>(p[6]), QR_SILU, s[1], s[2], s[3], s[4], as<float>(p[7]), s[5], s[6],
+                             as<int32_t>(p[8]), as<int32_t>(p[9]), as<int32_t>(p[10]), s[7]);
      }},
     {"qr_mamba_derived", {8, 4, 16}, {false, false, true, true, true},
      [](P p, S s) {
@@ -167,8 +167,27 @@ const Call kCalls[] = {
      }},
     {"qr_gated_norm", {96, 64, 8, 2, 32}, {false, false, false, true},
      [](P p, S s) {
-       return qr_gated_norm(p[0], QR_FLOAT32, as<float>(p[1]), s[0], p[2], s[1], as<float>(p[3]), s[2], s[3], s[4],
-                            1e-5f, 0);
+       return qr_gated_norm(p[0], QR_FLOAT32, as<float>(p[1]), s[0], p[2], s[1], as<float>(p[3]), 0, s[2], s[3],
+                            s[4], 1e-5f, 0, 0);
+     }},
+    {"qr_gated_delta_scan", {4, 8, 4, 2, 8, 16, 96, 4, 512, 2},
+     {false, false, false, false, false, false, false, false, false},
+     [](P p, S s) {
+       return qr_gated_delta_scan(as<float>(p[0]), p[1], p[2], QR_FLOAT32, s[0], as<float>(p[3]), as<float>(p[4]), s[1],
+                                  s[2], s[3], s[4], s[5], s[6], as<float>(p[5]), s[7], s[8], as<int32_t>(p[6]),
+                                  as<int32_t>(p[7]), as<int32_t>(p[8]), s[9]);
+     }},
+    {"qr_lightning_scan", {96, 8, 4, 8, 96, 4, 512, 2}, {false, false, false, false, false, false, false},
+     [](P p, S s) {
+       return qr_lightning_scan(as<float>(p[0]), p[1], QR_FLOAT32, s[0], as<float>(p[2]), s[1], s[2], s[3], s[4],
+                                as<float>(p[3]), s[5], s[6], as<int32_t>(p[4]), as<int32_t>(p[5]), as<int32_t>(p[6]),
+                                s[7]);
+     }},
+    {"qr_rg_lru_scan", {8, 32, 16, 96, 4, 512, 2}, {false, false, false, false, false, false, false, false, false},
+     [](P p, S s) {
+       return qr_rg_lru_scan(p[0], QR_FLOAT32, as<float>(p[1]), as<float>(p[2]), p[3], as<float>(p[4]), s[0], s[1], s[2],
+                             s[3], as<float>(p[5]), s[4], s[5], as<int32_t>(p[6]), as<int32_t>(p[7]), as<int32_t>(p[8]),
+                             s[6]);
      }},
     {"qr_copy_blocks", {1, 8, 64, 1}, {false, false},
      [](P p, S s) { return qr_copy_blocks(as<void*>(p[0]), s[0], s[1], s[2], as<int64_t>(p[1]), s[3]); }},
@@ -258,7 +277,8 @@ TEST(norms_refuse_an_epsilon_that_is_no_number) {
     CHECK(qr_layer_norm(out.data(), QR_FLOAT32, x.data(), QR_FLOAT32, x.data(), nullptr, 1, 32, wrong) == QR_EINVAL);
   }
   for (float wrong : {kNan, kInfinite, -1.0f}) {
-    CHECK(qr_gated_norm(out.data(), QR_FLOAT32, x.data(), 32, x.data(), 32, x.data(), 1, 1, 32, wrong, 0) == QR_EINVAL);
+    CHECK(qr_gated_norm(out.data(), QR_FLOAT32, x.data(), 32, x.data(), 32, x.data(), 0, 1, 1, 32, wrong, 0, 0) ==
+          QR_EINVAL);
     CHECK(qr_mamba_derived(out.data(), QR_FLOAT32, x.data(), 1, 16, 8, nullptr, nullptr, nullptr, 1, wrong) ==
           QR_EINVAL);
   }

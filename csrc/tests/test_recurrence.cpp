@@ -6,27 +6,10 @@
 #include <limits>
 
 #include "check.h"
+#include "pages.h"
 #include "quire_cpu.h"
 
 namespace {
-
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
-double allowed(int32_t dtype, double value) {
-  return 2e-5 + std::fabs(value) * (dtype == QR_FLOAT32 ? 2e-5 : dtype == QR_BFLOAT16 ? 0.005 : 0.001);
-}
-
-// Pages of NaN, and what a step does with them.
-struct Pages {
-  int64_t half, num_pages = 5;
-  std::vector<float> numbers;
-  explicit Pages(int64_t half) : half(half), numbers(size_t(2 * half * num_pages), NAN) {}
-};
-
-struct Step {
-  std::vector<int32_t> starts, reads, writes;
-  int64_t sequences() const { return int64_t(reads.size()); }
-};
 
 struct Sizes {
   int64_t units, rows, state_size;  // Mamba: channels, 1; Mamba 2: heads, channels of a head
@@ -154,7 +137,7 @@ TEST(convolutions_match_naive_loops_whole_and_cut) {
   for (auto [channels, width] : {std::pair<int64_t, int64_t>{1, 1}, {12, 3}, {70, 4}, {300, 2}, {64, 64}})
     for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
       for (bool gated : {false, true}) {
-        const int64_t tokens = 70, stride = 3 * channels, item = dtype == QR_FLOAT32 ? 4 : 2;
+        const int64_t block = gated || channels % 4 != 0 ? channels : channels / 4, tokens = 70, stride = 3 * channels, item = dtype == QR_FLOAT32 ? 4 : 2;
         const std::vector<char> rows = encode(random_floats(tokens * stride), dtype);
         const std::vector<float> x = decode(rows, dtype), weight = random_floats(channels * width),
                                  bias = random_floats(channels);
@@ -165,7 +148,7 @@ TEST(convolutions_match_naive_loops_whole_and_cut) {
           const char* at = rows.data() + begin * stride * item;
           CHECK(qr_causal_conv(out.data(), rounded.data(), at, gated ? at + channels * item : nullptr,
                                gated ? at + 2 * channels * item : nullptr, dtype, stride, weight.data(),
-                               gated ? nullptr : bias.data(), gated ? QR_NONE : QR_SILU, end - begin, channels, width,
+                               gated ? nullptr : bias.data(), gated ? QR_NONE : QR_SILU, end - begin, channels, block, width,
                                pages.numbers.data(), pages.num_pages, pages.half, step.starts.data(), step.reads.data(),
                                step.writes.data(), 1) == QR_OK);
           return out;
@@ -173,7 +156,11 @@ TEST(convolutions_match_naive_loops_whole_and_cut) {
         std::vector<char> rounded, part;
         Pages pages((width * channels + 1) / 2), cut((width * channels + 1) / 2);
         const std::vector<float> whole = run(pages, 0, tokens, -1, rounded);
-        CHECK(rounded == encode(whole, dtype));
+        std::vector<float> by_block;
+        for (int64_t first = 0; first < channels; first += block)
+          for (int64_t t = 0; t < tokens; ++t)
+            for (int64_t c = first; c < first + block; ++c) by_block.push_back(whole[size_t(t * channels + c)]);
+        CHECK(rounded == encode(by_block, dtype));
         std::vector<float> got = run(cut, 0, 2, -1, part);
         for (auto [begin, end, read] : {std::array<int64_t, 3>{2, 3, 0}, {3, tokens, 1}}) {
           const std::vector<float> more = run(cut, begin, end, int32_t(read), part);
@@ -228,27 +215,28 @@ TEST(derived_parts_and_gated_outputs_are_normed) {
         const std::vector<float> xs = x, gates = decode(gate, dtype);
         for (const bool norms_first : {false, true})
           for (const bool has_norm : {false, true}) {
+            const bool shares = norms_first && rank != 5, by_sigmoid = norms_first && rank != 1;
             const float* norm_weight = has_norm ? weight.data() : nullptr;
             x = xs;
             std::vector<char> out(size_t(tokens * groups * rank * (dtype == QR_FLOAT32 ? 4 : 2)));
-            CHECK(qr_gated_norm(out.data(), dtype, x.data(), x_stride, gate.data(), gate_stride, norm_weight, tokens,
-                                groups, rank, 1e-5f, norms_first) == QR_OK);
+            CHECK(qr_gated_norm(out.data(), dtype, x.data(), x_stride, gate.data(), gate_stride, norm_weight, shares,
+                                tokens, groups, rank, 1e-5f, norms_first, by_sigmoid) == QR_OK);
             const std::vector<float> got = decode(out, dtype);
             for (int64_t row = 0; row < tokens * groups; ++row) {
               const int64_t t = row / groups, first = row % groups * rank;
-              const auto silu_of = [&](int64_t i) {
+              const auto opened_of = [&](int64_t i) {
                 const double z = gates[size_t(t * gate_stride + first + i)];
-                return z * sigmoid(z);
+                return by_sigmoid ? sigmoid(z) : z * sigmoid(z);
               };
               const auto normed = [&](int64_t i) {
-                return xs[size_t(t * x_stride + first + i)] * (norms_first ? 1 : silu_of(i));
+                return xs[size_t(t * x_stride + first + i)] * (norms_first ? 1 : opened_of(i));
               };
               double squares = 0;
               for (int64_t i = 0; i < rank; ++i) squares += std::pow(normed(i), 2);
               for (int64_t i = 0; i < rank; ++i) {
                 const double scale =
-                    norm_weight ? weight[size_t(first + i)] / std::sqrt(squares / double(rank) + 1e-5) : 1;
-                const double want = xs[size_t(t * x_stride + first + i)] * silu_of(i) * scale;
+                    norm_weight ? weight[size_t(shares ? i : first + i)] / std::sqrt(squares / double(rank) + 1e-5) : 1;
+                const double want = xs[size_t(t * x_stride + first + i)] * opened_of(i) * scale;
                 CHECK(std::fabs(got[size_t(row * rank + i)] - want) <= 2 * allowed(dtype, want));
               }
             }
@@ -279,7 +267,7 @@ TEST(recurrent_layers_refuse_pages_and_sequences_that_are_not_there) {
   const auto run = [&](Step step, int64_t half, int64_t width = 2) {
     Pages pages(64);
     const int32_t conv = qr_causal_conv(out.data(), nullptr, x.data(), nullptr, nullptr, QR_FLOAT32, 8, weight.data(),
-                                        nullptr, QR_SILU, 2, 8, width, pages.numbers.data(), 5, half, step.starts.data(),
+                                        nullptr, QR_SILU, 2, 8, 8, width, pages.numbers.data(), 5, half, step.starts.data(),
                                         step.reads.data(), step.writes.data(), step.sequences());
     const int32_t scan =
         qr_mamba_scan(out.data(), QR_FLOAT32, x.data(), x.data(), x.data(), 8, x.data(), x.data(), 1, weight.data(),

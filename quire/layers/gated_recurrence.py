@@ -90,7 +90,7 @@ class LightningAttention:
         self.in_proj = Linear.of(ctx.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)]))
         self.out_proj = Linear(ctx.child("out_proj"), spec.inner_size, arch.hidden_size, shard_dim=1)
         self.weights = LightningWeights(
-            decay=torch.tensor([math.exp(-rate) for rate in spec.rates]),
+            decay=torch.tensor([math.exp(-rate) for rate in spec.rates], dtype=torch.float32),
             norm=ctx.child("norm").tensor("weight", (spec.inner_size,), dtype=torch.float32),
             norm_eps=spec.norm_eps,
         )

@@ -8,7 +8,7 @@ namespace {
 
 // ---- the gated delta rule ----
 
-constexpr int kDeltaRows = 8;  // of a head's state that a token changes at once: chains of sums that do not wait for each other
+constexpr int kDeltaRows = 8;
 constexpr float kUnitEps = 1e-6f;
 
 // out = x / sqrt(sum of squares + eps) * scale
@@ -25,9 +25,10 @@ QR_INLINE void unit(float* out, const float* x, float scale, int64_t n) {
 
 // So many rows of a head's state and one token: h = h * decay + rate * (value - decay * (h . key)) key; values become
 // h . query.
-template <int kRows>
-QR_INLINE void delta_rows(float* values, float* after, const float* before, float decay, float rate, const float* query,
-                          const float* key, int64_t size) {
+template <class R>
+QR_INLINE void delta_rows(R, float* values, float* after, const float* before, float decay, float rate,
+                          const float* query, const float* key, int64_t size) {
+  constexpr int kRows = R::count;
   vf totals[kRows], changes[kRows];
   for (int row = 0; row < kRows; ++row) totals[row] = zero();
   each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
@@ -43,7 +44,7 @@ QR_INLINE void delta_rows(float* values, float* after, const float* before, floa
     const vf keys = load_some(key + i, n), queries = load_some(query + i, n);
     for (int row = 0; row < kRows; ++row) {
       const vf state = fma(changes[row], keys, mul(load_some(before + row * size + i, n), kept));
-      store_some(after + row * size + i, state, n);
+      R::put(after + row * size + i, state, n);
       totals[row] = fma(state, queries, totals[row]);
     }
   });
@@ -71,61 +72,41 @@ struct DeltaSteps {
   }
 };
 
-// Rows [p, p + kRows) of a head over tokens [begin, end), whose steps are given.
-template <int kRows>
-void delta_scan_rows(const DeltaArgs& args, const ScanPiece& piece, const DeltaSteps& steps, int64_t begin, int64_t end,
-                     int64_t p) {
-  const int64_t size = args.key_size;
-  const int64_t column = 2 * args.key_heads * size + piece.begin * args.value_size + p;
-  float* after = piece.after + p * size;
-  for (int64_t token = begin; token < end; ++token) {
-    const float* before = token == piece.token_begin ? piece.before + p * size : after;
-    const float* query = piece.room + (token - begin) * 2 * size;
-    delta_rows<kRows>(args.x + token * args.stride + column, after, before, steps.time.decay[token - begin],
-                      steps.rate[token - begin], query, query + size, size);
-  }
-}
-
 void gated_delta_scan(const DeltaArgs& args, const ScanPiece& piece) {
+  const int64_t size = args.key_size, column = 2 * args.key_heads * size + piece.begin * args.value_size;
   for (int64_t begin = piece.token_begin; begin < piece.token_end; begin += kStepTokens) {
     const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
     const DeltaSteps steps(args, piece, begin, end);
-    int64_t p = 0;
-    for (; p + kDeltaRows <= args.value_size; p += kDeltaRows)
-      delta_scan_rows<kDeltaRows>(args, piece, steps, begin, end, p);
-    for (; p < args.value_size; ++p) delta_scan_rows<1>(args, piece, steps, begin, end, p);
+    scan_rows<kDeltaRows>(
+        piece, args.value_size, size, begin, end,
+        [&](auto rows, int64_t token, int64_t p, float* after, const float* before) __attribute__((always_inline)) {
+          const float* query = piece.room + (token - begin) * 2 * size;
+          delta_rows(rows, args.x + token * args.stride + column + p, after, before, steps.time.decay[token - begin],
+                     steps.rate[token - begin], query, query + size, size);
+        });
   }
 }
 
 // ---- lightning attention ----
 
-// Rows [p, p + kRows) of a head over tokens [begin, end), whose queries, keys and values are in `room`.
-template <int kRows>
-void lightning_rows(const LightningArgs& args, const ScanPiece& piece, int64_t begin, int64_t end, int64_t p) {
-  const int64_t head = piece.begin, size = args.head_size;
-  float* after = piece.after + p * size;
-  for (int64_t token = begin; token < end; ++token) {
-    const float* before = token == piece.token_begin ? piece.before + p * size : after;
-    const float *query = piece.room + (token - begin) * 3 * size, *key = query + size, *value = key + size;
-    step_rows<kRows>(args.out + (token * args.heads + head) * size + p, after, before, args.decay[head], value + p, key,
-                     query, size);
-  }
-}
-
 template <class T>
 void lightning_scan_of(const LightningArgs& args, const ScanPiece& piece) {
-  const int64_t inputs = 3 * args.head_size;
+  const int64_t head = piece.begin, size = args.head_size, inputs = 3 * size;
   for (int64_t begin = piece.token_begin; begin < piece.token_end; begin += kStepTokens) {
     const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
     for (int64_t token = begin; token < end; ++token) {
-      const T* x = static_cast<const T*>(args.x) + token * args.stride + piece.begin * inputs;
+      const T* x = static_cast<const T*>(args.x) + token * args.stride + head * inputs;
       each_vector(inputs, [&](int64_t i, int n) __attribute__((always_inline)) {
         store_some(piece.room + (token - begin) * inputs + i, silu(load_some(x + i, n)), n);
       });
     }
-    int64_t p = 0;
-    for (; p + 4 <= args.head_size; p += 4) lightning_rows<4>(args, piece, begin, end, p);
-    for (; p < args.head_size; ++p) lightning_rows<1>(args, piece, begin, end, p);
+    scan_rows<kRowsAtOnce>(
+        piece, size, size, begin, end,
+        [&](auto rows, int64_t token, int64_t p, float* after, const float* before) __attribute__((always_inline)) {
+          const float *query = piece.room + (token - begin) * inputs, *key = query + size, *value = key + size;
+          step_rows(rows, args.out + (token * args.heads + head) * size + p, after, before, args.decay[head], value + p,
+                    key, query, size);
+        });
   }
 }
 

@@ -198,54 +198,88 @@ QR_INLINE void time_steps(HeadSteps& steps, float bias, float decay) {
   }
 }
 
-// So many rows of a head's state and one token: h = h * decay + added * write; gives h . read of each row.
-template <int kRows>
-QR_INLINE void step_rows(float* y, float* after, const float* before, float decay, const float* added,
-                         const float* write, const float* read, int64_t size) {
-  const vf kept = set1(decay);
-  vf totals[kRows], all_added[kRows];
-  for (int row = 0; row < kRows; ++row) totals[row] = zero(), all_added[row] = set1(added[row]);
-  each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
-    const vf writing = load_some(write + i, n), reading = load_some(read + i, n);
-    for (int row = 0; row < kRows; ++row) {
-      const vf state = fma(all_added[row], writing, mul(load_some(before + row * size + i, n), kept));
-      store_some(after + row * size + i, state, n);
-      totals[row] = fma(state, reading, totals[row]);
-    }
-  });
-  for (int row = 0; row < kRows; ++row) y[row] = sum(totals[row]);
-}
+// How many rows of a head's state a step changes at once, and whether it writes them past the caches.
+template <int kCount, bool kIsPast = false>
+struct StateRows {
+  static constexpr int count = kCount;
+  static void put(float* to, vf state, int n) {
+    if (kIsPast)
+      store_past(to, state);
+    else
+      store_some(to, state, n);
+  }
+};
 
-// Rows [p, p + kRows) of a head over tokens [begin, end), whose steps are the first of `steps`.
-template <int kRows>
-void scan_rows(const Mamba2Args& args, const ScanPiece& piece, const HeadSteps& steps, int64_t begin, int64_t end,
-               int64_t p) {
-  const int64_t head = piece.begin, size = args.state_size, inner = args.heads * args.head_size;
-  const int64_t vectors = inner + head / (args.heads / args.groups) * size;
-  float* after = piece.after + p * size;
-  for (int64_t token = begin; token < end; ++token) {
-    float* row = args.x + token * args.stride;
-    float* x = row + head * args.head_size + p;
-    const float* before = token == piece.token_begin ? piece.before + p * size : after;
-    const float* write = row + vectors;
-    const float* read = write + args.groups * size;
-    float added[kRows], y[kRows];
-    for (int i = 0; i < kRows; ++i) added[i] = x[i] * steps.time[token - begin];
-    step_rows<kRows>(y, after, before, steps.decay[token - begin], added, write, read, size);
-    for (int i = 0; i < kRows; ++i) x[i] = y[i] + x[i] * args.skip[head];
+// Run step(StateRows, token, row, after, before) on `rows` rows of `size` numbers for tokens [begin, end), in any order
+// that takes a row through its tokens one by one. Rows at once are chains of sums that do not wait for each other. What comes
+// from memory is read row by row, in one stream; a state that no further token reads is written past the caches.
+template <int kRows, class Step>
+QR_INLINE void scan_rows(const ScanPiece& piece, int64_t rows, int64_t size, int64_t begin, int64_t end,
+                         const Step& step) {
+  const bool is_one_token = piece.token_end - piece.token_begin == 1;
+  if (is_one_token && size % W == 0 && reinterpret_cast<uintptr_t>(piece.after) % 64 == 0) {
+    for (int64_t row = 0; row < rows; ++row)
+      step(StateRows<1, true>(), begin, row, piece.after + row * size, piece.before + row * size);
+    settle_stores();
+    return;
+  }
+  int64_t next = 0;
+  for (int64_t first = 0; first < rows; first = next) {
+    const bool is_whole = first + kRows <= rows;
+    next = first + (is_whole ? kRows : 1);
+    float* after = piece.after + first * size;
+    int64_t token = begin;
+    if (token == piece.token_begin) {
+      for (int64_t row = first; row < next; ++row)
+        step(StateRows<1>(), token, row, piece.after + row * size, piece.before + row * size);
+      ++token;
+    }
+    for (; token < end; ++token)
+      if (is_whole)
+        step(StateRows<kRows>(), token, first, after, after);
+      else
+        step(StateRows<1>(), token, first, after, after);
   }
 }
 
+// So many rows of a head's state and one token: h = h * decay + added * write; gives h . read of each row.
+template <class R>
+QR_INLINE void step_rows(R, float* y, float* after, const float* before, float decay, const float* added,
+                         const float* write, const float* read, int64_t size) {
+  const vf kept = set1(decay);
+  vf totals[R::count], all_added[R::count];
+  for (int row = 0; row < R::count; ++row) totals[row] = zero(), all_added[row] = set1(added[row]);
+  each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
+    const vf writing = load_some(write + i, n), reading = load_some(read + i, n);
+    for (int row = 0; row < R::count; ++row) {
+      const vf state = fma(all_added[row], writing, mul(load_some(before + row * size + i, n), kept));
+      R::put(after + row * size + i, state, n);
+      totals[row] = fma(state, reading, totals[row]);
+    }
+  });
+  for (int row = 0; row < R::count; ++row) y[row] = sum(totals[row]);
+}
+
+constexpr int kRowsAtOnce = 4;
+
 void mamba2_scan(const Mamba2Args& args, const ScanPiece& piece) {
-  const int64_t head = piece.begin;
+  const int64_t head = piece.begin, size = args.state_size, inner = args.heads * args.head_size;
+  const int64_t vectors = inner + head / (args.heads / args.groups) * size;
   HeadSteps steps;
   for (int64_t begin = piece.token_begin; begin < piece.token_end; begin += kStepTokens) {
     const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
     numbers_of_head(steps.time, args.time, args.dtype, begin * args.time_stride + head, args.time_stride, end - begin);
     time_steps(steps, args.time_bias[head], args.decay[head]);
-    int64_t p = 0;
-    for (; p + 4 <= args.head_size; p += 4) scan_rows<4>(args, piece, steps, begin, end, p);
-    for (; p < args.head_size; ++p) scan_rows<1>(args, piece, steps, begin, end, p);
+    scan_rows<kRowsAtOnce>(
+        piece, args.head_size, size, begin, end,
+        [&](auto rows, int64_t token, int64_t p, float* after, const float* before) __attribute__((always_inline)) {
+          float* all = args.x + token * args.stride;
+          float *x = all + head * args.head_size + p, *write = all + vectors;
+          float added[rows.count], y[rows.count];
+          for (int i = 0; i < rows.count; ++i) added[i] = x[i] * steps.time[token - begin];
+          step_rows(rows, y, after, before, steps.decay[token - begin], added, write, write + args.groups * size, size);
+          for (int i = 0; i < rows.count; ++i) x[i] = y[i] + x[i] * args.skip[head];
+        });
   }
 }
 

@@ -265,6 +265,23 @@ namespace {
 QR_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 QR_INLINE void prefetch_to_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// Past the caches where the instruction set can; p is aligned to a vector. Whoever stores so calls settle_stores() before
+// another thread may read it.
+QR_INLINE void store_past(float* p, vf v) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(p, v);
+#elif defined(__AVX2__)
+  _mm256_stream_ps(p, v);
+#else
+  store(p, v);
+#endif
+}
+QR_INLINE void settle_stores() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 // Call body(index, count) for 0, W, 2W, ... below n; count is W but for the last.
 template <class Body>
 QR_INLINE void each_vector(int64_t n, const Body& body) {
