@@ -56,7 +56,7 @@ struct VnniPanel {
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;  // of 64 k
   static constexpr int64_t kSteps = Format::kGroup < 64 ? 1 : Format::kGroup / 64;
   static constexpr int kEights = Format::kGroup < 64 ? 4 : 8;  // rows of 8 k of a group in one step
-  static constexpr int64_t kSoon = 2048, kLater = 6144;        // bytes ahead that go to L1, and to L2
+  static constexpr int64_t kSoon = kPrefetchBytes, kLater = kFarBytes;  // bytes ahead that go to L1, and to L2
 
   const GemmArgs& g;
   const QuantizedRows<Format::kGroup>& x;
