@@ -7,7 +7,9 @@
 namespace qr {
 namespace {
 
-constexpr int kHalfVectors = 16 / W;  // of the columns of half a panel
+constexpr int kAtOnce = 2;  // vectors of columns: of half a panel, or one of each half
+template <class Format>  // bytes between the two
+constexpr int64_t kNextVector = W == 16 ? Format::kHalfBytes : 32;
 
 #if defined(__AVX512F__)
 QR_INLINE vi multiply_pairs(vi a, vi b) { return _mm512_maddubs_epi16(a, b); }
@@ -40,30 +42,37 @@ struct SignedX {
 #endif
 };
 
-// acc += the products of 4 rows of 8 k of a half, whose columns have 4 bytes side by side. `lines`: of x, 64 in a row.
+// Fetch what comes after a line of each vector.
+template <class Format>
+QR_INLINE void fetch_after(const char* line) {
+  for (int64_t at = 0; at < kAtOnce * W * 4; at += 64) prefetch_stream(line + at / 64 * Format::kHalfBytes);
+}
+
+// acc += the products of 4 rows of 8 k of so many vectors, whose columns have 4 bytes side by side. `lines`: of x, 64 in
+// a row.
 template <int R>
-QR_INLINE void add_products(Int8, vi (&acc)[R][kHalfVectors], const int8_t* lines, const char* weight) {
+QR_INLINE void add_products(Int8, vi (&acc)[R][kAtOnce], const int8_t* lines, const char* weight) {
   for (int four = 0; four < 8; ++four) {
-    vi w[kHalfVectors];
-    for (int v = 0; v < kHalfVectors; ++v) w[v] = load_bytes(weight + four * 64 + v * W * 4);
-    prefetch_stream(weight + four * 64);
+    vi w[kAtOnce];
+    for (int v = 0; v < kAtOnce; ++v) w[v] = load_bytes(weight + four * 64 + v * kNextVector<Int8>);
+    fetch_after<Int8>(weight + four * 64);
     for (int r = 0; r < R; ++r) {
       // |x| times w with the sign of x: two of 127 * 127 fit 16 bits
       const SignedX x(four_bytes(lines + r * kQuantizedDepth + four * 4));
-      for (int v = 0; v < kHalfVectors; ++v)
+      for (int v = 0; v < kAtOnce; ++v)
         acc[r][v] = add(acc[r][v], pairs(multiply_pairs(x.size, x.sign(w[v]))));
     }
   }
 }
 
 template <int R, int Group>
-QR_INLINE void add_products(Int4<Group>, vi (&acc)[R][kHalfVectors], const int8_t* lines, const char* weight) {
-  for (int row = 0; row < 4; ++row) prefetch_stream(weight + row * 64);
-  for (int v = 0; v < kHalfVectors; ++v) {
+QR_INLINE void add_products(Int4<Group>, vi (&acc)[R][kAtOnce], const int8_t* lines, const char* weight) {
+  for (int row = 0; row < 4; ++row) fetch_after<Int4<Group>>(weight + row * 64);
+  for (int v = 0; v < kAtOnce; ++v) {
     asm volatile("" ::: "memory");  // x is read again: kept for the next v, it would crowd out the weights
     vi w[8];
     for (int row = 0; row < 4; ++row) {
-      const vi both = flip(load_bytes(weight + row * 64 + v * W * 4), 0x88);
+      const vi both = flip(load_bytes(weight + row * 64 + v * kNextVector<Int4<Group>>), 0x88);
       w[2 * row] = nibbles_below(both);
       w[2 * row + 1] = nibbles_above(both);
     }
@@ -93,18 +102,19 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
   for (int64_t group = 0; group < x.groups; ++group) {
     const int64_t first = group * Format::kGroup / 32, last = first + Format::kGroup / 32, end = 2 * x.steps;
     const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
-    for (int half = 0; half < 2; ++half) {
-      vi acc[R][kHalfVectors];
+    for (int first_vector = 0; first_vector < kVectors; first_vector += kAtOnce) {
+      const int half = first_vector * W / 16;
+      vi acc[R][kAtOnce];
       for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kHalfVectors; ++v) acc[r][v] = none();
+        for (int v = 0; v < kAtOnce; ++v) acc[r][v] = none();
       for (int64_t part = first; part < last && part < end; ++part)  // 32 k
         add_products<R>(Format(), acc, x.line(row, part / 2) + part % 2 * 32,
                         packed + (part / 2 * 2 + half) * Format::kHalfBytes + part % 2 * kQuarter);
       for (int r = 0; r < R; ++r) {
         const RowGroup of = x.row_groups[(row + r) * x.groups + group];
-        for (int v = 0; v < kHalfVectors; ++v) {
-          vf& own = total[r][half * kHalfVectors + v];
-          own = scales.add(own, products_of(Format(), acc[r][v], of), of, half * kHalfVectors + v);
+        for (int v = 0; v < kAtOnce; ++v) {
+          vf& own = total[r][first_vector + v];
+          own = scales.add(own, products_of(Format(), acc[r][v], of), of, first_vector + v);
         }
       }
     }

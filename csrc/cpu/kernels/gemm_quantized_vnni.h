@@ -1,8 +1,8 @@
 // Integer products by vpdpbusd: four products of unsigned weights (128 more than they are) and signed x are summed into
 // 32 bits. Sums start at what the 128 are too many.
 //
-// Few rows read weights as they come from memory. Of more rows, the bytes of a group are made once and lie in L1 while
-// all rows pass, eight at a time: the sums of eight rows and 32 columns take half of the registers.
+// The sums of eight rows and 32 columns take half of the registers. More rows pass eight at a time over each group of
+// weights, which stays in L1 meanwhile.
 #pragma once
 
 #include "gemm_quantized.h"
@@ -15,15 +15,6 @@ constexpr int kRowsAtOnce = 8;  // divides the height of a block of x
 // acc += sums of four products of unsigned w and signed x
 QR_INLINE vi dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
-// Bytes of a group as Int8 lays them out, but unsigned.
-struct UnsignedBytes {
-  static constexpr int64_t kHalfBytes = 1024;
-  QR_INLINE void row(const char* half, int row, vi& first, vi& second) {
-    first = load_bytes(half + row * 128);
-    second = load_bytes(half + row * 128 + 64);
-  }
-};
-
 template <int R>
 constexpr int kChains = R <= 4 ? 2 : 1;  // sums of few rows would wait for each other
 
@@ -35,16 +26,16 @@ struct GroupSums {
   QR_INLINE void start(GroupSums& sums, const RowGroup* of, int64_t groups) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) {
-        sums.chains[0][r][v] = _mm512_set1_epi32(int32_t(of[r * groups].sum) * -128);
+        sums.chains[0][r][v] = _mm512_cvtps_epi32(set1(-128.0f * of[r * groups].sum));
         if (kChains<R> == 2) sums.chains[kChains<R> - 1][r][v] = none();
       }
   }
 
   // 8 k, where they lie in a step of 64; `lines` of x have 64 k each.
-  template <class Bytes>
+  template <class Format>
   QR_INLINE void add(GroupSums& sums, const int8_t* lines, const char* step, int row) {
     vi w[kVectors][2];
-    for (int v = 0; v < kVectors; ++v) Bytes::row(step + v * Bytes::kHalfBytes, row, w[v][0], w[v][1]);
+    for (int v = 0; v < kVectors; ++v) Format::row(step + v * Format::kHalfBytes, row, w[v][0], w[v][1]);
     for (int r = 0; r < R; ++r)
       for (int four = 0; four < 2; ++four) {
         const vi x = four_bytes(lines + r * kQuantizedDepth + row * 8 + four * 4);
@@ -65,7 +56,7 @@ struct VnniPanel {
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;  // of 64 k
   static constexpr int64_t kSteps = Format::kGroup < 64 ? 1 : Format::kGroup / 64;
   static constexpr int kEights = Format::kGroup < 64 ? 4 : 8;  // rows of 8 k of a group in one step
-  static constexpr int64_t kSoon = 2048, kLater = 6144;        // bytes ahead that go to L1, and to L2
+  static constexpr int64_t kSoon = kPrefetchBytes, kLater = kFarBytes;  // bytes ahead that go to L1, and to L2
 
   const GemmArgs& g;
   const QuantizedRows<Format::kGroup>& x;
@@ -88,10 +79,10 @@ struct VnniPanel {
     return last < x.steps ? last : x.steps;
   }
 
-  // The products of R rows and a group, whose first step is `bytes`. fetch(step, row of 8 k) brings what is read later.
-  template <class Bytes, int R, class Fetch>
+  // The products of R rows and a group are added to `total`. fetch(step, row of 8 k) fetches what is read later.
+  template <int R, class Fetch>
   __attribute__((always_inline)) void add_group(int64_t row, int64_t group, const GroupScales<Format>& scales,
-                                                const char* bytes, const Fetch& fetch, float* total) const {
+                                                const Fetch& fetch, float* total) const {
     const RowGroup* of = x.row_groups + row * x.groups + group;
     const int begin = Format::kGroup < 64 ? int(group % 2) * 4 : 0;
     const int8_t* lines = x.line(row, first_step(group));
@@ -100,10 +91,9 @@ struct VnniPanel {
     for (int64_t step = first_step(group); step < last_step(group); ++step) {
       for (int i = begin; i < begin + kEights; ++i) {
         fetch(step, i);
-        GroupSums<R>::template add<Bytes>(sums, lines, bytes, i);
+        GroupSums<R>::template add<Format>(sums, lines, packed + step * kStepBytes, i);
       }
       lines += x.step_bytes();
-      bytes += 2 * Bytes::kHalfBytes;
     }
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) {
@@ -112,76 +102,60 @@ struct VnniPanel {
       }
   }
 
-  // R rows, weights from memory.
+  // All of up to R rows. Each line is fetched twice: soon before it is read to L1, and long before to L2.
   template <int R>
-  void stream(int64_t row, float* sums) const {
-    for (int64_t group = 0; group < x.groups; ++group) {
-      const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
-      const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
-        constexpr int64_t kRowBytes = Format::kHalfBytes / 8;
-        const char *soon = at(step * kStepBytes + kSoon), *later = at(step * kStepBytes + kLater);
-        for (int64_t line = i * kRowBytes; line < (i + 1) * kRowBytes; line += 64)
-          for (int64_t half = 0; half < kStepBytes; half += Format::kHalfBytes) {
-            prefetch(soon + half + line);
-            prefetch_to_l2(later + half + line);
-          }
-      };
-      add_group<Format, R>(row, group, scales, packed + first_step(group) * kStepBytes, fetch, sums);
-    }
+  void multiply_few(int64_t row, int64_t rows, float* sums) const {
+    if constexpr (R > 1)
+      if (rows < R) return multiply_few<R - 1>(row, rows, sums);
+    const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
+      constexpr int64_t kRowBytes = Format::kHalfBytes / 8;
+      const char *soon = at(step * kStepBytes + kSoon), *later = at(step * kStepBytes + kLater);
+      for (int64_t line = i * kRowBytes; line < (i + 1) * kRowBytes; line += 64)
+        for (int64_t half = 0; half < kStepBytes; half += Format::kHalfBytes) {
+          prefetch(soon + half + line);
+          prefetch_to_l2(later + half + line);
+        }
+    };
+    for (int64_t group = 0; group < x.groups; ++group)
+      add_group<R>(row, group, GroupScales<Format>::of(g, panel, x.groups, group), fetch, sums);
   }
 
-  // Up to R rows of a group whose unsigned bytes are made already; `ahead`: what to fetch, 1 KiB for each step.
+  // Up to R rows of a group. `ahead`: what to fetch, 1 KiB for each step.
   template <int R>
-  void add_rows(int64_t row, int64_t rows, int64_t group, const GroupScales<Format>& scales, const char* bytes,
-                const char* ahead, float* sums) const {
+  void add_rows(int64_t row, int64_t rows, int64_t group, const GroupScales<Format>& scales, const char* ahead,
+                float* sums) const {
     if constexpr (R > 1)
-      if (rows < R) return add_rows<R - 1>(row, rows, group, scales, bytes, ahead, sums);
+      if (rows < R) return add_rows<R - 1>(row, rows, group, scales, ahead, sums);
     const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
       const char* lines = ahead + (step - first_step(group)) * kStepBytes + i * 128;
       prefetch(lines);
       prefetch(lines + 64);
     };
-    add_group<UnsignedBytes, R>(row, group, scales, bytes, fetch, sums);
+    add_group<R>(row, group, scales, fetch, sums);
   }
 
-  void make_unsigned(char* out, int64_t first, int64_t last) const {
-    for (const char* half = packed + first * kStepBytes; half < packed + last * kStepBytes; half += Format::kHalfBytes)
-      for (int row = 0; row < 8; ++row, out += 128) {
-        vi low, high;
-        Format::row(half, row, low, high);
-        _mm512_store_si512(out, low);
-        _mm512_store_si512(out + 64, high);
-      }
-  }
-
+  // Group by group; the first rows fetch the group that follows.
   void multiply_many(int64_t row_begin, int64_t row_end, float* sums) const {
-    alignas(64) char bytes[kSteps * 2 * UnsignedBytes::kHalfBytes];
     for (int64_t group = 0; group < x.groups; ++group) {
       const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
-      const int64_t first = first_step(group);
-      if (group * Format::kGroup % 64 == 0) make_unsigned(bytes, first, last_step(group));
-      const char* next = at((first + kSteps) * kStepBytes);
+      const int64_t own = first_step(group) * kStepBytes, next = own + kSteps * kStepBytes;
       for (int64_t row = row_begin; row < row_end; row += kRowsAtOnce) {
         const int64_t done = (row - row_begin) / kRowsAtOnce * 1024;  // bytes of each step that are fetched already
-        add_rows<kRowsAtOnce>(row, row_end - row, group, scales, bytes, done < kStepBytes ? next + done : bytes,
+        add_rows<kRowsAtOnce>(row, row_end - row, group, scales, done < kStepBytes ? at(next) + done : packed + own,
                               sums + (row - row_begin) * kPanel);
       }
     }
-  }
-
-  template <int R>
-  void multiply(int64_t row_begin, int64_t row_end, float* sums) const {
-    if (row_end - row_begin > kRowsAtOnce) return multiply_many(row_begin, row_end, sums);
-    if constexpr (R > 1)
-      if (row_end - row_begin < R) return multiply<R - 1>(row_begin, row_end, sums);
-    stream<R>(row_begin, sums);
   }
 };
 
 template <class Format>
 void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
                     int64_t panel, float* sums) {
-  VnniPanel<Format>(g, x, panel).template multiply<kRowsAtOnce>(row_begin, row_end, sums);
+  const VnniPanel<Format> weights(g, x, panel);
+  if (row_end - row_begin <= kRowsAtOnce)
+    weights.template multiply_few<kRowsAtOnce>(row_begin, row_end - row_begin, sums);
+  else
+    weights.multiply_many(row_begin, row_end, sums);
 }
 
 }  // namespace
