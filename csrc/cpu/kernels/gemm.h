@@ -237,6 +237,24 @@ constexpr int kVectors = int(kPanel) / W;          // vectors in a row of a pane
 constexpr int kRowBlock = W == 16 ? 12 : 3;        // rows whose accumulators fit the register file
 constexpr int64_t kPrefetchBytes = 1024;           // ahead of the stream; 1-2 KiB measure best
 
+// One step of k of R rows. Registers hold all weights and one number of x, or, where there are 16, the reverse.
+template <int R, class WeightAt, class XAt>
+QR_INLINE void add_products(vf (&acc)[R][kVectors], const WeightAt& weight_at, const XAt& x_at) {
+  if constexpr (W == 16) {
+    vf weights[kVectors];
+    for (int v = 0; v < kVectors; ++v) weights[v] = weight_at(v);
+    for (int r = 0; r < R; ++r) {
+      const vf value = set1(x_at(r));
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = fma(weights[v], value, acc[r][v]);
+    }
+  } else {
+    for (int v = 0; v < kVectors; ++v) {
+      const vf weight = weight_at(v);
+      for (int r = 0; r < R; ++r) acc[r][v] = fma(weight, set1(x_at(r)), acc[r][v]);
+    }
+  }
+}
+
 // Panels [K][32] of T.
 template <class T>
 struct FloatPanel {
@@ -249,10 +267,9 @@ struct FloatPanel {
     for (int64_t i = 0; i < k; ++i, w += kPanel) {
       for (size_t line = 0; line < sizeof(T) * kPanel; line += 64)
         prefetch(reinterpret_cast<const char*>(w) + kPrefetchBytes + line);
-      for (int v = 0; v < kVectors; ++v) {
-        vf weight = load(w + v * W);
-        for (int r = 0; r < R; ++r) acc[r][v] = fma(weight, set1(x[r * k + i]), acc[r][v]);
-      }
+      add_products<R>(
+          acc, [&](int v) __attribute__((always_inline)) { return load(w + v * W); },
+          [&](int r) __attribute__((always_inline)) { return x[r * k + i]; });
     }
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
@@ -378,10 +395,9 @@ QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights
     for (int v = 0; v < kVectors; ++v) acc[r][v] = is_first ? zero() : load(sums + r * kPanel + v * W);
   for (int64_t i = 0; i < steps; ++i, weights += kPanel) {
     if (kAhead) prefetch_to_l2(ahead + i * 64);
-    for (int v = 0; v < kVectors; ++v) {
-      const vf weight = load(weights + v * W);
-      for (int r = 0; r < R; ++r) acc[r][v] = fma(weight, set1(x[r * steps + i]), acc[r][v]);
-    }
+    add_products<R>(
+        acc, [&](int v) __attribute__((always_inline)) { return load(weights + v * W); },
+        [&](int r) __attribute__((always_inline)) { return x[r * steps + i]; });
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
