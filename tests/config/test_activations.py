@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.activations import activation_bytes, experts_bytes
+from quire.config.activations import activation_bytes
 from quire.ops import table
 from tests.checkpoints import RECURRENT
 from tests.engine.test_parity import available_ops
@@ -44,7 +44,7 @@ def test_a_step_of_recurrent_layers_takes_what_is_planned(
     table.use("cpu")
     taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
     planned = activation_bytes(arch, dtype, num_tokens, ops="cpu")
-    assert taken == planned if not arch.mixtures else taken <= planned + experts_bytes(arch, dtype, num_tokens)
+    assert taken == planned
 
 
 GATED = {
