@@ -318,6 +318,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
+    "zamba2": {
+        **{key: value for key, value in _COMMON.items() if key != "num_key_value_heads"},
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention"],
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 12,
+        "use_mem_rope": True,
+        "n_mamba_heads": 8,
+        "mamba_ngroups": 2,
+        "mamba_d_state": 8,
+        "initializer_range": 0.1,
+        "chunk_size": 16,
+        "time_step_min": 1e-12,  # in prompts, transformers bounds time steps by it
+    },
     "falcon_h1": {
         **_HYBRID,
         "num_hidden_layers": 3,
@@ -360,6 +374,7 @@ RECURRENT = (
     "lfm2_moe",
     "nemotron_h",
     "falcon_h1",
+    "zamba2",
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.config.arch import LayerSpec, ModelArch
 from quire.config.experts import ExpertsSpec
@@ -17,6 +17,7 @@ from quire.config.mixers import (
     MixerSpec,
     RecurrentSpec,
     RgLruSpec,
+    SharedBlock,
 )
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
@@ -98,16 +99,82 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
         layout.take("normed", arch.hidden_size)
         layout.free("hidden")
         layout.rename("normed", "hidden")
+    if _has_shared_blocks(arch):  # which read the embeddings again
+        layout.rename("hidden", "embedded")
+        layout.place("hidden", 0)
     ends: dict[tuple[int, LayerSpec], int] = {}
     for layer in arch.layers:  # each meets the gaps that the one before left
         start = layout.begin("hidden"), layer
         if start in ends:
             layout.move("hidden", ends[start])
         else:
-            (_layer if arch.scales.joins is None else _joined_layer)(layout, arch, layer)
+            _rule_of(arch, layer)(layout, arch, layer)
             ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
     return layout
+
+
+def _has_shared_blocks(arch: ModelArch) -> bool:
+    return any(mixer.shared is not None for mixer in arch.plain_attentions)
+
+
+def _rule_of(arch: ModelArch, layer: LayerSpec) -> Callable[[_Layout, ModelArch, LayerSpec], None]:
+    if any(isinstance(mixer, AttentionSpec) and mixer.shared is not None for mixer in layer.mixers):
+        return _shared_layer
+    return _layer if arch.scales.joins is None else _joined_layer
+
+
+def _shared_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+    """A shared block, and a recurrence that reads what it adds (`models/zamba2.py`)."""
+    attention, recurrence = layer.mixers
+    assert isinstance(attention, AttentionSpec)
+    assert isinstance(recurrence, RecurrentSpec)
+    assert attention.shared is not None
+    size = arch.hidden_size
+    _attend_beside_embeddings(layout, arch, attention.shared)
+    layout.take("renormed", size)
+    layout.free("mixed")
+    _feed_shared(layout, arch, attention.shared)
+    layout.take("read", size)
+    layout.free("fed")
+    layout.take("normed", size)
+    _recur(layout, arch, recurrence)
+    layout.free("normed", "read", "hidden")
+    layout.rename("mixed", "hidden")
+
+
+def _attend_beside_embeddings(layout: _Layout, arch: ModelArch, shared: SharedBlock) -> None:
+    size, heads = arch.hidden_size, arch.num_heads * arch.head_size
+    parts = (heads, *(arch.num_kv_heads * arch.head_size,) * 2)
+    layout.take("both", 2 * size)
+    layout.take("normed", 2 * size)
+    layout.free("both")
+    if shared.adapts_attention:
+        for index, features in enumerate(parts):
+            layout.take("thin", shared.rank)
+            layout.take(f"part {index}", features)
+            layout.free("thin")
+        layout.take("adapted", sum(parts))
+        layout.free("part 0", "part 1", "part 2")
+    layout.take("qkv", sum(parts))
+    layout.free(*(["adapted"] if shared.adapts_attention else []))
+    layout.take("query", heads)
+    layout.take("attended", heads)
+    layout.free("qkv", "query")
+    layout.take("mixed", size)
+    layout.free("attended", "normed")
+
+
+def _feed_shared(layout: _Layout, arch: ModelArch, shared: SharedBlock) -> None:
+    layout.take("thin", shared.rank)
+    layout.take("adapted", 2 * shared.intermediate_size)
+    layout.free("thin")
+    layout.take("both", 2 * shared.intermediate_size)
+    layout.free("adapted")
+    layout.take("inner", shared.intermediate_size)
+    layout.free("both")
+    layout.take("fed", arch.hidden_size)
+    layout.free("inner", "renormed")
 
 
 def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:

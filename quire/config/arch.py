@@ -447,7 +447,7 @@ def _attentions(
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
     ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
-    position_scale = family.position_scale(keys)
+    position_scale, shared = family.position_scale(keys), family.shared(keys, num_layers)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
     return [
         AttentionSpec(
@@ -460,6 +460,7 @@ def _attentions(
             has_sinks=has_sinks,
             is_gated=family.is_gated,
             experts=family.attention_experts(keys),
+            shared=shared[index],
             factors=scales.attention,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))

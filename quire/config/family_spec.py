@@ -14,7 +14,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.experts import ExpertsRule, ExpertsSpec
 from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
-from quire.config.mixers import AttentionExperts, Factors, LatentRule, PositionScale
+from quire.config.mixers import AttentionExperts, Factors, LatentRule, PositionScale, SharedBlock
 from quire.config.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
@@ -249,6 +249,10 @@ def _no_attention_experts(keys: ConfigKeys) -> AttentionExperts | None:
     return None
 
 
+def _none_shared(keys: ConfigKeys, num_layers: int) -> tuple[SharedBlock | None, ...]:
+    return (None,) * num_layers
+
+
 def _no_scales(keys: ConfigKeys) -> Scales:
     return Scales()
 
@@ -306,6 +310,8 @@ class FamilySpec:
     which has the gate of each head behind its query."""
     attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
     """For families in which each token chooses its query heads."""
+    shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared
+    """For families whose layers share attention and an MLP, which `model_class` computes."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

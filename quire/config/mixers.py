@@ -70,6 +70,28 @@ class AttentionExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBlock:
+    """Attention and an MLP behind it that several layers share (Zamba 2, https://arxiv.org/abs/2411.15242).
+
+    They read the hidden states beside the token embeddings. What they give passes a product of the layer's own, as do
+    the inputs of their products: adapters, of two thin products each, whose outputs are added.
+    """
+
+    first: int
+    """The first of the layers, under whose name the checkpoint has the block."""
+    is_first: bool
+    number: int
+    """Of the layer among all that share a block, by which its adapters are named."""
+    intermediate_size: int
+    has_bias: bool
+    """Of the MLP."""
+    rank: int
+    """Features between the products of an adapter."""
+    adapts_attention: bool
+    """Queries, keys and values have adapters, too, not the MLP alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
@@ -91,6 +113,8 @@ class AttentionSpec(Mixer):
     """Whether what each head attended to is multiplied by the sigmoid of a gate."""
     experts: AttentionExperts | None = None
     """None where all tokens have the same query heads."""
+    shared: SharedBlock | None = None
+    """None where the layer's attention is its own."""
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
 

@@ -158,6 +158,26 @@ def nemotron_mamba2(keys: ConfigKeys) -> Mamba2Spec:
     )
 
 
+def zamba2_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Zamba 2: Mamba 2 in every layer, whose norms have an epsilon that config.json does not set."""
+    num_heads, inner_size = keys.count("n_mamba_heads"), keys.count("mamba_expand") * keys.count("hidden_size")
+    if inner_size % num_heads:
+        keys.refuse("n_mamba_heads", num_heads, f"must divide the {inner_size} channels without remainder")
+    if not keys.flag("use_conv_bias", default=True):
+        keys.refuse("use_conv_bias", False, "must be true: the convolutions of this family have a bias")
+    spec = _mamba2(
+        keys,
+        num_heads=num_heads,
+        head_size=inner_size // num_heads,
+        state_size=keys.count("mamba_d_state"),
+        num_groups=keys.count("mamba_ngroups"),
+        conv_width=keys.count("mamba_d_conv", most=MAX_CONV_WIDTH),
+        has_bias=keys.flag("add_bias_linear", default=False),
+        has_conv_bias=True,
+    )
+    return (replace(spec, norm_eps=1e-5),) * num_layers
+
+
 def falcon_h1_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """Falcon-H1: Mamba 2 in every layer, as wide as `mamba_d_ssm` says, with a factor for each part of its products."""
     check_silu(keys)

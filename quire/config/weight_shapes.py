@@ -25,6 +25,7 @@ from quire.config.mixers import (
     MixerSpec,
     RecurrentSpec,
     RgLruSpec,
+    SharedBlock,
     ShortConvSpec,
     StepNorms,
 )
@@ -186,9 +187,23 @@ def _output(arch: ModelArch) -> Shape:
 
 def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     assert isinstance(mixer, AttentionSpec)
+    if mixer.shared is not None:
+        return _shared_block(arch, mixer.shared)
     if mixer.experts is not None:  # the others are in `_attention_experts`
         return Counter([((2 * arch.num_kv_heads * arch.head_size,), arch.hidden_size)])
     return Counter([_qkv(arch), _output(arch), *([_gate(arch)] if arch.family.is_gated else [])])
+
+
+def _shared_block(arch: ModelArch, shared: SharedBlock) -> Counter[Shape]:
+    """What the layer has of its own, and the block itself with the first of its layers."""
+    size, inner, rank = arch.hidden_size, shared.intermediate_size, shared.rank
+    qkv = _qkv(arch)[0]
+    shapes = Counter[Shape]([((size,), size), ((rank,), size), ((2 * inner,), rank)])
+    if shared.adapts_attention:
+        shapes.update([shape for features in qkv for shape in (((rank,), 2 * size), ((features,), rank))])
+    if shared.is_first:
+        shapes.update([(qkv, 2 * size), _output(arch), ((2 * inner,), size), ((size,), inner)])
+    return shapes
 
 
 def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
@@ -247,6 +262,10 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
     if isinstance(mixer, RecurrentSpec):
         return _recurrent_floats(arch, mixer)
     biases = arch.output_bias * arch.hidden_size
+    if isinstance(mixer, AttentionSpec) and mixer.shared is not None:
+        shared = mixer.shared
+        mlp = shared.has_bias * (2 * shared.intermediate_size + arch.hidden_size)
+        return shared.is_first * (3 * arch.hidden_size + mlp)
     if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
         return arch.hidden_size
     if isinstance(mixer, AttentionSpec):

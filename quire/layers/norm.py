@@ -67,8 +67,7 @@ Norm = RMSNorm | LayerNorm
 def model_norm(arch: ModelArch, ctx: LayerContext, name: str, *, scale: float = 1.0) -> Norm:
     """The norm over hidden states that the checkpoint calls `name`, times `scale`."""
     norms, child = arch.norms, ctx.child(name)
-    is_inner = norms.inner_eps is not None and name != norms.final
-    eps = norms.inner_eps if is_inner else arch.norm_eps
+    eps = arch.norm_eps if norms.inner_eps is None or name == norms.final else norms.inner_eps
     if norms.kind is NormKind.RMS:
         return RMSNorm(child, arch.hidden_size, eps, has_weight=norms.has_weight, offset=norms.offset, scale=scale)
     return LayerNorm(

@@ -128,11 +128,7 @@ class DecoderForCausalLM:
             )
         first = arch.norms.embedding
         self.embed_norm = model_norm(arch, model, first) if first else None
-        layer_class = ParallelLayer if arch.is_parallel else self.layer_class
-        if arch.scales.joins is not None:
-            layer_class = JoinedLayer
-        layers = model.child(names.layers)
-        self.layers = [layer_class(arch, layers.child(index), index) for index in range(arch.num_layers)]
+        self.make_layers(arch, model.child(names.layers))
         # Logits are linear in the last norm, so it carries their factor.
         final = arch.norms.final
         self.norm = model_norm(arch, model, final, scale=arch.scales.logits) if final else None
@@ -145,6 +141,13 @@ class DecoderForCausalLM:
             soft_cap=arch.final_soft_cap,
             bias=head.linear_bias((arch.vocab_size,), WHOLE) if arch.head_bias else None,
         )
+
+    def make_layers(self, arch: ModelArch, ctx: LayerContext) -> None:
+        """Read the layers; `ctx` is the one that they are the children of."""
+        layer_class = ParallelLayer if arch.is_parallel else self.layer_class
+        if arch.scales.joins is not None:
+            layer_class = JoinedLayer
+        self.layers = [layer_class(arch, ctx.child(index), index) for index in range(arch.num_layers)]
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""

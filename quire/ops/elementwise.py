@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from quire.ops.activation import ACTIVATIONS
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
@@ -48,6 +49,24 @@ def gate(x: Tensor, gates: Tensor) -> None:
         wide = room[: rows.shape[0]]
         wide[:, : x.shape[1]] = opening
         rows.copy_(wide.sigmoid_()[:, : x.shape[1]].mul_(rows))
+
+
+@one_thread()
+def fill_gated_activation(out: Tensor, both: Tensor, activation: str) -> None:
+    """`functional.gated_activation`. Mutates: out [T, F]."""
+    size, function = out.shape[1], ACTIVATIONS[activation]
+    room = torch.zeros(ROWS_AT_A_TIME, round_up(size, VECTOR))
+    for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
+        wide = room[: rows.shape[0]]
+        wide[:, :size] = rows[:, :size]
+        results.copy_(function(wide)[:, :size].mul_(rows[:, size:]))
+
+
+@one_thread()
+def fill_columns(out: Tensor, *parts: Tensor) -> None:
+    """`functional.join_columns`. Mutates: out."""
+    for part, columns in zip(parts, torch.split(out, [part.shape[1] for part in parts], dim=1), strict=True):
+        columns.copy_(part)
 
 
 @one_thread()

@@ -275,6 +275,19 @@ def gate(x: Tensor, gates: Tensor) -> None:
     op("gate")(x, gates)
 
 
+def gated_activation(both: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up, where gate and up are the first and second half of each row.
+
+    Shapes: both [T, 2F] -> [T, F]. activation as in `gated_linear`.
+    """
+    return cast("Tensor", op("gated_activation")(both, activation))
+
+
+def join_columns(parts: Sequence[Tensor]) -> Tensor:
+    """Rows beside each other. Shapes: parts [T, N] each -> [T, sum of N]."""
+    return cast("Tensor", op("join_columns")(parts))
+
+
 def scale_heads(x: Tensor, weight: Tensor) -> None:
     """x * weight, in place. Shapes: x [T, H, D], weight [D] float32. Mutates: x."""
     op("scale_heads")(x, weight)

@@ -37,6 +37,8 @@ OPS = (
     "activate",
     "clip",
     "gate",
+    "gated_activation",
+    "join_columns",
     "scale_heads",
     "scale_tokens",
     "soft_cap",

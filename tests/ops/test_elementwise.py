@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand, run
 
@@ -51,6 +52,14 @@ def naive_xielu(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[[Tensor], Tensor]]] = {
     "quick_gelu": ((), lambda x: x * torch.sigmoid(1.702 * x)),
     "xielu": (XIELU, naive_xielu),
+}
+
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
 }
 
 
@@ -106,3 +115,29 @@ def test_scale_heads_rounds_once(implementation: str, dtype: torch.dtype) -> Non
     expected = (x.float() * weight).to(dtype)
     ops(implementation)["scale_heads"](x, weight)
     assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("gated_activation"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 33, 1000])
+@pytest.mark.parametrize("activation", GATES)
+def test_gated_activation_computes_each_row_by_itself(
+    implementation: str, dtype: torch.dtype, size: int, activation: str
+) -> None:
+    both = rand(21, 2 * size, dtype=dtype) * 4
+    gate, up = both.double().split(size, dim=1)
+
+    def gated(rows: slice) -> Tensor:
+        return run(implementation, "gated_activation", both[rows], activation)
+
+    assert_close(gated(slice(0, 21)), GATES[activation](gate) * up)
+    assert_rows_alone(gated, 21)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("join_columns"))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_join_columns_puts_rows_beside_each_other(implementation: str, dtype: torch.dtype) -> None:
+    parts = [rand(13, size, seed=size, dtype=dtype) for size in (1, 40, 22)]
+    joined = run(implementation, "join_columns", parts)
+    assert torch.equal(joined, torch.cat(parts, dim=1))
+    assert joined.is_contiguous()

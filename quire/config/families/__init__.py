@@ -119,6 +119,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "starcoder2": "Starcoder2ForCausalLM",
         "vaultgemma": "VaultGemmaForCausalLM",
         "youtu": "YoutuForCausalLM",
+        "zamba2": "Zamba2ForCausalLM",
     }
 )
 """model_type -> architecture."""

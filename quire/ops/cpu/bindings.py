@@ -8,7 +8,17 @@ from types import MappingProxyType
 from quire.ops.cpu.attention import chunked_attention, paged_attention
 from quire.ops.cpu.attention_experts import expert_outputs, expert_queries
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
-from quire.ops.cpu.elementwise import activate, clip, gate, scale_add, scale_heads, scale_tokens, soft_cap
+from quire.ops.cpu.elementwise import (
+    activate,
+    clip,
+    gate,
+    gated_activation,
+    join_columns,
+    scale_add,
+    scale_heads,
+    scale_tokens,
+    soft_cap,
+)
 from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gated_recurrence import gated_delta, lightning_attention, rg_lru
 from quire.ops.cpu.gemm import gated_linear, linear, pack_linear
@@ -43,6 +53,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "activate": activate,
         "clip": clip,
         "gate": gate,
+        "gated_activation": gated_activation,
+        "join_columns": join_columns,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor
@@ -36,6 +37,20 @@ def clip(x: Tensor, limit: float) -> None:
 def gate(x: Tensor, gates: Tensor) -> None:
     """See `functional.gate`."""
     run_or_note(elementwise.gate, x, gates)
+
+
+def gated_activation(both: Tensor, activation: str) -> Tensor:
+    """See `functional.gated_activation`."""
+    out = empty((both.shape[0], both.shape[1] // 2), both.dtype)
+    run_or_note(partial(elementwise.fill_gated_activation, activation=activation), out, both)
+    return out
+
+
+def join_columns(parts: Sequence[Tensor]) -> Tensor:
+    """See `functional.join_columns`."""
+    out = empty((parts[0].shape[0], sum(part.shape[1] for part in parts)), parts[0].dtype)
+    run_or_note(elementwise.fill_columns, out, *parts)
+    return out
 
 
 def scale_heads(x: Tensor, weight: Tensor) -> None:

@@ -10,7 +10,7 @@ from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_token
 from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
-from quire.ops.reference.elementwise import scale_add, soft_cap
+from quire.ops.reference.elementwise import gated_activation, join_columns, scale_add, soft_cap
 from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gated_recurrence import gated_delta, lightning_attention, rg_lru
 from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
@@ -42,6 +42,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "activate": activate,
         "clip": clip,
         "gate": gate,
+        "gated_activation": gated_activation,
+        "join_columns": join_columns,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,

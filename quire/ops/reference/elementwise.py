@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
+
+from quire.ops.elementwise import fill_gated_activation
 
 
 def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor:
     """See `functional.scale_add`."""
     value = x.float() * scale
     return (value if residual is None else value + residual.float()).to(x.dtype)
+
+
+def gated_activation(both: Tensor, activation: str) -> Tensor:
+    """See `functional.gated_activation`."""
+    out = both.new_empty(both.shape[0], both.shape[1] // 2)
+    fill_gated_activation(out, both, activation)
+    return out
+
+
+def join_columns(parts: Sequence[Tensor]) -> Tensor:
+    """See `functional.join_columns`."""
+    return torch.cat(list(parts), dim=1)
 
 
 def soft_cap(logits: Tensor, cap: float) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.ops.activation import ACTIVATIONS
 from quire.ops.operands import LinearWeight
-from quire.ops.reference.activation import ACTIVATIONS
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 

@@ -130,6 +130,32 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_hidden_act": "silu",
         },
     ),
+    "zamba2": ("zamba2", {}),
+    "zamba2-two-blocks": (
+        "zamba2",
+        {
+            "num_hidden_layers": 6,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+        },
+    ),
+    "zamba2-odd-heads": (
+        "zamba2",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "use_mem_rope": False,
+            "adapter_rank": 5,
+            "add_bias_linear": True,
+            "n_mamba_heads": 6,
+            "mamba_ngroups": 1,
+        },
+    ),
+    "zamba2-grouped-heads": ("zamba2", {"use_shared_attention_adapter": False, "num_key_value_heads": 2}),
+    "zamba2-block-of-one-layer": (
+        "zamba2",
+        {"num_mem_blocks": 5, "num_hidden_layers": 3, "layers_block_type": ["hybrid", "hybrid", "linear_attention"]},
+    ),
     "falcon-h1": ("falcon_h1", {}),
     "falcon-h1-normed": (
         "falcon_h1",
