@@ -190,6 +190,13 @@ def test_a_file_of_flags_that_cannot_be_read_is_not_quoted(tmp_path: Path, capfd
     assert f"--config {file}: line 3" in err
 
 
+def test_a_file_of_flags_that_is_missing_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "none.yaml"
+    assert main(["serve", "--config", str(file)]) == 2
+    err = capfd.readouterr().err
+    assert f"--config {file} cannot be read: No such file or directory. Give a YAML file with flags as keys." in err
+
+
 @pytest.mark.parametrize("keys", [SECRET, (SECRET, ""), (f"{SECRET}\n",)])
 def test_settings_keep_their_keys_to_themselves(keys: Any) -> None:
     assert SECRET not in repr(ServerSettings(api_key=(SECRET,)))
