@@ -195,6 +195,7 @@ TEST(a_token_has_the_same_bits_in_prefill_chunks_and_decode) {
           qr_init(qr_isa_in_use(), threads);
           for (int64_t chunk : {1, 3, 16, 100, 257})
             for (int64_t begin = 0; begin < length; begin += chunk) {
+              if (!runs_case(7)) continue;
               if (chunk == 1 && begin % 37 != 0) continue;
               const int64_t end = std::min(length, begin + chunk);
               const std::vector<float> part = layer.attend({{1, 0, 100}, {0, begin, end}}, 0.0f, window);
