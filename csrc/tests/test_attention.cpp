@@ -188,7 +188,7 @@ TEST(a_token_has_the_same_bits_in_prefill_chunks_and_decode) {
     for (const Shape& shape : kShapes)
       for (int64_t window : {0, 70}) {
         if (!runs_case(17)) continue;
-        const int64_t length = 530, width = shape.heads * shape.head_size;
+        const int64_t length = is_emulated() ? 290 : 530, width = shape.heads * shape.head_size;
         Layer layer(shape, dtype, cache_dtype, {length, 100});
         const std::vector<float> whole = layer.attend({{0, 0, length}}, 0.0f, window);
         for (int32_t threads : {1, 3}) {
