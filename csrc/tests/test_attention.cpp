@@ -188,13 +188,14 @@ TEST(a_token_has_the_same_bits_in_prefill_chunks_and_decode) {
     for (const Shape& shape : kShapes)
       for (int64_t window : {0, 70}) {
         if (!runs_case(17)) continue;
-        const int64_t length = 530, width = shape.heads * shape.head_size;
+        const int64_t length = is_emulated() ? 290 : 530, width = shape.heads * shape.head_size;
         Layer layer(shape, dtype, cache_dtype, {length, 100});
         const std::vector<float> whole = layer.attend({{0, 0, length}}, 0.0f, window);
         for (int32_t threads : {1, 3}) {
           qr_init(qr_isa_in_use(), threads);
           for (int64_t chunk : {1, 3, 16, 100, 257})
             for (int64_t begin = 0; begin < length; begin += chunk) {
+              if (!runs_case(7)) continue;
               if (chunk == 1 && begin % 37 != 0) continue;
               const int64_t end = std::min(length, begin + chunk);
               const std::vector<float> part = layer.attend({{1, 0, 100}, {0, begin, end}}, 0.0f, window);

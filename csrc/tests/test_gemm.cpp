@@ -79,7 +79,7 @@ TEST(linear_matches_naive_loops) {
     for (int32_t activation : {QR_SILU, QR_GELU, QR_GELU_TANH, QR_RELU})
       check_linear(3, 50, 64, dtype, dtype, QR_FLOAT32, activation, true, true);
   }
-  check_linear(300, 40, 530, QR_BFLOAT16, QR_BFLOAT16, QR_BFLOAT16, QR_NONE, true, true);
+  if (!is_emulated()) check_linear(300, 40, 530, QR_BFLOAT16, QR_BFLOAT16, QR_BFLOAT16, QR_NONE, true, true);
   check_linear(5, 40, 70, QR_FLOAT32, QR_BFLOAT16, QR_FLOAT32, QR_NONE, true, true);
 }
 
@@ -105,7 +105,7 @@ TEST(gated_linear_is_gate_times_up) {
 }
 
 TEST(a_row_has_the_same_bits_in_every_batch) {
-  const int64_t n = 200, k = is_emulated() ? 300 : 1200, most = 600;
+  const int64_t n = 200, k = is_emulated() ? 150 : 1200, most = 600;
   for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16}) {
     Layer layer(n, k, dtype);
     const size_t size = dtype == QR_FLOAT32 ? 4 : 2;

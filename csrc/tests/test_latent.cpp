@@ -129,7 +129,7 @@ TEST(latents_match_naive_loops) {
 TEST(latents_of_a_token_have_the_same_bits_in_any_company) {
   for (int32_t dtype : kDtypes)
     for (const Sizes& s : kSizes) {
-      if (!runs_case(5)) continue;
+      if (!runs_case(5) || (is_emulated() && s.latent > 100)) continue;
       const int64_t tokens = 130;
       const Latents own(s, dtype, tokens);
       const std::vector<char> qkv = own.qkv(0, tokens), values = own.values(0, tokens);

@@ -57,7 +57,7 @@ TEST(linear_layers_write_and_read_tiles) {
   for (auto [rows, n, k] : {std::array<int64_t, 3>{33, 64, 96}, {64, 32, 64}, {300, 96, 1056}, {1030, 1024, 1536}})
     for (bool reads : {false, true}) {
       if (reads && qr_reads_tiles(QR_BFLOAT16, rows, k) == 0) continue;
-      if (is_emulated() && rows > 300) continue;
+      if (is_emulated() && rows > 100) continue;
       const Packed layer(2 * n, k, QR_BFLOAT16);
       const Numbers x = random_numbers(rows * k), residual = random_numbers(rows * n), other = to_tiles(x, rows, k);
       const std::vector<float> bias = random_floats(2 * n);

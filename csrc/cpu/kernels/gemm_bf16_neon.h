@@ -50,6 +50,7 @@ void multiply_pairs(const uint16_t* x, const PairedRows& rows, const char* panel
       prefetch(lines + kPrefetchBytes);
       prefetch(lines + kPrefetchBytes + 64);
       for (int four = 0; four < 4; ++four) {
+        asm volatile("" ::: "memory");  // weights are read when they are due: read ahead, they would crowd out sums
         const auto* at = reinterpret_cast<const uint32_t*>(lines + four * 16);
         const uint32x4_t a = vld1q_u32(at), b = vld1q_u32(at + 16);
         const bfloat16x8_t left = vreinterpretq_bf16_u32(vzip1q_u32(a, b));
