@@ -100,7 +100,7 @@ void lightning_scan_of(const LightningArgs& args, const ScanPiece& piece) {
         store_some(piece.room + (token - begin) * inputs + i, silu(load_some(x + i, n)), n);
       });
     }
-    scan_rows<kRowsAtOnce>(
+    scan_rows<kStateRows>(
         piece, size, size, begin, end,
         [&](auto rows, int64_t token, int64_t p, float* after, const float* before) __attribute__((always_inline)) {
           const float *query = piece.room + (token - begin) * inputs, *key = query + size, *value = key + size;

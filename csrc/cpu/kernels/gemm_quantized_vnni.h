@@ -10,7 +10,7 @@
 namespace qr {
 namespace {
 
-constexpr int kRowsAtOnce = 8;  // divides the height of a block of x
+constexpr int kVnniRows = 8;  // divides the height of a block of x
 
 // acc += sums of four products of unsigned w and signed x
 QR_INLINE vi dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
@@ -139,9 +139,9 @@ struct VnniPanel {
     for (int64_t group = 0; group < x.groups; ++group) {
       const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
       const int64_t own = first_step(group) * kStepBytes, next = own + kSteps * kStepBytes;
-      for (int64_t row = row_begin; row < row_end; row += kRowsAtOnce) {
-        const int64_t done = (row - row_begin) / kRowsAtOnce * 1024;  // bytes of each step that are fetched already
-        add_rows<kRowsAtOnce>(row, row_end - row, group, scales, done < kStepBytes ? at(next) + done : packed + own,
+      for (int64_t row = row_begin; row < row_end; row += kVnniRows) {
+        const int64_t done = (row - row_begin) / kVnniRows * 1024;  // bytes of each step that are fetched already
+        add_rows<kVnniRows>(row, row_end - row, group, scales, done < kStepBytes ? at(next) + done : packed + own,
                               sums + (row - row_begin) * kPanel);
       }
     }
@@ -152,8 +152,8 @@ template <class Format>
 void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
                     int64_t panel, float* sums) {
   const VnniPanel<Format> weights(g, x, panel);
-  if (row_end - row_begin <= kRowsAtOnce)
-    weights.template multiply_few<kRowsAtOnce>(row_begin, row_end - row_begin, sums);
+  if (row_end - row_begin <= kVnniRows)
+    weights.template multiply_few<kVnniRows>(row_begin, row_end - row_begin, sums);
   else
     weights.multiply_many(row_begin, row_end, sums);
 }

@@ -260,7 +260,7 @@ QR_INLINE void step_rows(R, float* y, float* after, const float* before, float d
   for (int row = 0; row < R::count; ++row) y[row] = sum(totals[row]);
 }
 
-constexpr int kRowsAtOnce = 4;
+constexpr int kStateRows = 4;
 
 void mamba2_scan(const Mamba2Args& args, const ScanPiece& piece) {
   const int64_t head = piece.begin, size = args.state_size, inner = args.heads * args.head_size;
@@ -270,7 +270,7 @@ void mamba2_scan(const Mamba2Args& args, const ScanPiece& piece) {
     const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
     numbers_of_head(steps.time, args.time, args.dtype, begin * args.time_stride + head, args.time_stride, end - begin);
     time_steps(steps, args.time_bias[head], args.decay[head]);
-    scan_rows<kRowsAtOnce>(
+    scan_rows<kStateRows>(
         piece, args.head_size, size, begin, end,
         [&](auto rows, int64_t token, int64_t p, float* after, const float* before) __attribute__((always_inline)) {
           float* all = args.x + token * args.stride;

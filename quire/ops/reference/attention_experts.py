@@ -35,5 +35,7 @@ def expert_outputs(
 ) -> Tensor:
     """See `functional.expert_outputs`."""
     out = x.new_empty(x.shape[0], weights.outputs[0].out_features)
-    fill_outputs(out, attended, x, residual, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route)
+    fill_outputs(
+        out, attended, x, residual, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route
+    )
     return out
