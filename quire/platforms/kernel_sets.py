@@ -31,9 +31,12 @@ class KernelSet:
 KERNEL_SETS: Mapping[str, KernelSet] = MappingProxyType(
     {
         "avx2": KernelSet(("widened to float32, FMA", "vpmaddubsw", "vpmaddubsw"), (0.81, 0.86, 0.73)),
-        "avx512": KernelSet(("widened to float32, FMA", "vpmaddwd", "vpmaddwd"), (0.81, 0.86, 0.73)),
+        "avx512": KernelSet(("widened to float32, FMA", "vpmaddubsw", "vpmaddubsw"), (0.81, 0.86, 0.73)),
         "avx512_bf16": KernelSet(("vdpbf16ps", "vpdpbusd", "vpdpbusd"), (0.85, 0.9, 0.9)),
         "amx": KernelSet(("tiles (tdpbf16ps), weights in 12 bits", "vpdpbusd", "vpdpbusd"), (0.88, 0.87, 0.79)),
+        "neon": KernelSet(("widened to float32, FMA", "widened to 16 bits", "widened to 16 bits"), None),
+        "neon_dotprod": KernelSet(("widened to float32, FMA", "sdot", "sdot"), None),
+        "neon_bf16": KernelSet(("bfmmla, bfdot", "smmla, sdot", "smmla, sdot"), None),
     }
 )
 """By the library's name of the instruction set. `quire bench machine` measures the shares of this machine."""

@@ -2,7 +2,7 @@
 // taken before.
 #pragma once
 
-#include "attention.h"
+#include "attention_float.h"
 #include "bf16_pairs.h"
 
 namespace qr {

@@ -1,7 +1,7 @@
 // The whole table from templates that need no more than vectors; wider instruction sets replace entries.
 #pragma once
 
-#include "attention.h"
+#include "attention_float.h"
 #include "elementwise.h"
 #include "gated_recurrence.h"
 #include "gemm.h"
