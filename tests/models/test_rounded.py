@@ -16,7 +16,7 @@ from tests.engine.test_parity import available_ops
 from tests.models.harness import Harness
 
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")
-LIMITS = {"int8": 0.1, "int4": 0.9}
+LIMITS = {"int8": 0.12, "int4": 0.9}
 """Error of a middling token's logits, as a share of their spread; 1.4 for logits of another model."""
 LENGTHS = (3, 30)
 
