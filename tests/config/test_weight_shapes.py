@@ -25,6 +25,7 @@ from quire.loader.load import load_model
 from quire.ops import table
 from quire.ops.cpu.dtypes import COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.library import isa, load
+from quire.ops.operands import LightningWeights
 from tests.checkpoints import FAMILIES
 from tests.engine.test_parity import available_ops
 
@@ -84,9 +85,11 @@ def test_planned_is_loaded(
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:
-    """Every parameter of a model; tables of positions and the slopes of heads are none."""
+    """Every parameter of a model. Tables of positions, and slopes and decays that follow from the heads, are none."""
     if isinstance(thing, Tensor):
         yield thing
+    elif isinstance(thing, LightningWeights):
+        yield thing.norm
     elif isinstance(thing, (list, tuple)):
         for item in thing:
             yield from tensors_of(item)
