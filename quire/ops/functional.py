@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Mamba2Weights,
         MambaWeights,
         MixtureWeights,
+        QuantizedRows,
         RgLruWeights,
         RopeAndCacheSpec,
         StateMetadata,
@@ -65,6 +66,14 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     Not every implementation has it; `resolve` refuses quantisation where it is missing.
     """
     return cast("LinearWeight", op("quantize_linear")(parts, format=format))
+
+
+def pack_quantized(parts: Sequence[QuantizedRows]) -> LinearWeight:
+    """Concatenate rows that a checkpoint brings quantised along N, and lay them out for streaming; their values stay.
+
+    Not every implementation has every format. Raises: ConfigError for one that it has not.
+    """
+    return cast("LinearWeight", op("pack_quantized")(parts))
 
 
 def weights_together() -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -21,6 +21,55 @@ class LinearWeight:
     """dense, or the name of a quantised format."""
     tensors: dict[str, Tensor] = field(repr=False)
     """Implementation-defined storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedRows:
+    """Rows of a weight as a checkpoint brings them quantised, whatever its format, before an implementation packs them.
+
+    Groups of G neighbouring columns share a scale: weight[n, m] = value[n, m] * scales[n, m // G] + offset, where value
+    is levels[values[n, m]] if there are levels, and offset is -zero_points * scales or `offsets`, if there are any.
+    """
+
+    values: Tensor
+    """[N, M]: int8, or float8_e4m3fn. Where bits is 4: -8 .. 7; where there are levels: 0 .. 15."""
+    bits: int
+    """4, 6 or 8: what a value needs."""
+    scales: Tensor
+    """[N, M / G] float32; the last group may be shorter."""
+    group_size: int
+    """G; M where a row has one scale."""
+    zero_points: Tensor | None = None
+    """[N, M / G] int8"""
+    offsets: Tensor | None = None
+    """[N, M / G] float32; not beside zero points."""
+    levels: tuple[int, ...] | None = None
+    """Sixteen values of int8 that a code of four bits stands for."""
+    order: Tensor | None = None
+    """[M] int32: column m multiplies feature order[m] of the input; None where that is m."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)"""
+        rows, columns = self.values.shape
+        return rows, columns
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether a reader that only checks gave it."""
+        return self.values.is_meta
+
+    def __getitem__(self, rows: slice | Tensor) -> QuantizedRows:
+        """Some of the rows."""
+        zero_points, offsets = (None if part is None else part[rows] for part in (self.zero_points, self.offsets))
+        return replace(
+            self, values=self.values[rows], scales=self.scales[rows], zero_points=zero_points, offsets=offsets
+        )
+
+    def times(self, factor: float) -> QuantizedRows:
+        """The weight multiplied by a number."""
+        offsets = None if self.offsets is None else self.offsets * factor
+        return replace(self, scales=self.scales * factor, offsets=offsets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

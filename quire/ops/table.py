@@ -20,6 +20,7 @@ OPS = (
     "make_graphs",
     "pack_linear",
     "quantize_linear",
+    "pack_quantized",
     "weights_together",
     "linear",
     "gated_linear",

@@ -10,8 +10,9 @@ if not library.available():
 
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.library import check
-from quire.ops.cpu.quantized import FORMATS, pack_int4, quantize_linear
-from quire.ops.operands import LinearWeight
+from quire.ops.cpu.quantized import FORMATS, pack_quantized, quantize_linear
+from quire.ops.operands import LinearWeight, QuantizedRows
+from quire.ops.reference.quantized import dequantize
 from tests.ops.implementations import assert_close, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -65,7 +66,10 @@ def test_numbers_become_the_integers_that_the_format_says(format: str, dtype: to
         )
         assert torch.equal(found.tensors["scales"].view(-1)[:70], scales.view(-1))
     else:
-        other = pack_int4(values, scales, None, group_size=FORMATS[format][1])
+        signed = (values - 8).to(torch.int8)
+        other = pack_quantized(
+            [QuantizedRows(values=signed, bits=4, scales=scales.float(), group_size=FORMATS[format][1])]
+        )
         expected = other.tensors["packed"]
         assert torch.equal(found.tensors["scales"].view(torch.int16), other.tensors["scales"].view(torch.int16))
     assert torch.equal(found.tensors["packed"], expected)
@@ -126,11 +130,14 @@ def test_a_row_has_the_same_bits_in_every_batch(format: str, dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zero_points_shift_the_values_of_their_group(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    values = torch.randint(0, 16, (70, 192), generator=generator)
-    zero_points = torch.randint(0, 16, (70, 3), generator=generator)
-    scales = (rand(70, 3).abs() + 0.1).half()
-    weight = pack_int4(values, scales, zero_points, group_size=64)
-    dense = (values - zero_points.repeat_interleave(64, 1)) * scales.double().repeat_interleave(64, 1)
+    rows = QuantizedRows(
+        values=torch.randint(-8, 8, (70, 192), generator=generator, dtype=torch.int8),
+        bits=4,
+        scales=(rand(70, 3).abs() + 0.1).half().float(),
+        group_size=64,
+        zero_points=torch.randint(-8, 8, (70, 3), generator=generator, dtype=torch.int8),
+    )
+    weight = pack_quantized([rows[:33], rows[33:]])
     x = rand(20, 192, seed=3, dtype=dtype)
-    assert_close(linear(x, weight), quantized_rows(x, 64) @ dense.T)
+    assert_close(linear(x, weight), quantized_rows(x, 64) @ dequantize(rows).double().T)
     assert torch.equal(linear(x[3:4], weight), linear(x, weight)[3:4])

@@ -26,7 +26,7 @@ from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.latent import latent_qkv, latent_values
 from quire.ops.cpu.memory import weights_together
 from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
-from quire.ops.cpu.quantized import quantize_linear
+from quire.ops.cpu.quantized import pack_quantized, quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
 from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
@@ -36,6 +36,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "make_graphs": Graphs,
         "pack_linear": pack_linear,
         "quantize_linear": quantize_linear,
+        "pack_quantized": pack_quantized,
         "weights_together": weights_together,
         "linear": linear,
         "gated_linear": gated_linear,

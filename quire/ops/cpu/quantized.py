@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.errors import ConfigError
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.memory import empty, weight_zeros
 from quire.ops.cpu.rows import readable_rows
-from quire.ops.operands import LinearWeight
+from quire.ops.operands import LinearWeight, QuantizedRows
 from quire.utils.math import cdiv
 
 lib = load()
@@ -69,24 +70,45 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     )
 
 
-def pack_int4(values: Tensor, scales: Tensor, zero_points: Tensor | None, *, group_size: int) -> LinearWeight:
-    """A weight that a checkpoint brings quantised: (values - zero_point) * scale.
+def pack_quantized(parts: Sequence[QuantizedRows]) -> LinearWeight:
+    """See `functional.pack_quantized`: four bits in groups of 32, 64 or 128, and eight bits with a scale for a row."""
+    first, shape = parts[0], (sum(part.shape[0] for part in parts), parts[0].shape[1])
+    format = format_of(first)
+    if format is None or any(format_of(part) != format for part in parts):
+        raise ConfigError(f"the kernels have no product with weights of {describe(first)}")
+    code, group = FORMATS[format]
+    tensors = {
+        "packed": weight_zeros(lib.qr_quantized_bytes(code, *shape)),
+        "scales": _empty_scales(code, group, *shape),
+    }
+    if any(part.zero_points is not None for part in parts):
+        tensors["corrections"] = torch.zeros(tensors["scales"].shape, dtype=torch.int8)
+    offset = 0
+    for part in parts:
+        _pack(tensors["packed"], code, shape[0], part.values + 8 if code == INT4 else part.values, offset)
+        _place(tensors["scales"], code, part.scales, offset)
+        if part.zero_points is not None:
+            _place(tensors["corrections"], code, -part.zero_points, offset)
+        offset += part.shape[0]
+    return LinearWeight(out_features=shape[0], in_features=shape[1], format=format, tensors=tensors)
 
-    Shapes: values [N, M] int8 in 0 .. 15, scales [N, M / group_size], zero_points alike, integers (None: all 8).
-    """
-    out_features, in_features = values.shape
-    packed = weight_zeros(lib.qr_quantized_bytes(INT4, out_features, in_features))
-    _pack(packed, INT4, out_features, values, 0)
-    placed = _empty_scales(INT4, group_size, out_features, in_features)
-    _place(placed, INT4, scales, 0)
-    tensors = {"packed": packed, "scales": placed}
-    if zero_points is not None:
-        corrections = torch.zeros(placed.shape, dtype=torch.int8)
-        _place(corrections, INT4, 8 - zero_points, 0)
-        tensors["corrections"] = corrections
-    return LinearWeight(
-        out_features=out_features, in_features=in_features, format=f"int4_g{group_size}", tensors=tensors
-    )
+
+def format_of(rows: QuantizedRows) -> str | None:
+    """The name of the format that the kernels keep it in; None where they have none."""
+    is_plain = rows.order is None and rows.levels is None and rows.offsets is None
+    if not is_plain or rows.values.dtype != torch.int8:
+        return None
+    if rows.bits == 4:
+        return f"int4_g{rows.group_size}" if f"int4_g{rows.group_size}" in FORMATS else None
+    return "int8" if rows.scales.shape[1] == 1 and rows.zero_points is None else None
+
+
+def describe(rows: QuantizedRows) -> str:
+    """For messages."""
+    traits = (("zero points", rows.zero_points), ("offsets", rows.offsets), ("levels", rows.levels))
+    extras = [name for name, part in (*traits, ("an order of inputs", rows.order)) if part is not None]
+    with_extras = f" with {', '.join(extras)}" if extras else ""
+    return f"{rows.bits} bits ({rows.values.dtype}) in groups of {rows.group_size}{with_extras}"
 
 
 def quantized_linear(

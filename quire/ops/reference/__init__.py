@@ -17,6 +17,7 @@ from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linea
 from quire.ops.reference.graphs import Graphs
 from quire.ops.reference.latent import latent_qkv, latent_values
 from quire.ops.reference.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
+from quire.ops.reference.quantized import pack_quantized
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import apply_penalties, row_max, sample, top_logprobs
 from quire.ops.reference.states import allocate_states, mamba, mamba2, short_conv
@@ -25,6 +26,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
         "make_graphs": Graphs,
         "pack_linear": pack_linear,
+        "pack_quantized": pack_quantized,
         "weights_together": nullcontext,
         "linear": linear,
         "gated_linear": gated_linear,
