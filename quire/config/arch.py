@@ -23,6 +23,8 @@ from quire.config.families import (
 from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpKind, MlpSpec, Norms, Scales, is_set
 from quire.config.layer_kinds import LayerKind, all_full
 from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
+from quire.config.quantized.config import StoredQuantization, read_quantization
+from quire.config.quantized.stored import StoredFormat
 from quire.config.rope import RopeConfig, read_ropes
 from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import ConfigError, shown
@@ -100,6 +102,10 @@ class ModelArch:
     bos_token_id: int | None
     raw: Mapping[str, Any] = field(repr=False)
     """The config as it was read; for family-specific keys only."""
+    quantization: StoredQuantization | None = None
+    """How the checkpoint has its weights quantised; None where they are plain."""
+    quantized: tuple[StoredFormat, ...] = ()
+    """Each weight that its headers have quantised."""
     stored: StoredWeights | None = None
     """Of a model that transformers builds; None for quire's own."""
 
@@ -133,6 +139,7 @@ class ModelArch:
             dtype=_dtype(keys),
             eos_token_ids=_token_ids(keys, "eos_token_id"),
             bos_token_id=next(iter(_token_ids(keys, "bos_token_id")), None),
+            quantization=read_quantization(raw, source),
             raw=raw,
         )
         if family.model_class == DECODER:
@@ -248,7 +255,7 @@ def identify(raw: Mapping[str, Any], source: str, *, is_checked: bool = False) -
         raise unknown
     model_type = _model_type(raw, source)
     architecture = _architecture(raw, source, model_type)
-    refuse_quantization(raw, source)
+    read_quantization(raw, source)
     return architecture, model_type
 
 
@@ -485,16 +492,13 @@ def _window(keys: ConfigKeys, family: FamilySpec) -> int | None:
 
 
 def refuse_quantization(raw: Mapping[str, Any], source: str) -> None:
-    """Raises: ConfigError for a checkpoint that was quantised before."""
-    config = raw.get("quantization_config")
-    if config is None:
-        return
-    method = config.get("quant_method", "unknown") if isinstance(config, Mapping) else config
-    raise ConfigError(
-        f"{source}: the weights are quantised ({shown(method)}), as quantization_config says, and quire reads only "
-        "float32, bfloat16 and float16 weights. Use the unquantised version of this model, with --quantization int8 or "
-        "int4 if it must be small."
-    )
+    """Raises: ConfigError for a checkpoint that was quantised before, of a model that transformers builds."""
+    quantization = read_quantization(raw, source)
+    if quantization is not None:
+        raise ConfigError(
+            f"{source}: the weights are quantised ({quantization.method}), which a model that runs through "
+            "transformers may not be. Use the unquantised version of this model."
+        )
 
 
 def _dtype(keys: ConfigKeys) -> str:

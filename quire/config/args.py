@@ -14,6 +14,7 @@ from typing import Any
 
 from quire.config import foreign
 from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs, short_repr, signature_of
+from quire.config.quantized.config import METHODS
 from quire.errors import ConfigError, shown
 from quire.utils.lazy import nearest
 
@@ -23,8 +24,7 @@ DEFAULT_PRIORITY_AGEING_S = 60
 
 
 _ROUNDED = (
-    "checkpoints that were quantised before are not read yet. Give the original model, and int8 or int4 to round its "
-    "weights while they are read."
+    "such checkpoints are not read. Give the original model, and int8 or int4 to round its weights while they are read."
 )
 _NO_FP8 = "this build computes on CPUs, which have no 8-bit floats. Use bfloat16; int8 where memory is short."
 
@@ -56,14 +56,28 @@ class EngineArgs:
     )
     quantization: str | None = knob(
         None,
-        "Round the weights to integers while they are read; no calibration.",
-        choices=("int8", "int4"),
+        "Round plain weights to integers (int8, int4) while they are read, without calibration. A checkpoint that was "
+        "quantised before says so itself; its method may be given, too.",
+        choices=("int8", "int4", *METHODS),
+        spellings={
+            "gptq_marlin": "gptq",
+            "auto_gptq": "gptq",
+            "awq_marlin": "awq",
+            "auto_awq": "awq",
+            "auto_round": "auto-round",
+            "bnb": "bitsandbytes",
+            "gpt_oss_mxfp4": "mxfp4",
+        },
         refusals={
-            **dict.fromkeys(("awq", "gptq", "awq_marlin", "gptq_marlin", "compressed-tensors", "marlin"), _ROUNDED),
-            **dict.fromkeys(("bitsandbytes", "bnb", "torchao", "hqq", "aqlm", "quanto", "gguf"), _ROUNDED),
-            **dict.fromkeys(("fp8", "mxfp4", "nvfp4", "fbgemm_fp8", "modelopt"), _ROUNDED),
+            **dict.fromkeys(("marlin", "torchao", "hqq", "aqlm", "quanto", "gguf"), _ROUNDED),
+            **dict.fromkeys(("nvfp4", "fbgemm_fp8", "modelopt"), _ROUNDED),
             **dict.fromkeys(("q4_0", "q4_k_m", "q8_0"), _ROUNDED),
         },
+    )
+    dequantize: bool = knob(
+        False,
+        "Make plain weights of the model's dtype of those that the checkpoint has quantised: as exact, but larger and "
+        "slower.",
     )
     load_format: str = knob(
         "auto",

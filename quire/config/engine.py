@@ -202,7 +202,16 @@ class QuantConfig:
     """Weight format."""
 
     method: str | None = None
-    """int8 or int4, made while the weights are read; None keeps the model's dtype."""
+    """int8 or int4, made while the weights are read; None keeps what the checkpoint has."""
+    stored: str | None = None
+    """The method that the checkpoint was quantised with before; None where its weights are plain."""
+    dequantize: bool = False
+    """Weights that were quantised before become plain ones of the model's dtype."""
+
+    @property
+    def name(self) -> str | None:
+        """For people and for identities."""
+        return f"{self.stored}, dequantized" if self.dequantize else self.stored or self.method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,7 +236,8 @@ def _of_numbers(machine: Machine, args: EngineArgs) -> Iterator[Change]:
     if cache:
         yield Change(options=cache, cost="keys and values are rounded to 8 bits")
     for method in ("int8", "int4"):
-        if args.quantization in (None, "int8") and args.quantization != method:
+        is_plain = machine.arch.quantization is None or args.dequantize
+        if is_plain and args.quantization in (None, "int8") and args.quantization != method:
             rounded = {"quantization": method}
             cost = f"weights are rounded to {method[3:]} bits"
             yield Change(options=rounded, cost=cost)

@@ -6,7 +6,7 @@ most that requests can make of it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from quire.config.activations import (
     activation_bytes,
@@ -77,6 +77,8 @@ class MemoryUse:
 
     dtype: str
     quantization: str | None = None
+    dequantize: bool = False
+    """Weights that the checkpoint has quantised become plain."""
     ops: str = "cpu"
     isa: str = ""
     """Instruction set of the ops."""
@@ -123,6 +125,7 @@ def _model_bytes(arch: ModelArch, use: MemoryUse) -> tuple[int, int]:
     """Of the weights with the rotary tables, and of what reading them takes beyond that."""
     if arch.stored is not None:
         return stored_weight_bytes(arch.stored, use.dtype), stored_loading_bytes(arch, arch.stored, use.dtype)
+    arch = replace(arch, quantized=()) if use.dequantize else arch
     weights = weight_bytes(arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa)
     numbers = sum(rope.rotary_dim for rope in arch.ropes) + len(arch.position_scales)
     return weights + 4 * use.max_model_len * numbers, loading_bytes(
@@ -186,7 +189,7 @@ def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
 def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:
     """A copy of the largest input of a product, where the kernel reads another form (`prepared_bytes` in csrc)."""
     depth = max(shape.in_features for shape in weight_shapes(arch).body)
-    if use.quantization is not None:
+    if use.quantization is not None or (arch.quantized and not use.dequantize):
         item, depth = 1, round_up(depth, 64) + 8 * cdiv(depth, 128)
     elif use.dtype == "float32":
         item = 0

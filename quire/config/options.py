@@ -20,7 +20,9 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     """Longest context in tokens; as the model says when left out."""
     quantization: str | None
-    """Round the weights to integers while they are read; no calibration."""
+    """Round plain weights to integers (int8, int4) while they are read, or the method of a quantised checkpoint."""
+    dequantize: bool
+    """Make plain weights of those that the checkpoint has quantised."""
     load_format: str
     """How weights are read; dummy makes random ones."""
     model_impl: str

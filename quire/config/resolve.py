@@ -17,7 +17,6 @@ from quire.config.engine import (
     LoadConfig,
     ModelConfig,
     ObservabilityConfig,
-    QuantConfig,
     QuireConfig,
     SchedulerConfig,
 )
@@ -33,6 +32,7 @@ from quire.config.memory_plan import (
     plan_memory,
     requests_bytes,
 )
+from quire.config.quantized.resolve import ROUNDING, resolve_quantization
 from quire.errors import ConfigError, InvalidParameter, shown
 from quire.messages.kv import DTYPE_BYTES, KVLayout
 from quire.messages.kv_tiers import ALIGNMENT, slot_bytes, slots_in
@@ -89,9 +89,11 @@ def resolve(
     generation = _read_generation_config(args, path)
     max_model_len = _resolve_max_model_len(args, arch, choices)
     device = _resolve_device(args, capabilities, choices)
+    quant = resolve_quantization(args, arch, device.ops)
     use = MemoryUse(
         dtype=dtype,
-        quantization=args.quantization,
+        quantization=quant.method,
+        dequantize=quant.dequantize,
         ops=device.ops,
         isa=capabilities.ops_isa,
         num_threads=device.num_threads,
@@ -124,7 +126,7 @@ def resolve(
         cache_config=cache,
         scheduler_config=scheduler,
         device_config=device,
-        quant_config=QuantConfig(method=args.quantization),
+        quant_config=quant,
         load_config=LoadConfig(load_format=args.load_format, show_progress=args.use_tqdm_on_load),
         observability_config=ObservabilityConfig(
             log_stats=not args.disable_log_stats, log_stats_interval_s=args.log_stats_interval
@@ -138,7 +140,7 @@ def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choi
     given = None if args.ops == "auto" else args.ops
     ops = choices.pick("ops", given, capabilities.ops, capabilities.ops_reason)
     default, reason = capabilities.num_cores, "one per physical core"
-    if args.quantization is not None and ops != "cpu":
+    if args.quantization in ROUNDING and ops != "cpu":
         raise ConfigError(
             f"quantization={args.quantization!r} needs the native kernels, and this engine runs the {ops} ops "
             f"({choices.made['ops'].reason}). Install a C++ compiler and quire again, or leave quantization out."

@@ -29,10 +29,13 @@ from quire.config.mixers import (
     ShortConvSpec,
     StepNorms,
 )
+from quire.config.quantized.stored import StoredFormat
 from quire.errors import ConfigError
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
+UNPACKING_BYTES = 8
+"""Of a number of a quantised weight, while it is taken out of its words."""
 PANEL = 32
 """Output features that the native kernels store together, and the depth of their bfloat16 tiles."""
 INT4_GROUP = 128
@@ -416,7 +419,8 @@ def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
 
 
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:
-    """Bytes of one layer of a shape as the ops lay it out; `format` is a dtype, int8 or int4.
+    """Bytes of one layer of a shape as the ops lay it out; `format` is a dtype, int8, int4, or int4_g
+    with the size of its groups.
 
     bfloat16 for AMX tiles takes 12 bits where it can (`csrc/cpu/compact.h`); a weight whose numbers spread too far
     keeps 16, which only its values tell.
@@ -426,8 +430,9 @@ def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") ->
     panels, depth = cdiv(shape.out_features, PANEL), shape.in_features
     if format == "int8":
         return panels * PANEL * (round_up(depth, 64) + 4)
-    if format == "int4":
-        return panels * PANEL * (round_up(depth, 64) // 2 + 2 * cdiv(depth, INT4_GROUP))
+    if format.startswith("int4"):
+        group = int(format.removeprefix("int4_g")) if "_" in format else INT4_GROUP
+        return panels * PANEL * (round_up(depth, 64) // 2 + 2 * cdiv(depth, group))
     if format == "bfloat16" and isa == "amx" and all(part % PANEL == 0 for part in shape.parts[:-1]):
         return panels * _compact_panel_bytes(depth)
     return panels * PANEL * DTYPE_BYTES[format] * (round_up(depth, PANEL) if format == "bfloat16" else depth)
@@ -448,8 +453,34 @@ def weight_bytes(
         for shape in shapes.body
     )
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
-    table = 0 if shapes.is_tied and quantization is None else shapes.table
-    return body + head + (table + shapes.positions) * DTYPE_BYTES[dtype] + shapes.floats * 4
+    is_shared = shapes.is_tied and quantization is None and not has_quantized_table(arch)
+    table = 0 if is_shared else shapes.table
+    saved = sum(_saved_bytes(format, dtype, ops=ops, isa=isa) for format in arch.quantized if keeps(arch, format))
+    return body + head - saved + (table + shapes.positions) * DTYPE_BYTES[dtype] + shapes.floats * 4
+
+
+def keeps(arch: ModelArch, format: StoredFormat) -> bool:
+    """Whether a quantised weight stays quantised: not a table of embeddings, nor one whose transpose is needed."""
+    last = format.name.removesuffix(".weight").rpartition(".")[2]
+    return last not in (arch.family.names.embedding.rpartition(".")[2], "kv_b_proj")
+
+
+def has_quantized_table(arch: ModelArch) -> bool:
+    """Whether the table of token embeddings is quantised in the checkpoint."""
+    name = f"{arch.family.names.embedding}.weight"
+    return any(format.name.endswith(name) for format in arch.quantized)
+
+
+def _saved_bytes(format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int:
+    """What a quantised weight takes less than a plain one; reference ops keep it in float32."""
+    kept = "float32" if ops != "cpu" else format.kept_as or dtype
+    if len(format.shape) == 1:  # bitsandbytes: its columns are not in the headers
+        shape = LinearShape(parts=(format.shape[0] // format.group_size,), in_features=format.group_size)
+        count = 1
+    else:
+        *stacked, rows, columns = format.shape
+        shape, count = LinearShape(parts=(rows,), in_features=columns), math.prod(stacked)
+    return count * (packed_bytes(shape, dtype, ops=ops, isa=isa) - packed_bytes(shape, kept, ops=ops, isa=isa))
 
 
 def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, *, ops: str, isa: str = "") -> int:
@@ -460,6 +491,7 @@ def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, 
     shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
     multiplied = 4 * _has_factors(arch)  # in float32
     largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied)
+    largest += max((UNPACKING_BYTES * math.prod(format.shape[-2:]) for format in arch.quantized), default=0)
     if shapes.is_transposed:  # widened, then laid out row by row
         largest += 8 * max(math.prod((max(shape.parts), shape.in_features)) for shape in shapes.body)
     if shapes.is_tied:

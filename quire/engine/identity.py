@@ -80,7 +80,7 @@ def identity_of(config: QuireConfig, weights: str, capabilities: Capabilities | 
         tokenizer=model.tokenizer_digest,
         architecture=hashlib.sha256(msgspec.json.encode(arch, order="sorted")).hexdigest(),
         dtype=model.dtype,
-        quantization=config.quant_config.method,
+        quantization=config.quant_config.name,
         kv_cache_dtype=config.cache_config.dtype,
         ops=device.ops,
         isa=machine.ops_isa if has_own_ops else "",

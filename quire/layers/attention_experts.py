@@ -10,7 +10,7 @@ from quire.config.arch import ModelArch
 from quire.config.mixers import AttentionExperts
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
-from quire.layers.quantization import DENSE
+from quire.layers.quantization.schemes import DENSE
 from quire.layers.weights import ShardSpec
 from quire.ops import functional
 from quire.ops.operands import AttentionExpertWeights, LinearWeight
@@ -24,10 +24,10 @@ def attention_expert_weights(arch: ModelArch, spec: AttentionExperts, ctx: Layer
     if ctx.parallel.tp.size > 1:
         raise ConfigError(f"{arch.source}: experts cannot be split between processes yet. Use one process.")
     size, inner = arch.hidden_size, arch.num_kv_heads * arch.head_size
-    router, plain = "router.layer.weight", replace(ctx, scheme=DENSE, dtype=torch.float32)
+    router, exact = "router.layer.weight", replace(ctx, scheme=DENSE, dtype=torch.float32)
     with functional.weights_together():
         return AttentionExpertWeights(
-            router=plain.packed([router], [plain.read(router, (spec.num_experts, size))]),
+            router=exact.packed([router], [exact.read(router, (spec.num_experts, size))]),
             queries=_of_experts(ctx, "input_linear.weight", spec.num_experts, (inner, size)),
             outputs=_of_experts(ctx, "output_linear.weight", spec.num_experts, (size, inner)),
             output_bias=ctx.tensor("bias", (size,), dtype=torch.float32),
@@ -35,5 +35,5 @@ def attention_expert_weights(arch: ModelArch, spec: AttentionExperts, ctx: Layer
 
 
 def _of_experts(ctx: LayerContext, name: str, count: int, shape: tuple[int, int]) -> tuple[LinearWeight, ...]:
-    stored = [ctx.read(name, (count, *shape), ShardSpec(part=index, parts=count)) for index in range(count)]
+    stored = [ctx.read_plain(name, (count, *shape), ShardSpec(part=index, parts=count)) for index in range(count)]
     return tuple(ctx.packed([name], [part.view(*shape)]) for part in stored)

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quire.config.quantized.config import StoredQuantization
+from quire.config.quantized.stored import StoredFormat
 from quire.distributed.groups import ParallelContext
-from quire.layers.quantization import DENSE, WeightScheme
-from quire.layers.weights import WHOLE, HeadOrder, ShardSpec, WeightMap, WeightReader, multiplied
+from quire.layers.quantization.read import read_rows, stored_names
+from quire.layers.quantization.schemes import STORED, WeightScheme, copied, plain
+from quire.layers.weights import WHOLE, HeadOrder, Rows, ShardSpec, WeightMap, WeightReader, multiplied
 from quire.ops.operands import LinearWeight
 
 
@@ -24,7 +27,9 @@ class LayerContext:
     """Of activations and of the weights that are not kept in float32."""
     max_model_len: int
     parallel: ParallelContext = ParallelContext()
-    scheme: WeightScheme = DENSE
+    quantization: StoredQuantization | None = None
+    """How the checkpoint has its weights quantised."""
+    scheme: WeightScheme = STORED
     """How linear weights are kept."""
     name: str = ""
     """The layer's dotted name, as in the checkpoint."""
@@ -38,21 +43,39 @@ class LayerContext:
         return replace(self, name=f"{self.name.rpartition('.')[0]}.{name}")
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor of this name, for those that it may spell in several ways."""
-        return self.weights.has(f"{self.name}.{name}")
+        """Whether the checkpoint has a weight of this name, for those that it may spell in several ways."""
+        return self.weights.header(self._full(name)) is not None or self.is_quantized(name)
 
-    def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec = WHOLE) -> Tensor:
-        """A tensor of the checkpoint, or this rank's part of it, for `packed`."""
-        return self.weights.read(f"{self.name}.{name}", shape, shard)
+    def is_quantized(self, name: str) -> bool:
+        """Whether the checkpoint has the weight of this name quantised."""
+        return self._format_of(self._full(name)) is not None
 
-    def packed(self, names: Sequence[str], parts: Sequence[Tensor]) -> LinearWeight:
+    def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec = WHOLE) -> Rows:
+        """A weight [N, M] of the checkpoint, or this rank's part of it, or one expert of [X, N, M], for `packed`."""
+        return read_rows(self.weights, self.quantization, self._full(name), shape, shard)
+
+    def read_plain(self, name: str, shape: tuple[int, ...], shard: ShardSpec = WHOLE) -> Tensor:
+        """Likewise, as numbers."""
+        return plain(self.read(name, shape, shard))
+
+    def release(self, names: Sequence[str]) -> None:
+        """What was read under these names has been copied."""
+        self.weights.release(stored_names(self.weights, self.quantization, [self._full(name) for name in names]))
+
+    def packed(self, names: Sequence[str], parts: Sequence[Rows]) -> LinearWeight:
         """The packed weight of parts that `read` gave under these names; they are released."""
         if parts[0].is_meta:
             out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
             return LinearWeight(out_features=out_features, in_features=in_features, format="none", tensors={})
         packed = self.scheme.pack(parts, self.dtype, is_head=False)
-        self.weights.release([f"{self.name}.{name}" for name in names])
+        self.release(names)
         return packed
+
+    def _format_of(self, full: str) -> StoredFormat | None:
+        return None if self.quantization is None else self.quantization.find(full, self.weights.header)
+
+    def _full(self, name: str) -> str:
+        return f"{self.name}.{name}" if self.name else name
 
     # A reader that only checks gives meta tensors. Nothing is computed with those: their arithmetic imports torch's
     # compiler, which takes more than a second.
@@ -67,12 +90,11 @@ class LayerContext:
         scale: float = 1.0,
     ) -> Tensor:
         """A copy of one whole parameter in `dtype` (default: the model's), plus `offset`, times `scale`."""
-        source = f"{self.name}.{name}"
-        stored = self.weights.read(source, shape, WHOLE)
+        stored = self.read(name, shape)
         if stored.is_meta:
-            return stored
-        value = stored.to(dtype or self.dtype, copy=True)
-        self.weights.release([source])
+            return plain(stored)
+        value = copied(stored, dtype or self.dtype)
+        self.release([name])
         if offset:
             value.add_(offset)
         return value if scale == 1.0 else value.mul_(scale)
@@ -91,23 +113,23 @@ class LayerContext:
 
         `order` is that of the rows of a single tensor, where it is another. `factors` multiply the rows of each entry.
         """
-        transposed = self.weight_map.is_transposed(self.name)
         names, sizes = self._parts(out_features, "weight")
-        parts = []
-        for source, size in zip(names, sizes, strict=True):
-            if transposed:
-                stored = ShardSpec(dim=1 - shard.dim, part=shard.part, parts=shard.parts)
-                parts.append(self.weights.read(source, (in_features, size), stored).t())
-            else:
-                parts.append(self.weights.read(source, (size, in_features), shard))
+        parts = [self._linear_rows(name, (size, in_features), shard) for name, size in zip(names, sizes, strict=True)]
         if parts[0].is_meta:
             return LinearWeight(out_features=sum(out_features), in_features=in_features, format="none", tensors={})
         if order is not None:
             parts = order.parts(parts[0])
         parts = multiplied(parts, out_features, factors)
         packed = self.scheme.pack(parts, self.dtype, is_head=is_head)
-        self.weights.release(names)
+        self.weights.release(stored_names(self.weights, self.quantization, names))
         return packed
+
+    def _linear_rows(self, source: str, shape: tuple[int, int], shard: ShardSpec) -> Rows:
+        """A weight [out, in], which a checkpoint that has it plainly may have transposed."""
+        if self.weight_map.is_transposed(self.name) and self._format_of(source) is None:
+            stored = ShardSpec(dim=1 - shard.dim, part=shard.part, parts=shard.parts)
+            return self.weights.read(source, shape[::-1], stored).t()
+        return read_rows(self.weights, self.quantization, source, shape, shard)
 
     def linear_bias(
         self,
@@ -119,13 +141,13 @@ class LayerContext:
     ) -> Tensor:
         """The bias of a linear layer in float32; see `linear_weight`."""
         names, sizes = self._parts(out_features, "bias")
-        parts = [self.weights.read(source, (size,), shard) for source, size in zip(names, sizes, strict=True)]
-        if parts[0].is_meta:
-            return parts[0]
+        stored = [self.weights.read(source, (size,), shard) for source, size in zip(names, sizes, strict=True)]
+        if stored[0].is_meta:
+            return stored[0]
+        parts: list[Rows] = [*stored]
         if order is not None:
             parts = order.parts(parts[0])
-        parts = multiplied(parts, out_features, factors)
-        bias = torch.cat([part.to(torch.float32) for part in parts])
+        bias = torch.cat([plain(part).to(torch.float32) for part in multiplied(parts, out_features, factors)])
         self.weights.release(names)
         return bias
 

@@ -12,7 +12,10 @@ from quire.ops.operands import LinearWeight
 
 
 class Embedding:
-    """Rows of a table, times `scale`. A tied table is kept once, in the head's layout, unless the head is quantised."""
+    """Rows of a table, times `scale`. A tied table is kept once, in the head's layout, unless the head is quantised.
+
+    A quantised table becomes numbers of the model's dtype.
+    """
 
     def __init__(
         self,
@@ -26,7 +29,7 @@ class Embedding:
     ) -> None:
         """`first_row` is the checkpoint's row for id 0."""
         self.table: Tensor | LinearWeight
-        if tied and ctx.scheme.head is None:
+        if tied and ctx.scheme.head is None and not ctx.is_quantized("weight"):
             self.table = ctx.linear_weight(hidden_size, (num_rows,), WHOLE, is_head=True)
         else:
             self.table = ctx.tensor("weight", (num_rows, hidden_size))[first_row:]

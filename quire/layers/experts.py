@@ -16,10 +16,10 @@ from quire.errors import ConfigError
 from quire.layers.activation import activation_of, ungated_activation_of
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
-from quire.layers.quantization import DENSE
-from quire.layers.weights import ShardSpec
+from quire.layers.quantization.schemes import DENSE
+from quire.layers.weights import Rows, ShardSpec, split_rows
 from quire.ops import functional
-from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
+from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights, QuantizedRows
 
 BLOCKS = ("mlp", "block_sparse_moe")
 """What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that
@@ -137,8 +137,8 @@ def _router(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> LinearWeig
     if spec.has_shared_gate:
         names.append(f"{SHARED_GATE}.weight")
         shapes.append((1, size))
-    plain = replace(ctx, scheme=DENSE, dtype=torch.float32)
-    return plain.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)])
+    exact = replace(ctx, scheme=DENSE, dtype=torch.float32)
+    return exact.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)])
 
 
 def _router_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
@@ -158,7 +158,7 @@ def _expert(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Sp
         gate_up = [ctx.read(name, (inner, size)) for name in first]
     else:
         shape, one = (count * inner, size), ShardSpec(part=index, parts=count)
-        last = ctx.read(down, shape, one).t()
+        last = ctx.read_plain(down, shape, one).t()
         gate_up = [ctx.read(name, shape, one) for name in first]
     return ExpertWeights(gate_up=ctx.packed(first, gate_up), down=ctx.packed([down], [last]))
 
@@ -167,15 +167,11 @@ def _stacked_expert(
     arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Stacked, one: ShardSpec
 ) -> ExpertWeights:
     """With biases named after the weights, if the experts have any."""
-    names, size, inner, count = arch.family.names, arch.hidden_size, spec.size, spec.num_experts
+    names, size, inner = arch.family.names, arch.hidden_size, spec.size
     wide, narrow = ((1 + spec.is_gated) * inner, size), (size, inner)
-    if names.experts_transposed:
-        both = ctx.read(spelling.gate_up, (count, *wide[::-1]), one).view(*wide[::-1]).t()
-        last = ctx.read(spelling.down, (count, *narrow[::-1]), one).view(*narrow[::-1]).t()
-    else:
-        both = ctx.read(spelling.gate_up, (count, *wide), one).view(*wide)
-        last = ctx.read(spelling.down, (count, *narrow), one).view(*narrow)
-    halves = (both[::2], both[1::2]) if names.experts_mixed else torch.split(both, inner)
+    both = _of_stack(ctx, spelling.gate_up, wide, one, transposed=names.experts_transposed)
+    last = _of_stack(ctx, spelling.down, narrow, one, transposed=names.experts_transposed)
+    halves = (both[::2], both[1::2]) if names.experts_mixed else split_rows(both, [inner] * (1 + spec.is_gated))
     return ExpertWeights(
         gate_up=ctx.packed([spelling.gate_up], halves),
         down=ctx.packed([spelling.down], [last]),
@@ -184,13 +180,21 @@ def _stacked_expert(
     )
 
 
+def _of_stack(ctx: LayerContext, name: str, shape: tuple[int, int], one: ShardSpec, *, transposed: bool) -> Rows:
+    """One expert's rows. Those that are quantised are never transposed."""
+    if transposed and not ctx.is_quantized(name):
+        return ctx.read_plain(name, (one.parts, *shape[::-1]), one).view(*shape[::-1]).t()
+    rows = ctx.read(name, (one.parts, *shape), one)
+    return rows if isinstance(rows, QuantizedRows) else rows.view(*shape)
+
+
 def _stacked_bias(ctx: LayerContext, weight: str, size: int, one: ShardSpec, is_mixed: bool = False) -> Tensor:
     """That of one expert. Shapes: -> [size] float32."""
-    stored = ctx.read(f"{weight}_bias", (one.parts, size), one)
+    stored = ctx.read_plain(f"{weight}_bias", (one.parts, size), one)
     if stored.is_meta:
         return stored
     bias = stored.view(size).to(torch.float32, copy=True)
-    ctx.weights.release([f"{ctx.name}.{weight}_bias"])
+    ctx.release([f"{weight}_bias"])
     return torch.cat([bias[::2], bias[1::2]]) if is_mixed else bias
 
 

@@ -15,6 +15,7 @@ from quire.layers.activation import activation_of
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.recurrent import conv_weights, decay_of, refuse_split
+from quire.layers.weights import Rows, split_rows
 from quire.ops import functional
 from quire.ops.operands import GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
 
@@ -60,16 +61,16 @@ def _by_key_head(spec: GatedDeltaSpec, ctx: LayerContext, size: int) -> LinearWe
     heads, each = spec.num_key_heads, spec.num_value_heads // spec.num_key_heads
     values = each * spec.value_size
     kinds = {"in_proj_qkvz.weight": (spec.key_size, spec.key_size, values, values), "in_proj_ba.weight": (each, each)}
-    parts: list[Tensor] = []
+    parts: list[Rows] = []
     for name, rows in kinds.items():
         stored = ctx.read(name, (heads * sum(rows), size))
         parts += _rows_by_kind(stored, heads, rows)
     return ctx.packed(list(kinds), parts)
 
 
-def _rows_by_kind(stored: Tensor, num_heads: int, rows: tuple[int, ...]) -> list[Tensor]:
-    """Views. Shapes: stored [num_heads * sum(rows), E]."""
-    by_head = stored.view(num_heads, sum(rows), stored.shape[1])
+def _rows_by_kind(stored: Rows, num_heads: int, rows: tuple[int, ...]) -> list[Rows]:
+    """Shapes: stored [num_heads * sum(rows), E]."""
+    by_head = split_rows(stored, (sum(rows),) * num_heads)
     ends = pairwise(accumulate(rows, initial=0))
     return [head[begin:end] for begin, end in ends for head in by_head]
 
@@ -137,12 +138,12 @@ GATES = ("input_gate", "recurrent_gate")
 def _gates(spec: RgLruSpec, ctx: LayerContext) -> tuple[LinearWeight, ...]:
     """Of each block; stored [X, in, out]."""
     names, size = [f"{gate}_weight" for gate in GATES], spec.block_size
-    stored = [ctx.read(name, (spec.num_blocks, size, size)) for name in names]
+    stored = [ctx.read_plain(name, (spec.num_blocks, size, size)) for name in names]
     if stored[0].is_meta:
         return (ctx.packed(names, [part.view(-1, size) for part in stored]),)
     with functional.weights_together():
         packed = tuple(ctx.packed([], [part[block].t() for part in stored]) for block in range(spec.num_blocks))
-    ctx.weights.release([f"{ctx.name}.{name}" for name in names])
+    ctx.release(names)
     return packed
 
 

@@ -102,10 +102,13 @@ def _query_features(arch: ModelArch, mixer: LatentAttentionSpec) -> int:
 
 
 def _head_weights(spec: LatentSpec, ctx: LayerContext, head: int) -> tuple[LinearWeight, LinearWeight]:
-    """From a head's queries to the latents, and from them to its values. Shapes: [C, U], [W, C]."""
+    """From a head's queries to the latents, and from them to its values. Shapes: [C, U], [W, C].
+
+    As numbers: the first is transposed, so what is quantised by its columns cannot stay.
+    """
     rows = spec.nope_size + spec.value_size
     one = ShardSpec(part=head, parts=spec.num_heads)
-    stored = ctx.read(KEYS_AND_VALUES, (spec.num_heads * rows, spec.latent_size), one)
+    stored = ctx.read_plain(KEYS_AND_VALUES, (spec.num_heads * rows, spec.latent_size), one)
     to_latents = ctx.packed([], [stored[: spec.nope_size].t()])
     return to_latents, ctx.packed([KEYS_AND_VALUES], [stored[spec.nope_size :]])
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quire.config.family_spec import WeightNames
+from quire.config.quantized.stored import Header
+from quire.ops.operands import QuantizedRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class ShardSpec:
 
 
 WHOLE = ShardSpec()
+Rows = Tensor | QuantizedRows
+"""Rows of a weight [N, M]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +84,13 @@ class HeadOrder:
     values_first: bool = False
     """Values stand before keys."""
 
-    def parts(self, stored: Tensor) -> list[Tensor]:
-        """Views in the order that ops want: all query heads, all keys, all values. Shapes: stored [N, ...]."""
+    def parts(self, stored: Rows) -> list[Rows]:
+        """The rows in the order that ops want: all query heads, all keys, all values. Shapes: stored [N, ...]."""
+        if isinstance(stored, QuantizedRows):
+            return [stored[rows] for rows in self._views(torch.arange(stored.shape[0]))]
+        return list(self._views(stored))
+
+    def _views(self, stored: Tensor) -> list[Tensor]:
         sizes = [self.num_queries, self.num_keys, self.num_keys]
         groups = stored.view(self.num_groups, sum(sizes), self.head_size, *stored.shape[1:])
         queries, keys, values = torch.split(groups, sizes, dim=1)
@@ -89,30 +99,40 @@ class HeadOrder:
         return [part.flatten(0, 1) for kind in (queries, keys, values) for part in kind]
 
 
-def multiplied(parts: list[Tensor], sizes: Sequence[int], factors: Sequence[float]) -> list[Tensor]:
-    """The parts times their factors, in float32; the parts themselves where all are one.
+def split_rows(stored: Rows, sizes: Sequence[int]) -> list[Rows]:
+    """So many rows each."""
+    ends = list(accumulate(sizes, initial=0))
+    return [stored[begin:end] for begin, end in pairwise(ends)]
+
+
+def multiplied(parts: list[Rows], sizes: Sequence[int], factors: Sequence[float]) -> list[Rows]:
+    """The parts times their factors, plain ones in float32; the parts themselves where all are one.
 
     A single part may have the rows of several factors: as many of each as `sizes` says. Shapes: parts [N] or [N, M].
     """
     if all(factor == 1.0 for factor in factors):
         return parts
-    if len(parts) == len(factors):
-        return [part.to(torch.float32, copy=True).mul_(factor) for part, factor in zip(parts, factors, strict=True)]
-    (part,) = parts
-    whole = part.to(torch.float32, copy=True)
-    for rows, factor in zip(whole.split_with_sizes(list(sizes)), factors, strict=True):
-        rows.mul_(factor)
-    return [whole]
+    if len(parts) != len(factors):
+        (whole,) = parts
+        parts = split_rows(whole, sizes)
+    return [_times(part, factor) for part, factor in zip(parts, factors, strict=True)]
+
+
+def _times(part: Rows, factor: float) -> Rows:
+    return part.times(factor) if isinstance(part, QuantizedRows) else part.to(torch.float32, copy=True).mul_(factor)
 
 
 class WeightReader(Protocol):
     """Gives tensors by their checkpoint name."""
 
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint has this tensor. A reader without a checkpoint has none, and gives any."""
+    def header(self, name: str) -> Header | None:
+        """Of the checkpoint's tensor of this name, if there is one. A reader without a checkpoint has none."""
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """This rank's part of a tensor of full shape `shape`, in the checkpoint's dtype. Valid until `release`."""
+
+    def read_raw(self, name: str) -> Tensor:
+        """A whole tensor that is there, of any dtype. Valid until `release`."""
 
     def release(self, names: Sequence[str]) -> None:
         """The tensors read under these names have been copied."""

@@ -21,9 +21,10 @@ from transformers import PreTrainedModel
 from quire.config.arch import ModelArch
 from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import CheckpointError, ConfigError
-from quire.loader.checkpoint import Checkpoint, raise_problems
+from quire.loader.checkpoint import Checkpoint
+from quire.loader.headers import raise_problems
+from quire.loader.mapped_file import DTYPES
 from quire.loader.readers import why_needless
-from quire.loader.safetensors_file import DTYPES
 from quire.log import get_logger
 from quire.models.fallback.attention import NAME, register
 from quire.models.fallback.config import class_of, describe, quiet, read_config

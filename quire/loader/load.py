@@ -11,7 +11,7 @@ import torch
 from quire.config.arch import ModelArch
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
-from quire.layers.quantization import SCHEMES
+from quire.layers.quantization.schemes import DENSE, SCHEMES
 from quire.layers.weights import WeightMap
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
@@ -34,12 +34,14 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     quantization: str | None = None,
+    dequantize: bool = False,
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Build the model with its weights, converted to `dtype` slice by slice. Nothing in the directory is executed.
 
-    `progress` hears (bytes read, bytes in all). `quantization` names a scheme of `layers.quantization`. load_format
+    `progress` hears (bytes read, bytes in all). `quantization` names a scheme of `layers.quantization.schemes`, and
+    `dequantize` asks for plain weights of a checkpoint that has them quantised. load_format
     "dummy" makes weights up from `seed` and reads no file. `num_threads` are torch's, for a model that transformers
     builds.
     Raises: ConfigError for an architecture or option that is not supported, CheckpointError listing what is wrong with
@@ -61,8 +63,14 @@ def load_model(
         weight_map=WeightMap.of(arch.family.names),
         dtype=dtype,
         max_model_len=max_model_len,
-        scheme=SCHEMES[quantization],
+        quantization=arch.quantization,
+        scheme=DENSE if dequantize else SCHEMES[quantization],
     )
+    if load_format == "dummy" and arch.quantization is not None:
+        raise ConfigError(
+            f"{arch.source}: load_format='dummy' makes plain weights up, and this model's are quantised "
+            f"({arch.quantization.method}). Remove quantization_config, or leave load_format out."
+        )
     if load_format == "dummy":
         return model_class(arch, context(weights=DummyReader(seed=seed, dtype=dtype)))
     return _load_checkpoint(path, arch, model_class, context, progress)

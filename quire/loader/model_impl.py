@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from quire.config.arch import ModelArch, identify, names_of, refuse_quantization, why_unknown
+from quire.config.quantized.find import weights_in
+from quire.config.quantized.stored import Header
 from quire.config.unknown import purpose_of
 from quire.errors import CheckpointError, ConfigError, MissingDependency
+from quire.loader.headers import read_headers
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -27,7 +31,7 @@ def read_model_arch(raw: Mapping[str, Any], directory: Path, impl: str = "auto")
     source = str(directory / "config.json")
     unknown = why_unknown(raw, source)
     if not _is_foreign(raw, unknown, impl):
-        return ModelArch.from_config(raw, source=source)
+        return with_stored_formats(ModelArch.from_config(raw, source=source), directory)
     refuse_quantization(raw, source)
     try:
         arch = cast(ModelArch, _importing("quire.loader.fallback", unknown).read_stored_arch(raw, directory))
@@ -35,6 +39,19 @@ def read_model_arch(raw: Mapping[str, Any], directory: Path, impl: str = "auto")
         raise _both(unknown, error) from None
     _announce(arch, is_known=unknown is None)
     return arch
+
+
+def with_stored_formats(arch: ModelArch, directory: Path) -> ModelArch:
+    """The model with what the headers of its files say of quantised weights.
+
+    Raises: CheckpointError for files that are missing or damaged.
+    """
+    if arch.quantization is None:
+        return arch
+    tensors = read_headers(directory)
+    headers = {name: Header(info.dtype, info.shape) for name, info in tensors.items()}
+    found = (arch.quantization.find(name, headers.get) for name in weights_in(headers.items()))
+    return replace(arch, quantized=tuple(format for format in found if format is not None))
 
 
 def check_runs(raw: Mapping[str, Any], source: str) -> None:

@@ -15,10 +15,12 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from quire.config.quantized.stored import Header
 from quire.errors import counted
 from quire.layers.weights import ShardSpec, WeightMap
-from quire.loader.checkpoint import Checkpoint, raise_problems
-from quire.loader.safetensors_file import DTYPES
+from quire.loader.checkpoint import Checkpoint
+from quire.loader.headers import raise_problems
+from quire.loader.mapped_file import DTYPES, STORED_DTYPES
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -70,9 +72,19 @@ class HeaderReader:
         self.num_bytes = 0
         """Bytes that a `CheckpointReader` will read."""
 
-    def has(self, name: str) -> bool:
-        """See `WeightReader.has`."""
-        return self.names(name) in self.checkpoint.tensors
+    def header(self, name: str) -> Header | None:
+        """See `WeightReader.header`."""
+        return self.checkpoint.header(self.names(name))
+
+    def read_raw(self, name: str) -> Tensor:
+        """See `WeightReader.read_raw`."""
+        info = self.checkpoint.tensors[self.names(name)]
+        if info.dtype not in STORED_DTYPES:
+            self.problems.append(f"{info.file.name}: {info.name} has dtype {info.dtype}, which torch cannot read")
+        if info.name not in self.used:
+            self.num_bytes += info.num_bytes
+        self.used.add(info.name)
+        return torch.empty(info.shape, device="meta")
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
@@ -139,11 +151,22 @@ class CheckpointReader:
         self.names = Names(checkpoint, weight_map)
         self.num_bytes = num_bytes
         self.num_bytes_read = 0
+        self._raw: set[str] = set()
+        """Raw tensors that were read, some of them once for each expert."""
         self.progress = progress
 
-    def has(self, name: str) -> bool:
-        """See `WeightReader.has`."""
-        return self.names(name) in self.checkpoint.tensors
+    def header(self, name: str) -> Header | None:
+        """See `WeightReader.header`."""
+        return self.checkpoint.header(self.names(name))
+
+    def read_raw(self, name: str) -> Tensor:
+        """See `WeightReader.read_raw`."""
+        stored = self.names(name)
+        value = self.checkpoint.view(stored)
+        if stored not in self._raw:
+            self.num_bytes_read += value.numel() * value.element_size()
+        self._raw.add(stored)
+        return value
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""
@@ -171,9 +194,13 @@ class DummyReader:
         self.divided: dict[str, Tensor] = {}
         """The tensor whose parts were read last."""
 
-    def has(self, name: str) -> bool:
-        """See `WeightReader.has`."""
-        return False
+    def header(self, name: str) -> Header | None:
+        """See `WeightReader.header`."""
+        return None
+
+    def read_raw(self, name: str) -> Tensor:
+        """See `WeightReader.read_raw`."""
+        raise KeyError(name)
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         """See `WeightReader.read`."""

@@ -33,9 +33,10 @@ from quire.layers.experts import MixtureOfExperts
 from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
+from quire.layers.quantization.schemes import plain
 from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
 from quire.layers.rotary import rotary_table
-from quire.layers.weights import HeadOrder
+from quire.layers.weights import HeadOrder, Rows, split_rows
 from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
 from quire.ops import functional
 from quire.ops.operands import RopeAndCacheSpec
@@ -143,20 +144,21 @@ class ExpertAttention:
         return functional.expert_queries(hidden, self.kv_proj(hidden), self.experts, self.routing, self.head_size)
 
 
-def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Tensor], list[Tensor]]:
+def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Rows], list[Rows]]:
     """Gates, head by head; and queries, head by head, keys and values. Views."""
     heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
     rows = (2 * heads * size, kv_heads * size, kv_heads * size)
     width = (arch.hidden_size,) if kind == "weight" else ()
     names = [f"{name}.{kind}" for name in arch.family.names.qkv]
     both, key, value = (ctx.read(name, (count, *width)) for name, count in zip(names, rows, strict=True))
-    by_head = both.view(heads, 2, size, *width)
-    return [head[1] for head in by_head], [*(head[0] for head in by_head), key, value]
+    by_head = split_rows(both, [size] * 2 * heads)
+    return by_head[1::2], [*by_head[::2], key, value]
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _joined(parts: list[Rows]) -> Tensor:
     """A bias in float32."""
-    return parts[0] if parts[0].is_meta else torch.cat([part.to(torch.float32) for part in parts])
+    numbers = [plain(part) for part in parts]
+    return numbers[0] if numbers[0].is_meta else torch.cat([part.to(torch.float32) for part in numbers])
 
 
 def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:

@@ -68,8 +68,10 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     return cast("LinearWeight", op("quantize_linear")(parts, format=format))
 
 
-def pack_quantized(parts: Sequence[QuantizedRows]) -> LinearWeight:
+def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
     """Concatenate rows that a checkpoint brings quantised along N, and lay them out for streaming; their values stay.
+
+    Parts may be plain: layers that are computed at once need not all be quantised.
 
     Not every implementation has every format. Raises: ConfigError for one that it has not.
     """

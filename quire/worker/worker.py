@@ -45,6 +45,7 @@ class Worker:
                 load_format=config.load_config.load_format,
                 seed=model_config.seed,
                 quantization=config.quant_config.method,
+                dequantize=config.quant_config.dequantize,
                 num_threads=self._num_threads,
                 progress=progress,
             )

@@ -16,7 +16,7 @@ from quire.config.json_file import MAX_JSON_DEPTH, parse_json
 from quire.engine.core_startup import create_config
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import Checkpoint
-from quire.loader.safetensors_file import MAX_DIMS, MAX_HEADER_BYTES
+from quire.loader.safetensors_header import MAX_DIMS, MAX_HEADER_BYTES
 from quire.loader.weight_files import MAX_NAME
 from quire.tokenizer.tokenizer_files import read_tokenizer_files
 from tests.checkpoints import FAMILIES

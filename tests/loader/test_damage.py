@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.errors import CheckpointError
-from quire.loader.checkpoint import INDEX, MAX_PROBLEMS, raise_problems
+from quire.loader.headers import INDEX, MAX_PROBLEMS, raise_problems
 from quire.loader.load import load_model
 from quire.ops import table
 from tests.loader.safetensors_bytes import join, read, split, write

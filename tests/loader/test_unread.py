@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.loader.checkpoint import by_cause
+from quire.loader.headers import by_cause
 from quire.loader.load import load_model
 from quire.loader.readers import DRAFTING, UNREAD
 from quire.ops import table

@@ -11,8 +11,8 @@ if not library.available():
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.library import check
 from quire.ops.cpu.quantized import FORMATS, pack_quantized, quantize_linear
+from quire.ops.dequantize import dequantize
 from quire.ops.operands import LinearWeight, QuantizedRows
-from quire.ops.reference.quantized import dequantize
 from tests.ops.implementations import assert_close, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -43,6 +43,11 @@ def run(args: argparse.Namespace) -> int:
     if here.ops != "cpu":
         raise ConfigError(f"there are no native kernels to measure: {here.ops_reason}")
     config = create_config(from_namespace(args))
+    if config.quant_config.stored is not None and not config.quant_config.dequantize:
+        raise ConfigError(
+            f"the weights of this checkpoint are {config.quant_config.stored}, whose products are not measured. "
+            "Give the original model, with --quantization int8 or int4."
+        )
     shapes = weight_shapes(config.model_config.arch)
     figures = measure(here, config.device_config.num_threads)
     figures["step"] = expected(config, shapes, figures)

@@ -70,8 +70,11 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     )
 
 
-def pack_quantized(parts: Sequence[QuantizedRows]) -> LinearWeight:
+def pack_quantized(stored: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
     """See `functional.pack_quantized`: four bits in groups of 32, 64 or 128, and eight bits with a scale for a row."""
+    parts = [part for part in stored if isinstance(part, QuantizedRows)]
+    if len(parts) < len(stored):
+        raise ConfigError("the kernels have no product with weights that are quantised in part")
     first, shape = parts[0], (sum(part.shape[0] for part in parts), parts[0].shape[1])
     format = format_of(first)
     if format is None or any(format_of(part) != format for part in parts):

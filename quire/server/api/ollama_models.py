@@ -112,7 +112,7 @@ def _models(service: Service) -> list[Model]:
 def _details(service: Service) -> Details:
     config = service.engine.config
     arch = config.model_config.arch
-    method = config.quant_config.method
+    method = config.quant_config.name
     return {
         "parent_model": "",
         "format": "safetensors",

@@ -1,21 +1,16 @@
-"""One safetensors file: its header, checked before anything trusts it, and views of its memory-mapped bytes.
+"""The header of a safetensors file, checked before anything trusts it. Imports no torch.
 
-The header is read here rather than by the safetensors package so that every fault is named with its file, tensor and
-numbers, and so that pages that have been copied can be given back to the system.
+It is read here rather than by the safetensors package so that every fault is named with its file, tensor and numbers.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
-
-import torch
-from torch import Tensor
 
 from quire.config.json_file import parse_json
 from quire.errors import counted, shown
@@ -28,27 +23,24 @@ MAX_TENSORS = 2**17
 MAX_DIMS = 8
 MAX_ELEMENTS = 2**60
 LFS_POINTER = b"version https://git-lfs"
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
-"""The dtypes weights may have."""
-OTHER_DTYPE_BYTES = {
+DTYPE_BYTES = {
     "BOOL": 1,
     "U8": 1,
     "I8": 1,
     "F8_E5M2": 1,
     "F8_E4M3": 1,
+    "F8_E8M0": 1,
     "I16": 2,
     "U16": 2,
+    "F16": 2,
+    "BF16": 2,
     "I32": 4,
     "U32": 4,
+    "F32": 4,
+    "F64": 8,
     "I64": 8,
     "U64": 8,
 }
-"""The dtypes a file may hold besides."""
 
 
 class FileProblem(Exception):
@@ -149,7 +141,7 @@ def _info(file: Path, name: str, entry: object, data_start: int, file_bytes: int
             f"has the shape {shown(shape)}; at most {MAX_DIMS} dimensions of {MAX_ELEMENTS} elements in all can be "
             "read; write the file again"
         )
-    item_bytes = DTYPES[dtype].itemsize if dtype in DTYPES else OTHER_DTYPE_BYTES.get(dtype)
+    item_bytes = DTYPE_BYTES.get(dtype)
     if item_bytes is None:
         raise FileProblem(f"has the unknown dtype {shown(dtype)}; convert it to float32, bfloat16 or float16")
     begin, end = offsets
@@ -175,34 +167,3 @@ def _overlaps(file: Path, infos: list[TensorInfo]) -> Iterator[str]:
     for before, after in pairwise(ordered):
         if before.start + before.num_bytes > after.start:
             yield f"{file.name}: {after.name} overlaps {before.name}; write the file again"
-
-
-class MappedFile:
-    """Views of a file's tensors. Pages are read when they are touched, and given back by `drop`."""
-
-    def __init__(self, file: Path) -> None:
-        with file.open("rb") as stream:
-            # Copy-on-write rather than read-only, because torch warns about buffers that it could not write to.
-            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-
-    def view(self, info: TensorInfo) -> Tensor:
-        """The tensor's bytes in the file, in the checkpoint's dtype; copy what shall be kept."""
-        dtype = DTYPES[info.dtype]
-        if info.num_bytes == 0:
-            return torch.empty(info.shape, dtype=dtype)
-        if info.start % dtype.itemsize:
-            return self._copy(info, dtype)
-        count = math.prod(info.shape)
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=info.start).view(info.shape)
-
-    def _copy(self, info: TensorInfo, dtype: torch.dtype) -> Tensor:
-        """For files whose header has an odd length: torch cannot view unaligned bytes."""
-        data = bytearray(self._map[info.start : info.start + info.num_bytes])
-        return torch.frombuffer(data, dtype=dtype).view(info.shape)
-
-    def drop(self, info: TensorInfo) -> None:
-        """Give the tensor's pages back, as far as it has them for itself."""
-        first = -(-info.start // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (info.start + info.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)

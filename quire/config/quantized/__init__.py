@@ -1,0 +1,1 @@
+"""Checkpoints that were quantised before: what their config.json and their headers say. No torch."""

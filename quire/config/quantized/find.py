@@ -1,0 +1,320 @@
+"""Whether the tensors of a checkpoint hold a weight quantised, and how: from their headers, by each packing's names.
+
+Bits and groups follow from shapes, so layers that were quantised otherwise than the rest need no rules. Formats:
+GPTQ and AWQ as AutoGPTQ, GPTQModel and AutoAWQ write them; the documents of compressed-tensors; those of FP8 as
+DeepSeek-V3 and vLLM write it; gpt-oss's MXFP4; bitsandbytes' state dictionaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+from quire.config.quantized.stored import Header, Headers, Packing, StoredFormat, refuse
+from quire.utils.math import cdiv
+
+WORD_BITS = 32
+"""Of the integers that GPTQ, AWQ and compressed-tensors pack values into."""
+BLOCK_ROWS = 128
+"""Rows that share a scale of blocks."""
+BNB_GROUP = 64
+"""bitsandbytes' default; its quant_state says which it is."""
+FLOAT8 = "F8_E4M3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """What config.json says and headers do not."""
+
+    is_symmetric: bool = False
+    has_order: bool = False
+    """GPTQ's desc_act."""
+    is_v1: bool = True
+    schemes: tuple[tuple[int, int | None], ...] = ()
+    """(bits, group size or None for a whole row) of what compressed-tensors packs."""
+
+
+Find = Callable[[str, Headers, Hints], StoredFormat | None]
+
+
+def find_gptq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """qweight [M * bits / 32, N], qzeros [M / G, N * bits / 32], scales [M / G, N], g_idx [M]."""
+    tensors = _tensors(name, ("qweight", "scales", "qzeros", "g_idx"), headers)
+    if "qweight" not in tensors:
+        return None
+    words, scales, zeros = (_header(name, tensors, role, headers, 2) for role in ("qweight", "scales", "qzeros"))
+    rows, groups = scales.shape[1], scales.shape[0]
+    bits = _bits(name, zeros.shape[1], rows)
+    columns = words.shape[0] * WORD_BITS // bits
+    if words.shape != (columns * bits // WORD_BITS, rows) or zeros.shape[0] != groups:
+        raise _odd(name, tensors, headers)
+    return StoredFormat(
+        name=name,
+        packing=Packing.GPTQ,
+        tensors=tensors,
+        shape=(rows, columns),
+        bits=bits,
+        group_size=_group_size(name, columns, groups),
+        has_zero_points=not hints.is_symmetric,
+        has_order="g_idx" in tensors and hints.has_order,
+        is_v1=hints.is_v1,
+    )
+
+
+def find_awq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """qweight [M, N * bits / 32], qzeros [M / G, N * bits / 32], scales [M / G, N]."""
+    tensors = _tensors(name, ("qweight", "scales", "qzeros"), headers)
+    if "qweight" not in tensors:
+        return None
+    words, scales = (_header(name, tensors, role, headers, 2) for role in ("qweight", "scales"))
+    rows, groups = scales.shape[1], scales.shape[0]
+    bits = _bits(name, words.shape[1], rows)
+    has_zero_points = "qzeros" in tensors
+    if has_zero_points and _header(name, tensors, "qzeros", headers, 2).shape != (groups, words.shape[1]):
+        raise _odd(name, tensors, headers)
+    return StoredFormat(
+        name=name,
+        packing=Packing.AWQ,
+        tensors=tensors,
+        shape=(rows, words.shape[0]),
+        bits=bits,
+        group_size=_group_size(name, words.shape[0], groups),
+        has_zero_points=has_zero_points,
+    )
+
+
+def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """weight_packed [N, M * bits / 32] I32, weight_scale [N, M / G], weight_zero_point [N * bits / 32, M / G]."""
+    roles = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+    tensors = _tensors(name, roles, headers)
+    packed = headers(tensors.get("weight_packed", ""))
+    if packed is None or packed.dtype != "I32":
+        return None
+    words, scales = (_header(name, tensors, role, headers, 2) for role in ("weight_packed", "weight_scale"))
+    rows, groups = scales.shape
+    bits, group_size = _packed_bits(name, words.shape[1], groups, hints)
+    columns = words.shape[1] * WORD_BITS // bits
+    zeros = headers(tensors.get("weight_zero_point", ""))
+    if words.shape[0] != rows or (zeros is not None and zeros.shape != (cdiv(rows * bits, WORD_BITS), groups)):
+        raise _odd(name, tensors, headers)
+    return StoredFormat(
+        name=name,
+        packing=Packing.PACKED,
+        tensors=tensors,
+        shape=(rows, columns),
+        bits=bits,
+        group_size=group_size or columns,
+        has_zero_points=zeros is not None,
+        has_order="weight_g_idx" in tensors,
+    )
+
+
+def _packed_bits(name: str, words: int, groups: int, hints: Hints) -> tuple[int, int | None]:
+    """The bits and the group that the config knows and that the shapes fit."""
+    for bits, group_size in hints.schemes:
+        columns = words * WORD_BITS // bits
+        if groups == (1 if group_size is None else cdiv(columns, group_size)):
+            return bits, group_size
+    raise refuse(name, f"has {groups} groups of scales, which fits none of the schemes that config.json lists")
+
+
+def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """weight [N, M] I8, weight_scale [N, 1], [1] or [N, M / G]."""
+    tensors = _tensors(name, ("weight", "weight_scale", "weight_zero_point", "input_scale"), headers)
+    weight = headers(tensors.get("weight", ""))
+    if weight is None or weight.dtype != "I8" or "weight_scale" not in tensors:
+        return None
+    return _by_scales(name, Packing.INT8, tensors, headers, has_zero_points="weight_zero_point" in tensors)
+
+
+def find_float8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """weight [N, M] F8_E4M3, weight_scale of [], [1], [N], [N, 1] or [N / 128, M / 128] (weight_scale_inv, too)."""
+    tensors = _tensors(name, ("weight", "weight_scale", "weight_scale_inv", "input_scale"), headers)
+    weight = headers(tensors.get("weight", ""))
+    if weight is None or weight.dtype != FLOAT8:
+        return None
+    return _by_scales(name, Packing.FLOAT8, tensors, headers, is_float8=True)
+
+
+def _by_scales(
+    name: str,
+    packing: Packing,
+    tensors: Mapping[str, str],
+    headers: Headers,
+    *,
+    has_zero_points: bool = False,
+    is_float8: bool = False,
+) -> StoredFormat:
+    """A weight that stands as it is beside its scales."""
+    rows, columns = _header(name, tensors, "weight", headers, 2).shape
+    role = next((role for role in ("weight_scale", "weight_scale_inv") if role in tensors), None)
+    if role is None:
+        raise refuse(name, "has no weight_scale beside it")
+    scales = _header(name, tensors, role, headers).shape
+    if prod(scales) == 1 or scales in ((rows,), (rows, 1)):
+        group_size = columns
+    elif len(scales) == 2 and scales[0] in (rows, cdiv(rows, BLOCK_ROWS)):
+        group_size = _group_size(name, columns, scales[1])
+    else:
+        raise _odd(name, tensors, headers)
+    return StoredFormat(
+        name=name,
+        packing=packing,
+        tensors=tensors,
+        shape=(rows, columns),
+        bits=8,
+        group_size=group_size,
+        has_zero_points=has_zero_points,
+        is_float8=is_float8,
+    )
+
+
+def find_mxfp4(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """Of experts in one tensor: name_blocks [X, N, M / 32, 16] U8, name_scales [X, N, M / 32] U8."""
+    tensors = {role: f"{name}_{role}" for role in ("blocks", "scales") if headers(f"{name}_{role}") is not None}
+    if "blocks" not in tensors:
+        return None
+    blocks, scales = _header(name, tensors, "blocks", headers), _header(name, tensors, "scales", headers)
+    if len(blocks.shape) != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
+        raise _odd(name, tensors, headers)
+    count, rows, groups, _ = blocks.shape
+    return StoredFormat(
+        name=name,
+        packing=Packing.MXFP4,
+        tensors=tensors,
+        shape=(count, rows, groups * 32),
+        bits=4,
+        group_size=32,
+        has_levels=True,
+    )
+
+
+def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """weight_packed [N, M / 2] U8, weight_scale [N, M / 16] F8_E4M3 or [N, M / 32] U8, weight_global_scale [1]."""
+    tensors = _tensors(name, ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"), headers)
+    packed = headers(tensors.get("weight_packed", ""))
+    if packed is None or packed.dtype != "U8":
+        return None
+    bytes_, scales = (_header(name, tensors, role, headers, 2) for role in ("weight_packed", "weight_scale"))
+    rows, columns = bytes_.shape[0], bytes_.shape[1] * 2
+    group_size = 16 if scales.dtype == FLOAT8 else 32
+    if scales.dtype not in (FLOAT8, "U8") or scales.shape != (rows, cdiv(columns, group_size)):
+        raise _odd(name, tensors, headers)
+    return StoredFormat(
+        name=name,
+        packing=Packing.FLOAT4,
+        tensors=tensors,
+        shape=(rows, columns),
+        bits=4,
+        group_size=group_size,
+        has_levels=True,
+    )
+
+
+def find_bitsandbytes(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """4 bits: weight [N * M / 2, 1] U8 with .absmax, .quant_map, .quant_state...; 8 bits: weight [N, M] I8, SCB [N]."""
+    layer = name.removesuffix("weight")
+    states = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+    state = next((state for state in states if headers(state) is not None), None)
+    if state is not None:
+        return _bnb_4bit(name, state, headers, hints)
+    weight, scales = headers(name), headers(f"{layer}SCB")
+    if weight is None or weight.dtype != "I8" or scales is None:
+        return None
+    if len(weight.shape) != 2 or scales.shape != weight.shape[:1]:
+        raise refuse(name, f"has shape {list(weight.shape)} and scales {list(scales.shape)}")
+    tensors = {"weight": name, "SCB": f"{layer}SCB"}
+    if headers(f"{layer}weight_format") is not None:
+        tensors["weight_format"] = f"{layer}weight_format"
+    return StoredFormat(
+        name=name, packing=Packing.BNB_8BIT, tensors=tensors, shape=weight.shape, bits=8, group_size=weight.shape[1]
+    )
+
+
+def _bnb_4bit(name: str, state: str, headers: Headers, hints: Hints) -> StoredFormat:
+    roles = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+    tensors = {"weight": name, "quant_state": state}
+    tensors |= {role: f"{name}.{role}" for role in roles if headers(f"{name}.{role}") is not None}
+    for role in ("weight", "absmax", "quant_map"):
+        _header(name, tensors, role, headers)
+    return StoredFormat(
+        name=name,
+        packing=Packing.BNB_4BIT,
+        tensors=tensors,
+        shape=(2 * prod(_header(name, tensors, "weight", headers).shape),),
+        bits=4,
+        group_size=BNB_GROUP,
+        has_levels=True,
+    )
+
+
+FINDERS: Mapping[Packing, Find] = MappingProxyType(
+    {
+        Packing.GPTQ: find_gptq,
+        Packing.AWQ: find_awq,
+        Packing.PACKED: find_packed,
+        Packing.INT8: find_int8,
+        Packing.FLOAT8: find_float8,
+        Packing.MXFP4: find_mxfp4,
+        Packing.FLOAT4: find_float4,
+        Packing.BNB_4BIT: find_bitsandbytes,
+    }
+)
+
+_MARKS = (".qweight", ".weight_packed", "_blocks")
+"""Endings of tensors that hold the values of a quantised weight."""
+_BYTES = ("I8", "U8", FLOAT8)
+
+
+def weights_in(headers: Iterable[tuple[str, Header]]) -> Iterator[str]:
+    """What the weights are called that these tensors hold quantised, if any."""
+    for name, header in headers:
+        if name.endswith(("_blocks",)):
+            yield name.removesuffix("_blocks")
+        elif name.endswith(_MARKS):
+            yield f"{name.rpartition('.')[0]}.weight"
+        elif name.endswith(".weight") and header.dtype in _BYTES:
+            yield name
+
+
+def _tensors(name: str, roles: Sequence[str], headers: Headers) -> dict[str, str]:
+    """Those of a layer's tensors that there are."""
+    layer = name.removesuffix("weight")
+    return {role: f"{layer}{role}" for role in roles if headers(f"{layer}{role}") is not None}
+
+
+def _header(
+    name: str, tensors: Mapping[str, str], role: str, headers: Headers, dimensions: int | None = None
+) -> Header:
+    """Raises: CheckpointError where it is missing or has other dimensions."""
+    header = headers(tensors.get(role, ""))
+    if header is None:
+        raise refuse(name, f"is quantised, but {role} is missing")
+    if (dimensions is not None and len(header.shape) != dimensions) or 0 in header.shape:
+        raise refuse(name, f"has {role} of shape {list(header.shape)}")
+    return header
+
+
+def _bits(name: str, words: int, values: int) -> int:
+    """Of each of so many values that so many words hold. Raises: CheckpointError for a size that is not read."""
+    bits, rest = divmod(words * WORD_BITS, values)
+    if rest or bits not in (2, 4, 8):
+        raise refuse(name, f"packs {values} values into {words} words of 32 bits; 2, 4 and 8 bits are read")
+    return bits
+
+
+def _group_size(name: str, columns: int, groups: int) -> int:
+    """Columns that share a scale. The last group may have fewer."""
+    if groups == 1:
+        return columns
+    size = 1 << (cdiv(columns, groups) - 1).bit_length()
+    if cdiv(columns, size) != groups:
+        raise refuse(name, f"has {groups} groups of scales for {columns} input features")
+    return size
+
+
+def _odd(name: str, tensors: Mapping[str, str], headers: Headers) -> Exception:
+    shapes = {role: list(header.shape) for role, stored in tensors.items() if (header := headers(stored)) is not None}
+    return refuse(name, "has tensors that do not fit each other: " + ", ".join(f"{k} {v}" for k, v in shapes.items()))

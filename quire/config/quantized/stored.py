@@ -1,0 +1,85 @@
+"""How one weight of a checkpoint is quantised: what its tensors are called, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quire.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of a tensor in a file."""
+
+    dtype: str
+    """As safetensors spells it."""
+    shape: tuple[int, ...]
+
+
+Headers = Callable[[str], Header | None]
+"""By the name of a tensor; None for one that the checkpoint has not."""
+
+
+class Packing(StrEnum):
+    """How a weight's values lie in its tensors."""
+
+    GPTQ = "GPTQ"
+    AWQ = "AWQ"
+    PACKED = "compressed-tensors pack-quantized"
+    INT8 = "compressed-tensors int-quantized"
+    FLOAT8 = "FP8"
+    MXFP4 = "MXFP4"
+    FLOAT4 = "compressed-tensors mxfp4-pack-quantized or nvfp4-pack-quantized"
+    BNB_4BIT = "bitsandbytes 4 bits"
+    BNB_8BIT = "bitsandbytes 8 bits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFormat:
+    """A quantised weight [N, M] as its headers describe it."""
+
+    name: str
+    """What it would be called if it were not quantised."""
+    packing: Packing
+    tensors: Mapping[str, str]
+    """Role -> name of a tensor."""
+    shape: tuple[int, ...]
+    """(N, M), or (X, N, M) for experts in one tensor."""
+    bits: int
+    group_size: int
+    """Columns that share a scale; M where a row has one."""
+    has_zero_points: bool = False
+    has_offsets: bool = False
+    has_levels: bool = False
+    has_order: bool = False
+    is_float8: bool = False
+    is_v1: bool = False
+    """Zero points are stored less one, as the first version of GPTQ's format has them."""
+
+    @property
+    def kept_as(self) -> str | None:
+        """The format of ops that keeps it; None where there is none."""
+        if self.has_offsets or self.has_levels or self.has_order or self.is_float8:
+            return None
+        if self.bits in (2, 4):
+            return f"int4_g{self.group_size}" if self.group_size in (32, 64, 128) else None
+        return "int8" if self.group_size == self.shape[-1] and not self.has_zero_points else None
+
+    def __str__(self) -> str:
+        traits = {
+            "zero points": self.has_zero_points,
+            "offsets": self.has_offsets,
+            "levels": self.has_levels,
+            "an order of inputs (desc_act)": self.has_order,
+        }
+        extras = " and ".join(name for name, is_there in traits.items() if is_there)
+        group = "a scale for each row" if self.group_size == self.shape[-1] else f"groups of {self.group_size}"
+        kind = "8-bit floats" if self.is_float8 else f"{self.bits} bits"
+        return f"{self.packing} ({kind}, {group}{f', {extras}' if extras else ''})"
+
+
+def refuse(name: str, problem: str) -> CheckpointError:
+    """The error for one weight."""
+    return CheckpointError(f"{name} {problem}; weights or config.json are damaged or belong to another model")

@@ -1,0 +1,1 @@
+"""How linear weights are kept, and how quantised ones are read."""

@@ -1,0 +1,159 @@
+"""From the tensors of a quantised weight to `QuantizedRows`, by packing; `config.quantized.find` says which there are.
+
+Values keep their integers. Scales become float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from quire.config.quantized.find import BLOCK_ROWS
+from quire.config.quantized.stored import Packing, StoredFormat, refuse
+from quire.layers.quantization.bits import along_columns, along_rows, fields, signed
+from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
+from quire.ops.operands import QuantizedRows
+
+Stored = Mapping[str, Tensor]
+"""The tensors of a weight, by role."""
+Unpack = Callable[[StoredFormat, Stored], QuantizedRows]
+FLOAT4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of e2m1 (OCP Microscaling Formats 1.0, section 5.3.3)."""
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which field of a word has each of its eight columns."""
+
+
+def _gptq(format: StoredFormat, stored: Stored) -> QuantizedRows:
+    bits = format.bits
+    values = signed(along_columns(stored["qweight"], bits), bits)
+    zeros = along_rows(stored["qzeros"], bits).t().to(torch.int16) + int(format.is_v1) - (1 << bits - 1)
+    scales = stored["scales"].t().to(torch.float32)
+    values, order = _in_groups(format, values, stored.get("g_idx"))
+    return _grouped(format, values, scales, _narrow(format, zeros), order)
+
+
+def _awq(format: StoredFormat, stored: Stored) -> QuantizedRows:
+    bits = format.bits
+    values = signed(_awq_fields(stored["qweight"], bits), bits).t()
+    zeros = None
+    if "qzeros" in stored:
+        zeros = _narrow(format, _awq_fields(stored["qzeros"], bits).t().to(torch.int16) - (1 << bits - 1))
+    return _grouped(format, values, stored["scales"].t().to(torch.float32), zeros)
+
+
+def _awq_fields(words: Tensor, bits: int) -> Tensor:
+    """Shapes: words [R, K] -> [R, K * F] uint8."""
+    unpacked = fields(words, bits)
+    places = AWQ_PLACES if bits == 4 else (0, 2, 1, 3)
+    return unpacked[..., list(places)].flatten(-2)
+
+
+def _packed(format: StoredFormat, stored: Stored) -> QuantizedRows:
+    bits, columns = format.bits, format.shape[1]
+    values = signed(along_rows(stored["weight_packed"], bits), bits)[:, :columns]
+    zeros = stored.get("weight_zero_point")
+    if zeros is not None:
+        rows = format.shape[0]
+        zeros = signed(along_columns(zeros, bits), bits).t()[:rows]
+    values, order = _in_groups(format, values, stored.get("weight_g_idx"))
+    return _grouped(format, values, stored["weight_scale"].to(torch.float32), zeros, order)
+
+
+def _int8(format: StoredFormat, stored: Stored) -> QuantizedRows:
+    zeros = stored.get("weight_zero_point")
+    scales = _scales_of_rows(format, stored["weight_scale"])
+    if zeros is not None:
+        zeros = _scales_of_rows(format, zeros).to(torch.int8)
+    return _grouped(format, stored["weight"], scales, zeros)
+
+
+def _float8(format: StoredFormat, stored: Stored) -> QuantizedRows:
+    scales = stored["weight_scale"] if "weight_scale" in stored else stored["weight_scale_inv"]
+    return _grouped(format, stored["weight"], _scales_of_rows(format, scales), None)
+
+
+def _scales_of_rows(format: StoredFormat, scales: Tensor) -> Tensor:
+    """One for each row and group, from one for all, for each row, for groups, or for blocks. Shapes: -> [N, M / G]."""
+    rows, scales = format.shape[0], scales.to(torch.float32)
+    if scales.numel() == 1:
+        return scales.view(1, 1).expand(rows, 1)
+    scales = scales.view(scales.shape[0], -1)
+    return scales if scales.shape[0] == rows else scales.repeat_interleave(BLOCK_ROWS, dim=0)[:rows]
+
+
+def _mxfp4(format: StoredFormat, stored: Stored) -> QuantizedRows:
+    """Of one expert."""
+    values = along_rows(stored["blocks"].flatten(1), 4).to(torch.int8)
+    return _floats4(format, values, _powers(stored["scales"]))
+
+
+def _float4(format: StoredFormat, stored: Stored) -> QuantizedRows:
+    values, scales = along_rows(stored["weight_packed"], 4).to(torch.int8), stored["weight_scale"]
+    scales = _powers(scales) if scales.dtype == torch.uint8 else scales.to(torch.float32)
+    if "weight_global_scale" in stored:
+        scales = scales / stored["weight_global_scale"].to(torch.float32).view(1, 1)
+    return _floats4(format, values, scales)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """Two to the power of bytes less 127."""
+    return torch.ldexp(torch.ones(1), exponents.to(torch.int32) - 127)
+
+
+def _floats4(format: StoredFormat, values: Tensor, scales: Tensor) -> QuantizedRows:
+    return QuantizedRows(values=values, bits=4, scales=scales / 2, group_size=format.group_size, levels=FLOAT4_LEVELS)
+
+
+def _grouped(
+    format: StoredFormat, values: Tensor, scales: Tensor, zero_points: Tensor | None, order: Tensor | None = None
+) -> QuantizedRows:
+    """Values of two bits are kept in four. Zero points that are all zero are none."""
+    if zero_points is not None and not zero_points.any():
+        zero_points = None
+    bits = max(4, format.bits)
+    return QuantizedRows(
+        values=values, bits=bits, scales=scales, group_size=format.group_size, zero_points=zero_points, order=order
+    )
+
+
+def _narrow(format: StoredFormat, zeros: Tensor) -> Tensor:
+    """In int8. Raises: CheckpointError where one does not fit."""
+    if int(zeros.max()) > 127:
+        raise refuse(format.name, "has a zero point of 256")
+    return zeros.to(torch.int8)
+
+
+def _in_groups(format: StoredFormat, values: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The columns of each group side by side, and which input feature each of them multiplies.
+
+    Shapes: values [N, M], groups [M]: the group of each column. Raises: CheckpointError where groups differ in size.
+    """
+    if groups is None:
+        return values, None
+    columns = format.shape[1]
+    expected = torch.arange(columns, dtype=torch.int64) // format.group_size
+    groups = groups.to(torch.int64)
+    if torch.equal(groups, expected):
+        return values, None
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order], expected):
+        raise refuse(format.name, f"has groups of other sizes than {format.group_size}, as its g_idx says")
+    return values[:, order], order.to(torch.int32)
+
+
+UNPACK: Mapping[Packing, Unpack] = MappingProxyType(
+    {
+        Packing.GPTQ: _gptq,
+        Packing.AWQ: _awq,
+        Packing.PACKED: _packed,
+        Packing.INT8: _int8,
+        Packing.FLOAT8: _float8,
+        Packing.MXFP4: _mxfp4,
+        Packing.FLOAT4: _float4,
+        Packing.BNB_4BIT: unpack_bnb_4bit,
+        Packing.BNB_8BIT: unpack_bnb_8bit,
+    }
+)
