@@ -26,9 +26,13 @@ from quire.log import get_logger
 log = get_logger(__name__)
 
 DRAFTING = "layers that draft several tokens, which quire does not"
+ACTIVATION_SCALES = re.compile(
+    r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|input_(scale|zero_point|global_scale))$"
+)
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
+        "scales of activations, keys and values, which quire computes for each token": ACTIVATION_SCALES,
         "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
         "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
         "decays of attention, which quire computes": DECAYS,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,14 @@ def dequantize(rows: QuantizedRows) -> Tensor:
     in_order = torch.empty_like(out)
     in_order[:, rows.order.long()] = out
     return in_order
+
+
+def with_integer_levels(rows: QuantizedRows) -> QuantizedRows:
+    """The rows with levels of int8: where they are none, the nearest 127ths of the largest."""
+    if rows.levels is None or all(level == int(level) and -128 <= level <= 127 for level in rows.levels):
+        return rows
+    unit = max(map(abs, rows.levels)) / 127
+    return replace(rows, levels=tuple(round(level / unit) for level in rows.levels), scales=rows.scales * unit)
 
 
 def _by_column(rows: QuantizedRows, of_groups: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class QuantizedRows:
     """[N, M / G] int8"""
     offsets: Tensor | None = None
     """[N, M / G] float32; not beside zero points."""
-    levels: tuple[int, ...] | None = None
-    """Sixteen values of int8 that a code of four bits stands for."""
+    levels: tuple[float, ...] | None = None
+    """Sixteen numbers that a code of four bits stands for. Kernels take integers of int8."""
     order: Tensor | None = None
     """[M] int32: column m multiplies feature order[m] of the input; None where that is m."""
 

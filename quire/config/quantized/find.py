@@ -122,7 +122,7 @@ def _packed_bits(name: str, words: int, groups: int, hints: Hints) -> tuple[int,
 
 def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     """weight [N, M] I8, weight_scale [N, 1], [1] or [N, M / G]."""
-    tensors = _tensors(name, ("weight", "weight_scale", "weight_zero_point", "input_scale"), headers)
+    tensors = _tensors(name, ("weight", "weight_scale", "weight_zero_point"), headers)
     weight = headers(tensors.get("weight", ""))
     if weight is None or weight.dtype != "I8" or "weight_scale" not in tensors:
         return None
@@ -131,7 +131,7 @@ def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
 
 def find_float8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     """weight [N, M] F8_E4M3, weight_scale of [], [1], [N], [N, 1] or [N / 128, M / 128] (weight_scale_inv, too)."""
-    tensors = _tensors(name, ("weight", "weight_scale", "weight_scale_inv", "input_scale"), headers)
+    tensors = _tensors(name, ("weight", "weight_scale", "weight_scale_inv"), headers)
     weight = headers(tensors.get("weight", ""))
     if weight is None or weight.dtype != FLOAT8:
         return None
@@ -193,7 +193,7 @@ def find_mxfp4(name: str, headers: Headers, hints: Hints) -> StoredFormat | None
 
 def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     """weight_packed [N, M / 2] U8, weight_scale [N, M / 16] F8_E4M3 or [N, M / 32] U8, weight_global_scale [1]."""
-    tensors = _tensors(name, ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"), headers)
+    tensors = _tensors(name, ("weight_packed", "weight_scale", "weight_global_scale"), headers)
     packed = headers(tensors.get("weight_packed", ""))
     if packed is None or packed.dtype != "U8":
         return None

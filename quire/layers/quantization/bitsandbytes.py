@@ -13,8 +13,8 @@ from quire.config.quantized.stored import StoredFormat, refuse
 from quire.layers.quantization.bits import along_rows
 from quire.ops.operands import QuantizedRows
 
-LEVEL = 127
-"""What the largest level of a code becomes."""
+LARGEST = 127
+"""What stands for the largest magnitude of a row."""
 ROW_MAJOR = 0
 """The weight_format that is not interleaved for one kind of GPU."""
 
@@ -24,23 +24,21 @@ def unpack_bnb_8bit(format: StoredFormat, stored: Mapping[str, Tensor]) -> Quant
     layout = stored.get("weight_format")
     if layout is not None and int(layout) != ROW_MAJOR:
         raise refuse(format.name, f"has the layout {int(layout)} of a GPU's kernels; quire reads rows (0)")
-    scales = stored["SCB"].to(torch.float32).view(-1, 1) / LEVEL
+    scales = stored["SCB"].to(torch.float32).view(-1, 1) / LARGEST
     return QuantizedRows(values=stored["weight"], bits=8, scales=scales, group_size=format.shape[1])
 
 
 def unpack_bnb_4bit(format: StoredFormat, stored: Mapping[str, Tensor]) -> QuantizedRows:
-    """Codes of nf4 or fp4 with a scale for each block of a row. A level is kept as the nearest 127th."""
+    """Codes of nf4 or fp4 with a scale for each block of a row."""
     state = _state(format, stored["quant_state"])
     rows, columns = state["shape"]
     block = state["blocksize"]
     if rows * columns != format.shape[0] or columns % block:
         raise refuse(format.name, f"has the shape {[rows, columns]} in blocks of {block}, which cross its rows")
     codes = along_rows(stored["weight"].view(-1, 1), 4).view(-1, 2).flip(1).reshape(rows, columns)  # high bits first
-    levels = (stored["quant_map"].to(torch.float32) * LEVEL).round().to(torch.int32).tolist()
-    scales = _scales(stored, state).view(rows, columns // block) / LEVEL
-    return QuantizedRows(
-        values=codes.to(torch.int8), bits=4, scales=scales, group_size=block, levels=tuple(map(int, levels))
-    )
+    levels = tuple(stored["quant_map"].to(torch.float32).tolist())
+    scales = _scales(stored, state).view(rows, columns // block)
+    return QuantizedRows(values=codes.to(torch.int8), bits=4, scales=scales, group_size=block, levels=levels)
 
 
 def _scales(stored: Mapping[str, Tensor], state: Mapping[str, Any]) -> Tensor:

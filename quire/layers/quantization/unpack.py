@@ -77,7 +77,7 @@ def _float8(format: StoredFormat, stored: Stored) -> QuantizedRows:
 
 def _scales_of_rows(format: StoredFormat, scales: Tensor) -> Tensor:
     """One for each row and group, from one for all, for each row, for groups, or for blocks. Shapes: -> [N, M / G]."""
-    rows, scales = format.shape[0], scales.to(torch.float32)
+    rows, scales = format.shape[0], _numbers(scales)
     if scales.numel() == 1:
         return scales.view(1, 1).expand(rows, 1)
     scales = scales.view(scales.shape[0], -1)
@@ -92,15 +92,21 @@ def _mxfp4(format: StoredFormat, stored: Stored) -> QuantizedRows:
 
 def _float4(format: StoredFormat, stored: Stored) -> QuantizedRows:
     values, scales = along_rows(stored["weight_packed"], 4).to(torch.int8), stored["weight_scale"]
-    scales = _powers(scales) if scales.dtype == torch.uint8 else scales.to(torch.float32)
+    scales = _numbers(scales)
     if "weight_global_scale" in stored:
         scales = scales / stored["weight_global_scale"].to(torch.float32).view(1, 1)
     return _floats4(format, values, scales)
 
 
+def _numbers(scales: Tensor) -> Tensor:
+    """In float32. Bytes stand for powers of two (e8m0)."""
+    return _powers(scales) if scales.dtype == torch.uint8 else scales.to(torch.float32)
+
+
 def _powers(exponents: Tensor) -> Tensor:
     """Two to the power of bytes less 127."""
-    return torch.ldexp(torch.ones(1), exponents.to(torch.int32) - 127)
+    exponents = exponents.to(torch.int32) - 127
+    return torch.ldexp(torch.ones(exponents.shape), exponents)
 
 
 def _floats4(format: StoredFormat, values: Tensor, scales: Tensor) -> QuantizedRows:
