@@ -332,7 +332,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "eos beyond the vocabulary": (LLAMA, {"eos_token_id": 1000}, ["eos_token_id", "1000", "999"]),
     "eos a string": (LLAMA, {"eos_token_id": "2"}, ["eos_token_id"]),
     "bos negative": (LLAMA, {"bos_token_id": -1}, ["bos_token_id", "-1"]),
-    "quantised": (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
+    "quantised": (LLAMA, {"quantization_config": {"quant_method": "hqq"}}, ["quantization_config", "hqq"]),
     "quantised oddly": (LLAMA, {"quantization_config": "yes"}, ["quantization_config", "yes"]),
     "rope type unknown": (
         LLAMA,

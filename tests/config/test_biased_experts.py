@@ -186,7 +186,7 @@ def test_blocks_that_do_not_divide_a_chunk_are_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
-        (GPT_OSS_20B, {"quantization_config": {"quant_method": "mxfp4"}}, "the weights are quantised ('mxfp4')"),
+        (GPT_OSS_20B, {"quantization_config": {"quant_method": "mxfp9"}}, "the weights are quantised by 'mxfp9'"),
         (GPT_OSS_20B, {"swiglu_limit": 0}, "swiglu_limit is 0; it must be a number above 0"),
         (GPT_OSS_20B, {"num_experts_per_tok": 33}, "num_experts_per_tok is 33"),
         (LLAMA_4_SCOUT_TEXT, {"layer_types": ["sliding_attention"] * 48}, "chunked_attention or full_attention"),

@@ -279,7 +279,7 @@ def test_without_a_network_the_remedy_is_named(env: dict[str, str], machine: Mac
     [
         ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, ["'RwkvForCausalLM' is not supported."]),
         ({"architectures": None, "model_type": "rwkv"}, ["'rwkv' is not supported."]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantised ('awq')", "unquantised version"]),
+        ({"quantization_config": {"quant_method": "hqq"}}, ["quantised by 'hqq'", "the original"]),
     ],
 )
 def test_what_quire_cannot_run_is_refused_before_its_weights_are_fetched(

@@ -145,9 +145,9 @@ CASES: dict[str, Case] = {
     ),
     "kv heads that do not divide": (config(num_key_value_heads=3), ConfigError, ["num_key_value_heads is 3", "(4)"]),
     "quantised": (
-        config(quantization_config={"quant_method": "awq"}),
+        config(quantization_config={"quant_method": "quip"}),
         ConfigError,
-        ["quantization_config", "'awq'", "unquantised version"],
+        ["quantization_config", "'quip'", "the original with --quantization"],
     ),
     "dtype unknown": (config(dtype="float8"), ConfigError, ["float8", "bfloat16"]),
     "activation unknown": (config(hidden_act="banana"), ConfigError, ["'banana' is not supported", "silu"]),

@@ -26,8 +26,10 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "twice": ({"num_blocks": 5, "num_gpu_blocks_override": 5}, ["num_gpu_blocks_override", "given twice"]),
     # known elsewhere
     "tensor_parallel_size": ({"tensor_parallel_size": 2}, ["tensor_parallel_size=2", "not supported yet", "only 1"]),
-    "quantization": ({"quantization": "int7"}, ["quantization", "one of int8, int4", "'int7'"]),
-    "quantised before": ({"quantization": "awq"}, ["quantization='awq' is not supported", "int8 or int4"]),
+    "quantization": ({"quantization": "int7"}, ["quantization", "one of int8, int4, gptq", "'int7'"]),
+    "quantised before": ({"quantization": "hqq"}, ["quantization='hqq' is not supported", "int8 or int4"]),
+    "another method": ({"quantization": "awq_marlin"}, ["quantization='awq'", "weights are plain"]),
+    "nothing to dequantize": ({"dequantize": True}, ["dequantize has no effect"]),
     "format of llama.cpp": ({"load_format": "gguf"}, ["load_format='gguf' is not supported", "safetensors"]),
     "floats of a GPU": ({"dtype": "fp8"}, ["dtype='fp8' is not supported", "Use bfloat16"]),
     "cache of a GPU": ({"kv_cache_dtype": "FP8"}, ["kv_cache_dtype='FP8' is not supported", "int8"]),
