@@ -23,7 +23,8 @@ __all__ = ["engine_parts", "loop", "serve", "server"]
 TINY = Path(quire.__file__).parent / "tiny"
 GOLDEN = {
     "run hi --quantization hqq": "quire run: argument --quantization: hqq is not supported: such checkpoints are not "
-    "read. Give the original model, and int8 or int4 to round its weights while they are read. (quire run --help lists what there is)",
+    "read. Give the original model, and int8 or int4 to round its weights while they are read. (quire "
+    "run --help lists what there is)",
     "run hi --dtype fp8": "quire run: argument --dtype: fp8 is not supported: this build computes on CPUs, which have "
     "no 8-bit floats. Use bfloat16; int8 where memory is short. (quire run --help lists what there is)",
     "run hi --load-format gguf": "quire run: argument --load-format: gguf is not supported: GGUF files are not read. "
