@@ -113,31 +113,27 @@ def _awq(keys: _Keys) -> StoredQuantization:
 
 def _auto_round(keys: _Keys) -> StoredQuantization:
     keys.check_bits("bits", (4, 8, 2))
-    if keys.given.get("data_type", "int") != "int":
-        keys.refuse("data_type", "int")
     packing = keys.text("packing_format", _AUTO_ROUND, "auto_round:auto_gptq")
     hints = Hints(is_symmetric=keys.flag("sym", default=True), is_v1=packing != "auto_round")
-    return StoredQuantization(method="auto-round", packings=(_AUTO_ROUND[packing],), hints=hints)
+    return StoredQuantization(method="auto-round", packings=_AUTO_ROUND[packing], hints=hints)
 
 
-_AUTO_ROUND: Mapping[str, Packing] = MappingProxyType(
+_AUTO_ROUND: Mapping[str, tuple[Packing, ...]] = MappingProxyType(
     {
-        "auto_round:auto_gptq": Packing.GPTQ,
-        "auto_round:gptq": Packing.GPTQ,
-        "auto_gptq": Packing.GPTQ,
-        "auto_round": Packing.GPTQ,
-        "auto_round:auto_awq": Packing.AWQ,
-        "auto_round:awq": Packing.AWQ,
-        "auto_awq": Packing.AWQ,
+        **dict.fromkeys(("auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "auto_round"), (Packing.GPTQ,)),
+        **dict.fromkeys(("auto_round:auto_awq", "auto_round:awq", "auto_awq"), (Packing.AWQ,)),
+        "auto_round:fp8_static": (Packing.FLOAT8,),
+        "auto_round:llm_compressor": (Packing.FLOAT4, Packing.FLOAT8, Packing.INT8),
     }
 )
 
 
 def _compressed_tensors(keys: _Keys) -> StoredQuantization:
-    for key in ("sparsity_config", "transform_config"):
-        value = keys.given.get(key)
-        if value and not (isinstance(value, Mapping) and value.get("format") in (None, "dense") and len(value) < 4):
-            keys.refuse(key, "checkpoints that are neither sparse nor rotated")
+    if keys.given.get("transform_config"):
+        keys.refuse("transform_config", "weights that are not rotated")
+    sparsity = keys.given.get("sparsity_config")
+    if sparsity and not (isinstance(sparsity, Mapping) and sparsity.get("format") in (None, "dense")):
+        keys.refuse("sparsity_config", "weights that are not sparse")
     groups = keys.given.get("config_groups")
     if not isinstance(groups, Mapping) or not 0 < len(groups) <= MAX_GROUPS:
         keys.refuse("config_groups", f"an object of 1 to {MAX_GROUPS} groups")

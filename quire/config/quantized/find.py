@@ -22,6 +22,20 @@ BLOCK_ROWS = 128
 BNB_GROUP = 64
 """bitsandbytes' default; its quant_state says which it is."""
 FLOAT8 = "F8_E4M3"
+DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("qweight", "qzeros", "g_idx", "weight_g_idx"), ("I32",)),
+        **dict.fromkeys(("scales", "SCB", "quant_map", "nested_absmax", "nested_quant_map"), ("F16", "BF16", "F32")),
+        **dict.fromkeys(("weight_scale", "weight_scale_inv"), ("F16", "BF16", "F32", "U8", "F8_E8M0", FLOAT8)),
+        "weight_global_scale": ("F16", "BF16", "F32"),
+        "absmax": ("U8", "F16", "BF16", "F32"),
+        "weight_zero_point": ("I32",),
+        "weight_packed": ("I32", "U8"),
+        **dict.fromkeys(("blocks", "quant_state"), ("U8",)),
+        "weight": ("I8", "U8", FLOAT8),
+    }
+)
+"""What the tensor in a role may be; `scales` of MXFP4 are bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +64,7 @@ def find_gptq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     columns = words.shape[0] * WORD_BITS // bits
     if words.shape != (columns * bits // WORD_BITS, rows) or zeros.shape[0] != groups:
         raise _odd(name, tensors, headers)
+    _check_optional(name, tensors, "g_idx", headers, (columns,))
     return StoredFormat(
         name=name,
         packing=Packing.GPTQ,
@@ -71,9 +86,7 @@ def find_awq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     words, scales = (_header(name, tensors, role, headers, 2) for role in ("qweight", "scales"))
     rows, groups = scales.shape[1], scales.shape[0]
     bits = _bits(name, words.shape[1], rows)
-    has_zero_points = "qzeros" in tensors
-    if has_zero_points and _header(name, tensors, "qzeros", headers, 2).shape != (groups, words.shape[1]):
-        raise _odd(name, tensors, headers)
+    _check_optional(name, tensors, "qzeros", headers, (groups, words.shape[1]))
     return StoredFormat(
         name=name,
         packing=Packing.AWQ,
@@ -81,7 +94,7 @@ def find_awq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
         shape=(rows, words.shape[0]),
         bits=bits,
         group_size=_group_size(name, words.shape[0], groups),
-        has_zero_points=has_zero_points,
+        has_zero_points="qzeros" in tensors,
     )
 
 
@@ -96,9 +109,10 @@ def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
     rows, groups = scales.shape
     bits, group_size = _packed_bits(name, words.shape[1], groups, hints)
     columns = words.shape[1] * WORD_BITS // bits
-    zeros = headers(tensors.get("weight_zero_point", ""))
-    if words.shape[0] != rows or (zeros is not None and zeros.shape != (cdiv(rows * bits, WORD_BITS), groups)):
+    _check_optional(name, tensors, "weight_zero_point", headers, (cdiv(rows * bits, WORD_BITS), groups))
+    if words.shape[0] != rows:
         raise _odd(name, tensors, headers)
+    _check_optional(name, tensors, "weight_g_idx", headers, (columns,))
     return StoredFormat(
         name=name,
         packing=Packing.PACKED,
@@ -106,7 +120,7 @@ def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
         shape=(rows, columns),
         bits=bits,
         group_size=group_size or columns,
-        has_zero_points=zeros is not None,
+        has_zero_points="weight_zero_point" in tensors,
         has_order="weight_g_idx" in tensors,
     )
 
@@ -153,6 +167,9 @@ def _by_scales(
     if role is None:
         raise refuse(name, "has no weight_scale beside it")
     scales = _header(name, tensors, role, headers).shape
+    zeros = headers(tensors.get("weight_zero_point", ""))
+    if zeros is not None and (zeros.dtype, zeros.shape) != ("I8", scales):
+        raise _odd(name, tensors, headers)
     if prod(scales) == 1 or scales in ((rows,), (rows, 1)):
         group_size = columns
     elif len(scales) == 2 and scales[0] in (rows, cdiv(rows, BLOCK_ROWS)):
@@ -176,7 +193,10 @@ def find_mxfp4(name: str, headers: Headers, hints: Hints) -> StoredFormat | None
     tensors = {role: f"{name}_{role}" for role in ("blocks", "scales") if headers(f"{name}_{role}") is not None}
     if "blocks" not in tensors:
         return None
-    blocks, scales = _header(name, tensors, "blocks", headers), _header(name, tensors, "scales", headers)
+    blocks, scales = (
+        _header(name, tensors, "blocks", headers),
+        _header(name, tensors, "scales", headers, dtypes=("U8",)),
+    )
     if len(blocks.shape) != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
         raise _odd(name, tensors, headers)
     count, rows, groups, _ = blocks.shape
@@ -202,6 +222,7 @@ def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
     group_size = 16 if scales.dtype == FLOAT8 else 32
     if scales.dtype not in (FLOAT8, "U8") or scales.shape != (rows, cdiv(columns, group_size)):
         raise _odd(name, tensors, headers)
+    _check_optional(name, tensors, "weight_global_scale", headers, (1,))
     return StoredFormat(
         name=name,
         packing=Packing.FLOAT4,
@@ -286,15 +307,26 @@ def _tensors(name: str, roles: Sequence[str], headers: Headers) -> dict[str, str
 
 
 def _header(
-    name: str, tensors: Mapping[str, str], role: str, headers: Headers, dimensions: int | None = None
+    name: str,
+    tensors: Mapping[str, str],
+    role: str,
+    headers: Headers,
+    dimensions: int | None = None,
+    dtypes: Sequence[str] = (),
 ) -> Header:
-    """Raises: CheckpointError where it is missing or has other dimensions."""
+    """Raises: CheckpointError where it is missing, or has other dimensions or another dtype."""
     header = headers(tensors.get(role, ""))
     if header is None:
         raise refuse(name, f"is quantised, but {role} is missing")
-    if (dimensions is not None and len(header.shape) != dimensions) or 0 in header.shape:
-        raise refuse(name, f"has {role} of shape {list(header.shape)}")
+    if header.dtype not in (dtypes or DTYPES[role]) or 0 in header.shape or dimensions not in (None, len(header.shape)):
+        raise refuse(name, f"has {role} {header.dtype} of shape {list(header.shape)}")
     return header
+
+
+def _check_optional(name: str, tensors: Mapping[str, str], role: str, headers: Headers, shape: tuple[int, ...]) -> None:
+    """Raises: CheckpointError where a tensor that need not be there has another shape."""
+    if role in tensors and _header(name, tensors, role, headers).shape != shape:
+        raise _odd(name, tensors, headers)
 
 
 def _bits(name: str, words: int, values: int) -> int:

@@ -1,0 +1,167 @@
+"""Headers of quantised weights: any shapes give a format that fits them, or an error that names the weight."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.config.quantized.config import StoredQuantization, read_quantization
+from quire.config.quantized.find import weights_in
+from quire.config.quantized.stored import Header
+from quire.errors import CheckpointError, ConfigError
+from quire.layers.quantization.unpack import UNPACK
+from quire.loader.mapped_file import STORED_DTYPES
+from quire.ops.dequantize import dequantize
+
+LAYER = "model.layers.0.mlp.up_proj"
+PACKED_4: Mapping[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}},
+}
+CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, ...]]]]] = {
+    "gptq": (
+        {"quant_method": "gptq", "bits": 4, "desc_act": True, "sym": False},
+        {
+            "qweight": ("I32", (16, 64)),
+            "qzeros": ("I32", (4, 8)),
+            "scales": ("F16", (4, 64)),
+            "g_idx": ("I32", (128,)),
+        },
+    ),
+    "awq": (
+        {"quant_method": "awq", "bits": 4},
+        {"qweight": ("I32", (128, 8)), "qzeros": ("I32", (4, 8)), "scales": ("F16", (4, 64))},
+    ),
+    "packed": (
+        PACKED_4,
+        {
+            "weight_packed": ("I32", (64, 16)),
+            "weight_scale": ("BF16", (64, 4)),
+            "weight_zero_point": ("I32", (8, 4)),
+            "weight_shape": ("I64", (2,)),
+        },
+    ),
+    "int8": (PACKED_4, {"weight": ("I8", (64, 128)), "weight_scale": ("F32", (64, 1))}),
+    "fp8": ({"quant_method": "fp8"}, {"weight": ("F8_E4M3", (64, 256)), "weight_scale_inv": ("F32", (1, 2))}),
+    "nvfp4": (
+        PACKED_4,
+        {
+            "weight_packed": ("U8", (64, 64)),
+            "weight_scale": ("F8_E4M3", (64, 8)),
+            "weight_global_scale": ("F32", (1,)),
+        },
+    ),
+    "nf4": (
+        {"quant_method": "bitsandbytes"},
+        {
+            "weight": ("U8", (4096, 1)),
+            "weight.absmax": ("F32", (128,)),
+            "weight.quant_map": ("F32", (16,)),
+            "weight.quant_state.bitsandbytes__nf4": ("U8", (40,)),
+        },
+    ),
+}
+Headers = dict[str, Header]
+
+
+def headers_of(case: str) -> tuple[StoredQuantization, Headers]:
+    config, roles = CASES[case]
+    quantization = read_quantization({"quantization_config": config}, "config.json")
+    assert quantization is not None
+    return quantization, {f"{LAYER}.{role}": Header(*header) for role, header in roles.items()}
+
+
+def tensor_of(header: Header, draw: random.Random) -> Tensor:
+    """Any bytes."""
+    dtype = STORED_DTYPES[header.dtype]
+    count = prod(header.shape) * dtype.itemsize
+    return (
+        torch.frombuffer(bytearray(draw.randbytes(count) or b"\0" * 8), dtype=torch.uint8)[:count]
+        .view(dtype)
+        .view(header.shape)
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_headers_tell_the_format(case: str) -> None:
+    quantization, headers = headers_of(case)
+    (name,) = set(weights_in(headers.items()))
+    found = quantization.find(name, headers.get)
+    assert found is not None
+    assert prod(found.shape) == prod(CASES[case][1].get("weight", ("", (64, 128)))[1]) * (2 if case == "nf4" else 1)
+    assert set(found.tensors.values()) <= set(headers)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_shapes_and_bytes_end_with_rows_or_an_error_that_names_the_weight(case: str) -> None:
+    quantization, whole = headers_of(case)
+    draw, read = random.Random(case), 0
+    refused: list[str] = []
+    for _ in range(400):
+        headers = mutated(whole, draw)
+        try:
+            for name in weights_in(headers.items()):
+                found = quantization.find(name, headers.get)
+                if found is None:
+                    continue
+                stored = {role: tensor_of(headers[tensor], draw) for role, tensor in found.tensors.items()}
+                rows = UNPACK[found.packing](found, stored)
+                assert dequantize(rows).shape == rows.shape
+                read += 1
+        except CheckpointError as error:
+            refused.append(str(error))
+    assert refused
+    assert all(LAYER in message for message in refused)
+    assert read or case == "nf4"  # whose state is JSON, which bytes at random are not
+
+
+def mutated(headers: Headers, draw: random.Random) -> Headers:
+    """One tensor is away, or has another dtype or shape; or none."""
+    changed = dict(headers)
+    name = draw.choice(sorted(headers))
+    header = headers[name]
+    match draw.randrange(5):
+        case 0:
+            del changed[name]
+        case 1:
+            changed[name] = Header(draw.choice(sorted(STORED_DTYPES)), header.shape)
+        case 2:
+            shape = list(header.shape)
+            shape[draw.randrange(len(shape))] = draw.choice((0, 1, 2, 3, 7, 8, 31, 64, 65, 129))
+            changed[name] = Header(header.dtype, tuple(shape))
+        case 3:
+            changed[name] = Header(header.dtype, draw.choice(((), (1,), header.shape[::-1], (*header.shape, 1))))
+        case _:
+            pass
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quant_method": "gptq", "bits": 3}, "bits is 3; quire reads 4 or 8 or 2"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        ({"quant_method": "gptq", "desc_act": "no"}, "desc_act is 'no'; quire reads true or false"),
+        ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:exllama"}, "packing_format"),
+        ({"quant_method": "compressed-tensors"}, "config_groups"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": 1}}, "groups that quantise weights"),
+        ({**PACKED_4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "weights that are not sparse"),
+        ({**PACKED_4, "transform_config": {"config_groups": {"R1": {}}}}, "weights that are not rotated"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
+        ({"quant_method": ["gptq"]}, "quantised by"),
+        ({}, "quantised by None"),
+        ("yes", "must be an object"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(config: object, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_quantization({"quantization_config": config}, "config.json")
+    assert words in str(caught.value)
