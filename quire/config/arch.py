@@ -27,6 +27,7 @@ from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.stored import StoredFormat
 from quire.config.rope import RopeConfig, read_ropes
 from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
+from quire.config.text_part import text_part
 from quire.errors import ConfigError, shown
 from quire.log import get_logger
 from quire.messages.kv import (
@@ -115,6 +116,7 @@ class ModelArch:
 
         Raises: ConfigError naming the key, its value and the remedy.
         """
+        raw = text_part(raw, source)
         architecture, model_type = identify(raw, source, is_checked=family is not None)
         family = family_of(architecture, model_type) if family is None else family
         keys = _keys(raw, source, family)
@@ -262,9 +264,9 @@ def identify(raw: Mapping[str, Any], source: str, *, is_checked: bool = False) -
 def why_unknown(raw: Mapping[str, Any], source: str) -> ConfigError | None:
     """Why no family is that of a parsed config.json; None where there is one, whatever else is wrong with it.
 
-    Raises: ConfigError for a model that is not for text alone.
+    Raises: ConfigError for a model for text and images whose language model does not run by itself.
     """
-    _refuse_multimodal(raw, source)
+    raw = text_part(raw, source)
     model_type, named = raw.get("model_type"), names_of(raw)
     try:
         if named and not any(map(is_known, named)):
@@ -274,22 +276,6 @@ def why_unknown(raw: Mapping[str, Any], source: str) -> ConfigError | None:
     except ConfigError as error:
         return error
     return None
-
-
-def _refuse_multimodal(raw: Mapping[str, Any], source: str) -> None:
-    """A model whose language model is a part of it, under `text_config`.
-
-    Raises: ConfigError naming the architecture, and the one of its language model.
-    """
-    text = raw.get("text_config")
-    if not isinstance(text, Mapping):
-        return
-    name = next(iter(names_of(raw)), raw.get("model_type"))
-    inner = ARCHITECTURES.get(str(text.get("model_type")))
-    raise ConfigError(
-        f"{source}: {shown(name)} is a model for text and images (it has a text_config), and quire runs models for "
-        f"text only. Use a text-only checkpoint{f' of the family ({inner})' if inner else ''}."
-    )
 
 
 def names_of(raw: Mapping[str, Any]) -> list[str]:

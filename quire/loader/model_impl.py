@@ -13,6 +13,7 @@ from typing import Any, cast
 from quire.config.arch import ModelArch, identify, names_of, refuse_quantization, why_unknown
 from quire.config.quantized.find import weights_in
 from quire.config.quantized.stored import Header
+from quire.config.text_part import text_part
 from quire.config.unknown import purpose_of
 from quire.errors import CheckpointError, ConfigError, MissingDependency
 from quire.loader.headers import read_headers
@@ -29,6 +30,10 @@ def read_model_arch(raw: Mapping[str, Any], directory: Path, impl: str = "auto")
     Raises: ConfigError and its kin.
     """
     source = str(directory / "config.json")
+    text = text_part(raw, source)
+    if text is not raw:
+        log.warning("%s is for text and images: its language model runs by itself source=%s", names_of(raw)[0], source)
+    raw = text
     unknown = why_unknown(raw, source)
     if not _is_foreign(raw, unknown, impl):
         return with_stored_formats(ModelArch.from_config(raw, source=source), directory)
@@ -59,6 +64,7 @@ def check_runs(raw: Mapping[str, Any], source: str) -> None:
 
     Raises: ConfigError and its kin.
     """
+    raw = text_part(raw, source)
     unknown = why_unknown(raw, source)
     if not _is_foreign(raw, unknown, "auto"):
         identify(raw, source)

@@ -29,10 +29,15 @@ DRAFTING = "layers that draft several tokens, which quire does not"
 ACTIVATION_SCALES = re.compile(
     r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|input_(scale|zero_point|global_scale))$"
 )
+IMAGES = re.compile(
+    r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"
+    r"image_newline|connector)(\.|$)"
+)
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
         "scales of activations, keys and values, which quire computes for each token": ACTIVATION_SCALES,
+        "parts for images, which quire does not read": IMAGES,
         "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
         "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
         "decays of attention, which quire computes": DECAYS,
@@ -41,6 +46,8 @@ UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
     }
 )
 """Tensors that some checkpoints have and no model of theirs needs, by what is said of them."""
+INSIDE = "language_model."
+"""What the names of a language model begin with inside one for text and images."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
 
@@ -51,16 +58,25 @@ def why_needless(name: str) -> str | None:
 
 
 class Names:
-    """From the names layers ask for to those in this checkpoint, which may lack the base model's prefix."""
+    """From the names layers ask for to those in this checkpoint, which may lack the base model's prefix, or hold the
+    model inside one for text and images.
+    """
 
     def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap) -> None:
-        prefix = weight_map.base_prefix
-        with_prefix = not prefix or any(name.startswith(prefix) for name in checkpoint.tensors)
-        self.prefix = "" if with_prefix else prefix
+        base = weight_map.base_prefix
+        inside = f"{base}{INSIDE}"
+        self.prefix, self.instead = "", ""
+        """What a name begins with, and what it begins with in the checkpoint."""
+        if any(name.startswith(inside) for name in checkpoint.tensors):
+            self.prefix, self.instead = base, inside
+        elif any(name.startswith(INSIDE) for name in checkpoint.tensors):
+            self.prefix, self.instead = "", INSIDE
+        elif not any(name.startswith(base) for name in checkpoint.tensors):
+            self.prefix = base
 
     def __call__(self, name: str) -> str:
         """The name in the checkpoint."""
-        return name.removeprefix(self.prefix)
+        return self.instead + name.removeprefix(self.prefix) if name.startswith(self.prefix) else name
 
 
 class HeaderReader:

@@ -405,9 +405,9 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     ),
     "old scaling by kind": (GEMMA3, {"rope_scaling": {"full_attention": {}}}, ["rope_scaling", "rope_type"]),
     "text and images": (
-        {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
-        {"text_config": {"model_type": "gemma3_text"}},
-        ["Gemma3ForConditionalGeneration", "text_config", "text-only checkpoint of the family (Gemma3ForCausalLM)"],
+        {"architectures": ["PaliGemmaForConditionalGeneration"], "model_type": "paligemma"},
+        {"text_config": {"model_type": "gemma"}},
+        ["PaliGemmaForConditionalGeneration", "text_config", "text-only checkpoint of the family (GemmaForCausalLM)"],
     ),
     "rotation of too few layers": (SMOLLM3, {"no_rope_layers": [1, 0]}, ["no_rope_layers", "4 layers"]),
     "rotation of other numbers": (SMOLLM3, {"no_rope_layers": [1, 0, 2, 1]}, ["no_rope_layers", "a 1 or a 0"]),

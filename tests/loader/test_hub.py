@@ -124,13 +124,13 @@ def test_short_names_stand_for_repositories() -> None:
 
 def test_models_for_text_and_images_are_refused_before_their_weights_are_fetched(tmp_path: Path) -> None:
     config = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "model_type": "gemma3",
-        "text_config": {"model_type": "gemma3_text", "hidden_size": 2560},
+        "architectures": ["PaliGemmaForConditionalGeneration"],
+        "model_type": "paligemma",
+        "text_config": {"model_type": "gemma", "hidden_size": 2560},
         "vision_config": {"model_type": "siglip_vision_model"},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"text and images.*checkpoint of the family \(Gemma3ForCausalLM\)"):
+    with pytest.raises(ConfigError, match=r"text and images.*checkpoint of the family \(GemmaForCausalLM\)"):
         hub.check_config(tmp_path / "config.json")
 
 

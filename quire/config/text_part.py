@@ -1,0 +1,105 @@
+"""Models for text and images whose language model quire runs by itself: their `text_config`, read as a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quire.config.families import ARCHITECTURES
+from quire.errors import ConfigError, shown
+
+WRAPPERS = frozenset(
+    {
+        "AyaVisionForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration",
+        "Gemma3ForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)
+"""Classes whose language model is one of a family here as long as there are no images: causal, with one position for
+each token."""
+TEXT_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen2_vl_text": "qwen2",
+        "qwen2_5_vl_text": "qwen2",
+        "qwen3_vl_text": "qwen3",
+        "qwen3_vl_moe_text": "qwen3_moe",
+    }
+)
+"""model_type of a language model -> the family that it is of."""
+LEFT_OUT: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "gemma3_text": {
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "sliding_window": 4096,
+        },
+        "llama": {
+            "vocab_size": 32_000,
+            "hidden_size": 4096,
+            "intermediate_size": 11_008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    }
+)
+"""What keys mean that these configs leave out where they stand inside another one, as transformers has it."""
+SHARED = ("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
+"""Keys of the whole model that hold for its language model."""
+IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
+"""Keys of a rotation that tell apart the positions of an image's patches, which are one number for a text's tokens."""
+
+
+def text_part(raw: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The config of the language model inside a model for text and images; of any other model the config itself.
+
+    Raises: ConfigError for a language model of no family, or one that is computed otherwise inside.
+    """
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        return raw
+    listed = raw.get("architectures")
+    name = listed[0] if isinstance(listed, list) and listed else raw.get("model_type")
+    model_type = str(text.get("model_type"))
+    model_type = TEXT_TYPES.get(model_type, model_type)
+    if name not in WRAPPERS or model_type not in ARCHITECTURES:
+        raise ConfigError(
+            f"{source}: {shown(name)} is a model for text and images (it has a text_config), and quire runs only the "
+            f"language models of {', '.join(sorted(WRAPPERS))}, where it has their family. Use a text-only checkpoint"
+            f"{f' of the family ({ARCHITECTURES[model_type]})' if model_type in ARCHITECTURES else ''}."
+        )
+    shared = {key: raw[key] for key in SHARED if raw.get(key) is not None}
+    found = {
+        **LEFT_OUT.get(model_type, {}),
+        **text,
+        **shared,
+        "model_type": model_type,
+        "architectures": [ARCHITECTURES[model_type]],
+    }
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(found.get(key), Mapping):
+            found[key] = _of_texts(found[key])
+    return found
+
+
+def _of_texts(rotation: Mapping[str, Any]) -> dict[str, Any]:
+    """A rotation by the position in the text."""
+    kept = {key: value for key, value in rotation.items() if key not in IMAGE_POSITIONS}
+    for key in ("type", "rope_type"):
+        if kept.get(key) == "mrope":
+            kept[key] = "default"
+    return kept

@@ -1,0 +1,198 @@
+"""Language models inside models for text and images: their logits are those that transformers gives for texts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import quire.ops.table as table
+from quire.config.arch import ModelArch
+from quire.config.text_part import LEFT_OUT, TEXT_TYPES
+from quire.errors import CheckpointError, ConfigError
+from tests.checkpoints import one_thread
+from tests.models.harness import Harness
+
+TEXT: Mapping[str, Any] = {
+    "vocab_size": 288,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+    "initializer_range": 0.15,
+}
+MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+PIXTRAL = {**SIGLIP, "model_type": "pixtral", "head_dim": 16}
+CLIP = {**SIGLIP, "model_type": "clip_vision_model", "projection_dim": 32}
+QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [0],
+}
+QWEN3_VISION = {
+    **QWEN_VISION,
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
+CASES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
+    "gemma3": (
+        "gemma3",
+        {**TEXT, "model_type": "gemma3_text", "sliding_window": 8, "query_pre_attn_scalar": 20},
+        {"vision_config": SIGLIP, "mm_tokens_per_image": 4, "image_token_index": 280},
+    ),
+    "mistral3": (
+        "mistral3",
+        {**TEXT, "model_type": "mistral", "sliding_window": None},
+        {"vision_config": PIXTRAL, "image_token_index": 280},
+    ),
+    "llava": (
+        "llava",
+        {**TEXT, "model_type": "llama"},
+        {"vision_config": CLIP, "image_token_index": 280, "tie_word_embeddings": False},
+    ),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        {**TEXT, "model_type": "qwen2_5_vl_text", "rope_parameters": MROPE, "head_dim": None},
+        {"vision_config": QWEN_VISION, "tie_word_embeddings": False},
+    ),
+    "qwen3_vl": (
+        "qwen3_vl",
+        {**TEXT, "model_type": "qwen3_vl_text", "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        {"vision_config": QWEN3_VISION, "tie_word_embeddings": True},
+    ),
+}
+
+
+def make(case: str, directory: Path) -> torch.nn.Module:
+    """A random model for text and images, saved, and itself."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    kind, text, rest = CASES[case]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = AutoConfig.for_model(kind, text_config=dict(text), **rest)
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+        model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_of_a_text_are_those_of_the_whole_model(case: str, tmp_path: Path) -> None:
+    model = make(case, tmp_path)
+    token_ids = [(7 * index + 3) % 250 for index in range(30)]
+    table.use("reference")
+    with one_thread(), torch.inference_mode():
+        expected = model(input_ids=torch.tensor([token_ids])).logits[0]
+        harness = Harness(tmp_path)
+        row = harness.add(token_ids)
+        found = torch.cat([harness.step([(row, count)])[0] for count in (13, 17)])
+    torch.testing.assert_close(found, expected.float(), atol=1e-4, rtol=1e-4)
+    assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+def test_what_older_checkpoints_call_the_parts(tmp_path: Path) -> None:
+    """language_model.model.layers instead of model.language_model.layers."""
+    from safetensors.torch import load_file, save_file
+
+    make("gemma3", tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    before = Harness(tmp_path).model.lm_head.weight.tensors  # type: ignore[attr-defined]
+    renamed = {
+        f"language_model.model.{name.removeprefix('model.language_model.')}"
+        if name.startswith("model.language_model.")
+        else name.removeprefix("model."): value
+        for name, value in stored.items()
+    }
+    assert any(name.startswith("vision_tower.") for name in renamed)
+    save_file(renamed, file, metadata={"format": "pt"})
+    after = Harness(tmp_path).model.lm_head.weight.tensors  # type: ignore[attr-defined]
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_tensors_of_neither_part_are_no_part_of_the_model(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    make("llava", tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), "model.language_model.extra.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="is not used by this model"):
+        Harness(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", LEFT_OUT)
+def test_what_configs_leave_out_is_what_transformers_has(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(model_type)
+    assert {key: getattr(default, key) for key in LEFT_OUT[model_type]} == LEFT_OUT[model_type]
+
+
+def test_the_config_of_gemma_3_as_it_was_published() -> None:
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"model_type": "siglip_vision_model"},
+    }
+    arch = ModelArch.from_config(raw, source="config.json")
+    assert (arch.num_layers, arch.num_heads, arch.num_kv_heads, arch.head_size) == (34, 8, 4, 256)
+    assert (arch.vocab_size, arch.dtype, arch.eos_token_ids) == (262_208, "bfloat16", (1, 106))
+    assert arch.tie_word_embeddings
+    assert {mixer.window for mixer in arch.plain_attentions} == {1024, None}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"architectures": ["PaliGemmaForConditionalGeneration"], "text_config": {"model_type": "gemma"}}, "GemmaFor"),
+        ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "'llava' is a model for text and images"),
+        ({"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "x"}}, "text-only"),
+        ({"architectures": ["LlavaForConditionalGeneration"], "text_config": {}}, "text-only"),
+    ],
+)
+def test_others_are_refused_by_name(raw: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match="text and images") as caught:
+        ModelArch.from_config(raw, source="config.json")
+    assert words in str(caught.value)
+
+
+def test_every_language_model_is_of_a_family() -> None:
+    from quire.config.families import ARCHITECTURES
+
+    assert set(TEXT_TYPES.values()) <= set(ARCHITECTURES)
