@@ -68,10 +68,11 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     return cast("LinearWeight", op("quantize_linear")(parts, format=format))
 
 
-def pack_quantized(parts: Sequence[QuantizedRows]) -> LinearWeight:
+def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
     """Concatenate rows that a checkpoint brings quantised along N, and lay them out for streaming; their values stay.
 
-    Not every implementation has every format. Raises: ConfigError for one that it has not.
+    The parts may be of different formats, and tensors [N_i, M] among them, which keep their dtype: float32, bfloat16 or
+    float16. Not every implementation has every format. Raises: ConfigError for one that it has not.
     """
     return cast("LinearWeight", op("pack_quantized")(parts))
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from quire.ops.operands import LinearWeight, QuantizedRows
 
 
-def pack_quantized(parts: Sequence[QuantizedRows]) -> LinearWeight:
+def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
     """See `functional.pack_quantized`. Layout: [N, M] float32, row by row."""
-    weight = torch.cat([dequantize(part) for part in parts])
+    weight = torch.cat([part.to(torch.float32) if isinstance(part, Tensor) else dequantize(part) for part in parts])
     return LinearWeight(
         out_features=weight.shape[0], in_features=weight.shape[1], format="dense", tensors={"weight": weight}
     )
