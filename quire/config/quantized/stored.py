@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from quire.config.weight_formats import native_format
 from quire.errors import CheckpointError
 
 
@@ -60,12 +61,19 @@ class StoredFormat:
 
     @property
     def kept_as(self) -> str | None:
-        """The format of ops that keeps it; None where there is none."""
-        if self.has_offsets or self.has_levels or self.has_order or self.is_float8:
+        """The name of the format that the native kernels keep it in; None where they have none."""
+        if self.is_float8 and self.has_order:
             return None
-        if self.bits in (2, 4):
-            return f"int4_g{self.group_size}" if self.group_size in (32, 64, 128) else None
-        return "int8" if self.group_size == self.shape[-1] and not self.has_zero_points else None
+        kept = native_format(
+            bits=max(4, self.bits),
+            group_size=self.group_size,
+            in_features=self.shape[-1],
+            has_zero_points=self.has_zero_points,
+            has_offsets=self.has_offsets,
+            has_levels=self.has_levels,
+            is_float8=self.is_float8,
+        )
+        return None if kept is None else kept.name
 
     def __str__(self) -> str:
         traits = {

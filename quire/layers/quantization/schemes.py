@@ -29,7 +29,7 @@ class WeightScheme:
     def pack(self, parts: Sequence[Rows], dtype: torch.dtype, *, is_head: bool) -> LinearWeight:
         """Lay out the parts of a linear weight."""
         if not self.dequantizes and any(isinstance(part, QuantizedRows) for part in parts):
-            return pack_quantized(parts)
+            return pack_quantized([part if isinstance(part, QuantizedRows) else part.to(dtype) for part in parts])
         format = self.head if is_head else self.body
         numbers = [plain(part) for part in parts]
         return pack_linear(numbers, dtype=dtype) if format is None else quantize_linear(numbers, format=format)
