@@ -12,6 +12,8 @@ from quire import envs
 from quire.config.arch import ModelArch
 from quire.config.args import EMBEDDED, EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.gguf.config_json import gguf_config
+from quire.config.gguf.files import is_gguf
 from quire.config.json_file import read_json_object
 from quire.config.memory_plan import gib
 from quire.config.resolve import resolve
@@ -64,6 +66,8 @@ def read_arch(args: EngineArgs, path: Path) -> ModelArch:
 
     Raises: ConfigError and its kin.
     """
+    if is_gguf(path) and args.model_impl == "transformers":
+        raise ConfigError("model_impl='transformers' does not read GGUF files; leave it out, or use *.safetensors")
     raw = _overridden(_read_config(path), args.hf_overrides)
     arch = read_model_arch(raw, path, args.model_impl)
     if arch.stored is not None:
@@ -107,6 +111,8 @@ def _overridden(raw: dict[str, object], overrides: dict[str, object]) -> dict[st
 
 
 def _read_config(path: Path) -> dict[str, object]:
+    if is_gguf(path):
+        return gguf_config(path)
     raw = read_json_object(path / "config.json", "Download the file again.", CheckpointError)
     if raw is None:
         raise CheckpointError(

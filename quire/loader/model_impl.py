@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from quire.config.arch import ModelArch, identify, names_of, refuse_quantization, why_unknown
+from quire.config.gguf.files import is_gguf
 from quire.config.quantized.find import weights_in
 from quire.config.quantized.stored import Header
 from quire.config.unknown import purpose_of
@@ -28,7 +29,7 @@ def read_model_arch(raw: Mapping[str, Any], directory: Path, impl: str = "auto")
 
     Raises: ConfigError and its kin.
     """
-    source = str(directory / "config.json")
+    source = str(directory if is_gguf(directory) else directory / "config.json")
     unknown = why_unknown(raw, source)
     if not _is_foreign(raw, unknown, impl):
         return with_stored_formats(ModelArch.from_config(raw, source=source), directory)

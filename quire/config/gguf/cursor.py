@@ -27,8 +27,9 @@ NUMBERS: Mapping[int, str] = MappingProxyType(
 )
 """Type of a value -> how the modules struct and array spell it."""
 
+Numbers = array[int] | array[float]
 Scalar = int | float | str | bool
-Value = Scalar | array | list["Value"]
+Value = Scalar | Numbers | list["Value"]
 """Arrays of numbers are compact; arrays of texts, flags and arrays are lists."""
 
 

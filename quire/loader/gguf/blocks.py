@@ -95,7 +95,7 @@ def _meta_rows(form: BlockFormat, num_rows: int, columns: int) -> QuantizedRows:
 
 def _cut(blocks: Tensor, *sizes: int) -> tuple[Tensor, ...]:
     """The fields of blocks, in order. Shapes: blocks [n, bytes] -> [n, size] each."""
-    return torch.split(blocks, sizes, dim=1)
+    return torch.split(blocks, list(sizes), dim=1)
 
 
 def _halves(field: Tensor) -> Tensor:
