@@ -14,6 +14,7 @@ from quire.config.gguf.architectures import COMMON, IGNORED, GgufArchitecture, a
 from quire.config.gguf.end_tokens import end_token_ids
 from quire.config.gguf.files import GgufModel, read_gguf
 from quire.config.gguf.metadata import GgufKeys
+from quire.config.layer_kinds import LayerKind
 from quire.config.rope import yarn_scale
 from quire.log import get_logger
 
@@ -48,6 +49,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         "bos_token_id": keys.token_id("bos"),
         "eos_token_id": end_token_ids(keys),
         **_biases(model, family),
+        **_windows(keys),
         **_rope(keys, head_size),
         **architecture.fixed,
         **architecture.derived(keys),
@@ -106,6 +108,14 @@ def _biases(model: GgufModel, family: FamilySpec) -> dict[str, bool]:
     if isinstance(family.attention_bias, str):
         flags[family.attention_bias] = attention
     return flags
+
+
+def _windows(keys: GgufKeys) -> dict[str, Any]:
+    """Which layers have a window, where the file says so: a flag for each layer, or the step of those without."""
+    pattern = keys.metadata.get(keys.name_of("attention.sliding_window_pattern"))
+    if isinstance(pattern, list):
+        return {"layer_types": [LayerKind.SLIDING if has_window else LayerKind.FULL for has_window in pattern]}
+    return {} if pattern is None else {"sliding_window_pattern": pattern}
 
 
 def _rope(keys: GgufKeys, head_size: int) -> dict[str, Any]:

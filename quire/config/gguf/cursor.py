@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping
 from mmap import mmap
 from types import MappingProxyType
+from typing import TypeAlias
 
 from quire.errors import counted, shown
 
@@ -21,15 +22,14 @@ MAX_VALUES = 2**22
 """Elements of all arrays together; a vocabulary of 262,144 tokens with scores, types and merges has 1.3 million."""
 MAX_DEPTH = 4
 """Arrays within each other."""
-TEXT, ARRAY, BOOL = 8, 9, 7
+TEXT, ARRAY, BOOL, FLOAT32 = 8, 9, 7, 6
 NUMBERS: Mapping[int, str] = MappingProxyType(
     {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 )
 """Type of a value -> how the modules struct and array spell it."""
 
-Numbers = array[int] | array[float]
 Scalar = int | float | str | bool
-Value = Scalar | Numbers | list["Value"]
+Value: TypeAlias = "Scalar | array[int] | array[float] | list[Value]"
 """Arrays of numbers are compact; arrays of texts, flags and arrays are lists."""
 
 
@@ -106,7 +106,7 @@ class Cursor:
         form = f"<{NUMBERS[kind]}"
         (number,) = struct.unpack(form, self.take(struct.calcsize(form), what))
         assert isinstance(number, (int, float))
-        return number
+        return as_written(number) if kind == FLOAT32 else number
 
     def _flag(self, what: str) -> bool:
         byte = self.take(1, what)[0]
@@ -127,3 +127,10 @@ class Cursor:
             return [self._value(kind, what, depth) for _ in range(count)]
         numbers.frombytes(self.take(count * least_bytes, what))
         return numbers
+
+
+def as_written(number: float) -> float:
+    """A float32 as the shortest decimal that is rounded to it: 1e-06, not 9.999999974752427e-07."""
+    stored = struct.pack("<f", number)
+    decimals = (float(f"{number:.{digits}g}") for digits in range(6, 10))
+    return next((short for short in decimals if abs(short) < 3e38 and struct.pack("<f", short) == stored), number)

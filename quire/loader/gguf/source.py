@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -50,9 +51,11 @@ class GgufSource:
 
     def drop(self, names: Iterable[str]) -> None:
         """The views of these tensors are no longer needed in memory."""
-        for stored in {self.tensors[name].stored for name in names}:
-            if stored.file in self._maps:
-                self._maps[stored.file].drop(_bytes_of(stored))
+        for info in map(self.tensors.__getitem__, names):
+            if info.file in self._maps:
+                whole = _bytes_of(info.stored)
+                start = whole.start + (info.expert or 0) * info.num_bytes
+                self._maps[info.file].drop(replace(whole, start=start, num_bytes=info.num_bytes))
 
     def _stored(self, tensor: GgufTensor) -> Tensor:
         """What the file has of a tensor."""
