@@ -16,6 +16,7 @@ from quire.config.gguf.files import GgufModel, read_gguf
 from quire.config.gguf.metadata import GgufKeys
 from quire.config.layer_kinds import LayerKind
 from quire.config.rope import yarn_scale
+from quire.errors import shown
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -67,6 +68,8 @@ def _copied(keys: GgufKeys, architecture: GgufArchitecture) -> dict[str, Any]:
     """The keys that differ in their names alone; what transformers defaults to counts for none of them."""
     for required in ("block_count", "context_length", "embedding_length", "attention.head_count"):
         keys.count(required)
+    if not any(keys.name_of(f"attention.layer_norm_{kind}epsilon") in keys.metadata for kind in ("rms_", "")):
+        keys.refuse(keys.name_of("attention.layer_norm_rms_epsilon"), "must be a number above 0")
     found = {name: keys.of_model(key) for key, name in {**COMMON, **architecture.keys}.items() if key}
     config = {name: value for name, value in found.items() if value is not None}
     heads = keys.count("attention.head_count")
@@ -195,4 +198,4 @@ def _report_unknown(keys: GgufKeys, architecture: GgufArchitecture) -> None:
     named = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
     unknown = sorted(set(named) - known)
     if unknown:
-        log.warning("%s: metadata keys without effect: %s", keys.source, ", ".join(unknown))
+        log.warning("%s: metadata keys without effect: %s", keys.source, ", ".join(map(shown, unknown)))

@@ -65,7 +65,7 @@ def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitec
         shape=tensor.shape,
         num_bytes=tensor.num_bytes,
         stored=tensor,
-        turns=_heads(part, arch) if how.takes_turns else None,
+        turns=_heads(part, arch, tensor) if how.takes_turns else None,
         offset=arch.norms.offset if part.endswith("norm") and name.endswith(".weight") else 0.0,
     )
     if part == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
@@ -85,9 +85,10 @@ def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitec
         )
 
 
-def _heads(part: str, arch: ModelArch) -> int | None:
-    """Of a part with rows that are rotated."""
-    return {"attn_q": arch.num_heads, "attn_k": arch.num_kv_heads}.get(part)
+def _heads(part: str, arch: ModelArch, tensor: GgufTensor) -> int | None:
+    """Of a part with rows that are rotated. One of another size is refused by whoever reads it."""
+    heads = {"attn_q": arch.num_heads, "attn_k": arch.num_kv_heads}.get(part)
+    return None if heads is None or tensor.shape[0] % (2 * heads) else heads
 
 
 class _Names:
