@@ -16,6 +16,7 @@ from quire.config.quantized.find import weights_in
 from quire.config.quantized.stored import Header
 from quire.config.unknown import purpose_of
 from quire.errors import CheckpointError, ConfigError, MissingDependency
+from quire.loader.gguf.names import read_gguf_tensors
 from quire.loader.headers import read_headers
 from quire.log import get_logger
 
@@ -49,7 +50,7 @@ def with_stored_formats(arch: ModelArch, directory: Path) -> ModelArch:
     """
     if arch.quantization is None:
         return arch
-    tensors = read_headers(directory)
+    tensors = read_gguf_tensors(directory) if is_gguf(directory) else read_headers(directory)
     headers = {name: Header(info.dtype, info.shape) for name, info in tensors.items()}
     found = (arch.quantization.find(name, headers.get) for name in weights_in(headers.items()))
     return replace(arch, quantized=tuple(format for format in found if format is not None))

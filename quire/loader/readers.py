@@ -15,10 +15,11 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from quire.config.gguf.tensor_types import QUANTIZED
 from quire.config.quantized.stored import Header
 from quire.errors import counted
 from quire.layers.weights import ShardSpec, WeightMap
-from quire.loader.checkpoint import Checkpoint
+from quire.loader.checkpoint import TensorSource
 from quire.loader.headers import raise_problems
 from quire.loader.mapped_file import DTYPES, STORED_DTYPES
 from quire.log import get_logger
@@ -53,7 +54,7 @@ def why_needless(name: str) -> str | None:
 class Names:
     """From the names layers ask for to those in this checkpoint, which may lack the base model's prefix."""
 
-    def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap) -> None:
+    def __init__(self, checkpoint: TensorSource, weight_map: WeightMap) -> None:
         prefix = weight_map.base_prefix
         with_prefix = not prefix or any(name.startswith(prefix) for name in checkpoint.tensors)
         self.prefix = "" if with_prefix else prefix
@@ -66,7 +67,7 @@ class Names:
 class HeaderReader:
     """Gives tensors without values, and remembers what is wrong."""
 
-    def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap, *, draft_layers: Sequence[str] = ()) -> None:
+    def __init__(self, checkpoint: TensorSource, weight_map: WeightMap, *, draft_layers: Sequence[str] = ()) -> None:
         """`draft_layers` are names of layers behind the model's own, which nobody reads."""
         self.checkpoint = checkpoint
         self.names = Names(checkpoint, weight_map)
@@ -83,7 +84,7 @@ class HeaderReader:
     def read_raw(self, name: str) -> Tensor:
         """See `WeightReader.read_raw`."""
         info = self.checkpoint.tensors[self.names(name)]
-        if info.dtype not in STORED_DTYPES:
+        if info.dtype not in STORED_DTYPES and info.dtype not in QUANTIZED:
             self.problems.append(f"{info.file.name}: {info.name} has dtype {info.dtype}, which torch cannot read")
         if info.name not in self.used:
             self.num_bytes += info.num_bytes
@@ -144,7 +145,7 @@ class CheckpointReader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: TensorSource,
         weight_map: WeightMap,
         *,
         num_bytes: int,

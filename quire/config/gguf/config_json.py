@@ -14,6 +14,7 @@ from quire.config.gguf.architectures import COMMON, IGNORED, GgufArchitecture, a
 from quire.config.gguf.end_tokens import end_token_ids
 from quire.config.gguf.files import GgufModel, read_gguf
 from quire.config.gguf.metadata import GgufKeys
+from quire.config.gguf.tensor_types import PLAIN
 from quire.config.layer_kinds import LayerKind
 from quire.config.rope import yarn_scale
 from quire.errors import shown
@@ -49,6 +50,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         "torch_dtype": _dtype(model),
         "bos_token_id": keys.token_id("bos"),
         "eos_token_id": end_token_ids(keys),
+        **_quantization(model),
         **_biases(model, family),
         **_windows(keys),
         **_rope(keys, head_size),
@@ -99,6 +101,12 @@ def _dtype(model: GgufModel) -> str:
     """What weights that are not quantised are kept in: the type of all matrices, or else bfloat16."""
     types = {tensor.type.name for tensor in model.tensors.values() if len(tensor.shape) > 1}
     return _FLOATS.get(next(iter(types)), "bfloat16") if len(types) == 1 else "bfloat16"
+
+
+def _quantization(model: GgufModel) -> dict[str, Any]:
+    """That weights are quantised, if any is; each tensor says how."""
+    is_quantized = any(tensor.type.name not in PLAIN for tensor in model.tensors.values())
+    return {"quantization_config": {"quant_method": "gguf"}} if is_quantized else {}
 
 
 def _biases(model: GgufModel, family: FamilySpec) -> dict[str, bool]:

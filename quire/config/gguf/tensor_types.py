@@ -58,4 +58,37 @@ TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
         )
     }
 )
-"""By id. Not all of them can be read as weights: see `blocks.BLOCKS` and `blocks.PLAIN`."""
+"""By id. Not all of them are read as weights: those of `PLAIN` and `QUANTIZED` are."""
+BY_NAME: Mapping[str, TensorType] = MappingProxyType({kind.name: kind for kind in TENSOR_TYPES.values()})
+PLAIN = ("F32", "F16", "BF16")
+"""Types of weights that are numbers as they stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedType:
+    """What `QuantizedRows` of a type have; see there."""
+
+    bits: int
+    group_size: int
+    has_offsets: bool = False
+    has_levels: bool = False
+
+
+QUANTIZED: Mapping[str, QuantizedType] = MappingProxyType(
+    {
+        "Q4_0": QuantizedType(4, 32),
+        "Q4_1": QuantizedType(4, 32, has_offsets=True),
+        "Q5_0": QuantizedType(6, 32),
+        "Q5_1": QuantizedType(6, 32, has_offsets=True),
+        "Q8_0": QuantizedType(8, 32),
+        "Q2_K": QuantizedType(4, 16, has_offsets=True),
+        "Q3_K": QuantizedType(4, 16),
+        "Q4_K": QuantizedType(4, 32, has_offsets=True),
+        "Q5_K": QuantizedType(6, 32, has_offsets=True),
+        "Q6_K": QuantizedType(6, 16),
+        "IQ4_NL": QuantizedType(4, 32, has_levels=True),
+        "IQ4_XS": QuantizedType(4, 32, has_levels=True),
+        "MXFP4": QuantizedType(4, 32, has_levels=True),
+    }
+)
+"""The quantised types that are read, by name."""

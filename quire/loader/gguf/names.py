@@ -12,9 +12,11 @@ from pathlib import Path
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind
-from quire.config.gguf.architectures import GgufArchitecture
-from quire.config.gguf.config_json import ROPE_DIVISORS, ROPE_FACTORS
+from quire.config.gguf.architectures import GgufArchitecture, architecture_of
+from quire.config.gguf.config_json import ROPE_DIVISORS, ROPE_FACTORS, gguf_config
+from quire.config.gguf.files import read_gguf
 from quire.config.gguf.header import GgufTensor
+from quire.config.gguf.metadata import GgufKeys
 
 NOT_WEIGHTS = frozenset({ROPE_DIVISORS, *ROPE_FACTORS})
 """Tensors that belong to the configuration."""
@@ -41,6 +43,16 @@ class StoredTensor:
     """Heads whose rows take turns: see `GgufArchitecture.takes_turns`."""
     offset: float = 0.0
     """What the file adds to the weight of transformers."""
+
+
+def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
+    """All tensors of a model, by transformers' names.
+
+    Raises: CheckpointError for a damaged file; ConfigError for an architecture that is not read.
+    """
+    model = read_gguf(path)
+    arch = ModelArch.from_config(gguf_config(path), source=str(path))
+    return translated(model.tensors, arch, architecture_of(GgufKeys(model)))
 
 
 def translated(tensors: Mapping[str, GgufTensor], arch: ModelArch, how: GgufArchitecture) -> dict[str, StoredTensor]:

@@ -12,6 +12,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
+from quire.config.quantized.stored import StoredFormat
+from quire.layers.quantization.bits import FLOAT4_LEVELS
 from quire.ops.operands import QuantizedRows
 
 CHUNK_BYTES = 4 << 20
@@ -20,8 +23,6 @@ NIBBLES = (0, 4)
 PAIRS = (0, 2, 4, 6)
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the codes of IQ4_NL and IQ4_XS stand for."""
-FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice what the codes of MXFP4 (E2M1) stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,60 +37,35 @@ class Parts:
     """[n, S / G] float32"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockFormat:
-    """How blocks of one type are read."""
-
-    bits: int
-    """See `QuantizedRows`."""
-    group_size: int
-    block_size: int
-    block_bytes: int
-    parts: Callable[[Tensor], Parts]
-    """From blocks [n, bytes] uint8."""
-    levels: tuple[int, ...] | None = None
+def unpack_gguf(format: StoredFormat, stored: Mapping[str, Tensor]) -> QuantizedRows:
+    """The rows of a tensor, whose role is its type. Shapes: stored [N, bytes of a row] uint8."""
+    ((type_name, rows),) = stored.items()
+    return quantized_rows(type_name, rows)
 
 
 def quantized_rows(type_name: str, rows: Tensor) -> QuantizedRows:
-    """The rows of a quantised tensor. Shapes: rows [N, bytes of a row] uint8."""
-    form = BLOCKS[type_name]
+    """The rows of a tensor of a type. Shapes: rows [N, bytes of a row] uint8."""
+    kind, block, read = QUANTIZED[type_name], BY_NAME[type_name], PARTS[type_name]
     num_rows, row_bytes = rows.shape
-    columns = row_bytes // form.block_bytes * form.block_size
-    if rows.is_meta:
-        return _meta_rows(form, num_rows, columns)
+    columns = row_bytes // block.block_bytes * block.block_size
     values = torch.empty(num_rows, columns, dtype=torch.int8)
-    scales = torch.empty(num_rows, columns // form.group_size)
-    offsets: Tensor | None = None
+    scales = torch.empty(num_rows, columns // kind.group_size)
+    offsets = torch.empty_like(scales) if kind.has_offsets else None
     step = max(1, CHUNK_BYTES // row_bytes)
     for start in range(0, num_rows, step):
         chunk = slice(start, start + step)
-        parts = form.parts(rows[chunk].contiguous().view(-1, form.block_bytes))
+        parts = read(rows[chunk].contiguous().view(-1, block.block_bytes))
         values[chunk] = parts.values.view(-1, columns)
         scales[chunk] = parts.scales.view(-1, scales.shape[1])
-        if parts.offsets is not None:
-            offsets = torch.empty_like(scales) if offsets is None else offsets
+        if offsets is not None and parts.offsets is not None:
             offsets[chunk] = parts.offsets.view(-1, scales.shape[1])
     return QuantizedRows(
         values=values,
-        bits=form.bits,
+        bits=kind.bits,
         scales=scales,
-        group_size=form.group_size,
+        group_size=kind.group_size,
         offsets=offsets,
-        levels=form.levels,
-    )
-
-
-def _meta_rows(form: BlockFormat, num_rows: int, columns: int) -> QuantizedRows:
-    """Without values, for who only checks."""
-    block = form.parts(torch.zeros(1, form.block_bytes, dtype=torch.uint8))
-    groups = torch.empty(num_rows, columns // form.group_size, device="meta")
-    return QuantizedRows(
-        values=torch.empty(num_rows, columns, dtype=torch.int8, device="meta"),
-        bits=form.bits,
-        scales=groups,
-        group_size=form.group_size,
-        offsets=None if block.offsets is None else groups,
-        levels=form.levels,
+        levels=LEVELS.get(type_name),
     )
 
 
@@ -209,40 +185,35 @@ def _iq4_xs(blocks: Tensor) -> Parts:
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
-    """Scales are powers of two (E8M0): 2 ** (exponent - 127), halved because of `FP4`; small ones are subnormal."""
+    """Scales are powers of two (E8M0), 2 ** (exponent - 127), here halved because of `FLOAT4_LEVELS`.
+
+    Those of exponents 0 and 1 are subnormal.
+    """
     exponent, codes = _cut(blocks, 1, 16)
     exponent = exponent.to(torch.int32)
     bits = torch.where(exponent < 2, torch.tensor(1 << 21) << exponent, (exponent - 1) << 23)
     return Parts(_unpacked(codes, NIBBLES, 16, 15), bits.to(torch.int32).view(torch.float32))
 
 
-def _small(bits: int, block_bytes: int, parts: Callable[[Tensor], Parts], **more: tuple[int, ...]) -> BlockFormat:
-    """Blocks of 32 elements with one scale."""
-    return BlockFormat(bits=bits, group_size=32, block_size=32, block_bytes=block_bytes, parts=parts, **more)
-
-
-def _super(
-    bits: int, group_size: int, block_bytes: int, parts: Callable[[Tensor], Parts], **more: tuple[int, ...]
-) -> BlockFormat:
-    """Blocks of 256 elements, whose scales have a scale."""
-    return BlockFormat(bits=bits, group_size=group_size, block_size=256, block_bytes=block_bytes, parts=parts, **more)
-
-
-BLOCKS: Mapping[str, BlockFormat] = MappingProxyType(
+PARTS: Mapping[str, Callable[[Tensor], Parts]] = MappingProxyType(
     {
-        "Q4_0": _small(4, 18, _q4_0),
-        "Q4_1": _small(4, 20, _q4_1),
-        "Q5_0": _small(6, 22, _q5_0),
-        "Q5_1": _small(6, 24, _q5_1),
-        "Q8_0": _small(8, 34, _q8_0),
-        "Q2_K": _super(4, 16, 84, _q2_k),
-        "Q3_K": _super(4, 16, 110, _q3_k),
-        "Q4_K": _super(4, 32, 144, _q4_k),
-        "Q5_K": _super(6, 32, 176, _q5_k),
-        "Q6_K": _super(6, 16, 210, _q6_k),
-        "IQ4_NL": _small(4, 18, _iq4_nl, levels=NON_LINEAR),
-        "IQ4_XS": _super(4, 32, 136, _iq4_xs, levels=NON_LINEAR),
-        "MXFP4": _small(4, 17, _mxfp4, levels=FP4),
+        "Q4_0": _q4_0,
+        "Q4_1": _q4_1,
+        "Q5_0": _q5_0,
+        "Q5_1": _q5_1,
+        "Q8_0": _q8_0,
+        "Q2_K": _q2_k,
+        "Q3_K": _q3_k,
+        "Q4_K": _q4_k,
+        "Q5_K": _q5_k,
+        "Q6_K": _q6_k,
+        "IQ4_NL": _iq4_nl,
+        "IQ4_XS": _iq4_xs,
+        "MXFP4": _mxfp4,
     }
 )
-"""The quantised types that are read."""
+"""How the blocks [n, bytes] uint8 of each type are read."""
+LEVELS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"IQ4_NL": NON_LINEAR, "IQ4_XS": NON_LINEAR, "MXFP4": FLOAT4_LEVELS}
+)
+"""What codes stand for, of types whose codes are no numbers."""
