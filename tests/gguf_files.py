@@ -135,6 +135,7 @@ class GgufFile:
         for name, value, kind in self._stored():
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert stored is not None, f"GGUF has no name for {name}"
+            stored = f"{stored}.weight" if name.endswith("sinks") else stored
             writer.add_tensor(stored, value, raw_dtype=None if kind == "F32" else gguf.GGMLQuantizationType[kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -221,6 +222,8 @@ class GgufFile:
             "attention.key_length": head_size,
             "attention.value_length": head_size,
         }
+        if self.arch == "olmo":
+            keys["attention.layer_norm_epsilon"] = 1e-5
         if self.arch == "gpt-oss":
             keys["expert_feed_forward_length"] = config["intermediate_size"]
         if "sliding_attention" in (config.get("layer_types") or ()):
