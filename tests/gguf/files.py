@@ -120,6 +120,8 @@ class GgufFile:
         self.arch = ARCHITECTURES[self.config["model_type"]]
         self.generator = np.random.default_rng(seed)
         self.weights = {name: value.float().numpy() for name, value in load_file(source / "model.safetensors").items()}
+        self.extra: dict[str, Any] = {}
+        """Further keys of the architecture."""
         self.stands_for: dict[str, np.ndarray] = {}
         """By transformers' names: the numbers that the file's weights stand for."""
 
@@ -133,9 +135,9 @@ class GgufFile:
             {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[self.arch], self.config["num_hidden_layers"]
         )
         for name, value, kind in self._stored():
-            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            stored = "rope_freqs" if name == "rope_freqs" else names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert stored is not None, f"GGUF has no name for {name}"
-            stored = f"{stored}.weight" if name.endswith("sinks") else stored
+            stored = f"{stored}.weight" if name.endswith(("sinks", "rope_freqs")) else stored
             writer.add_tensor(stored, value, raw_dtype=None if kind == "F32" else gguf.GGMLQuantizationType[kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -233,7 +235,10 @@ class GgufFile:
             keys["rope.scaling.type"] = "yarn"
             keys["rope.scaling.factor"] = rope["factor"]
             keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-        for key, value in keys.items():
+        for key, value in {**keys, **self.extra}.items():
+            if isinstance(value, list):
+                writer.add_array(f"{self.arch}.{key}", value)
+                continue
             types = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
             writer.add_key_value(f"{self.arch}.{key}", value, gguf.GGUFValueType[types[type(value)]])
 
