@@ -69,7 +69,7 @@ def _local(name: str, revision: str | None) -> Path | None:
     if exists:
         check_kind(name, [directory.name])
         raise ModelNotFound(
-            f"{name} is a file; give a GGUF file (*.gguf), or the directory that holds config.json and the weights."
+            f"{name} is a file; give the directory that holds config.json and the weights, or a GGUF file (*.gguf)."
         )
     return None
 

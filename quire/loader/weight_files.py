@@ -98,4 +98,6 @@ def _nothing_usable(directory: Path, found: list[Path]) -> str:
             f"only pickle files ({', '.join(pickles[:3])}), which can run code when they are read; convert them with "
             "transformers: AutoModelForCausalLM.from_pretrained(path).save_pretrained(new_path)"
         )
+    if any(is_gguf(file) for file in directory.iterdir()):
+        return "GGUF files but no .safetensors file; give the path of the .gguf file itself"
     return f"no .safetensors file; expected model.safetensors or {INDEX} with its shards"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
-from quire.config.gguf.config_json import gguf_config
+from quire.config.gguf.config_json import gguf_config, report_unknown
 from quire.config.gguf.tensor_types import QUANTIZED
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import open_checkpoint
@@ -25,7 +25,7 @@ from tests.checkpoints import in_transformers, make_checkpoint
 from tests.gguf.files import ARCHITECTURES, GgufFile
 from tests.models.harness import Harness, arch_of
 
-SUPER_BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+SUPER_BLOCKS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 """Sizes that blocks of 256 divide."""
 OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"mlp_only_layers": [], "decoder_sparse_step": 1},  # all layers of a file are alike
@@ -105,7 +105,8 @@ def test_divided_frequencies_are_those_of_llama_3(divisor: float, tmp_path: Path
     """What the file has as numbers is what config.json has as four parameters."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {**scaling, "original_max_position_embeddings": 64, "rope_theta": 10_000.0}
-    source = make_checkpoint("llama", tmp_path / "source", **({"rope_parameters": rope} if divisor > 1 else {}))
+    overrides: dict[str, Any] = {"rope_parameters": rope} if divisor > 1 else {}
+    source = make_checkpoint("llama", tmp_path / "source", **overrides)
     file = GgufFile(source)
     file.weights["rope_freqs"] = llama3_divisors(rope, 16) if divisor > 1 else np.ones(8, np.float32)
     logits, theirs = logits_of(file.write(tmp_path / "model.gguf")), transformers_logits(source)
@@ -165,7 +166,7 @@ def test_keys_without_effect_are_reported(tmp_path: Path, caplog: pytest.LogCapt
     file = GgufFile(make_checkpoint("llama", tmp_path / "source"))
     file.extra = {"attention.secret": 3}
     with caplog.at_level(logging.WARNING):
-        gguf_config(file.write(tmp_path / "m.gguf"))
+        report_unknown(file.write(tmp_path / "m.gguf"))
     assert "metadata keys without effect: 'attention.secret'" in caplog.text
 
 

@@ -40,7 +40,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
     name = CLASS_OF[architecture.model_type]
     family = family_of(name, architecture.model_type)
     head_size = _head_size(keys)
-    config = {
+    return {
         "architectures": [name],
         "model_type": architecture.model_type,
         **_copied(keys, architecture),
@@ -57,8 +57,6 @@ def gguf_config(path: Path) -> dict[str, Any]:
         **architecture.fixed,
         **architecture.derived(keys),
     }
-    _report_unknown(keys, architecture)
-    return config
 
 
 def gguf_generation_config(path: Path) -> dict[str, Any]:
@@ -199,10 +197,11 @@ def _vector(model: GgufModel, name: str) -> list[float] | None:
     return numbers.tolist()
 
 
-def _report_unknown(keys: GgufKeys, architecture: GgufArchitecture) -> None:
-    """Say which keys of the model nobody reads."""
+def report_unknown(path: Path) -> None:
+    """Log which keys of the model nobody reads. Raises: CheckpointError and its kin."""
+    keys = GgufKeys(read_gguf(path))
     prefix = f"{keys.architecture}."
-    known = {*COMMON, *IGNORED, *architecture.keys}
+    known = {*COMMON, *IGNORED, *architecture_of(keys).keys}
     named = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
     unknown = sorted(set(named) - known)
     if unknown:
