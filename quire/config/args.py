@@ -69,7 +69,7 @@ class EngineArgs:
             "gpt_oss_mxfp4": "mxfp4",
         },
         refusals={
-            **dict.fromkeys(("marlin", "torchao", "hqq", "aqlm", "quanto", "gguf"), _ROUNDED),
+            **dict.fromkeys(("marlin", "torchao", "hqq", "aqlm", "quanto"), _ROUNDED),
             **dict.fromkeys(("nvfp4", "fbgemm_fp8", "modelopt"), _ROUNDED),
             **dict.fromkeys(("q4_0", "q4_k_m", "q8_0"), _ROUNDED),
         },
@@ -82,10 +82,8 @@ class EngineArgs:
     load_format: str = knob(
         "auto",
         "How weights are read; dummy makes random ones.",
-        choices=("auto", "safetensors", "dummy"),
+        choices=("auto", "safetensors", "gguf", "dummy"),
         refusals={
-            "gguf": "GGUF files are not read. Use the original model with *.safetensors; --quantization int4 makes it "
-            "as small.",
             "pt": "pickled weights are never opened. Convert the model to safetensors.",
             **dict.fromkeys(
                 (

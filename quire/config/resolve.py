@@ -20,6 +20,8 @@ from quire.config.engine import (
     QuireConfig,
     SchedulerConfig,
 )
+from quire.config.gguf.config_json import gguf_generation_config
+from quire.config.gguf.files import is_gguf
 from quire.config.json_file import read_json_object
 from quire.config.memory_plan import (
     MemoryPlan,
@@ -371,6 +373,8 @@ def _fit_chunks(
 def _read_generation_config(args: EngineArgs, path: Path) -> Mapping[str, Any]:
     """generation_config.json; its end-of-sequence ids count even where its sampling values are ignored."""
     given = args.generation_config
+    if is_gguf(path) and given in ("auto", "vllm", "none"):
+        return gguf_generation_config(path)
     file = (path if given in ("auto", "vllm", "none") else Path(given)) / "generation_config.json"
     values = read_json_object(file, "Mend or remove it.")
     if values is None and given not in ("auto", "vllm", "none"):

@@ -12,6 +12,8 @@ from quire import envs
 from quire.config.arch import ModelArch
 from quire.config.args import EMBEDDED, EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.gguf.config_json import gguf_config, report_unknown
+from quire.config.gguf.files import is_gguf
 from quire.config.json_file import read_json_object
 from quire.config.memory_plan import gib
 from quire.config.resolve import resolve
@@ -64,11 +66,21 @@ def read_arch(args: EngineArgs, path: Path) -> ModelArch:
 
     Raises: ConfigError and its kin.
     """
+    _check_format(args, path)
     raw = _overridden(_read_config(path), args.hf_overrides)
     arch = read_model_arch(raw, path, args.model_impl)
     if arch.stored is not None:
         _check_stored(args, arch)
     return arch
+
+
+def _check_format(args: EngineArgs, path: Path) -> None:
+    """Refuse options that name another format than the model has. Raises: ConfigError."""
+    if is_gguf(path) and args.model_impl == "transformers":
+        raise ConfigError("model_impl='transformers' does not read GGUF files. Leave it out, or use *.safetensors.")
+    if args.load_format in ("safetensors", "gguf") and is_gguf(path) != (args.load_format == "gguf"):
+        found = "a GGUF file" if is_gguf(path) else "no GGUF file"
+        raise ConfigError(f"load_format={args.load_format!r}, but {path} is {found}. Leave load_format out.")
 
 
 def _check_stored(args: EngineArgs, arch: ModelArch) -> None:
@@ -107,6 +119,9 @@ def _overridden(raw: dict[str, object], overrides: dict[str, object]) -> dict[st
 
 
 def _read_config(path: Path) -> dict[str, object]:
+    if is_gguf(path):
+        report_unknown(path)
+        return gguf_config(path)
     raw = read_json_object(path / "config.json", "Download the file again.", CheckpointError)
     if raw is None:
         raise CheckpointError(

@@ -160,7 +160,19 @@ def _expert(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Sp
         shape, one = (count * inner, size), ShardSpec(part=index, parts=count)
         last = ctx.read_plain(down, shape, one).t()
         gate_up = [ctx.read(name, shape, one) for name in first]
-    return ExpertWeights(gate_up=ctx.packed(first, gate_up), down=ctx.packed([down], [last]))
+    return ExpertWeights(
+        gate_up=ctx.packed(first, gate_up),
+        down=ctx.packed([down], [last]),
+        gate_up_bias=_single_bias(ctx, first, inner) if spec.has_bias else None,
+        down_bias=_single_bias(ctx, [down], size) if spec.has_bias else None,
+    )
+
+
+def _single_bias(ctx: LayerContext, weights: list[str], size: int) -> Tensor:
+    """Those of products that have a tensor each, one behind the other. Shapes: -> [len(weights) * size] float32."""
+    names = [f"{weight.removesuffix('weight')}bias" for weight in weights]
+    parts = [ctx.tensor(name, (size,), dtype=torch.float32) for name in names]
+    return parts[0] if parts[0].is_meta else torch.cat(parts)
 
 
 def _stacked_expert(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from quire.config.gguf.files import gguf_files, gguf_in, is_gguf
 from quire.config.json_file import parse_json, read_bounded, read_json_object
 from quire.errors import CheckpointError, ConfigError, MissingDependency, ModelNotFound, QuireError, shown
 from quire.loader.names import has_short_form, is_repository, repository_of, short_names
@@ -46,7 +47,7 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
 
 
 def _local(name: str, revision: str | None) -> Path | None:
-    """The directory of that name, if there is one."""
+    """The directory or GGUF file of that name, if there is one."""
     try:
         directory = Path(name).expanduser()
         is_dir, exists = directory.is_dir(), directory.exists()
@@ -58,11 +59,18 @@ def _local(name: str, revision: str | None) -> Path | None:
             f"revision={revision!r} has no effect on the directory {name}; leave it out, or give a repository name"
         )
     if is_dir:
-        check_kind(name, [entry.name for entry in directory.iterdir()])
-        return directory
+        files = [entry.name for entry in directory.iterdir()]
+        gguf = None if any(file.endswith(".safetensors") for file in files) else gguf_in(directory)
+        if gguf is None:
+            check_kind(name, files)
+        return gguf or directory
+    if exists and is_gguf(directory):
+        return gguf_files(directory)[0]
     if exists:
         check_kind(name, [directory.name])
-        raise ModelNotFound(f"{name} is a file; give the directory that holds config.json and the weights.")
+        raise ModelNotFound(
+            f"{name} is a file; give the directory that holds config.json and the weights, or a GGUF file (*.gguf)."
+        )
     return None
 
 
@@ -94,8 +102,8 @@ def check_kind(name: str, files: list[str]) -> None:
         return
     if any(file.endswith(".gguf") for file in files):
         raise ConfigError(
-            f"{name} holds a GGUF file (llama.cpp's format), which quire does not read. Use the original model with "
-            "*.safetensors, and --quantization int8 or int4 to make it smaller."
+            f"{name} holds GGUF files. Download the one that you want, such as {_gguf_example(files)}, and give the "
+            "path of the file."
         )
     if "adapter_config.json" in files:
         raise ConfigError(
@@ -107,6 +115,12 @@ def check_kind(name: str, files: list[str]) -> None:
             f"{name} has no config.json and holds pickled weights, which quire never opens. Use a model directory with "
             "config.json and *.safetensors."
         )
+
+
+def _gguf_example(files: list[str]) -> str:
+    """A file of those, of four bits if there is one."""
+    found = sorted(file for file in files if file.endswith(".gguf"))
+    return next((file for file in found if "Q4_K_M" in file), found[0])
 
 
 def cached(repository: str, revision: str | None = None, *, with_weights: bool = True) -> Path | None:
@@ -124,6 +138,8 @@ def cached(repository: str, revision: str | None = None, *, with_weights: bool =
 
 def is_complete(directory: Path) -> bool:
     """Whether all weights that a snapshot names are there."""
+    if is_gguf(directory):
+        return all(file.is_file() for file in gguf_files(directory))
     if (directory / "model.safetensors").is_file():
         return True
     try:

@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.quantization.schemes import DENSE, SCHEMES
 from quire.layers.weights import WeightMap
-from quire.loader.checkpoint import Checkpoint
+from quire.loader.checkpoint import open_checkpoint
 from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
 from quire.log import get_logger
 from quire.models.interfaces import Model, ModelClass
@@ -22,7 +22,7 @@ from quire.models.registry import ModelRegistry
 log = get_logger(__name__)
 
 MAX_DRAFT_LAYERS = 16
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
 def load_model(
@@ -84,7 +84,7 @@ def _load_checkpoint(
     progress: Callable[[int, int], None] | None,
 ) -> Model:
     """Build the model against the headers first, then with its weights."""
-    checkpoint, weight_map = Checkpoint(path), WeightMap.of(arch.family.names)
+    checkpoint, weight_map = open_checkpoint(path), WeightMap.of(arch.family.names)
     headers = HeaderReader(checkpoint, weight_map, draft_layers=_draft_layers(arch))
     model_class(arch, context(weights=headers))
     headers.raise_problems()

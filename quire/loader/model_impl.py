@@ -11,11 +11,13 @@ from types import ModuleType
 from typing import Any, cast
 
 from quire.config.arch import ModelArch, identify, names_of, refuse_quantization, why_unknown
+from quire.config.gguf.files import is_gguf
 from quire.config.quantized.find import weights_in
 from quire.config.quantized.stored import Header
 from quire.config.text_part import text_part
 from quire.config.unknown import purpose_of
 from quire.errors import CheckpointError, ConfigError, MissingDependency
+from quire.loader.gguf.names import read_gguf_tensors
 from quire.loader.headers import read_headers
 from quire.log import get_logger
 
@@ -29,7 +31,7 @@ def read_model_arch(raw: Mapping[str, Any], directory: Path, impl: str = "auto")
 
     Raises: ConfigError and its kin.
     """
-    source = str(directory / "config.json")
+    source = str(directory if is_gguf(directory) else directory / "config.json")
     text = text_part(raw, source)
     if text is not raw:
         log.warning("%s is for text and images: its language model runs by itself source=%s", names_of(raw)[0], source)
@@ -53,7 +55,7 @@ def with_stored_formats(arch: ModelArch, directory: Path) -> ModelArch:
     """
     if arch.quantization is None:
         return arch
-    tensors = read_headers(directory)
+    tensors = read_gguf_tensors(directory) if is_gguf(directory) else read_headers(directory)
     headers = {name: Header(info.dtype, info.shape) for name, info in tensors.items()}
     found = (arch.quantization.find(name, headers.get) for name in weights_in(headers.items()))
     return replace(arch, quantized=tuple(format for format in found if format is not None))

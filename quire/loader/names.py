@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from quire.config.gguf.files import is_gguf
+
 SHORT_NAMES_FILE = Path(__file__).with_name("short_names.json")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PATH = re.compile(r"(\.{1,2}|~[\w.-]*)?/\S*|\.{1,2}|~")
@@ -42,9 +44,12 @@ def has_short_form(name: str) -> bool:
 
 
 def names_a_model(word: str) -> bool:
-    """Whether a word is the name of a model rather than a prompt: a directory, a path, a short name or org/name."""
+    """Whether a word is the name of a model rather than a prompt: a directory, a GGUF file, a path, a short name or
+    org/name.
+    """
     try:
-        is_directory = Path(word).expanduser().is_dir() if word else False
+        path = Path(word).expanduser()
+        is_directory = bool(word) and (path.is_dir() or (is_gguf(path) and path.is_file()))
     except (OSError, RuntimeError, ValueError):  # too long for a path, or an unknown user
         is_directory = False
     return is_directory or _PATH.fullmatch(word) is not None or has_short_form(word) or is_repository(word)

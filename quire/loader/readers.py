@@ -15,10 +15,11 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from quire.config.gguf.tensor_types import QUANTIZED
 from quire.config.quantized.stored import Header
 from quire.errors import counted
 from quire.layers.weights import ShardSpec, WeightMap
-from quire.loader.checkpoint import Checkpoint
+from quire.loader.checkpoint import TensorSource
 from quire.loader.headers import raise_problems
 from quire.loader.mapped_file import DTYPES, STORED_DTYPES
 from quire.log import get_logger
@@ -62,7 +63,7 @@ class Names:
     model inside one for text and images.
     """
 
-    def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap) -> None:
+    def __init__(self, checkpoint: TensorSource, weight_map: WeightMap) -> None:
         base = weight_map.base_prefix
         inside = f"{base}{INSIDE}"
         self.prefix, self.instead = "", ""
@@ -82,7 +83,7 @@ class Names:
 class HeaderReader:
     """Gives tensors without values, and remembers what is wrong."""
 
-    def __init__(self, checkpoint: Checkpoint, weight_map: WeightMap, *, draft_layers: Sequence[str] = ()) -> None:
+    def __init__(self, checkpoint: TensorSource, weight_map: WeightMap, *, draft_layers: Sequence[str] = ()) -> None:
         """`draft_layers` are names of layers behind the model's own, which nobody reads."""
         self.checkpoint = checkpoint
         self.names = Names(checkpoint, weight_map)
@@ -99,7 +100,7 @@ class HeaderReader:
     def read_raw(self, name: str) -> Tensor:
         """See `WeightReader.read_raw`."""
         info = self.checkpoint.tensors[self.names(name)]
-        if info.dtype not in STORED_DTYPES:
+        if info.dtype not in STORED_DTYPES and info.dtype not in QUANTIZED:
             self.problems.append(f"{info.file.name}: {info.name} has dtype {info.dtype}, which torch cannot read")
         if info.name not in self.used:
             self.num_bytes += info.num_bytes
@@ -160,7 +161,7 @@ class CheckpointReader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: TensorSource,
         weight_map: WeightMap,
         *,
         num_bytes: int,

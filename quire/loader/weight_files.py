@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from quire.config.gguf.files import gguf_files, is_gguf
 from quire.config.json_file import parse_json, read_bounded
 from quire.errors import counted, shown
 
@@ -21,6 +22,8 @@ _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 def weight_files(directory: Path) -> list[Path]:
     """The files that a checkpoint is read from, in the order of their names; empty where something is wrong."""
+    if is_gguf(directory):
+        return gguf_files(directory)
     problems: list[str] = []
     listed = listed_files(directory, problems)
     return sorted(set(listed.values()) or single_files(directory, problems))
@@ -95,6 +98,6 @@ def _nothing_usable(directory: Path, found: list[Path]) -> str:
             f"only pickle files ({', '.join(pickles[:3])}), which can run code when they are read; convert them with "
             "transformers: AutoModelForCausalLM.from_pretrained(path).save_pretrained(new_path)"
         )
-    if any(file.suffix == ".gguf" for file in directory.iterdir()):
-        return "only GGUF files, which quire cannot read yet; use the safetensors version of the model"
+    if any(is_gguf(file) for file in directory.iterdir()):
+        return "GGUF files but no .safetensors file; give the path of the .gguf file itself"
     return f"no .safetensors file; expected model.safetensors or {INDEX} with its shards"

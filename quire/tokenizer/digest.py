@@ -6,6 +6,8 @@ import hashlib
 from importlib import metadata
 from pathlib import Path
 
+from quire.config.gguf.files import is_gguf, read_gguf
+
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -27,9 +29,7 @@ def tokenizer_digest(directory: Path, chat_template: str | None = None) -> str:
 
     `chat_template` is what the option of that name says: a template, its file, or the name of one of the model's.
     """
-    files = [directory / name for name in FILES]
-    files += sorted((directory / TEMPLATES).glob("*.jinja"))
-    contents = {str(file.relative_to(directory)): _content(file) for file in files}
+    contents = {"header": _gguf_header(directory)} if is_gguf(directory) else _contents(directory)
     if chat_template is not None:
         content = None if is_template(chat_template) else _content(Path(chat_template))
         contents["the option"] = chat_template.encode("utf-8", "surrogatepass") if content is None else content
@@ -39,6 +39,20 @@ def tokenizer_digest(directory: Path, chat_template: str | None = None) -> str:
             digest.update(f"{name}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
             digest.update(content)
     return digest.hexdigest()
+
+
+def _contents(directory: Path) -> dict[str, bytes | None]:
+    """Name -> bytes of the files that a directory may have."""
+    files = [directory / name for name in FILES]
+    files += sorted((directory / TEMPLATES).glob("*.jinja"))
+    return {str(file.relative_to(directory)): _content(file) for file in files}
+
+
+def _gguf_header(file: Path) -> bytes:
+    """Metadata and tensor infos of a GGUF model, the tokenizer's among them. Raises: CheckpointError."""
+    header = read_gguf(file).headers[0]
+    with header.file.open("rb") as stream:
+        return stream.read(header.num_bytes)
 
 
 def is_template(option: str) -> bool:

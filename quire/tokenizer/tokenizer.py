@@ -16,7 +16,9 @@ from typing import Protocol
 
 import tokenizers
 
+from quire.config.gguf.files import is_gguf
 from quire.errors import InvalidParameter, TokenizerError
+from quire.tokenizer.gguf.tokenizer_json import gguf_tokenizer
 from quire.tokenizer.sentencepiece import convert_sentencepiece
 from quire.tokenizer.tokenizer_files import (
     DEFAULT_TEMPLATE,
@@ -113,13 +115,16 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a model directory.
+    """The tokenizer of a model directory, or of a GGUF file.
 
     `tokenizer.json` is read directly; a directory that has only a SentencePiece model is converted by transformers.
     Nothing in the directory is executed.
 
     Raises: TokenizerError naming the file, what is wrong with it and the remedy; MissingDependency.
     """
+    if is_gguf(directory):
+        built, files = gguf_tokenizer(directory)
+        return HFTokenizer(_build(built, directory), files)
     files = read_tokenizer_files(directory)
     path = directory / "tokenizer.json"
     text = read_text(path)

@@ -124,11 +124,13 @@ def test_every_command_says_the_same(command: str, tmp_path: Path, capfd: pytest
 
 
 @pytest.mark.parametrize("command", ["serve", "show", "plan"])
-def test_a_gguf_file_is_named_by_every_command(command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_gguf_file_is_named_by_every_command(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
     for place in (tmp_path, tmp_path / "model-q4.gguf"):
         assert main([command, str(place)]) == 2
-        assert "holds a GGUF file" in capfd.readouterr().err
+        assert "model-q4.gguf is truncated" in capfd.readouterr().err
 
 
 def test_an_override_runs_a_known_model_under_another_name(

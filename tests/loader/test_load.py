@@ -143,7 +143,7 @@ def test_dummy_weights_need_no_file_and_follow_the_seed(checkpoint: MakeCheckpoi
 
 def test_unknown_load_format_is_refused(checkpoint: MakeCheckpoint) -> None:
     directory = checkpoint("llama")
-    with pytest.raises(ConfigError, match=r"load_format 'pickle'.*auto, safetensors, dummy"):
+    with pytest.raises(ConfigError, match=r"load_format 'pickle'.*auto, safetensors, gguf, dummy"):
         load_model(directory, arch_of(directory), dtype=torch.float32, max_model_len=64, load_format="pickle")
 
 

@@ -27,9 +27,8 @@ GOLDEN = {
     "run --help lists what there is)",
     "run hi --dtype fp8": "quire run: argument --dtype: fp8 is not supported: this build computes on CPUs, which have "
     "no 8-bit floats. Use bfloat16; int8 where memory is short. (quire run --help lists what there is)",
-    "run hi --load-format gguf": "quire run: argument --load-format: gguf is not supported: GGUF files are not read. "
-    "Use the original model with *.safetensors; --quantization int4 makes it as small. (quire run --help lists what "
-    "there is)",
+    "run hi --load-format pt": "quire run: argument --load-format: pt is not supported: pickled weights are never "
+    "opened. Convert the model to safetensors. (quire run --help lists what there is)",
     "serve -n 3": "quire serve: -n 3 is not supported yet: only 1 is; quire runs on one device and uses its cores "
     "(--num-threads). Here -n is vLLM's --nnodes. The length of an answer is set by --max-tokens (-n) of `quire run`, "
     "or by each request to a server. (quire serve --help lists what there is)",
@@ -41,8 +40,8 @@ GOLDEN = {
     "qwen3:14b, qwen3:32b, qwen3:4b, qwen3:8b.",
     "run LORA hi": "quire: LORA is a LoRA adapter (adapter_config.json), and quire does not apply adapters yet. Merge "
     "it into its base model (merge_and_unload() of the package peft), save that, and give the new directory.",
-    "run GGUF hi": "quire: GGUF holds a GGUF file (llama.cpp's format), which quire does not read. Use the original "
-    "model with *.safetensors, and --quantization int8 or int4 to make it smaller.",
+    "run GGUF hi": "quire: The GGUF model GGUF/model.gguf has 1 problem:\n  - model.gguf is no GGUF file: it does not "
+    "begin with GGUF; copy it again",
 }
 
 

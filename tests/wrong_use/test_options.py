@@ -30,7 +30,7 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "quantised before": ({"quantization": "hqq"}, ["quantization='hqq' is not supported", "int8 or int4"]),
     "another method": ({"quantization": "awq_marlin"}, ["quantization='awq'", "weights are plain"]),
     "nothing to dequantize": ({"dequantize": True}, ["dequantize has no effect"]),
-    "format of llama.cpp": ({"load_format": "gguf"}, ["load_format='gguf' is not supported", "safetensors"]),
+    "format of llama.cpp": ({"load_format": "gguf"}, ["load_format='gguf'", "is no GGUF file", "Leave"]),
     "floats of a GPU": ({"dtype": "fp8"}, ["dtype='fp8' is not supported", "Use bfloat16"]),
     "cache of a GPU": ({"kv_cache_dtype": "FP8"}, ["kv_cache_dtype='FP8' is not supported", "int8"]),
     "quantization without kernels": ({"quantization": "int8", "ops": "reference"}, ["native kernels", "compiler"]),

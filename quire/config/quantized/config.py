@@ -176,6 +176,10 @@ def _bitsandbytes(keys: _Keys) -> StoredQuantization:
     return StoredQuantization(method="bitsandbytes", packings=(Packing.BNB_4BIT,))
 
 
+def _gguf(keys: _Keys) -> StoredQuantization:
+    return StoredQuantization(method="gguf", packings=(Packing.GGUF,))
+
+
 _METHODS: Mapping[str, Callable[[_Keys], StoredQuantization]] = MappingProxyType(
     {
         "gptq": _gptq,
@@ -186,6 +190,7 @@ _METHODS: Mapping[str, Callable[[_Keys], StoredQuantization]] = MappingProxyType
         "fp8": _fp8,
         "mxfp4": _mxfp4,
         "bitsandbytes": _bitsandbytes,
+        "gguf": _gguf,
     }
 )
 METHODS = tuple(name for name in _METHODS if "/" not in name)

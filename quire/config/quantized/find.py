@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
+from quire.config.gguf.tensor_types import QUANTIZED
 from quire.config.quantized.stored import Header, Headers, Packing, StoredFormat, refuse
 from quire.utils.math import cdiv
 
@@ -271,6 +272,26 @@ def _bnb_4bit(name: str, state: str, headers: Headers, hints: Hints) -> StoredFo
     )
 
 
+def find_gguf(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """Rows [N, M] in blocks of a type, which is the role of the tensor."""
+    header = headers(name)
+    if header is None or header.dtype not in QUANTIZED:
+        return None
+    if len(header.shape) != 2:
+        raise refuse(name, f"has shape {list(header.shape)}, and {header.dtype} is for matrices")
+    kind = QUANTIZED[header.dtype]
+    return StoredFormat(
+        name=name,
+        packing=Packing.GGUF,
+        tensors={header.dtype: name},
+        shape=header.shape,
+        bits=kind.bits,
+        group_size=kind.group_size,
+        has_offsets=kind.has_offsets,
+        has_levels=kind.has_levels,
+    )
+
+
 FINDERS: Mapping[Packing, Find] = MappingProxyType(
     {
         Packing.GPTQ: find_gptq,
@@ -281,6 +302,7 @@ FINDERS: Mapping[Packing, Find] = MappingProxyType(
         Packing.MXFP4: find_mxfp4,
         Packing.FLOAT4: find_float4,
         Packing.BNB_4BIT: find_bitsandbytes,
+        Packing.GGUF: find_gguf,
     }
 )
 
@@ -296,7 +318,7 @@ def weights_in(headers: Iterable[tuple[str, Header]]) -> Iterator[str]:
             yield name.removesuffix("_blocks")
         elif name.endswith(_MARKS):
             yield f"{name.rpartition('.')[0]}.weight"
-        elif name.endswith(".weight") and header.dtype in _BYTES:
+        elif name.endswith(".weight") and (header.dtype in _BYTES or header.dtype in QUANTIZED):
             yield name
 
 

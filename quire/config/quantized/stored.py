@@ -35,6 +35,7 @@ class Packing(StrEnum):
     FLOAT4 = "compressed-tensors mxfp4-pack-quantized or nvfp4-pack-quantized"
     BNB_4BIT = "bitsandbytes 4 bits"
     BNB_8BIT = "bitsandbytes 8 bits"
+    GGUF = "GGUF"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from quire.config.quantized.find import BLOCK_ROWS
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
-from quire.layers.quantization.bits import along_columns, along_rows, fields, signed
+from quire.layers.quantization.bits import FLOAT4_LEVELS, along_columns, along_rows, fields, signed
 from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
+from quire.layers.quantization.gguf_blocks import unpack_gguf
 from quire.ops.operands import QuantizedRows
 
 Stored = Mapping[str, Tensor]
 """The tensors of a weight, by role."""
 Unpack = Callable[[StoredFormat, Stored], QuantizedRows]
-FLOAT4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of e2m1 (OCP Microscaling Formats 1.0, section 5.3.3)."""
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which field of a word has each of its eight columns."""
 
@@ -161,5 +160,6 @@ UNPACK: Mapping[Packing, Unpack] = MappingProxyType(
         Packing.FLOAT4: _float4,
         Packing.BNB_4BIT: unpack_bnb_4bit,
         Packing.BNB_8BIT: unpack_bnb_8bit,
+        Packing.GGUF: unpack_gguf,
     }
 )

@@ -1,0 +1,208 @@
+"""What config.json and generation_config.json would say about a GGUF model."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.config.families import ARCHITECTURES as CLASS_OF
+from quire.config.families import family_of
+from quire.config.family_spec import FamilySpec
+from quire.config.gguf.architectures import COMMON, IGNORED, GgufArchitecture, architecture_of, rotary_share
+from quire.config.gguf.end_tokens import end_token_ids
+from quire.config.gguf.files import GgufModel, read_gguf
+from quire.config.gguf.metadata import GgufKeys
+from quire.config.gguf.tensor_types import PLAIN
+from quire.config.layer_kinds import LayerKind
+from quire.config.rope import yarn_scale
+from quire.errors import shown
+from quire.log import get_logger
+
+log = get_logger(__name__)
+
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
+ROPE_DIVISORS = "rope_freqs.weight"
+_FLOATS = {"F32": "float32", "F16": "float16"}
+MAX_VECTOR_BYTES = 1 << 16
+
+
+def gguf_config(path: Path) -> dict[str, Any]:
+    """config.json of the model in a file.
+
+    Raises: CheckpointError for a damaged file; ConfigError for a model that is not read from GGUF.
+    """
+    model = read_gguf(path)
+    keys = GgufKeys(model)
+    architecture = architecture_of(keys)
+    name = CLASS_OF[architecture.model_type]
+    family = family_of(name, architecture.model_type)
+    head_size = _head_size(keys)
+    return {
+        "architectures": [name],
+        "model_type": architecture.model_type,
+        **_copied(keys, architecture),
+        "head_dim": head_size,
+        "vocab_size": _vocab_size(keys),
+        "tie_word_embeddings": HEAD not in model.tensors,
+        "torch_dtype": _dtype(model),
+        "bos_token_id": keys.token_id("bos"),
+        "eos_token_id": end_token_ids(keys),
+        **_quantization(model),
+        **_biases(model, family),
+        **_windows(keys),
+        **_rope(keys, head_size),
+        **architecture.fixed,
+        **architecture.derived(keys),
+    }
+
+
+def gguf_generation_config(path: Path) -> dict[str, Any]:
+    """generation_config.json of the model in a file: the tokens that end a text. Raises: CheckpointError."""
+    return {"eos_token_id": end_token_ids(GgufKeys(read_gguf(path)))}
+
+
+def _copied(keys: GgufKeys, architecture: GgufArchitecture) -> dict[str, Any]:
+    """The keys that differ in their names alone; what transformers defaults to counts for none of them."""
+    for required in ("block_count", "context_length", "embedding_length", "attention.head_count"):
+        keys.count(required)
+    if not any(keys.name_of(f"attention.layer_norm_{kind}epsilon") in keys.metadata for kind in ("rms_", "")):
+        keys.refuse(keys.name_of("attention.layer_norm_rms_epsilon"), "must be a number above 0")
+    found = {name: keys.of_model(key) for key, name in {**COMMON, **architecture.keys}.items() if key}
+    config = {name: value for name, value in found.items() if value is not None}
+    heads = keys.count("attention.head_count")
+    return {"sliding_window": None, "num_key_value_heads": heads, **config}
+
+
+def _head_size(keys: GgufKeys) -> int:
+    """Of keys, which values share."""
+    width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    if keys.of_model("attention.key_length") is None and width % heads:
+        keys.refuse(keys.name_of("attention.head_count"), f"must divide the width of {width}")
+    size = width // heads if keys.of_model("attention.key_length") is None else keys.count("attention.key_length")
+    if keys.of_model("attention.value_length") not in (None, size):
+        keys.refuse(keys.name_of("attention.value_length"), f"must be that of keys, {size}")
+    return size
+
+
+def _vocab_size(keys: GgufKeys) -> int:
+    """Rows of the embedding. A tokenizer may have fewer tokens."""
+    table = keys.model.tensors.get(EMBEDDING)
+    if table is None or len(table.shape) != 2:
+        keys.refuse("general.architecture", f"must be that of a file with a table of embeddings, {EMBEDDING}")
+    return table.shape[0]
+
+
+def _dtype(model: GgufModel) -> str:
+    """What weights that are not quantised are kept in: the type of all matrices, or else bfloat16."""
+    types = {tensor.type.name for tensor in model.tensors.values() if len(tensor.shape) > 1}
+    return _FLOATS.get(next(iter(types)), "bfloat16") if len(types) == 1 else "bfloat16"
+
+
+def _quantization(model: GgufModel) -> dict[str, Any]:
+    """That weights are quantised, if any is; each tensor says how."""
+    is_quantized = any(tensor.type.name not in PLAIN for tensor in model.tensors.values())
+    return {"quantization_config": {"quant_method": "gguf"}} if is_quantized else {}
+
+
+def _biases(model: GgufModel, family: FamilySpec) -> dict[str, bool]:
+    """The family's flags, from the tensors that are there."""
+    first = {name.removeprefix("blk.0.") for name in model.tensors if name.startswith("blk.0.")}
+    attention = bool({"attn_q.bias", "attn_qkv.bias"} & first)
+    flags = {"mlp_bias": "ffn_up.bias" in first}
+    if isinstance(family.output_bias, str):
+        flags[family.output_bias] = "attn_output.bias" in first
+    if isinstance(family.attention_bias, str):
+        flags[family.attention_bias] = attention
+    return flags
+
+
+def _windows(keys: GgufKeys) -> dict[str, Any]:
+    """Which layers have a window, where the file says so: a flag for each layer, or the step of those without."""
+    pattern = keys.metadata.get(keys.name_of("attention.sliding_window_pattern"))
+    if isinstance(pattern, list):
+        return {"layer_types": [LayerKind.SLIDING if has_window else LayerKind.FULL for has_window in pattern]}
+    return {} if pattern is None else {"sliding_window_pattern": pattern}
+
+
+def _rope(keys: GgufKeys, head_size: int) -> dict[str, Any]:
+    """How queries and keys are rotated."""
+    config: dict[str, Any] = {}
+    rotated = keys.of_model("rope.dimension_count")
+    if rotated is not None:
+        config["partial_rotary_factor"] = rotary_share(head_size, keys.count("rope.dimension_count"))
+    scaling = _divided(keys.model) or _long(keys) or _scaled(keys)
+    if scaling:
+        config["rope_scaling"] = scaling
+    return config
+
+
+def _divided(model: GgufModel) -> Mapping[str, Any] | None:
+    """Each pair's frequency has a divisor: Llama 3 files bring them computed."""
+    divisors = _vector(model, ROPE_DIVISORS)
+    if divisors is None or all(number == 1.0 for number in divisors):
+        return None
+    return {"rope_type": "longrope", "attention_factor": 1.0, "short_factor": divisors, "long_factor": divisors}
+
+
+def _long(keys: GgufKeys) -> Mapping[str, Any] | None:
+    """Phi-3: two lists of divisors, for short and for long contexts."""
+    short, long = (_vector(keys.model, name) for name in ROPE_FACTORS)
+    if short is None or long is None:
+        return None
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+        "attention_factor": keys.number("rope.scaling.attn_factor"),
+    }
+
+
+def _scaled(keys: GgufKeys) -> Mapping[str, Any] | None:
+    """Stretched by one factor."""
+    kind = keys.of_model("rope.scaling.type")
+    if kind in (None, "none", "longrope"):
+        return None
+    factor = keys.number("rope.scaling.factor")
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        keys.refuse(keys.name_of("rope.scaling.type"), "must be none, linear, yarn or longrope")
+    return {"rope_type": "yarn", "factor": factor, **dict(_yarn(keys, factor))}
+
+
+def _yarn(keys: GgufKeys, factor: float) -> Iterator[tuple[str, Any]]:
+    yield "original_max_position_embeddings", keys.count("rope.scaling.original_context_length")
+    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        if keys.of_model(f"rope.scaling.{key}") is not None:
+            yield name, keys.number(f"rope.scaling.{key}")
+    if keys.architecture == "gpt-oss":
+        yield "truncate", False
+    if keys.of_model("rope.scaling.attn_factor") is not None:
+        yield "attention_factor", keys.number("rope.scaling.attn_factor") * yarn_scale(factor, 1.0)
+
+
+def _vector(model: GgufModel, name: str) -> list[float] | None:
+    """The numbers of a small float32 tensor, if it is there."""
+    tensor = model.tensors.get(name)
+    if tensor is None or tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.num_bytes > MAX_VECTOR_BYTES:
+        return None
+    numbers = array("f")
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        numbers.frombytes(stream.read(tensor.num_bytes))
+    return numbers.tolist()
+
+
+def report_unknown(path: Path) -> None:
+    """Log which keys of the model nobody reads. Raises: CheckpointError and its kin."""
+    keys = GgufKeys(read_gguf(path))
+    prefix = f"{keys.architecture}."
+    known = {*COMMON, *IGNORED, *architecture_of(keys).keys}
+    named = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
+    unknown = sorted(set(named) - known)
+    if unknown:
+        log.warning("%s: metadata keys without effect: %s", keys.source, ", ".join(map(shown, unknown)))

@@ -1,0 +1,31 @@
+"""The tokens that end a text or a turn, from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from quire.config.gguf.metadata import GgufKeys
+
+ROLES = ("eos", "eot", "eom")
+"""Ends of a text, a turn and a message."""
+TURN_ENDS = frozenset(
+    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>"}
+)
+"""Control tokens that end a turn of the models that have them, although many files name one end alone."""
+HARMONY = frozenset({"<|return|>", "<|call|>"})
+"""Where there are these (gpt-oss), <|end|> ends a message, and others follow."""
+CONTROL = 3
+
+
+def end_token_ids(keys: GgufKeys) -> list[int]:
+    """The one that the file names as the end of text first."""
+    named = [token_id for role in ROLES if (token_id := keys.token_id(role)) is not None]
+    return list(dict.fromkeys([*named, *_turn_ends(keys)]))
+
+
+def _turn_ends(keys: GgufKeys) -> list[int]:
+    """Control tokens that are known to end a turn."""
+    if "tokenizer.ggml.tokens" not in keys.metadata:
+        return []
+    tokens, types = keys.texts("tokenizer.ggml.tokens"), keys.numbers("tokenizer.ggml.token_type")
+    ends = TURN_ENDS - {"<|end|>"} if set(tokens) >= HARMONY else TURN_ENDS
+    found = [index for index, token in enumerate(tokens) if token in ends]
+    return [index for index in found if types is not None and index < len(types) and types[index] == CONTROL]

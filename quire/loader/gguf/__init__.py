@@ -1,0 +1,1 @@
+"""The weights of a GGUF file; `quire.config.gguf` reads its header."""

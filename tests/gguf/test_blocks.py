@@ -1,0 +1,80 @@
+"""Blocks of every quantised type stand for the numbers that the package gguf makes of them."""
+
+import warnings
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize as dequantize_blocks
+from gguf.quants import quantize
+
+from quire.config.gguf.tensor_types import BY_NAME, PLAIN, QUANTIZED, TENSOR_TYPES
+from quire.layers.quantization import gguf_blocks
+from quire.layers.quantization.gguf_blocks import quantized_rows
+from quire.ops.dequantize import dequantize
+
+ROUNDING = 2.0**-22
+"""Of float32: an offset may be rounded once more than in a product with a code from zero on."""
+ROUNDED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+"""Types that the package quantises to."""
+
+
+def test_types_have_the_sizes_that_the_package_gguf_says() -> None:
+    for type_id, kind in TENSOR_TYPES.items():
+        theirs = gguf.GGMLQuantizationType(type_id)
+        assert (theirs.name, gguf.GGML_QUANT_SIZES[theirs]) == (kind.name, (kind.block_size, kind.block_bytes))
+    assert {*PLAIN, *QUANTIZED} <= {*BY_NAME}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_random_blocks_stand_for_the_same_numbers(name: str) -> None:
+    raw = np.random.default_rng(1).integers(0, 256, (24, 3 * BY_NAME[name].block_bytes), dtype=np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scales that are no numbers
+        theirs = dequantize_blocks(raw, gguf.GGMLQuantizationType[name])
+    ours = dequantize(quantized_rows(name, torch.from_numpy(raw))).numpy()
+    is_finite = np.isfinite(theirs)
+    assert is_finite.mean() > 0.5
+    error = np.abs(ours[is_finite] - theirs[is_finite])
+    if not QUANTIZED[name].has_offsets:
+        assert not error.any()
+    block = BY_NAME[name].block_size
+    with np.errstate(invalid="ignore"):
+        largest = np.abs(theirs.reshape(-1, block)).max(axis=1, keepdims=True).repeat(block, 1).reshape(theirs.shape)
+    assert (error <= 64 * ROUNDING * largest[is_finite]).all()
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_rows_say_what_the_table_of_types_says(name: str) -> None:
+    raw = torch.zeros(2, BY_NAME[name].block_bytes, dtype=torch.uint8)
+    rows, kind = quantized_rows(name, raw), QUANTIZED[name]
+    assert rows.shape == (2, BY_NAME[name].block_size)
+    assert (rows.bits, rows.group_size) == (kind.bits, kind.group_size)
+    assert ((rows.offsets is not None), (rows.levels is not None)) == (kind.has_offsets, kind.has_levels)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_values_fit_the_bits_that_they_are_said_to_need(name: str) -> None:
+    raw = np.random.default_rng(2).integers(0, 256, (64, BY_NAME[name].block_bytes), dtype=np.uint8)
+    rows = quantized_rows(name, torch.from_numpy(raw))
+    low, high = (0, 15) if rows.levels is not None else (-(1 << rows.bits - 1), (1 << rows.bits - 1) - 1)
+    assert low <= int(rows.values.min()) <= int(rows.values.max()) <= high
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_numbers_come_back_within_half_a_step(name: str) -> None:
+    weight = np.random.default_rng(3).standard_normal((8, 96), np.float32)
+    rows = quantized_rows(name, torch.from_numpy(quantize(weight, gguf.GGMLQuantizationType[name])))
+    step = rows.scales.abs().repeat_interleave(rows.group_size, dim=1)
+    # A whole step where the type has one code less above zero than below; float16 rounds scales.
+    assert ((dequantize(rows) - torch.from_numpy(weight)).abs() <= step * 1.02).all()
+
+
+def test_rows_are_read_alike_in_chunks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (50, 288), dtype=np.uint8))
+    whole = quantized_rows("Q4_K", raw)
+    monkeypatch.setattr(gguf_blocks, "CHUNK_BYTES", 3 * 288)
+    chunked = quantized_rows("Q4_K", raw)
+    assert torch.equal(whole.values, chunked.values)
+    assert torch.equal(whole.scales.nan_to_num(), chunked.scales.nan_to_num())  # numbers that are none differ in bits

@@ -1,0 +1,181 @@
+"""Models from GGUF files compute what transformers computes of the numbers that the files' weights stand for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.config.arch import ModelArch
+from quire.config.gguf.config_json import gguf_config, report_unknown
+from quire.config.gguf.tensor_types import QUANTIZED
+from quire.errors import CheckpointError, ConfigError
+from quire.loader.checkpoint import open_checkpoint
+from quire.loader.model_impl import read_model_arch
+from quire.ops import table
+from tests.checkpoints import in_transformers, make_checkpoint
+from tests.gguf.files import ARCHITECTURES, GgufFile
+from tests.models.harness import Harness, arch_of
+
+SUPER_BLOCKS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+"""Sizes that blocks of 256 divide."""
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {"mlp_only_layers": [], "decoder_sparse_step": 1},  # all layers of a file are alike
+    "qwen3_moe": {"mlp_only_layers": [], "decoder_sparse_step": 1},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},  # what llama.cpp takes it to be
+    "gemma2": {"query_pre_attn_scalar": 24},
+    "gemma3_text": {"query_pre_attn_scalar": 24},
+}
+"""What no file says: llama.cpp has it in code."""
+IDS = torch.randint(0, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.fixture(autouse=True)
+def reference_ops() -> Iterator[None]:
+    before = table.in_use()
+    table.use("reference")
+    yield
+    if before:
+        table.use(before)
+
+
+def converted(directory: Path, family: str, kind: str, **overrides: Any) -> tuple[Path, Path]:
+    """(a GGUF file, a checkpoint with the numbers that it stands for)."""
+    source = make_checkpoint(family, directory / "source", **{**OVERRIDES.get(family, {}), **overrides})
+    file = GgufFile(source, kind=kind)
+    return file.write(directory / "model.gguf"), file.write_dequantized(directory / "dequantized")
+
+
+def logits_of(file: Path) -> Tensor:
+    return Harness(file, arch=read_model_arch(gguf_config(file), file)).logits(IDS)
+
+
+@torch.no_grad()
+def transformers_logits(directory: Path) -> Tensor:
+    logits: Tensor = in_transformers(directory)(torch.tensor([IDS])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_family_computes_what_transformers_does(family: str, tmp_path: Path) -> None:
+    file, dequantized = converted(tmp_path, family, "Q8_0")
+    ours, theirs = logits_of(file), transformers_logits(dequantized)
+    assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max() + 1e-5
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_the_metadata_stand_for_the_config(family: str, tmp_path: Path) -> None:
+    file, directory = converted(tmp_path, family, "F32")
+    ours, theirs = read_model_arch(gguf_config(file), file), arch_of(directory)
+    names = {field.name for field in fields(ModelArch)} - {"source", "raw", "eos_token_ids"}
+    assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
+    assert ours.eos_token_ids == (256, 258)  # and the token that is known to end a turn
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", *QUANTIZED])
+def test_every_type_computes_what_transformers_does(kind: str, tmp_path: Path) -> None:
+    file, dequantized = converted(tmp_path, "llama", kind, **SUPER_BLOCKS)
+    arch = read_model_arch(gguf_config(file), file)
+    assert {format.bits for format in arch.quantized} == ({QUANTIZED[kind].bits} if kind in QUANTIZED else set())
+    assert arch.dtype == ("float16" if kind == "F16" else "bfloat16")
+    ours, theirs = logits_of(file), transformers_logits(dequantized)
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
+def test_a_split_model_computes_the_same(tmp_path: Path) -> None:
+    source = make_checkpoint("llama", tmp_path / "source")
+    whole = GgufFile(source, kind="Q8_0").write(tmp_path / "model.gguf")
+    (tmp_path / "split").mkdir()
+    parts = GgufFile(source, kind="Q8_0").write(tmp_path / "split" / "model.gguf", split_tensors=7)
+    assert len(list((tmp_path / "split").iterdir())) > 3
+    assert torch.equal(logits_of(parts), logits_of(whole))
+
+
+@pytest.mark.parametrize("divisor", [1.0, 8.0])
+def test_divided_frequencies_are_those_of_llama_3(divisor: float, tmp_path: Path) -> None:
+    """What the file has as numbers is what config.json has as four parameters."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {**scaling, "original_max_position_embeddings": 64, "rope_theta": 10_000.0}
+    overrides: dict[str, Any] = {"rope_parameters": rope} if divisor > 1 else {}
+    source = make_checkpoint("llama", tmp_path / "source", **overrides)
+    file = GgufFile(source)
+    file.weights["rope_freqs"] = llama3_divisors(rope, 16) if divisor > 1 else np.ones(8, np.float32)
+    logits, theirs = logits_of(file.write(tmp_path / "model.gguf")), transformers_logits(source)
+    assert (logits - theirs).abs().max() < 2e-5 * theirs.abs().max()
+
+
+def llama3_divisors(rope: dict[str, Any], head_size: int) -> np.ndarray:
+    """As llama.cpp's converter computes them. Shapes: -> [head_size / 2] float32."""
+    original, factor = rope["original_max_position_embeddings"], rope["factor"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    divisors = []
+    for pair in range(head_size // 2):
+        wavelength = 2 * np.pi * rope["rope_theta"] ** (2 * pair / head_size)
+        smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
+        divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
+
+
+def test_an_architecture_that_is_not_read_is_named_with_those_that_are(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "t5")
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    with pytest.raises(ConfigError, match=r"architecture 't5' are not read.*llama.*qwen3moe.*Use the model with"):
+        gguf_config(tmp_path / "m.gguf")
+
+
+def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
+    file = GgufFile(make_checkpoint("llama", tmp_path / "source", **SUPER_BLOCKS), kind="F32").write(
+        tmp_path / "m.gguf"
+    )
+    data = bytearray(file.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    place = data.index(name) + len(name) + 4 + 2 * 8
+    data[place : place + 4] = (16).to_bytes(4, "little")  # IQ2_XXS takes fewer bytes than F32
+    file.write_bytes(data)
+    arch = read_model_arch(gguf_config(file), file)
+    with pytest.raises(CheckpointError, match="has dtype IQ2_XXS"):
+        Harness(file, arch=arch)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    file = GgufFile(make_checkpoint("llama", tmp_path / "source"))
+    del file.weights["model.layers.1.self_attn.k_proj.weight"]
+    written = file.write(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.self_attn\.k_proj\.weight \[32, 64\] is missing"):
+        Harness(written, arch=read_model_arch(gguf_config(written), written))
+
+
+def test_layers_that_differ_are_refused(tmp_path: Path) -> None:
+    file = GgufFile(make_checkpoint("llama", tmp_path / "source"))
+    file.extra = {"attention.head_count_kv": [2, 1, 2]}
+    with pytest.raises(ConfigError, match=r"llama\.attention\.head_count_kv is \[2, 1, 2\].*the same for all layers"):
+        gguf_config(file.write(tmp_path / "m.gguf"))
+
+
+def test_keys_without_effect_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = GgufFile(make_checkpoint("llama", tmp_path / "source"))
+    file.extra = {"attention.secret": 3}
+    with caplog.at_level(logging.WARNING):
+        report_unknown(file.write(tmp_path / "m.gguf"))
+    assert "metadata keys without effect: 'attention.secret'" in caplog.text
+
+
+def test_bytes_of_an_expert_are_its_own(tmp_path: Path) -> None:
+    file, dequantized = converted(tmp_path, "mixtral", "F32")
+    source, plain = open_checkpoint(file), open_checkpoint(dequantized)
+    layer = "model.layers.1.block_sparse_moe.experts"
+    for expert in range(5):
+        ours = source.view(f"{layer}.{expert}.down_proj.weight")
+        assert torch.equal(ours, plain.view(f"{layer}.{expert}.w2.weight"))
+        source.drop([f"{layer}.{expert}.down_proj.weight"])
+    assert torch.equal(source.view(f"{layer}.0.up_proj.weight"), plain.view(f"{layer}.0.w3.weight"))
