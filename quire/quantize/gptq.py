@@ -55,10 +55,11 @@ def inverse_factor(gram: Tensor) -> Tensor:
     while damping <= MAX_DAMPING:
         damped = hessian.clone()
         damped.diagonal().add_(damping * diagonal.mean())
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not failed:
+        lower, has_failed = torch.linalg.cholesky_ex(damped)
+        upper: Tensor
+        if not has_failed:
+            upper, has_failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not has_failed:
                 return upper
         damping *= 10
     raise ConfigError(

@@ -44,11 +44,11 @@ class LayerwiseModel:
             found = None
         if not isinstance(found, nn.ModuleList):
             raise ConfigError(f"{directory}: transformers has no layers called {prefix}; use --method rtn")
-        self.layers: Sequence[nn.Module] = list(found)  # type: ignore[arg-type]
+        self.layers: Sequence[nn.Module] = list(found)
         self.dtype: torch.dtype = self._model.dtype
         self._widen_rest()
         self._returns_tuple = False
-        self._arguments: list[Mapping[str, Any]] = []
+        self._arguments: Sequence[Mapping[str, Any]] = []
         self._check()
 
     def start(self, blocks: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -71,7 +71,8 @@ class LayerwiseModel:
         """What a layer gives; the layer must be widened. Shapes: [1, T, M] -> [1, T, M]."""
         with torch.no_grad():
             output = self.layers[index](hidden, **self._arguments[index])
-        return output[0] if self._returns_tuple else output
+        given: Tensor = output[0] if self._returns_tuple else output
+        return given
 
     @contextmanager
     def widened(self, index: int) -> Iterator[nn.Module]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,11 @@ def quantize(options: QuantizeOptions, arch: ModelArch, progress: Callable[[int,
         options.out, _recipe(options, checkpoint), len(selection.layers) + 1, _num_bytes(checkpoint, selection, options)
     )
     run = _Run(options, checkpoint, selection, output, progress)
-    perplexity = run.through_text(blocks) if blocks is not None else run.plainly()
+    perplexity = None
+    if blocks is None:
+        run.plainly()
+    else:
+        perplexity = run.through_text(blocks)
     return _finish(options, arch, selection, output, perplexity, _total(checkpoint.tensors.values()))
 
 
@@ -90,7 +95,7 @@ class _Run:
         """Round every weight to the nearest, tensor by tensor: no model is built."""
         self._write_outside()
         for index in range(len(self._selection.layers)):
-            self._write(index + 1, lambda index=index: self._plain_layer(index))
+            self._write(index + 1, partial(self._plain_layer, index))
 
     def through_text(self, blocks: Blocks) -> Perplexity | None:
         """The same by any method, with the model at hand, and measure its perplexity on the way."""

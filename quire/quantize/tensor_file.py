@@ -48,7 +48,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     with unfinished.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(tensors):
-            stream.write(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy())
+            stream.write(memoryview(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()))
         stream.flush()
         os.fsync(stream.fileno())
     unfinished.replace(file)
