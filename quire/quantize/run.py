@@ -17,7 +17,8 @@ from quire import __version__
 from quire.config.arch import ModelArch
 from quire.errors import ConfigError
 from quire.loader.checkpoint import Checkpoint
-from quire.loader.safetensors_file import DTYPES, TensorInfo, read_header
+from quire.loader.mapped_file import STORED_DTYPES
+from quire.loader.safetensors_header import TensorInfo, read_header
 from quire.quantize.compressed import decompressed
 from quire.quantize.layerwise import LayerwiseModel
 from quire.quantize.methods import CalibratedLayer, Method
@@ -148,7 +149,7 @@ class _Run:
         local = self._local_names(index)
         modules = self._selection.modules_of(index)
         first = self._checkpoint.tensors[modules[0] + WEIGHT]
-        calibrated = CalibratedLayer(self._method, layer, forward, inputs, DTYPES[first.dtype])
+        calibrated = CalibratedLayer(self._method, layer, forward, inputs, STORED_DTYPES[first.dtype])
         calibrated.move_scales({local[module] for module in modules})
         tensors: dict[str, Tensor] = {}
         for module in modules:

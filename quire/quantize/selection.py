@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quire.config.arch import ModelArch
 from quire.errors import ConfigError, counted
-from quire.loader.safetensors_file import TensorInfo
+from quire.loader.safetensors_header import TensorInfo
 from quire.quantize.formats import TargetFormat
 
 WEIGHT = ".weight"
@@ -49,7 +49,7 @@ def check_model(arch: ModelArch) -> None:
             f"{arch.source}: {arch.architecture} runs through transformers, and quire quantize only knows models that "
             "quire builds itself (quire models lists them)"
         )
-    if arch.raw.get("quantization_config") is not None:
+    if arch.quantization is not None:
         raise ConfigError(f"{arch.source}: the weights are quantised already; give the unquantised version")
     if arch.recurrences:
         raise ConfigError(

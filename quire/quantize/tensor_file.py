@@ -10,23 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.loader.safetensors_file import TensorInfo, read_header
+from quire.loader.mapped_file import STORED_DTYPES
+from quire.loader.safetensors_header import TensorInfo, read_header
 
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 ALIGNMENT = 8
 
 
@@ -37,7 +24,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     for name in sorted(tensors):
         end = start + tensors[name].nbytes
         header[name] = {
-            "dtype": DTYPES[tensors[name].dtype],
+            "dtype": NAMES[tensors[name].dtype],
             "shape": list(tensors[name].shape),
             "data_offsets": [start, end],
         }
@@ -48,7 +35,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     with unfinished.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(tensors):
-            stream.write(memoryview(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()))
+            stream.write(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
         stream.flush()
         os.fsync(stream.fileno())
     unfinished.replace(file)
@@ -63,8 +50,8 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 def stored(info: TensorInfo) -> Tensor:
     """A copy of a tensor, as the file has it."""
     if not info.num_bytes:
-        return torch.empty(info.shape, dtype=BY_NAME[info.dtype])
+        return torch.empty(info.shape, dtype=STORED_DTYPES[info.dtype])
     with info.file.open("rb") as stream:
         stream.seek(info.start)
         data = bytearray(stream.read(info.num_bytes))
-    return torch.frombuffer(data, dtype=torch.uint8).view(BY_NAME[info.dtype]).view(info.shape)
+    return torch.frombuffer(data, dtype=torch.uint8).view(STORED_DTYPES[info.dtype]).view(info.shape)
