@@ -18,7 +18,6 @@ PROSE = (
     "docs/promises.md",
     "docs/performance.md",
     "docs/operations.md",
-    "docs/adding_a_model.md",
     "docs/glossary.md",
 )
 SOURCES = (
@@ -29,9 +28,8 @@ SOURCES = (
     "quire/sampling/sampler.py",
     "quire/models/decoder.py",
     "quire/loader/names.py",
-    "quire/loader/safetensors_file.py",
+    "quire/loader/safetensors_header.py",
     "quire/observability/progress.py",
-    "quire/beam_search.py",
 )
 
 
