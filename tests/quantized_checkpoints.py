@@ -1,8 +1,8 @@
 """Quantised checkpoints as the formats' own libraries write them, by small writers that share no code with quire.
 
-Every writer here was compared once with files that the library wrote from the same weights, bit for bit: compressed-tensors
-0.19 (by llm-compressor 0.14), gptqmodel 7.7, AutoAWQ 0.2.9, bitsandbytes 0.50.2 and transformers' `Fp8Quantize` (5.23).
-What rounds by a search (GPTQ's errors) is rounded to the nearest; its packing is that of the library.
+Every writer here was compared once with files that the library wrote from the same weights, bit for bit:
+compressed-tensors 0.19 (by llm-compressor 0.14), AutoAWQ 0.2.9, bitsandbytes 0.50.2 and transformers' `Fp8Quantize`
+(5.23). Where gptqmodel (7.7) corrects errors, the one here rounds to the nearest; its packing was compared.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def fp8_blocks(weight: Tensor, block: int = 128) -> Written:
     return Written(tensors={"weight": values, "weight_scale_inv": inverse}, weight=values.float() * wide)
 
 
-def gptq(weight: Tensor, *, bits: int, group_size: int, symmetric: bool, in_order: bool = True, v1: bool = True) -> Written:
+def gptq(
+    weight: Tensor, *, bits: int, group_size: int, symmetric: bool, in_order: bool = True, v1: bool = True
+) -> Written:
     """The format of AutoGPTQ and gptqmodel. Out of order: columns belong to groups by g_idx (desc_act)."""
     columns, most = weight.shape[1], (1 << bits) - 1
     order = torch.arange(columns) if in_order else torch.randperm(columns, generator=torch.Generator().manual_seed(5))
@@ -315,7 +317,9 @@ FORMATS: Mapping[str, Format] = {
     ),
     "ct-nvfp4": Format(
         write=nvfp4,
-        config=_ct("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
+        config=_ct(
+            "nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+        ),
     ),
     "ct-mxfp4": Format(
         write=mxfp4,
@@ -349,7 +353,9 @@ FORMATS: Mapping[str, Format] = {
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
-def make_quantized_checkpoint(format: str, directory: Path, family: str = "llama", **overrides: Any) -> tuple[Path, Path]:
+def make_quantized_checkpoint(
+    format: str, directory: Path, family: str = "llama", **overrides: Any
+) -> tuple[Path, Path]:
     """A quantised checkpoint, and one of float32 numbers that its weights stand for, in new directories.
 
     Linear layers of the decoder are quantised, embeddings and head are not.
