@@ -18,6 +18,7 @@ COMMANDS = {
     "models": "list the families of models that quire can run",
     "show": "show what a model is and the memory it needs here, without loading it",
     "plan": "say what memory a model will take and what fits, without loading it",
+    "quantize": "write a checkpoint with quantised weights",
     "simulate": "say how engines would serve requests, without computing them",
     "rm": "delete downloaded models",
     "complete": "complete prompts with a model that is served",

@@ -63,6 +63,25 @@ def generate_progress(show: bool, num_requests: int) -> Iterator[Callable[[int, 
         yield update
 
 
+@contextmanager
+def quantize_progress(show: bool) -> Iterator[Callable[[int, int], None]]:
+    """A callback for (layers written, layers in all) that draws a bar."""
+    if not show or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("quantising layers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield update
+
+
 def _is_notebook() -> bool:
     """Whether this is a cell of a notebook: what it writes to standard error is shown, though it is no terminal."""
     if "IPython" not in sys.modules:
