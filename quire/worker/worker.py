@@ -61,7 +61,9 @@ class Worker:
                 max_num_seqs=config.scheduler_config.max_num_seqs,
                 max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
                 max_model_len=model_config.max_model_len,
+                num_threads=self._num_threads,
             )
+            self.grammars = self.runner.grammars
 
     def open_kv_tiers(self, engine: bytes) -> TierReport:
         """Get the tiers below the KV cache ready; `engine` is the digest of the engine's identity.
@@ -99,7 +101,8 @@ class Worker:
             self.cache.store.clear()
 
     def close(self) -> None:
-        """Close the file, and end what loads from it. Idempotent."""
+        """Close the file, and end what loads from it, and all threads. Idempotent."""
+        self.runner.close()
         self.cache.close()
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
