@@ -478,7 +478,8 @@ def _saved_bytes(format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int
     else:
         *stacked, rows, columns = format.shape
         shape, count = LinearShape(parts=(rows,), in_features=columns), math.prod(stacked)
-    return count * (packed_bytes(shape, dtype, ops=ops, isa=isa) - packed_bytes(shape, kept, ops=ops, isa=isa))
+    order = 4 * shape.in_features if format.has_order and ops == "cpu" else 0
+    return count * (packed_bytes(shape, dtype, ops=ops, isa=isa) - packed_bytes(shape, kept, ops=ops, isa=isa) - order)
 
 
 def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, *, ops: str, isa: str = "") -> int:
