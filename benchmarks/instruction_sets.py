@@ -40,7 +40,7 @@ def packed_weights(format: str, out_features: int, in_features: int, megabytes: 
         first = cast(LinearWeight, ops["pack_linear"]([dense], dtype=getattr(torch, format)))
     else:
         first = cast(LinearWeight, ops["quantize_linear"]([dense], format=format))
-    num_bytes = sum(tensor.nbytes for tensor in first.tensors.values())
+    num_bytes = first.num_bytes
     return [first, *(copy_of(first) for _ in range(max(1, (megabytes << 20) // num_bytes - 1)))]
 
 

@@ -265,7 +265,7 @@ struct Wave {
     if (product.gemm->prepared_bytes(rows, k, m.dtype) == 0)
       std::memcpy(target + row * bytes, source + from * bytes, size_t(bytes));
     else
-      product.gemm->prepare(target, source + (from - row) * bytes, m.dtype, rows, k, row, row + 1);
+      product.gemm->prepare(target, source + (from - row) * bytes, m.dtype, rows, k, row, row + 1, product.args.order);
   }
 
   void add_up() {

@@ -85,29 +85,35 @@ constexpr int64_t kPastCaches = 1 << 20;
 constexpr int64_t kPreparedElements = 16 * 1024;
 constexpr int64_t kFewRows = 64;
 
-int32_t prepare_and_run(const Gemm& gemm, GemmArgs& args, int32_t x_dtype) {
-  args.past_caches = args.out_dtype != QR_BFLOAT16_TILES &&
-                     args.rows * args.n * bytes_of(args.out_dtype) >= kPastCaches && args.n % kPanel == 0 &&
-                     reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
-  // Bring x into the kernel's form: on this thread when small, on the pool when large.
-  const int64_t prepared_bytes = x_dtype == QR_BFLOAT16_TILES ? 0 : gemm.prepared_bytes(args.rows, args.k, x_dtype);
-  if (prepared_bytes != 0) {
-    void* prepared = scratch(1, prepared_bytes);
-    if (prepared == nullptr) return QR_ENOMEM;
-    const void* x = args.x;
-    const int64_t fit = kPreparedElements / args.k, each = args.rows > kFewRows || fit > 32 ? 32 : fit < 1 ? 1 : fit;
-    parallel_for(divide_up(args.rows, each), [&](int64_t index) {
-      const int64_t begin = index * each, end = begin + each < args.rows ? begin + each : args.rows;
-      gemm.prepare(prepared, x, x_dtype, args.rows, args.k, begin, end);
-    });
-    args.x = prepared;
+// A product whose x is brought into the form that its kernel reads.
+struct Preparation {
+  const Gemm* gemm;
+  const int32_t* order;
+  const void* x;
+  int64_t offset;  // of the prepared form, in bytes
+};
+
+// Find out what is to be prepared, each form once, and have every product read it from prepared + offset.
+struct Preparations {
+  Preparation each[kMostWeights];
+  int64_t of[kMostWeights];  // of each product; -1: it reads x as it is
+  int64_t count = 0, bytes = 0;
+
+  Preparations(const Product* products, int64_t num_products, int32_t x_dtype) {
+    for (int64_t i = 0; i < num_products; ++i) {
+      const GemmArgs& args = products[i].args;
+      const Gemm* gemm = products[i].gemm;
+      const int64_t own = x_dtype == QR_BFLOAT16_TILES ? 0 : gemm->prepared_bytes(args.rows, args.k, x_dtype);
+      of[i] = -1;
+      if (own == 0) continue;
+      int64_t same = 0;
+      while (same < count && (each[same].gemm != gemm || each[same].order != args.order)) ++same;
+      if ((of[i] = same) < count) continue;
+      each[count++] = {gemm, args.order, args.x, bytes};
+      bytes += round_up(own, 64);
+    }
   }
-  Product product{};
-  product.gemm = &gemm;
-  product.args = args;
-  run(&product, 1);
-  return QR_OK;
-}
+};
 
 // Panels that a piece of a product takes, of so many in all products together.
 int64_t panels_of_piece(const GemmArgs& args, int64_t all_panels) {
@@ -130,6 +136,25 @@ void run_piece(const Product& product, int64_t index) {
 
 }  // namespace
 
+int32_t prepare_and_run(Product* products, int64_t count, int32_t x_dtype) {
+  const Preparations all(products, count, x_dtype);
+  char* prepared = all.bytes == 0 ? nullptr : static_cast<char*>(scratch(1, all.bytes));
+  if (all.bytes != 0 && prepared == nullptr) return QR_ENOMEM;
+  // On this thread when small, on the pool when large.
+  const int64_t rows = products->args.rows, k = products->args.k;
+  const int64_t fit = kPreparedElements / k, each = rows > kFewRows || fit > 32 ? 32 : fit < 1 ? 1 : fit;
+  const int64_t pieces = divide_up(rows, each);
+  parallel_for(all.count * pieces, [&](int64_t index) {
+    const Preparation& own = all.each[index / pieces];
+    const int64_t begin = index % pieces * each, end = begin + each < rows ? begin + each : rows;
+    own.gemm->prepare(prepared + own.offset, own.x, x_dtype, rows, k, begin, end, own.order);
+  });
+  for (int64_t i = 0; i < count; ++i)
+    if (all.of[i] >= 0) products[i].args.x = prepared + all.each[all.of[i]].offset;
+  run(products, count);
+  return QR_OK;
+}
+
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k) {
   const Kernels* table = kernels();
   Weight weight{};
@@ -145,17 +170,16 @@ Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t 
 
 Weight weight_of(const qr_weight& w, int32_t x_dtype, int64_t k) {
   Weight weight = w.format == 0 ? dense_weight(w.packed, int32_t(w.dtype), x_dtype, k)
-                                : quantized_weight(w.packed, int32_t(w.format), w.group, w.scales, w.corrections, k);
+                                : quantized_weight(w, x_dtype, k);
   weight.args.k = k;
   weight.args.bias = w.bias;
   return weight;
 }
 
 bool is_weight_of(const qr_weight& w, int64_t n, int64_t k) {
-  if (w.packed == nullptr || !is_aligned(w.packed) || !is_weight(n, k)) return false;
+  if (w.packed == nullptr || !is_aligned(w.packed) || !is_weight(n, k) || w.outputs != n) return false;
   if (w.format == 0) return w.dtype >= 0 && w.dtype <= INT32_MAX && is_weight_dtype(int32_t(w.dtype));
-  return w.format <= INT32_MAX && is_format(int32_t(w.format)) && is_group(int32_t(w.format), w.group) &&
-         w.scales != nullptr;
+  return is_quantized_weight(w, k);
 }
 
 void run(Product* products, int64_t count) {
@@ -182,7 +206,8 @@ void run(Product* products, int64_t count) {
 
 int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
                int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
-  GemmArgs args = weight.args;
+  Product product{weight.gemm, weight.args, 0, 0};
+  GemmArgs& args = product.args;
   args.x = x;
   args.rows = rows;
   args.n = n;
@@ -193,7 +218,9 @@ int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x
   args.residual_dtype = element_of(x_dtype);
   args.out = out;
   args.out_dtype = out_dtype;
-  return prepare_and_run(*weight.gemm, args, x_dtype);
+  args.past_caches = out_dtype != QR_BFLOAT16_TILES && rows * n * bytes_of(out_dtype) >= kPastCaches &&
+                     n % kPanel == 0 && reinterpret_cast<uintptr_t>(out) % 64 == 0;
+  return prepare_and_run(&product, 1, x_dtype);
 }
 
 int32_t gated_linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
@@ -203,14 +230,10 @@ int32_t gated_linear(const Weight& weight, void* out, int32_t out_dtype, const v
     gated.args.up_panels = f / kPanel;
     return linear(gated, out, out_dtype, x, x_dtype, rows, f, k, bias, activation, nullptr);
   }
-  // The up half starts inside a panel: two steps.
-  auto* both = static_cast<float*>(scratch(2, rows * 2 * f * 4));
-  if (both == nullptr) return QR_ENOMEM;
-  const int32_t status = linear(weight, both, QR_FLOAT32, x, x_dtype, rows, 2 * f, k, bias, QR_NONE, nullptr);
-  for (int64_t row = 0; status == QR_OK && row < rows; ++row)
-    kernels()->gate(static_cast<char*>(out) + row * f * bytes_of(out_dtype), out_dtype, both + row * 2 * f,
-                    both + row * 2 * f + f, f, Gating{activation});
-  return status;
+  // The up half starts inside a panel.
+  return gated_in_two_steps(out, out_dtype, rows, f, activation, [&](float* both) {
+    return linear(weight, both, QR_FLOAT32, x, x_dtype, rows, 2 * f, k, bias, QR_NONE, nullptr);
+  });
 }
 
 }  // namespace qr

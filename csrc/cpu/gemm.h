@@ -20,9 +20,11 @@ struct Product {
 };
 
 inline bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
-inline bool is_format(int32_t format) { return format == QR_INT8 || format == QR_INT4; }
+inline bool is_format(int32_t format) { return format >= QR_INT8 && format <= QR_FLOAT8; }
 inline bool is_group(int32_t format, int64_t group) {
-  return format == QR_INT8 || (format == QR_INT4 && (group == 32 || group == 64 || group == 128));
+  if (group == 0) return format == QR_INT8 || format == QR_FLOAT8;
+  if (format == QR_FLOAT8) return group == kFloat8Group;
+  return group == 16 || group == 32 || group == 64 || group == 128;
 }
 // Whether a layer of n outputs may write this dtype.
 inline bool is_output(int32_t out_dtype, int64_t n) {
@@ -42,32 +44,55 @@ inline bool is_part(int64_t out_features, int64_t in_features, int64_t num_rows,
   return row_offset >= 0 && num_rows >= 0 && num_rows <= out_features && row_offset <= out_features - num_rows &&
          are_sizes(num_rows, src_stride) && (num_rows < 2 || src_stride >= in_features);
 }
-// Whether there is all that out[rows, n] = x[rows, k] . packed[n, k] needs.
+// Whether there is all that out[rows, n] = x[rows, k] . weight[n, k] needs, but for the weight.
+inline bool are_products(const void* out, const void* x, int64_t rows, int64_t n, int64_t k) {
+  return is_weight(n, k) && are_sizes(rows, n) && are_sizes(rows, k) && (rows == 0 || are_there(out, x));
+}
 inline bool is_product(const void* out, const void* x, const void* packed, int64_t rows, int64_t n, int64_t k) {
-  return is_weight(n, k) && are_sizes(rows, n) && are_sizes(rows, k) && packed != nullptr && is_aligned(packed) &&
-         (rows == 0 || are_there(out, x));
+  return are_products(out, x, rows, n, k) && packed != nullptr && is_aligned(packed);
 }
 inline bool is_activation(int32_t activation) { return activation >= QR_NONE && activation <= QR_RELU2; }
 
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k);
 inline int64_t quantized_panel_bytes(int32_t format, int64_t k) {
+  if (format == QR_FLOAT8) return round_up(k, kDepth) * kPanel;
   return round_up(k, 64) * kPanel / (format == QR_INT8 ? 1 : 2);
 }
-Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
-                        const int8_t* corrections, int64_t k);
+Weight quantized_weight(const qr_weight& w, int32_t x_dtype, int64_t k);
+bool is_quantized_weight(const qr_weight& w, int64_t k);
 
 // A weight as the structures of the interface name it, and whether [n, k] may be one.
 Weight weight_of(const qr_weight& w, int32_t x_dtype, int64_t k);
 bool is_weight_of(const qr_weight& w, int64_t n, int64_t k);
 
+// Weights side by side that one x is multiplied with, at most.
+constexpr int64_t kMostWeights = 16;
+
 // Compute products whose x is prepared, all pieces of all of them on the pool at once.
 void run(Product* products, int64_t count);
+// The same, whose x of one dtype is still to be prepared; up to kMostWeights of them.
+int32_t prepare_and_run(Product* products, int64_t count, int32_t x_dtype);
 
 // See qr_linear and qr_gated_linear.
 int32_t linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
                int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual);
 int32_t gated_linear(const Weight& weight, void* out, int32_t out_dtype, const void* x, int32_t x_dtype, int64_t rows,
                      int64_t f, int64_t k, const float* bias, int32_t activation);
+
+// activation(gate) * up, where products(both) fills both[rows, 2 f] with gates and ups first.
+template <class Products>
+int32_t gated_in_two_steps(void* out, int32_t out_dtype, int64_t rows, int64_t f, int32_t activation,
+                           const Products& products) {
+  auto* both = static_cast<float*>(scratch(2, rows * 2 * f * 4));
+  if (both == nullptr) return QR_ENOMEM;
+  const int32_t status = products(both);
+  if (status != QR_OK) return status;
+  parallel_for(rows, [&](int64_t row) {
+    kernels()->gate(static_cast<char*>(out) + row * f * bytes_of(out_dtype), out_dtype, both + row * 2 * f,
+                    both + row * 2 * f + f, f, Gating{activation});
+  });
+  return QR_OK;
+}
 
 // Call body(panel, begin, end) for each panel and the rows of a part that fall on it.
 template <class Body>

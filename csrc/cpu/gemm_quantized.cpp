@@ -1,19 +1,92 @@
-// Linear layers over int8 and int4 weights; layouts: kernels/gemm_quantized.h.
+// Linear layers over quantised weights, and over several weights side by side; layouts: kernels/gemm_quantized.h,
+// kernels/gemm_float8.h.
 #include "arguments.h"
 #include "gemm.h"
 
-namespace qr {
+#include <algorithm>
 
-Weight quantized_weight(const void* packed, int32_t format, int64_t group, const void* scales,
-                        const int8_t* corrections, int64_t k) {
+namespace qr {
+namespace {
+
+// 16, 32, 64, 128 as 0, 1, 2, 3.
+int64_t index_of_group(int64_t group) { return group == 128 ? 3 : group / 32; }
+
+const Gemm* gemm_of(const qr_weight& w, int32_t x_dtype) {
   const Kernels* table = kernels();
+  if (w.format == QR_FLOAT8) return x_dtype == QR_BFLOAT16 ? &table->gemm_float8 : &table->gemm_float8_float;
+  if (w.group == 0) return &table->gemm_int8;
+  const Gemm* groups = w.format == QR_INT8   ? table->gemm_int8_groups
+                       : w.format == QR_INT4 ? table->gemm_int4
+                                             : table->gemm_levels;
+  return groups + index_of_group(w.group);
+}
+
+bool is_order(const int32_t* order, int64_t k) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < k; ++i) largest = std::max(largest, uint32_t(order[i]));
+  return int64_t(largest) < k;
+}
+
+// Whether the weights side by side give n outputs.
+bool are_weights(const qr_weight* weights, int64_t count, int64_t n, int64_t k) {
+  if (weights == nullptr || count < 1 || count > kMostWeights) return false;
+  int64_t total = 0;
+  for (int64_t i = 0; i < count; total += weights[i++].outputs)
+    if (weights[i].outputs > n || !is_weight_of(weights[i], weights[i].outputs, k)) return false;
+  return total == n;
+}
+
+// All that is computed of x, each weight's outputs beside those of the one before.
+int32_t linear(const qr_weight* weights, int64_t count, void* out, int32_t out_dtype, const void* x, int32_t x_dtype,
+               int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
+  if (count == 1)
+    return linear(weight_of(weights[0], x_dtype, k), out, out_dtype, x, x_dtype, rows, n, k, bias, activation,
+                  residual);
+  Product products[kMostWeights];
+  int64_t first = 0;
+  for (int64_t i = 0; i < count; first += weights[i++].outputs) {
+    const Weight weight = weight_of(weights[i], x_dtype, k);
+    GemmArgs args = weight.args;
+    args.x = x;
+    args.rows = rows;
+    args.n = weights[i].outputs;
+    args.bias = bias == nullptr ? nullptr : bias + first;
+    args.activation = activation;
+    args.residual = residual == nullptr ? nullptr : static_cast<const char*>(residual) + first * bytes_of(x_dtype);
+    args.residual_dtype = x_dtype;
+    args.out = static_cast<char*>(out) + first * bytes_of(out_dtype);
+    args.out_dtype = out_dtype;
+    args.out_columns = n;
+    products[i] = {weight.gemm, args, 0, 0};
+  }
+  return prepare_and_run(products, count, x_dtype);
+}
+
+}  // namespace
+
+Weight quantized_weight(const qr_weight& w, int32_t x_dtype, int64_t k) {
   Weight weight{};
-  weight.gemm = format == QR_INT8 ? &table->gemm_int8 : &table->gemm_int4[group / 64];
-  weight.args.packed = packed;
-  weight.args.panel_bytes = quantized_panel_bytes(format, k);
-  weight.args.scales = scales;
-  weight.args.corrections = corrections;
+  weight.gemm = gemm_of(w, x_dtype);
+  weight.args.packed = w.packed;
+  weight.args.panel_bytes = quantized_panel_bytes(int32_t(w.format), k);
+  weight.args.scales = w.scales;
+  weight.args.zero_points = w.zero_points;
+  weight.args.offsets = w.offsets;
+  weight.args.levels = w.levels;
+  weight.args.order = w.order;
+  weight.args.unit = float(w.unit);
+  weight.args.group = w.group;
   return weight;
+}
+
+bool is_quantized_weight(const qr_weight& w, int64_t k) {
+  const bool has_floats = w.group == 0 || w.format == QR_FLOAT8;
+  if (w.format < QR_INT8 || w.format > QR_FLOAT8 || !is_group(int32_t(w.format), w.group) || w.scales == nullptr)
+    return false;
+  if (has_floats && (w.zero_points != nullptr || w.offsets != nullptr || w.unit != 1.0)) return false;
+  if (w.zero_points != nullptr && w.offsets != nullptr) return false;
+  if (!is_finite(float(w.unit)) || !(float(w.unit) > 0) || (w.format == QR_LEVELS && w.levels == nullptr)) return false;
+  return w.order == nullptr || (w.format != QR_FLOAT8 && is_order(w.order, k));
 }
 
 }  // namespace qr
@@ -22,25 +95,26 @@ using namespace qr;
 
 extern "C" {
 
-int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
-                            int32_t format, int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
-                            int64_t n, int64_t k, const float* bias, int32_t activation, const void* residual) {
+int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const qr_weight* weights,
+                            int64_t count, int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
+                            const void* residual) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_product(out, x, packed, rows, n, k) || scales == nullptr || !is_output(out_dtype, n) || !is_dtype(x_dtype) ||
-      !is_group(format, group) || !is_activation(activation))
+  if (!are_products(out, x, rows, n, k) || !are_weights(weights, count, n, k) || !is_output(out_dtype, n) ||
+      (count > 1 && out_dtype == QR_BFLOAT16_TILES) || !is_dtype(x_dtype) || !is_activation(activation))
     return QR_EINVAL;
-  return linear(quantized_weight(packed, format, group, scales, corrections, k), out, out_dtype, x, x_dtype, rows, n, k,
-                bias, activation, residual);
+  return linear(weights, count, out, out_dtype, x, x_dtype, rows, n, k, bias, activation, residual);
 }
 
-int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t format,
-                                  int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
-                                  int64_t f, int64_t k, const float* bias, int32_t activation) {
+int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, const qr_weight* weights, int64_t count,
+                                  int64_t rows, int64_t f, int64_t k, const float* bias, int32_t activation) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!are_sizes(2, f) || !is_product(out, x, packed, rows, 2 * f, k) || scales == nullptr || !is_dtype(x_dtype) ||
-      !is_group(format, group) || !is_activation(activation))
+  if (!are_sizes(2, f) || !are_products(out, x, rows, 2 * f, k) || !are_weights(weights, count, 2 * f, k) ||
+      !is_dtype(x_dtype) || !is_activation(activation))
     return QR_EINVAL;
-  return gated_linear(quantized_weight(packed, format, group, scales, corrections, k), out, x_dtype, x, x_dtype, rows,
-                      f, k, bias, activation);
+  if (count == 1)
+    return gated_linear(weight_of(weights[0], x_dtype, k), out, x_dtype, x, x_dtype, rows, f, k, bias, activation);
+  return gated_in_two_steps(out, x_dtype, rows, f, activation, [&](float* both) {
+    return linear(weights, count, both, QR_FLOAT32, x, x_dtype, rows, 2 * f, k, bias, QR_NONE, nullptr);
+  });
 }
 }

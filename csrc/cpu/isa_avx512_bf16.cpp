@@ -1,6 +1,7 @@
 // What AVX512-BF16 and VNNI add to AVX-512.
 #include "kernels/attention_bf16.h"
 #include "kernels/gemm_bf16.h"
+#include "kernels/gemm_float8_bf16.h"
 #include "kernels/gemm_quantized.h"
 #include "kernels/norm.h"
 #include "kernels/rotary.h"
@@ -10,6 +11,7 @@ namespace qr {
 void fill_avx512_bf16(Kernels& kernels) {
   kernels.name = "avx512_bf16";
   kernels.gemm_bf16 = bf16_gemm();
+  kernels.gemm_float8 = float8_bf16_gemm();
   fill_quantized(kernels);
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;

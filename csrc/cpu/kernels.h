@@ -15,6 +15,8 @@ namespace qr {
 constexpr int64_t kPanel = 32;
 // Weights are padded with zeros to a multiple of this along K when they are 16 bits wide (the depth of an AMX tile).
 constexpr int64_t kDepth = 32;
+// Inputs that may share a scale of a quantised weight: 16, 32, 64 or 128.
+constexpr int64_t kLeastGroup = 16, kNumGroups = 4, kFloat8Group = 128;
 // Rows of x that one piece of work multiplies at most.
 constexpr int64_t kBlockRows = 256;
 
@@ -53,18 +55,25 @@ struct GemmArgs {
   int32_t residual_dtype;
   void* out;
   int32_t out_dtype;
-  bool past_caches;  // the output outgrows the caches and its rows are whole cache lines
-  // quantised weights only
-  const void* scales;         // int8: float32 [n]; int4: float16 [panels][groups][32]
-  const int8_t* corrections;  // int4: 8 - zero point, [panels][groups][32]; null: all zero points are 8
+  int64_t out_columns;  // of the rows of out and residual, where they are more than n; else 0
+  bool past_caches;     // the output outgrows the caches and its rows are whole cache lines
+  // quantised weights only; see qr_weight
+  const void* scales;
+  const int8_t* zero_points;
+  const uint16_t* offsets;
+  const int8_t* levels;
+  const int32_t* order;
+  float unit;
+  int64_t group;
 };
 
 // One way to multiply: a (weight dtype, activation dtype) pair on one instruction set.
 struct Gemm {
   // Bytes of the prepared form of `rows` rows of length k; 0: x is used as it is.
   int64_t (*prepared_bytes)(int64_t rows, int64_t k, int32_t x_dtype);
-  // Prepare rows [begin, end) of x, unless it lies in tiles.
-  void (*prepare)(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end);
+  // Prepare rows [begin, end) of x, unless it lies in tiles. Of integer weights that have an order, it is x[order].
+  void (*prepare)(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end,
+                  const int32_t* order);
   // Rows [row_begin, row_end) (row_begin a multiple of 32) of panels [panel_begin, panel_end).
   void (*run)(const GemmArgs& args, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end);
   bool reads_tiles = false;  // of more than 32 rows and a k of whole tiles
@@ -282,7 +291,7 @@ struct Largest {
 
 // One row of a weight, to be integers with scales.
 struct IntegersArgs {
-  int8_t* integers;  // [k]
+  int8_t* integers;  // [k]: -127 .. 127, or -8 .. 7
   void* scales;      // int8: a float32; int4: a float16 for each group, kPanel apart
   int64_t group;
   const void* row;
@@ -307,8 +316,12 @@ struct Kernels {
   Gemm gemm_bf16_float;  // bf16 weights, float activations (any other dtype)
   Gemm gemm_fp32;
   Gemm gemm_fp16;
-  Gemm gemm_int8;
-  Gemm gemm_int4[3];  // in groups of 32, 64, 128
+  Gemm gemm_int8;                        // a scale for each output
+  Gemm gemm_int8_groups[kNumGroups];
+  Gemm gemm_int4[kNumGroups];
+  Gemm gemm_levels[kNumGroups];
+  Gemm gemm_float8;        // e4m3 weights, bf16 activations
+  Gemm gemm_float8_float;  // any other
   void (*row_to_int8)(const IntegersArgs& args);
   void (*row_to_int4)(const IntegersArgs& args);
   // What a product's own end does not compute: halves that do not fall on panels, gates that are not plain. up may be

@@ -58,7 +58,7 @@ struct Products {
       std::memcpy(memory + row * k * size, x.at(begin + row, head), size_t(k * size));
     args.x = memory;
     if (prepared != 0) {
-      weight.gemm->prepare(memory + in + result, memory, dtype, count, k, 0, count);
+      weight.gemm->prepare(memory + in + result, memory, dtype, count, k, 0, count, args.order);
       args.x = memory + in + result;
     }
     args.rows = count;

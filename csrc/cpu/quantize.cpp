@@ -2,14 +2,32 @@
 #include "arguments.h"
 #include "gemm.h"
 
+#include <atomic>
 #include <cstring>
 #include <vector>
 
 namespace qr {
 namespace {
 
-// One row into its column of a panel, 8 k at a time.
-void pack_row(char* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
+// One row into its column of a panel, 4 k at a time; false where there is NaN. See kernels/gemm_float8.h.
+bool pack_float8_row(char* panel, int64_t column, int64_t k, const int8_t* row) {
+  char* begin = panel + column / 16 * 512 + column % 16 / 4 * 16 + column % 4 * 2;
+  bool has_nan = false;
+  for (int64_t i = 0; i < k; i += 4) {
+    int8_t four[4] = {};
+    std::memcpy(four, row + i, size_t(k - i < 4 ? k - i : 4));
+    for (int8_t byte : four) has_nan |= (byte & 0x7f) == 0x7f;
+    char* out = begin + i / 32 * 1024 + i % 32 / 4 * 64;
+    std::memcpy(out, four, 2);
+    std::memcpy(out + 8, four + 2, 2);
+  }
+  return !has_nan;
+}
+
+// One row into its column of a panel, 8 k at a time; false where a number does not fit four bits.
+bool pack_row(char* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
+  const int bias = format == QR_INT4 ? 8 : 0;
+  int outside = 0;
   for (int64_t i = 0; i < k; i += 8) {
     int8_t eight[8] = {};
     std::memcpy(eight, row + i, size_t(k - i < 8 ? k - i : 8));
@@ -20,10 +38,12 @@ void pack_row(char* panel, int32_t format, int64_t column, int64_t k, const int8
       std::memcpy(out + 64, eight + 4, 4);
     } else {
       uint8_t nibbles[4];
-      for (int j = 0; j < 4; ++j) nibbles[j] = uint8_t((((eight[j] & 15) | (eight[j + 4] & 15) << 4)) ^ 0x88);
+      for (int j = 0; j < 8; ++j) outside |= eight[j] + bias;
+      for (int j = 0; j < 4; ++j) nibbles[j] = uint8_t((eight[j] & 15) | (eight[j + 4] & 15) << 4);
       std::memcpy(panel + half * 512 + line * 64 + at, nibbles, 4);
     }
   }
+  return (outside & ~15) == 0;
 }
 
 }  // namespace
@@ -45,19 +65,25 @@ int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, in
       !is_aligned(packed))
     return QR_EINVAL;
   const int64_t bytes = quantized_panel_bytes(format, in_features);
+  std::atomic<int32_t> status{QR_OK};
   for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      pack_row(static_cast<char*>(packed) + panel * bytes, format, row - panel * kPanel, in_features,
-               src + (row - row_offset) * src_stride);
+    char* out = static_cast<char*>(packed) + panel * bytes;
+    for (int64_t row = begin; row < end; ++row) {
+      const int8_t* values = src + (row - row_offset) * src_stride;
+      const int64_t column = row - panel * kPanel;
+      const bool fits = format == QR_FLOAT8 ? pack_float8_row(out, column, in_features, values)
+                                            : pack_row(out, format, column, in_features, values);
+      if (!fits) status.store(QR_EUNSUPPORTED);
+    }
   });
-  return QR_OK;
+  return status.load();
 }
 
 int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, int64_t group, int64_t out_features,
                            int64_t in_features, const void* src, int32_t src_dtype, int64_t num_rows,
                            int64_t src_stride, int64_t row_offset) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (!is_group(format, group) || !is_weight(out_features, in_features) || !is_dtype(src_dtype) ||
+  if ((format != QR_INT8 && format != QR_INT4) || !is_group(format, format == QR_INT8 ? 0 : group) || !is_weight(out_features, in_features) || !is_dtype(src_dtype) ||
       !is_part(out_features, in_features, num_rows, src_stride, row_offset) || !are_there(packed, scales, src) ||
       !is_aligned(packed))
     return QR_EINVAL;

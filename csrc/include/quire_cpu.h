@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 5
+#define QR_ABI_VERSION 6
 
 enum {
   QR_OK = 0,
@@ -43,7 +43,7 @@ typedef enum {
   QR_BFLOAT16_TILES = 5
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
-typedef enum { QR_INT8 = 1, QR_INT4 = 2 } qr_format;
+typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4 } qr_format;
 /* A library has those of one kind of processor: the first four (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
  * the matrix products of bytes, i8mm, too). */
 typedef enum {
@@ -111,44 +111,61 @@ QR_API int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int3
                                int32_t weight_dtype, int64_t rows, int64_t f, int64_t k, const float* bias,
                                int32_t activation);
 
-/* ---- linear layers over quantised weights (gemm_quantized.cpp, quantize.cpp) ---- */
+/* ---- linear layers over quantised weights (gemm_quantized.cpp, quantize.cpp) ----
+ * A weight is value * scale, less zero_point * scale or plus offset, of its group: the `group` inputs of one output that
+ * share them. Values are
+ *   QR_INT8    -128 .. 127
+ *   QR_INT4    -8 .. 7
+ *   QR_LEVELS  0 .. 15, which stand for levels[0 .. 15]
+ *   QR_FLOAT8  float8_e4m3fn, none of which is NaN
+ * Activations of the first three are rounded to int8 on the way in, each group of a row (128 where an output has one
+ * scale) by its largest magnitude. */
 
-/* int8 -127..127 with a float32 scale for each output; int4 0..15 with a float16 scale and an int8 correction (8 - zero
- * point; null: all zero) for each output and `group` (32, 64 or 128) of inputs, both laid out as [panels of 32
- * outputs][groups][32]. scales and corrections cover whole panels. Activations are rounded to int8 on the way in, each
- * group of a row (128 for int8 weights) by its largest magnitude; they may be written in tiles, not read. */
+/* Bytes of packed values, or a negative status. */
 QR_API int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features);
 
-/* As qr_pack_linear, from one byte for each weight. */
+/* As qr_pack_linear, from one byte for each value. QR_EUNSUPPORTED: a value is none of the format's. */
 QR_API int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, int64_t in_features,
                                  const int8_t* src, int64_t num_rows, int64_t src_stride, int64_t row_offset);
 
-/* As qr_pack_quantized, from numbers. int8: a scale is the largest magnitude of its row / 127, `group` is not read.
- * int4: the element of largest magnitude of a group becomes -8, so that all sixteen values are used; its sign goes to
- * the scale. */
+/* As qr_pack_quantized, from numbers, without zero points. int8: a scale is the largest magnitude of its row / 127,
+ * `group` is not read. int4: the element of largest magnitude of a group becomes -8, so that all sixteen values are
+ * used; its sign goes to the scale. */
 QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, int64_t group, int64_t out_features,
                                   int64_t in_features, const void* src, int32_t src_dtype, int64_t num_rows,
                                   int64_t src_stride, int64_t row_offset);
 
-QR_API int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t x_dtype, const void* packed,
-                                   int32_t format, int64_t group, const void* scales, const int8_t* corrections,
-                                   int64_t rows, int64_t n, int64_t k, const float* bias, int32_t activation,
-                                   const void* residual);
-
-QR_API int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, const void* packed, int32_t format,
-                                         int64_t group, const void* scales, const int8_t* corrections, int64_t rows,
-                                         int64_t f, int64_t k, const float* bias, int32_t activation);
-
-/* ---- mixtures of experts (experts.cpp); every member of these structures has 8 bytes ---- */
-
-/* A weight as qr_linear (format 0) or qr_linear_quantized takes it. bias (float32) may be null. */
+/* A weight of `outputs` rows; every member has 8 bytes. format 0: packed as qr_linear takes it, of `dtype`; what is
+ * between packed and bias is not read. bias (float32) may be null.
+ *
+ * group: 16, 32, 64 or 128; 0 (QR_INT8 and QR_FLOAT8): an output has one scale. QR_FLOAT8: 128 or 0.
+ * scales: float16 [panels of 32 outputs][groups][32], of which `unit` is 1; float32 where group is 0, and of
+ * QR_FLOAT8, unit being 1. zero_points (int8), offsets (float16, in units): like scales; only where those are float16,
+ * at most one of the two, null for none. levels: of QR_LEVELS, int8[16]. order: input m is x[order[m]], int32; not of
+ * QR_FLOAT8; null: x[m]. All cover whole panels. */
 typedef struct {
   const void* packed;
   const void* scales;
-  const int8_t* corrections;
+  const int8_t* zero_points;
+  const uint16_t* offsets;
+  const int8_t* levels;
+  const int32_t* order;
   const float* bias;
-  int64_t dtype, format, group;
+  int64_t dtype, format, group, outputs;
+  double unit;
 } qr_weight;
+
+/* As qr_linear and qr_gated_linear. The outputs are those of `count` (1 to 16) weights side by side, whose own biases
+ * are not read. x is never in tiles, out only where count is 1. */
+QR_API int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, int32_t x_dtype,
+                                   const qr_weight* weights, int64_t count, int64_t rows, int64_t n, int64_t k,
+                                   const float* bias, int32_t activation, const void* residual);
+
+QR_API int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, const qr_weight* weights,
+                                         int64_t count, int64_t rows, int64_t f, int64_t k, const float* bias,
+                                         int32_t activation);
+
+/* ---- mixtures of experts (experts.cpp); every member of these structures has 8 bytes ---- */
 
 /* gate_up: [2 size, in_features], gates first; without gates [size, in_features]. down: [out_features, size]. */
 typedef struct {

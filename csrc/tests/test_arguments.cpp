@@ -69,6 +69,10 @@ T* as(void* pointer) {
   return static_cast<T*>(pointer);
 }
 
+qr_weight int8_weight(const void* packed, const void* scales, int64_t outputs) {
+  return {packed, scales, nullptr, nullptr, nullptr, nullptr, nullptr, 0, QR_INT8, 0, outputs, 1.0};
+}
+
 // The integers in memory are 0x1111...: out of range as ids, slots and lengths, which the calls below must see first.
 const Call kCalls[] = {
     {"qr_read_bandwidth", {256}, {false, false},
@@ -93,15 +97,17 @@ const Call kCalls[] = {
      [](P p, S s) {
        return qr_quantize_linear(p[0], p[1], QR_INT8, 0, s[0], s[1], p[2], QR_FLOAT32, s[2], s[3], s[4]);
      }},
-    {"qr_linear_quantized", {4, 32, 64}, {false, false, false, false, true, true, true},
+    {"qr_linear_quantized", {4, 32, 64, 1}, {false, false, false, false, true, true},
      [](P p, S s) {
-       return qr_linear_quantized(p[0], QR_FLOAT32, p[1], QR_FLOAT32, p[2], QR_INT8, 0, p[3], as<int8_t>(p[4]), s[0],
-                                  s[1], s[2], as<float>(p[5]), QR_NONE, p[6]);
+       const qr_weight weight = int8_weight(p[2], p[3], 32);
+       return qr_linear_quantized(p[0], QR_FLOAT32, p[1], QR_FLOAT32, &weight, s[3], s[0], s[1], s[2], as<float>(p[4]),
+                                  QR_NONE, p[5]);
      }},
-    {"qr_gated_linear_quantized", {4, 32, 64}, {false, false, false, false, true, true},
+    {"qr_gated_linear_quantized", {4, 32, 64, 1}, {false, false, false, false, true},
      [](P p, S s) {
-       return qr_gated_linear_quantized(p[0], p[1], QR_FLOAT32, p[2], QR_INT8, 0, p[3], as<int8_t>(p[4]), s[0], s[1],
-                                        s[2], as<float>(p[5]), QR_SILU);
+       const qr_weight weight = int8_weight(p[2], p[3], 64);
+       return qr_gated_linear_quantized(p[0], p[1], QR_FLOAT32, &weight, s[3], s[0], s[1], s[2], as<float>(p[4]),
+                                        QR_SILU);
      }},
     {"qr_route", {4, 8, 2}, {false, false, false, true},
      [](P p, S s) {
@@ -110,9 +116,11 @@ const Call kCalls[] = {
      }},
     {"qr_mixture_of_experts", {4, 2, 32, 32, 32}, {false, false, false, true},
      [](P p, S s) {
-       const qr_weight weight{p[2], nullptr, nullptr, nullptr, QR_FLOAT32, 0, 0};
-       const qr_expert experts[] = {{weight, weight, s[4]}, {weight, weight, 32}};
-       const qr_mixture mixture{weight, nullptr, experts, s[1], 0, 0, s[2], s[3]};
+       const auto weight = [&](int64_t n) {
+         return qr_weight{p[2], nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, QR_FLOAT32, 0, 0, n, 1.0};
+       };
+       const qr_expert experts[] = {{weight(64), weight(32), s[4]}, {weight(64), weight(32), 32}};
+       const qr_mixture mixture{weight(2), nullptr, experts, s[1], 0, 0, s[2], s[3]};
        const qr_routing routing{1, QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1};
        const qr_gating gating{1, QR_SILU, HUGE_VAL, 1, 0};
        return qr_mixture_of_experts(p[0], p[1], QR_FLOAT32, p[3], s[0], &mixture, &routing, &gating);

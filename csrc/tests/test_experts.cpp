@@ -25,7 +25,12 @@ class Weights {
 
   // format 0: dense, of dtype.
   qr_weight draw(int64_t n, int64_t k, int32_t dtype, int32_t format, int64_t group, bool has_bias) {
-    qr_weight weight{nullptr, nullptr, nullptr, nullptr, dtype, format, group};
+    qr_weight weight{};
+    weight.dtype = dtype;
+    weight.format = format;
+    weight.group = group;
+    weight.outputs = n;
+    weight.unit = 1.0;
     if (has_bias) weight.bias = keep(random_floats(n));
     if (format == 0) {
       std::vector<char> raw = encode(random_floats(n * k, 1.0f / std::sqrt(float(k))), dtype);
@@ -35,14 +40,14 @@ class Weights {
       return weight;
     }
     std::vector<int8_t> numbers(size_t(n * k));
-    std::uniform_int_distribution<int> any(format == QR_INT8 ? -127 : 0, format == QR_INT8 ? 127 : 15);
+    std::uniform_int_distribution<int> any(format == QR_INT8 ? -127 : format == QR_INT4 ? -8 : 0, format == QR_INT8 ? 127 : 7);
     for (int8_t& number : numbers) number = int8_t(any(rng()));
     char* packed = aligned(qr_quantized_bytes(format, n, k));
     CHECK(qr_pack_quantized(packed, format, n, k, numbers.data(), n, k, 0) == QR_OK);
     weight.packed = packed;
-    const int64_t columns = (n + 31) / 32 * 32, groups = format == QR_INT8 ? 1 : (k + group - 1) / group;
+    const int64_t columns = (n + 31) / 32 * 32, groups = group == 0 ? 1 : (k + group - 1) / group;
     std::vector<float> scales = random_floats(columns * groups, 0.001f);
-    std::vector<char> halves = encode(scales, format == QR_INT8 ? QR_FLOAT32 : QR_FLOAT16);
+    std::vector<char> halves = encode(scales, group == 0 || format == QR_FLOAT8 ? QR_FLOAT32 : QR_FLOAT16);
     char* kept = aligned(int64_t(halves.size()));
     std::memcpy(kept, halves.data(), halves.size());
     weight.scales = kept;
@@ -66,7 +71,10 @@ struct Kind {
   bool has_bias;
 };
 const Kind kKinds[] = {{QR_FLOAT32, 0, 0, false},  {QR_BFLOAT16, 0, 0, true}, {QR_FLOAT16, 0, 0, false},
-                       {QR_BFLOAT16, QR_INT8, 0, true}, {QR_FLOAT32, QR_INT4, 32, false}, {QR_BFLOAT16, QR_INT4, 128, false}};
+                       {QR_BFLOAT16, QR_INT8, 0, true}, {QR_FLOAT32, QR_INT4, 32, false}, {QR_BFLOAT16, QR_INT4, 128, false},
+                       {QR_BFLOAT16, QR_INT8, 16, false},
+                       {QR_BFLOAT16, QR_FLOAT8, 128, true},
+                       {QR_FLOAT32, QR_FLOAT8, 0, false}};
 
 qr_routing routing_of(int64_t num_chosen) {
   return {num_chosen, QR_SOFTMAX, 0, 0, 0, 1, 0, 0.0, 0.0, 1.5, 0.5, -1.0};
@@ -113,8 +121,8 @@ void Case::product(void* out, int32_t out_dtype, const qr_weight& w, const char*
   const int32_t after = is_plain() && out_dtype == kind.dtype ? int32_t(gating.activation) : int32_t(QR_NONE);
   CHECK((kind.format == 0 ? qr_linear(out, out_dtype, x, kind.dtype, w.packed, kind.dtype, 1, n, k, w.bias, after,
                                       nullptr)
-                          : qr_linear_quantized(out, out_dtype, x, kind.dtype, w.packed, kind.format, kind.group,
-                                                w.scales, nullptr, 1, n, k, w.bias, after, nullptr)) == QR_OK);
+                          : qr_linear_quantized(out, out_dtype, x, kind.dtype, &w, 1, 1, n, k, w.bias, after,
+                                                nullptr)) == QR_OK);
 }
 
 // What the second product reads. Of gates that are not plain, in double.
@@ -141,8 +149,8 @@ std::vector<char> Case::inner_of(const qr_expert& e, const char* x) const {
     CHECK(qr_gated_linear(inner.data(), kind.dtype, x, kind.dtype, up.packed, kind.dtype, 1, e.size, k, up.bias,
                           int32_t(gating.activation)) == QR_OK);
   } else {
-    CHECK(qr_gated_linear_quantized(inner.data(), x, kind.dtype, up.packed, kind.format, kind.group, up.scales, nullptr,
-                                    1, e.size, k, up.bias, int32_t(gating.activation)) == QR_OK);
+    CHECK(qr_gated_linear_quantized(inner.data(), x, kind.dtype, &up, 1, 1, e.size, k, up.bias,
+                                    int32_t(gating.activation)) == QR_OK);
   }
   return inner;
 }
@@ -154,9 +162,8 @@ std::vector<float> Case::apply(const qr_expert& e, const char* x) const {
   const qr_weight& down = e.down;
   CHECK((kind.format == 0 ? qr_linear(out.data(), QR_FLOAT32, inner.data(), kind.dtype, down.packed, kind.dtype, 1, n,
                                       e.size, down.bias, QR_NONE, nullptr)
-                          : qr_linear_quantized(out.data(), QR_FLOAT32, inner.data(), kind.dtype, down.packed,
-                                                kind.format, kind.group, down.scales, nullptr, 1, n, e.size, down.bias,
-                                                QR_NONE, nullptr)) == QR_OK);
+                          : qr_linear_quantized(out.data(), QR_FLOAT32, inner.data(), kind.dtype, &down, 1, 1, n,
+                                                e.size, down.bias, QR_NONE, nullptr)) == QR_OK);
   return out;
 }
 

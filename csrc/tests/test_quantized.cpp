@@ -9,51 +9,73 @@
 
 namespace {
 
+enum Shift { kNone, kZeroPoints, kOffsets };
+
 // A weight [n, k] of integers, and what they stand for.
 struct Layer {
-  int64_t n, k, group;
-  int32_t format;
-  std::vector<float> scales;        // [n] of int8, [groups][n] of int4
-  std::vector<int8_t> numbers, zeros;  // zeros: zero points [groups][n] of int4
-  std::vector<char> packed_scales;
-  std::vector<int8_t> corrections;
+  int64_t n, k, group;  // group: of inputs that are rounded together; the weight's scale may be for all
+  qr_weight weight{};
+  std::vector<float> scales, offsets;  // [groups of scales][n]
+  std::vector<int8_t> numbers, zero_points, levels;
+  std::vector<char> packed_scales, packed_offsets;
+  std::vector<int8_t> packed_zero_points;
+  std::vector<int32_t> order;
   char* packed;
 
-  Layer(int32_t format, int64_t n, int64_t k, int64_t group, bool has_zeros)
-      : n(n), k(k), group(format == QR_INT8 ? 128 : group), format(format), numbers(size_t(n * k)) {
-    const bool is_int8 = format == QR_INT8;
-    std::uniform_int_distribution<int> any(is_int8 ? -127 : 0, is_int8 ? 127 : 15), zero(0, 15);
+  Layer(int32_t format, int64_t n, int64_t k, int64_t group, Shift shift = kNone, bool has_order = false)
+      : n(n), k(k), group(group == 0 ? 128 : group), numbers(size_t(n * k)) {
+    std::uniform_int_distribution<int> eight(-128, 127), any(low(format), high(format));
     for (int8_t& number : numbers) number = int8_t(any(rng()));
-    const int64_t scale_groups = is_int8 ? 1 : groups(), columns = (n + 31) / 32 * 32;
-    const int32_t dtype = is_int8 ? QR_FLOAT32 : QR_FLOAT16;
-    for (float value : random_floats(scale_groups * n, 0.01f)) scales.push_back(std::fabs(value));
+    if (format == QR_LEVELS)
+      for (int i = 0; i < 16; ++i) levels.push_back(int8_t(eight(rng())));
+    const int64_t groups = group == 0 ? 1 : (k + group - 1) / group, columns = (n + 31) / 32 * 32;
+    const int32_t dtype = group == 0 ? QR_FLOAT32 : QR_FLOAT16;
+    for (float value : random_floats(groups * n, 0.01f)) scales.push_back(std::fabs(value));
     scales = decode(encode(scales, dtype), dtype);
-    std::vector<float> in_panels(size_t(scale_groups * columns));
-    zeros.assign(scales.size(), 8);
-    corrections.assign(in_panels.size(), 0);
-    for (int64_t g = 0; g < scale_groups; ++g)
-      for (int64_t c = 0; c < n; ++c) {
-        const size_t at = size_t((c / 32 * scale_groups + g) * 32 + c % 32), own = size_t(g * n + c);
-        if (has_zeros) zeros[own] = int8_t(zero(rng()));
-        in_panels[at] = scales[own];
-        corrections[at] = int8_t(8 - zeros[own]);
-      }
-    if (!has_zeros) corrections.clear();
-    packed_scales = encode(in_panels, dtype);
+    offsets.assign(scales.size(), 0.0f);
+    if (shift == kOffsets) offsets = decode(encode(random_floats(groups * n, 0.1f), dtype), dtype);
+    zero_points.assign(scales.size(), 0);
+    if (shift == kZeroPoints)
+      for (int8_t& zero : zero_points) zero = int8_t(any(rng()));
+    const auto in_panels = [&](const auto& values) {
+      auto out = values;
+      out.assign(size_t(groups * columns), 0);
+      for (int64_t g = 0; g < groups; ++g)
+        for (int64_t c = 0; c < n; ++c) out[size_t((c / 32 * groups + g) * 32 + c % 32)] = values[size_t(g * n + c)];
+      return out;
+    };
+    packed_scales = encode(in_panels(scales), dtype);
+    packed_offsets = encode(in_panels(offsets), QR_FLOAT16);
+    packed_zero_points = in_panels(zero_points);
+    for (int64_t i = 0; i < k; ++i) order.push_back(int32_t(i));
+    if (has_order) std::shuffle(order.begin(), order.end(), rng());
     packed = aligned_zeros(qr_quantized_bytes(format, n, k));
-    CHECK(qr_pack_quantized(packed, format, n, k, numbers.data(), n, k, 0) == QR_OK);
+    pack(format);
+    weight.packed = packed;
+    weight.scales = packed_scales.data();
+    if (shift == kZeroPoints) weight.zero_points = packed_zero_points.data();
+    if (shift == kOffsets) weight.offsets = reinterpret_cast<const uint16_t*>(packed_offsets.data());
+    if (format == QR_LEVELS) weight.levels = levels.data();
+    if (has_order) weight.order = order.data();
+    weight.format = format;
+    weight.group = group;
+    weight.outputs = n;
+    weight.unit = 1.0;
   }
   ~Layer() { std::free(packed); }
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
+  static int low(int64_t format) { return format == QR_INT8 ? -128 : format == QR_INT4 ? -8 : 0; }
+  static int high(int64_t format) { return format == QR_INT8 ? 127 : format == QR_INT4 ? 7 : 15; }
+  void pack(int32_t format) {
+    CHECK(qr_pack_quantized(packed, format, n, k, numbers.data(), n, k, 0) == QR_OK);
+  }
   int64_t groups() const { return (k + group - 1) / group; }
 
   // out[rows, n] in float32
   int32_t run(float* out, const void* x, int32_t dtype, int64_t rows, const float* bias) const {
-    return qr_linear_quantized(out, QR_FLOAT32, x, dtype, packed, format, format == QR_INT8 ? 0 : group,
-                               packed_scales.data(), corrections.empty() ? nullptr : corrections.data(), rows, n, k,
-                               bias, QR_NONE, nullptr);
+    return qr_linear_quantized(out, QR_FLOAT32, x, dtype, &weight, 1, rows, n, k, bias, QR_NONE, nullptr);
   }
 
   double product(const float* x, int64_t column) const {
@@ -61,14 +83,16 @@ struct Layer {
     for (int64_t g = 0; g < groups(); ++g) {
       const int64_t begin = g * group, end = std::min(begin + group, k);
       float largest = 0;
-      for (int64_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(x[i]));
+      for (int64_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(x[order[size_t(i)]]));
       const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
-      const size_t own = size_t(format == QR_INT8 ? column : g * n + column);
+      const size_t own = size_t((weight.group == 0 ? 0 : g) * n + column);
       double sum = 0;
-      for (int64_t i = begin; i < end; ++i)
-        sum += double(std::nearbyint(x[i] * inverse)) *
-               (numbers[size_t(column * k + i)] - (format == QR_INT8 ? 0 : zeros[own]));
-      total += sum * scales[own] * largest / 127;
+      for (int64_t i = begin; i < end; ++i) {
+        const int8_t number = numbers[size_t(column * k + i)];
+        const double value = weight.format == QR_LEVELS ? levels[size_t(number)] : number - zero_points[own];
+        sum += double(std::nearbyint(x[order[size_t(i)]] * inverse)) * (value * scales[own] + offsets[own]);
+      }
+      total += sum * largest / 127;
     }
     return total;
   }
@@ -84,8 +108,8 @@ void check_values(const Layer& layer, int32_t dtype, int64_t rows) {
       const double want = layer.product(xs.data() + r * layer.k, c) + bias[size_t(c)];
       const float value = got[size_t(r * layer.n + c)];
       CHECK(std::fabs(value - want) <= 1e-4 + 1e-5 * std::fabs(want),
-            "format %d group %ld n %ld k %ld rows %ld: [%ld, %ld] %g, not %g", layer.format, long(layer.group),
-            long(layer.n), long(layer.k), long(rows), long(r), long(c), value, want);
+            "format %ld group %ld n %ld k %ld rows %ld: [%ld, %ld] %g, not %g", long(layer.weight.format),
+            long(layer.weight.group), long(layer.n), long(layer.k), long(rows), long(r), long(c), value, want);
     }
 }
 
@@ -97,7 +121,8 @@ void check_bits(const Layer& layer, int64_t most) {
     for (int64_t first : {0L, 1L, 6L}) {
       CHECK(layer.run(some.data(), x.data() + first * layer.k * 2, QR_BFLOAT16, rows, nullptr) == QR_OK);
       CHECK(std::memcmp(some.data(), all.data() + first * layer.n, size_t(rows * layer.n) * 4) == 0,
-            "format %d group %ld: rows %ld from %ld", layer.format, long(layer.group), long(rows), long(first));
+            "format %ld group %ld: rows %ld from %ld", long(layer.weight.format), long(layer.weight.group), long(rows),
+            long(first));
     }
 }
 
@@ -105,13 +130,15 @@ void check_bits(const Layer& layer, int64_t most) {
 
 TEST(quantised_products_match_naive_loops_and_rows_have_the_same_bits_in_every_batch) {
   for (auto [n, k] : {std::pair<int64_t, int64_t>{32, 64}, {40, 72}, {96, 320}, {7, 45}}) {
-    for (int64_t group : {32, 64, 128})
-      for (bool has_zeros : {false, true}) {
-        const Layer layer(QR_INT4, n, k, group, has_zeros);
-        for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, QR_BFLOAT16, rows);
-        check_bits(layer, 40);
-      }
-    const Layer layer(QR_INT8, n, k, 0, false);
+    for (int32_t format : {QR_INT8, QR_INT4, QR_LEVELS})
+      for (int64_t group : {16, 32, 64, 128})
+        for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
+          if ((format == QR_LEVELS && shift == kZeroPoints) || !runs_case(5)) continue;
+          const Layer layer(format, n, k, group, shift, group == 32);
+          for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, QR_BFLOAT16, rows);
+          check_bits(layer, 40);
+        }
+    const Layer layer(QR_INT8, n, k, 0);
     for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
       for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, dtype, rows);
     check_bits(layer, 40);
@@ -120,11 +147,10 @@ TEST(quantised_products_match_naive_loops_and_rows_have_the_same_bits_in_every_b
 
 TEST(quantised_products_of_the_largest_integers_do_not_overflow) {
   for (int32_t format : {QR_INT8, QR_INT4}) {
-    Layer layer(format, 32, 256, 128, false);
+    Layer layer(format, 32, 256, 128);
     for (int8_t sign : {1, -1}) {
-      for (int8_t& number : layer.numbers) number = int8_t(format == QR_INT8 ? 127 * sign : sign > 0 ? 15 : 0);
-      CHECK(qr_pack_quantized(layer.packed, format, layer.n, layer.k, layer.numbers.data(), layer.n, layer.k, 0) ==
-            QR_OK);
+      for (int8_t& number : layer.numbers) number = int8_t(sign > 0 ? Layer::high(format) : Layer::low(format));
+      layer.pack(format);
       std::vector<float> x(size_t(3 * layer.k), 2.0f), got(size_t(3 * layer.n));
       CHECK(layer.run(got.data(), x.data(), QR_FLOAT32, 3, nullptr) == QR_OK);
       for (int64_t i = 0; i < 3 * layer.n; ++i) {
@@ -134,4 +160,104 @@ TEST(quantised_products_of_the_largest_integers_do_not_overflow) {
       }
     }
   }
+}
+
+TEST(the_unit_of_a_quantised_weight_multiplies_its_outputs) {
+  Layer layer(QR_INT4, 40, 96, 32, kOffsets);
+  const std::vector<float> x = random_floats(3 * layer.k);
+  std::vector<float> whole(size_t(3 * layer.n)), small(whole.size());
+  CHECK(layer.run(whole.data(), x.data(), QR_FLOAT32, 3, nullptr) == QR_OK);
+  layer.weight.unit = std::ldexp(1.0, -20);
+  CHECK(layer.run(small.data(), x.data(), QR_FLOAT32, 3, nullptr) == QR_OK);
+  for (size_t i = 0; i < whole.size(); ++i) CHECK(small[i] == std::ldexp(whole[i], -20));
+}
+
+namespace {
+
+double from_float8(uint8_t byte) {
+  const int exponent = byte >> 3 & 15, fraction = byte & 7;
+  const double size = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return byte & 0x80 ? -size : size;
+}
+
+}  // namespace
+
+TEST(float8_weights_are_multiplied_exactly) {
+  const int64_t n = 32 * 8, k = 40;  // every number in every place of a step
+  std::vector<int8_t> bytes(size_t(n * k));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = int8_t((i * 7 + i / 256) % 256);
+  for (int8_t& byte : bytes)
+    if ((byte & 0x7f) == 0x7f) byte = 0;
+  char* packed = aligned_zeros(qr_quantized_bytes(QR_FLOAT8, n, k));
+  CHECK(qr_pack_quantized(packed, QR_FLOAT8, n, k, bytes.data(), n, k, 0) == QR_OK);
+  const std::vector<float> scales(size_t(n), 2.0f);
+  qr_weight weight{packed, scales.data(), nullptr, nullptr, nullptr, nullptr, nullptr, 0, QR_FLOAT8, 0, n, 1.0};
+  for (int64_t group : {0, 128})
+    for (int32_t dtype : {QR_BFLOAT16, QR_FLOAT32}) {
+      weight.group = group;
+      std::vector<float> unit(size_t(k * k)), got(size_t(k * n));
+      for (int64_t i = 0; i < k; ++i) unit[size_t(i * k + i)] = 1.0f;
+      const std::vector<char> x = encode(unit, dtype);
+      for (int64_t rows : {int64_t(1), int64_t(3), k}) {
+        CHECK(qr_linear_quantized(got.data(), QR_FLOAT32, x.data(), dtype, &weight, 1, rows, n, k, nullptr, QR_NONE,
+                                  nullptr) == QR_OK);
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < n; ++c) {
+            const double want = 2 * from_float8(uint8_t(bytes[size_t(c * k + r)]));
+            CHECK(double(got[size_t(r * n + c)]) == want, "byte %d: %g, not %g", bytes[size_t(c * k + r)],
+                  got[size_t(r * n + c)], want);
+          }
+      }
+    }
+  bytes[5] = 0x7f;
+  CHECK(qr_pack_quantized(packed, QR_FLOAT8, n, k, bytes.data(), n, k, 0) == QR_EUNSUPPORTED);
+  std::free(packed);
+}
+
+TEST(weights_side_by_side_are_computed_as_each_alone) {
+  const int64_t k = 200, rows = 37;
+  const Layer first(QR_INT4, 40, k, 32, kOffsets), second(QR_INT8, 7, k, 16), third(QR_INT4, 96, k, 32, kNone, true);
+  const Layer* layers[] = {&first, &second, &third};
+  const qr_weight weights[] = {first.weight, second.weight, third.weight};
+  const int64_t n = first.n + second.n + third.n;
+  const std::vector<char> x = encode(random_floats(rows * k), QR_BFLOAT16);
+  std::vector<float> all(size_t(rows * n)), alone(size_t(rows * n));
+  CHECK(qr_linear_quantized(all.data(), QR_FLOAT32, x.data(), QR_BFLOAT16, weights, 3, rows, n, k, nullptr, QR_NONE,
+                            nullptr) == QR_OK);
+  int64_t begin = 0;
+  for (const Layer* layer : layers) {
+    CHECK(layer->run(alone.data(), x.data(), QR_BFLOAT16, rows, nullptr) == QR_OK);
+    for (int64_t r = 0; r < rows; ++r)
+      CHECK(std::memcmp(all.data() + r * n + begin, alone.data() + r * layer->n, size_t(layer->n) * 4) == 0);
+    begin += layer->n;
+  }
+  for (int64_t wrong : {n - 1, n + 32})
+    CHECK(qr_linear_quantized(all.data(), QR_FLOAT32, x.data(), QR_BFLOAT16, weights, 3, rows, wrong, k, nullptr,
+                              QR_NONE, nullptr) == QR_EINVAL);
+}
+
+TEST(quantised_weights_that_are_none_are_refused) {
+  Layer right(QR_INT4, 32, 64, 32, kZeroPoints, true);
+  const std::vector<float> x = random_floats(right.k);
+  std::vector<float> out(size_t(right.n), 7.0f);
+  const std::vector<int32_t> order(size_t(right.k), 64);
+  const auto check = [&](const char* what, auto change) {
+    const qr_weight before = right.weight;
+    change(right.weight);
+    CHECK(right.run(out.data(), x.data(), QR_FLOAT32, 1, nullptr) == QR_EINVAL, "%s", what);
+    right.weight = before;
+  };
+  const uint16_t offset = 0;
+  check("both shifts", [&](qr_weight& w) { w.offsets = &offset; });
+  check("no levels", [](qr_weight& w) { w.format = QR_LEVELS; });
+  check("an input that is not there", [&](qr_weight& w) { w.order = order.data(); });
+  check("a format", [](qr_weight& w) { w.format = 5; });
+  check("a group", [](qr_weight& w) { w.group = 48; });
+  check("one scale", [](qr_weight& w) { w.group = 0; });
+  check("zero points of float8", [](qr_weight& w) { w.format = QR_FLOAT8, w.group = 128, w.order = nullptr; });
+  for (double unit : {0.0, -1.0, HUGE_VAL, std::nan("")}) check("a unit", [&](qr_weight& w) { w.unit = unit; });
+  for (float value : out) CHECK(value == 7.0f);
+  std::vector<int8_t> numbers(64, 8);
+  CHECK(qr_pack_quantized(right.packed, QR_INT4, 1, 64, numbers.data(), 1, 64, 0) == QR_EUNSUPPORTED);
+  CHECK(qr_pack_quantized(right.packed, QR_LEVELS, 1, 64, numbers.data(), 1, 64, 0) == QR_OK);
 }

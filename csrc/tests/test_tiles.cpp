@@ -88,9 +88,15 @@ TEST(quantised_layers_write_tiles) {
     const std::vector<float> scales(size_t(n), 0.01f);
     const std::vector<uint16_t> halves(size_t(n * k / group), 0x2000);
     auto run = [&](Numbers& out, int32_t out_dtype) {
-      const void* own = format == QR_INT8 ? static_cast<const void*>(scales.data()) : halves.data();
-      return qr_linear_quantized(out.data(), out_dtype, x.data(), QR_BFLOAT16, packed, format, group, own, nullptr,
-                                 rows, n, k, nullptr, QR_NONE, nullptr);
+      qr_weight layer{};
+      layer.packed = packed;
+      layer.scales = format == QR_INT8 ? static_cast<const void*>(scales.data()) : halves.data();
+      layer.format = format;
+      layer.group = format == QR_INT8 ? 0 : group;
+      layer.outputs = n;
+      layer.unit = 1.0;
+      return qr_linear_quantized(out.data(), out_dtype, x.data(), QR_BFLOAT16, &layer, 1, rows, n, k, nullptr, QR_NONE,
+                                 nullptr);
     };
     Numbers want(size_t(rows * n)), got = tiles(rows, n);
     CHECK(run(want, QR_BFLOAT16) == QR_OK);

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from quire.config import weight_formats
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
@@ -38,8 +39,8 @@ UNPACKING_BYTES = 8
 """Of a number of a quantised weight, while it is taken out of its words."""
 PANEL = 32
 """Output features that the native kernels store together, and the depth of their bfloat16 tiles."""
-INT4_GROUP = 128
-"""Input features that share a scale of an int4 weight."""
+INT4 = "int4_g128"
+"""What weights are quantised to natively as int4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,20 +420,17 @@ def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
 
 
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:
-    """Bytes of one layer of a shape as the ops lay it out; `format` is a dtype, int8, int4, or int4_g
-    with the size of its groups.
+    """Bytes of one layer of a shape as the ops lay it out; `format` is a dtype, int4, or a name of `weight_formats`.
 
     bfloat16 for AMX tiles takes 12 bits where it can (`csrc/cpu/compact.h`); a weight whose numbers spread too far
     keeps 16, which only its values tell.
     """
     if ops != "cpu":
-        return shape.num_weights * DTYPE_BYTES[format]
+        return shape.num_weights * DTYPE_BYTES.get(format, DTYPE_BYTES["float32"])
     panels, depth = cdiv(shape.out_features, PANEL), shape.in_features
-    if format == "int8":
-        return panels * PANEL * (round_up(depth, 64) + 4)
-    if format.startswith("int4"):
-        group = int(format.removeprefix("int4_g")) if "_" in format else INT4_GROUP
-        return panels * PANEL * (round_up(depth, 64) // 2 + 2 * cdiv(depth, group))
+    quantized = weight_formats.parse(INT4 if format == "int4" else format)
+    if quantized is not None:
+        return quantized.num_bytes(shape.out_features, depth)
     if format == "bfloat16" and isa == "amx" and all(part % PANEL == 0 for part in shape.parts[:-1]):
         return panels * _compact_panel_bytes(depth)
     return panels * PANEL * DTYPE_BYTES[format] * (round_up(depth, PANEL) if format == "bfloat16" else depth)

@@ -71,9 +71,8 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
 def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
     """Concatenate rows that a checkpoint brings quantised along N, and lay them out for streaming; their values stay.
 
-    Parts may be plain: layers that are computed at once need not all be quantised.
-
-    Not every implementation has every format. Raises: ConfigError for one that it has not.
+    The parts may be of different formats, and tensors [N_i, M] among them, which keep their dtype: float32, bfloat16 or
+    float16. Not every implementation has every format. Raises: ConfigError for one that it has not.
     """
     return cast("LinearWeight", op("pack_quantized")(parts))
 

@@ -11,16 +11,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
 class LinearWeight:
-    """A weight in the layout its implementation streams; only the ops that made it know that layout."""
+    """A weight in the layout its implementation streams; only the ops that made it know that layout.
+
+    Equal only to itself: implementations keep what they derive.
+    """
 
     out_features: int
     in_features: int
     format: str
-    """dense, or the name of a quantised format."""
+    """dense, the name of a quantised format, or mixed."""
     tensors: dict[str, Tensor] = field(repr=False)
     """Implementation-defined storage."""
+    parts: tuple[LinearWeight, ...] = ()
+    """Of a mixed one: weights of different formats, whose outputs lie side by side. It has no storage of its own."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its storage."""
+        return sum(tensor.nbytes for tensor in self.tensors.values()) + sum(part.num_bytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ def integers(rows: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tenso
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     scales = (largest / -8).half().float()
     inverse = torch.where(scales == 0, 0.0, 1 / scales)
-    values = (groups * inverse).round().clamp(-8, 7).add(8).to(torch.int8)
+    values = (groups * inverse).round().clamp(-8, 7).to(torch.int8)
     return values.view(count, -1)[:, :width], scales.squeeze(2)
 
 
@@ -66,9 +66,8 @@ def test_numbers_become_the_integers_that_the_format_says(format: str, dtype: to
         )
         assert torch.equal(found.tensors["scales"].view(-1)[:70], scales.view(-1))
     else:
-        signed = (values - 8).to(torch.int8)
         other = pack_quantized(
-            [QuantizedRows(values=signed, bits=4, scales=scales.float(), group_size=FORMATS[format][1])]
+            [QuantizedRows(values=values, bits=4, scales=scales.float(), group_size=FORMATS[format][1])]
         )
         expected = other.tensors["packed"]
         assert torch.equal(found.tensors["scales"].view(torch.int16), other.tensors["scales"].view(torch.int16))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def packed(*parts: torch.Tensor) -> LinearWeight:
-    from quire.ops.cpu.gemm import pack_linear
+    from quire.ops.cpu.packing import pack_linear
 
     return pack_linear(parts, dtype=torch.bfloat16)
 

@@ -5,6 +5,7 @@
 #include "elementwise.h"
 #include "gated_recurrence.h"
 #include "gemm.h"
+#include "gemm_float8.h"
 #include "gemm_quantized.h"
 #include "norm.h"
 #include "quantize.h"
@@ -45,6 +46,7 @@ void fill_base(Kernels& kernels) {
   kernels.sample_weights = sample_weights;
   kernels.count_not_below = count_not_below;
   kernels.next_above = next_above;
+  kernels.gemm_float8 = kernels.gemm_float8_float = float8_gemm();
   fill_quantized(kernels);
   kernels.row_to_int8 = row_to_int8;
   kernels.row_to_int4 = row_to_int4;

@@ -82,9 +82,10 @@ void finish_rows(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t 
   const int64_t columns = kWhole ? kPanel : g.n - column;
   const float* bias = g.bias == nullptr ? nullptr : g.bias + column;
   const float* up_bias = g.bias == nullptr ? nullptr : g.bias + g.n + column;
-  const Places places(g.n, g.out_dtype);
+  const int64_t all_columns = g.out_columns != 0 ? g.out_columns : g.n;
+  const Places places(all_columns, g.out_dtype);
   for (int64_t row = row_begin; row < row_end; ++row, sums += Layout::kNext, up_sums += Layout::kNext) {
-    const int64_t at = row * g.n + column;
+    const int64_t at = row * all_columns + column;
     Out* out = static_cast<Out*>(g.out) + places.row(row) + places.column(column);
     const auto value_at = [&](int64_t i, int n) __attribute__((always_inline)) {
       const int64_t in_row = i < 16 ? i : i - 16 + Layout::kSecond;
@@ -225,7 +226,7 @@ void widen(float* out, const T* x, int64_t n) {
 }
 
 void float_rows(void* prepared, const void* x, int32_t x_dtype, int64_t /*rows*/, int64_t k, int64_t begin,
-                int64_t end) {
+                int64_t end, const int32_t* = nullptr) {
   float* out = static_cast<float*>(prepared) + begin * k;
   if (x_dtype == QR_BFLOAT16)
     widen(out, static_cast<const Bf16*>(x) + begin * k, (end - begin) * k);
@@ -359,17 +360,23 @@ void stretch_rows(float* out, const T* x, int64_t rows, int64_t k, int64_t begin
   }
 }
 
-void stretched_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin,
-                    int64_t end) {
+void stretch_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end,
+                  const int32_t*) {
   auto* out = static_cast<float*>(prepared);
-  if (!are_many(rows))
-    float_rows(prepared, x, x_dtype, rows, k, begin, end);
-  else if (x_dtype == QR_FLOAT32)
+  if (x_dtype == QR_FLOAT32)
     stretch_rows(out, static_cast<const float*>(x), rows, k, begin, end);
   else if (x_dtype == QR_BFLOAT16)
     stretch_rows(out, static_cast<const Bf16*>(x), rows, k, begin, end);
   else
     stretch_rows(out, static_cast<const Fp16*>(x), rows, k, begin, end);
+}
+
+void stretched_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin,
+                    int64_t end, const int32_t*) {
+  if (are_many(rows))
+    stretch_rows(prepared, x, x_dtype, rows, k, begin, end, nullptr);
+  else
+    float_rows(prepared, x, x_dtype, rows, k, begin, end);
 }
 
 // Steps [begin, end) of k of a panel of bfloat16 tiles; begin is a multiple of kDepth, and one step beyond an odd end is

@@ -44,7 +44,8 @@ int64_t tile_rows_bytes(int64_t rows, int64_t k, int32_t) {
   return reads_in_place(rows, k) ? 0 : round_up(rows, 32) * round_up(k, kDepth) * 2;
 }
 
-void tile_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end) {
+void tile_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end,
+               const int32_t*) {
   const int64_t steps = divide_up(k, kDepth), whole = k / kDepth;
   if (end == rows) end = round_up(rows, 32);
   const Places places(steps * kDepth, QR_BFLOAT16_TILES);

@@ -28,7 +28,9 @@ struct RowBlocks {
   int64_t of(int64_t row) const { return ((row + 1) * count - 1) / rows; }
 };
 
-// x as pairs: of each piece's rows [stretches][blocks][pairs of the stretch][rows of the block].
+// x as pairs: of each piece's rows [stretches][blocks][pairs of the stretch][rows of the block]. kStretch: pairs of a
+// stretch, 0 where that depends on the rows.
+template <int64_t kStretch = 0>
 struct PairedRows {
   int64_t piece, rows, pairs, stretch;  // of the piece that begins at row `piece`
 
@@ -36,7 +38,7 @@ struct PairedRows {
       : piece(piece),
         rows(all_rows - piece < kBlockRows ? all_rows - piece : kBlockRows),
         pairs(pairs_of(k)),
-        stretch(bf16_stretch(rows)) {}
+        stretch(kStretch != 0 ? kStretch : bf16_stretch(rows)) {}
   // Where the row that is `row` of the piece begins, if it begins a block, in the stretch that begins at `pair`.
   int64_t at(int64_t pair, int64_t row) const { return piece * pairs + pair * rows + row * length(pair); }
   int64_t length(int64_t pair) const { return pairs - pair < stretch ? pairs - pair : stretch; }
@@ -66,9 +68,11 @@ QR_INLINE void pair_rows(int32_t* out, int64_t block_rows, const uint16_t* x, in
   }
 }
 
-void bf16_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end) {
+template <int64_t kStretch = 0>
+void bf16_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end,
+               const int32_t*) {
   for (int64_t row = begin, to; row < end; row = to) {
-    const PairedRows places(rows, k, row / kBlockRows * kBlockRows);
+    const PairedRows<kStretch> places(rows, k, row / kBlockRows * kBlockRows);
     const RowBlocks blocks(places.rows);
     const int64_t block = blocks.of(row - places.piece), first = blocks.first(block), last = blocks.first(block + 1);
     to = places.piece + last < end ? places.piece + last : end;
@@ -143,7 +147,7 @@ struct Bf16Micro {
   // next: the panel that follows
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,
                 float* sums) const {
-    const PairedRows places(g.rows, g.k, row_begin);
+    const PairedRows<> places(g.rows, g.k, row_begin);
     const RowBlocks blocks(row_end - row_begin);
     const int64_t bytes = places.stretch * kPanel * 4;
     for (int64_t pair = 0; pair < places.pairs; pair += places.stretch, panel += bytes) {
@@ -159,7 +163,7 @@ struct Bf16Micro {
   }
 };
 
-Gemm bf16_gemm() { return Gemm{bf16_rows_bytes, bf16_rows, run_streamed<Bf16Micro>}; }
+Gemm bf16_gemm() { return Gemm{bf16_rows_bytes, bf16_rows<>, run_streamed<Bf16Micro>}; }
 
 }  // namespace
 }  // namespace qr

@@ -16,7 +16,7 @@ struct PairedRows {
 
 int64_t paired_rows_bytes(int64_t rows, int64_t k, int32_t) { return divide_up(rows, 2) * PairedRows(k).quads * 16; }
 
-void paired_rows(void* prepared, const void* x, int32_t, int64_t, int64_t k, int64_t begin, int64_t end) {
+void paired_rows(void* prepared, const void* x, int32_t, int64_t, int64_t k, int64_t begin, int64_t end, const int32_t*) {
   const PairedRows rows(k);
   for (int64_t row = begin; row < end; ++row) {
     const uint16_t* in = static_cast<const uint16_t*>(x) + row * k;

@@ -1,10 +1,11 @@
-// Products with int8 and int4 weights. Activations are quantised too, each group of k in a row by its largest
+// Products with weights of 8 and 4 bits. Activations are quantised too, each group of k in a row by its largest
 // magnitude; products are summed as integers within a group, exactly, and over groups in float32 in order of k. So
 // every instruction set and every number of rows give the same sums, and nothing is widened on the way from memory.
 //
 //   int8  [K/64][2 halves of 16 columns][16 rows of 4 k][16 columns][4]: AMX tiles
 //   int4  [K/64][2 halves][8 rows of 8 k][16 columns][4]: k 0..3 of a row in the low nibbles, k 4..7 in the high ones,
 //         in two's complement; shifted into the upper half of a byte, a nibble is 16 times its value
+//   levels  as int4, each nibble the index of a level
 #pragma once
 
 #include "gemm.h"
@@ -65,13 +66,20 @@ QR_INLINE void store_int8(int8_t* out, vf v) {
 }
 #endif
 
+// order: null, or which elements of x are taken.
 template <class Format, class T>
-void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t row, int64_t k) {
+void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t row, int64_t k, const int32_t* order) {
+  alignas(64) T gathered[Format::kGroup];
   for (int64_t group = 0; group < out.groups; ++group) {
     const int64_t begin = group * Format::kGroup, end = begin + Format::kGroup < k ? begin + Format::kGroup : k;
+    const T* in = x + begin;
+    if (order != nullptr) {
+      for (int64_t i = begin; i < end; ++i) gathered[i - begin] = x[order[i]];
+      in = gathered;
+    }
     vf top = zero(), invalid = zero();
     each_vector(end - begin, [&](int64_t i, int n) __attribute__((always_inline)) {
-      const vf value = load_some(x + begin + i, n);
+      const vf value = load_some(in + i, n);
       top = max(abs(value), top);
       invalid = fma(value, zero(), invalid);  // NaN once there is an infinity or a NaN
     });
@@ -81,7 +89,7 @@ void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t 
     const int64_t stop = begin + Format::kGroup < out.steps * 64 ? begin + Format::kGroup : out.steps * 64;
     for (int64_t i = begin; i < stop; i += W) {
       const int64_t left = end - i;
-      const vf value = left >= W ? load(x + i) : left > 0 ? load(x + i, int(left)) : zero();
+      const vf value = left >= W ? load(in + i - begin) : left > 0 ? load(in + i - begin, int(left)) : zero();
       const vf rounded = round(mul(value, inverse));
       total = add(total, rounded);
       store_int8(out.line(row, i / 64) + i % 64, rounded);
@@ -91,16 +99,16 @@ void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t 
 }
 
 template <class Format>
-void quantize_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin,
-                   int64_t end) {
+void quantize_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows, int64_t k, int64_t begin, int64_t end,
+                   const int32_t* order) {
   const QuantizedRows<Format::kGroup> out(prepared, rows, k);
   for (int64_t row = begin; row < end; ++row) {
     if (x_dtype == QR_FLOAT32)
-      quantize_row<Format>(out, static_cast<const float*>(x) + row * k, row, k);
+      quantize_row<Format>(out, static_cast<const float*>(x) + row * k, row, k, order);
     else if (x_dtype == QR_BFLOAT16)
-      quantize_row<Format>(out, static_cast<const Bf16*>(x) + row * k, row, k);
+      quantize_row<Format>(out, static_cast<const Bf16*>(x) + row * k, row, k, order);
     else
-      quantize_row<Format>(out, static_cast<const Fp16*>(x) + row * k, row, k);
+      quantize_row<Format>(out, static_cast<const Fp16*>(x) + row * k, row, k, order);
   }
 }
 
@@ -136,30 +144,38 @@ QR_INLINE vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
 
 // ---- weights ----
 
-// One scale for a column. Activations keep groups, which hold what an outlier among them costs.
-struct Int8 {
-  static constexpr int kGroup = 128;
-  static constexpr bool kGrouped = false;
+// What a row of 8 k of one half is made of, for one vector of columns: integers of k 0..3 and of k 4..7. `unsigned_row`
+// gives 128 more than they are (in sixteenths of int4), `signed_four` one of the two as they are.
+template <int Group, bool Grouped>
+struct Int8Of {
+  static constexpr int kGroup = Group;
+  static constexpr bool kGrouped = Grouped;  // or one scale for a column; activations keep groups, which hold an outlier
   static constexpr int64_t kHalfBytes = 1024;  // 64 k of 16 columns
   static constexpr float kUnit = 1.0f;         // value of an integer 1
-#if defined(__AVX512F__)
-  // Unsigned (128 more) integers of k 8 row .. 8 row + 7 of one half.
-  QR_INLINE void row(const char* half, int row, vi& first, vi& second) {
+  explicit Int8Of(const GemmArgs&) {}
+#if !defined(__ARM_NEON)
+  __attribute__((always_inline)) void unsigned_row(const char* half, int row, vi& first, vi& second) const {
     first = flip(load_bytes(half + row * 128), 0x80);
     second = flip(load_bytes(half + row * 128 + 64), 0x80);
   }
+  __attribute__((always_inline)) vi signed_four(const char* line, int four) const {
+    return load_bytes(line + four * 64);
+  }
 #endif
 };
+using Int8 = Int8Of<128, false>;
+template <int Group>
+using Int8Groups = Int8Of<Group, true>;
 
-// A scale, and optionally a zero point, for each Group of k in a column.
 template <int Group>
 struct Int4 {
   static constexpr int kGroup = Group;
   static constexpr bool kGrouped = true;
   static constexpr int64_t kHalfBytes = 512;
   static constexpr float kUnit = 1.0f / 16;
+  explicit Int4(const GemmArgs&) {}
 #if defined(__AVX512F__)
-  QR_INLINE void row(const char* half, int row, vi& first, vi& second) {
+  __attribute__((always_inline)) void unsigned_row(const char* half, int row, vi& first, vi& second) const {
     const vi both = flip(load_bytes(half + row * 64), 0x88);
     first = lower_nibbles(both);
     second = upper_nibbles(both);
@@ -167,34 +183,62 @@ struct Int4 {
 #endif
 };
 
+template <int Group>
+struct Levels {
+  static constexpr int kGroup = Group;
+  static constexpr bool kGrouped = true;
+  static constexpr int64_t kHalfBytes = 512;
+  static constexpr float kUnit = 1.0f;
+  Bytes levels;
+  explicit Levels(const GemmArgs& g) : levels(sixteen_bytes(reinterpret_cast<const uint8_t*>(g.levels))) {}
+#if !defined(__ARM_NEON)
+  __attribute__((always_inline)) void unsigned_row(const char* half, int row, vi& first, vi& second) const {
+    const vi both = load_bytes(half + row * 64), above = flip(levels, 0x80);
+    first = look_up(above, low_nibbles(both));
+    second = look_up(above, high_nibbles(both));
+  }
+  __attribute__((always_inline)) vi signed_four(const char* line, int four) const {
+    const vi both = load_bytes(line);
+    return look_up(levels, four == 0 ? low_nibbles(both) : high_nibbles(both));
+  }
+#endif
+};
+
 // What turns the integer sums of one group of a panel into floats.
 template <class Format>
 struct GroupScales {
-  vf scale[kVectors], correction[kVectors];
-  bool corrected;
+  vf scale[kVectors], shift[kVectors];  // shift: what a zero point adds to the integers, or an offset to their product
+  bool has_zero_points, has_offsets;
 
   QR_INLINE GroupScales of(const GemmArgs& g, int64_t panel, int64_t groups, int64_t group) {
     GroupScales out;
-    out.corrected = Format::kGrouped && g.corrections != nullptr;
+    out.has_zero_points = Format::kGrouped && g.zero_points != nullptr;
+    out.has_offsets = Format::kGrouped && g.offsets != nullptr;
     if (!Format::kGrouped) return out;
     const int64_t at = (panel * groups + group) * kPanel;
     const Fp16* scales = static_cast<const Fp16*>(g.scales) + at;
     prefetch(scales + 8 * kPanel);
-    for (int v = 0; v < kVectors; ++v) {
-      out.scale[v] = load(scales + v * W);
-      if (!out.corrected) continue;
-      alignas(64) float values[W];
-      for (int i = 0; i < W; ++i) values[i] = float(g.corrections[at + v * W + i]) / Format::kUnit;
-      out.correction[v] = load(values);
+    for (int v = 0; v < kVectors; ++v) out.scale[v] = load(scales + v * W);
+    if (out.has_zero_points) {
+      for (int v = 0; v < kVectors; ++v) {
+        alignas(64) float values[W];
+        for (int i = 0; i < W; ++i) values[i] = float(g.zero_points[at + v * W + i]) / -Format::kUnit;
+        out.shift[v] = load(values);
+      }
+    } else if (out.has_offsets) {
+      const auto* offsets = reinterpret_cast<const Fp16*>(g.offsets) + at;
+      prefetch(offsets + 8 * kPanel);
+      for (int v = 0; v < kVectors; ++v) out.shift[v] = mul(load(offsets + v * W), set1(1.0f / Format::kUnit));
     }
     return out;
   }
 
-  // total + integers * scales; all but the last operation are exact or, for the scale, one rounding
+  // total + (integers * scales + offsets), each operation rounded once; with zero points the first is exact
   __attribute__((always_inline)) vf add(vf total, vf integers, RowGroup x, int v) const {
     if (Format::kGrouped) {
-      if (corrected) integers = fma(correction[v], set1(x.sum), integers);
+      if (has_zero_points) integers = fma(shift[v], set1(x.sum), integers);
       integers = mul(integers, scale[v]);
+      if (has_offsets) integers = fma(shift[v], set1(x.sum), integers);
     }
     return fma(integers, set1(x.scale), total);
   }
@@ -202,13 +246,15 @@ struct GroupScales {
 
 // ---- products ----
 
+// By the scale of each column, or the unit of all.
 template <class Format>
 QR_INLINE void scale_columns(const GemmArgs& g, int64_t panel, int64_t rows, float* sums) {
-  if (Format::kGrouped) return;
+  if (Format::kGrouped && g.unit == 1.0f) return;
   const float* scales = static_cast<const float*>(g.scales) + panel * kPanel;
   for (int64_t row = 0; row < rows; ++row)
     for (int v = 0; v < kVectors; ++v)
-      store(sums + row * kPanel + v * W, mul(load(sums + row * kPanel + v * W), load(scales + v * W)));
+      store(sums + row * kPanel + v * W,
+            mul(load(sums + row * kPanel + v * W), Format::kGrouped ? set1(g.unit) : load(scales + v * W)));
 }
 
 // Rows [row_begin, row_end) of x times a panel, without the scales of columns.
@@ -238,11 +284,19 @@ Gemm quantized_gemm() {
   return Gemm{QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<QuantizedMicro<Format>>};
 }
 
+template <template <int> class Format>
+void fill_groups(Gemm* gemms) {
+  gemms[0] = quantized_gemm<Format<16>>();
+  gemms[1] = quantized_gemm<Format<32>>();
+  gemms[2] = quantized_gemm<Format<64>>();
+  gemms[3] = quantized_gemm<Format<128>>();
+}
+
 void fill_quantized(Kernels& kernels) {
   kernels.gemm_int8 = quantized_gemm<Int8>();
-  kernels.gemm_int4[0] = quantized_gemm<Int4<32>>();
-  kernels.gemm_int4[1] = quantized_gemm<Int4<64>>();
-  kernels.gemm_int4[2] = quantized_gemm<Int4<128>>();
+  fill_groups<Int8Groups>(kernels.gemm_int8_groups);
+  fill_groups<Int4>(kernels.gemm_int4);
+  fill_groups<Levels>(kernels.gemm_levels);
 }
 
 }  // namespace

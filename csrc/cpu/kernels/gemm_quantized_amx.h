@@ -133,9 +133,9 @@ Gemm amx_quantized_gemm() {
 
 void fill_amx_quantized(Kernels& kernels) {
   kernels.gemm_int8 = amx_quantized_gemm<Int8>();
-  kernels.gemm_int4[0] = amx_quantized_gemm<Int4<32>>();
-  kernels.gemm_int4[1] = amx_quantized_gemm<Int4<64>>();
-  kernels.gemm_int4[2] = amx_quantized_gemm<Int4<128>>();
+  kernels.gemm_int4[1] = amx_quantized_gemm<Int4<32>>();
+  kernels.gemm_int4[2] = amx_quantized_gemm<Int4<64>>();
+  kernels.gemm_int4[3] = amx_quantized_gemm<Int4<128>>();
 }
 
 }  // namespace

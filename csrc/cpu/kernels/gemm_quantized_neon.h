@@ -10,16 +10,25 @@ namespace {
 constexpr int kUnits = 8;  // of 8 k in a step of 64
 
 // Four columns, k 0..3 and k 4..7 of a unit of a half; of int4 in sixteenths.
-QR_INLINE void unit_of(Int8, const char* weight, int four, int8x16_t& first, int8x16_t& second) {
+template <int Group, bool Grouped>
+QR_INLINE void unit_of(const Int8Of<Group, Grouped>&, const char* weight, int four, int8x16_t& first,
+                       int8x16_t& second) {
   const auto* bytes = reinterpret_cast<const int8_t*>(weight) + four * 16;
   first = vld1q_s8(bytes);
   second = vld1q_s8(bytes + 64);
 }
 template <int Group>
-QR_INLINE void unit_of(Int4<Group>, const char* weight, int four, int8x16_t& first, int8x16_t& second) {
+QR_INLINE void unit_of(const Int4<Group>&, const char* weight, int four, int8x16_t& first, int8x16_t& second) {
   const int8x16_t both = vld1q_s8(reinterpret_cast<const int8_t*>(weight) + four * 16);
   first = vshlq_n_s8(both, 4);
   second = vandq_s8(both, vdupq_n_s8(int8_t(0xf0)));
+}
+template <int Group>
+QR_INLINE void unit_of(const Levels<Group>& format, const char* weight, int four, int8x16_t& first,
+                       int8x16_t& second) {
+  const Bytes both = load_bytes_of(weight + four * 16);
+  first = vreinterpretq_s8_u8(look_up(format.levels, low_nibbles(both)));
+  second = vreinterpretq_s8_u8(look_up(format.levels, high_nibbles(both)));
 }
 
 // acc += sums of four products
@@ -50,10 +59,10 @@ class RowSumsOfHalf {
 
   // A unit; `x`: 8 k of the first row, the others kQuantizedDepth apart.
   template <class Format>
-  __attribute__((always_inline)) void add(const char* weight, const int8_t* x) {
+  __attribute__((always_inline)) void add(const Format& format, const char* weight, const int8_t* x) {
     for (int four = 0; four < 4; ++four) {
       int8x16_t first, second;
-      unit_of(Format(), weight, four, first, second);
+      unit_of(format, weight, four, first, second);
       for (int r = 0; r < R; ++r) {
         acc[r][four] = dot(acc[r][four], first, four_bytes(x + r * kQuantizedDepth));
         acc[r][four] = dot(acc[r][four], second, four_bytes(x + r * kQuantizedDepth + 4));
@@ -79,7 +88,7 @@ class PairSumsOfHalf {
   }
 
   template <class Format>
-  __attribute__((always_inline)) void add(const char* weight, const int8_t* x) {
+  __attribute__((always_inline)) void add(const Format& format, const char* weight, const int8_t* x) {
     int8x16_t rows[kPairs];
     for (int p = 0; p < kPairs; ++p) {
       const int other = 2 * p + 1 < R ? 2 * p + 1 : 2 * p;
@@ -87,7 +96,7 @@ class PairSumsOfHalf {
     }
     for (int four = 0; four < 4; ++four) {
       int8x16_t first, second;
-      unit_of(Format(), weight, four, first, second);
+      unit_of(format, weight, four, first, second);
       const int32x4_t a = vreinterpretq_s32_s8(first), b = vreinterpretq_s32_s8(second);
       const int8x16_t left = vreinterpretq_s8_s32(vzip1q_s32(a, b)), right = vreinterpretq_s8_s32(vzip2q_s32(a, b));
       for (int p = 0; p < kPairs; ++p) {
@@ -122,6 +131,7 @@ using SumsOfHalf = RowSumsOfHalf<R>;
 template <class Format, int R>
 void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel, float* sums) {
   constexpr int64_t kUnitBytes = Format::kHalfBytes / kUnits;
+  const Format format(g);
   const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
   vf total[R][kVectors];
   for (int r = 0; r < R; ++r)
@@ -135,7 +145,7 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
         const int64_t step = unit / kUnits, in_step = unit % kUnits;
         const char* weight = packed + (step * 2 + half) * Format::kHalfBytes + in_step * kUnitBytes;
         for (int64_t at = 0; at < kUnitBytes; at += 64) prefetch_stream(weight + at);
-        products.template add<Format>(weight, x.line(row, step) + in_step * 8);
+        products.add(format, weight, x.line(row, step) + in_step * 8);
       }
       for (int r = 0; r < R; ++r) {
         const RowGroup of = x.row_groups[(row + r) * x.groups + group];

@@ -33,9 +33,9 @@ struct GroupSums {
 
   // 8 k, where they lie in a step of 64; `lines` of x have 64 k each.
   template <class Format>
-  QR_INLINE void add(GroupSums& sums, const int8_t* lines, const char* step, int row) {
+  QR_INLINE void add(GroupSums& sums, const Format& format, const int8_t* lines, const char* step, int row) {
     vi w[kVectors][2];
-    for (int v = 0; v < kVectors; ++v) Format::row(step + v * Format::kHalfBytes, row, w[v][0], w[v][1]);
+    for (int v = 0; v < kVectors; ++v) format.unsigned_row(step + v * Format::kHalfBytes, row, w[v][0], w[v][1]);
     for (int r = 0; r < R; ++r)
       for (int four = 0; four < 2; ++four) {
         const vi x = four_bytes(lines + r * kQuantizedDepth + row * 8 + four * 4);
@@ -55,16 +55,18 @@ template <class Format>
 struct VnniPanel {
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;  // of 64 k
   static constexpr int64_t kSteps = Format::kGroup < 64 ? 1 : Format::kGroup / 64;
-  static constexpr int kEights = Format::kGroup < 64 ? 4 : 8;  // rows of 8 k of a group in one step
+  static constexpr int kEights = Format::kGroup < 64 ? Format::kGroup / 8 : 8;  // rows of 8 k of a group in one step
+  static constexpr int kGroupInStep = Format::kGroup < 64 ? Format::kGroup : 64;  // k of a group in one step
   static constexpr int64_t kSoon = kPrefetchBytes, kLater = kFarBytes;  // bytes ahead that go to L1, and to L2
 
   const GemmArgs& g;
+  const Format format;
   const QuantizedRows<Format::kGroup>& x;
   int64_t panel;
   const char *packed, *following;  // following: the panel that is read after this one
 
   VnniPanel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t panel)
-      : g(g), x(x), panel(panel), packed(static_cast<const char*>(g.packed) + panel * g.panel_bytes) {
+      : g(g), format(g), x(x), panel(panel), packed(static_cast<const char*>(g.packed) + panel * g.panel_bytes) {
     const int64_t next = g.up_panels == 0 ? 1 : panel < g.up_panels ? g.up_panels : 1 - g.up_panels;
     following = packed + next * g.panel_bytes;
   }
@@ -84,14 +86,14 @@ struct VnniPanel {
   __attribute__((always_inline)) void add_group(int64_t row, int64_t group, const GroupScales<Format>& scales,
                                                 const Fetch& fetch, float* total) const {
     const RowGroup* of = x.row_groups + row * x.groups + group;
-    const int begin = Format::kGroup < 64 ? int(group % 2) * 4 : 0;
+    const int begin = Format::kGroup < 64 ? int(group % (64 / kGroupInStep)) * kEights : 0;
     const int8_t* lines = x.line(row, first_step(group));
     GroupSums<R> sums;
     GroupSums<R>::start(sums, of, x.groups);
     for (int64_t step = first_step(group); step < last_step(group); ++step) {
       for (int i = begin; i < begin + kEights; ++i) {
         fetch(step, i);
-        GroupSums<R>::template add<Format>(sums, lines, packed + step * kStepBytes, i);
+        GroupSums<R>::add(sums, format, lines, packed + step * kStepBytes, i);
       }
       lines += x.step_bytes();
     }

@@ -64,7 +64,7 @@ void row_to_int8(const IntegersArgs& args) {
   }
 }
 
-// 0 .. 15 where 8 is zero, and a float16 scale for each group: its element of largest magnitude becomes -8 scales.
+// -8 .. 7, and a float16 scale for each group: its element of largest magnitude becomes -8 scales.
 void row_to_int4(const IntegersArgs& args) {
   alignas(64) float chunk[kChunk];
   auto* scales = static_cast<uint16_t*>(args.scales);
@@ -78,7 +78,7 @@ void row_to_int4(const IntegersArgs& args) {
     int8_t* __restrict out = args.integers + begin;
     for (int64_t i = 0; i < count; ++i) {
       const float value = nearest(chunk[i] * inverse);
-      out[i] = int8_t(int32_t(value < -8.0f ? -8.0f : value > 7.0f ? 7.0f : value) + 8);
+      out[i] = int8_t(int32_t(value < -8.0f ? -8.0f : value > 7.0f ? 7.0f : value));
     }
   }
 }

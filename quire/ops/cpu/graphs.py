@@ -17,6 +17,8 @@ from quire.ops.cpu.memory import TILE_ROWS, Arena, from_arena
 lib = load()
 
 BFLOAT16 = DTYPES[torch.bfloat16]
+NO_TILES = -1
+"""In place of the columns of an output that cannot be in tiles: of several weights side by side."""
 CALL = ""
 """In place of a name: an op that is no single function of the library."""
 Call = Callable[[], None]
@@ -58,7 +60,7 @@ OUTPUTS = {
     "qr_gated_linear": DENSE_OUTPUT,
     "qr_rms_norm": DENSE_OUTPUT,
     "qr_layer_norm": DENSE_OUTPUT,
-    "qr_linear_quantized": _Operand(0, lambda arguments: arguments[10]),
+    "qr_linear_quantized": _Operand(0, lambda arguments: arguments[7] if arguments[5] == 1 else NO_TILES),
     "qr_paged_attention": _Operand(0, lambda arguments: arguments[14] * arguments[16]),
 }
 

@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 5
+ABI_VERSION: Final = 6
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -57,8 +57,8 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_quantized_bytes": (I64, I32, I64, I64),
     "qr_pack_quantized": (I32, PTR, I32, I64, I64, PTR, I64, I64, I64),
     "qr_quantize_linear": (I32, PTR, PTR, I32, I64, I64, I64, PTR, I32, I64, I64, I64),
-    "qr_linear_quantized": (I32, PTR, I32, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32, PTR),
-    "qr_gated_linear_quantized": (I32, PTR, PTR, I32, PTR, I32, I64, PTR, PTR, I64, I64, I64, PTR, I32),
+    "qr_linear_quantized": (I32, PTR, I32, PTR, I32, PTR, I64, I64, I64, I64, PTR, I32, PTR),
+    "qr_gated_linear_quantized": (I32, PTR, PTR, I32, PTR, I64, I64, I64, I64, PTR, I32),
     "qr_route": (I32, *(PTR,) * 4, I64, I64, PTR),
     "qr_mixture_of_experts": (I32, PTR, PTR, I32, PTR, I64, PTR, PTR, PTR),
     "qr_rms_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),

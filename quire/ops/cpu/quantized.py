@@ -1,36 +1,45 @@
-"""Linear layers over int8 and int4 weights; `csrc/cpu/kernels/gemm_quantized.h`.
+"""Linear layers over quantised weights; `csrc/cpu/kernels/gemm_quantized.h`, `csrc/cpu/kernels/gemm_float8.h`.
 
 Activations are quantised to int8 on the way in, each group of a row by its largest magnitude. Products are summed as
-integers within a group and as float32 over groups.
+integers within a group and as float32 over groups. Beside float8 weights, activations stay as they are.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from quire.config.weight_formats import Codes, Shift, WeightFormat, native_format
 from quire.errors import ConfigError
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
-from quire.ops.cpu.library import check, load
+from quire.ops.cpu.library import UNSUPPORTED, check, load
 from quire.ops.cpu.memory import empty, weight_zeros
+from quire.ops.cpu.packing import pack_linear
 from quire.ops.cpu.rows import readable_rows
+from quire.ops.cpu.weights import CODES, written
+from quire.ops.dequantize import with_integer_levels
 from quire.ops.operands import LinearWeight, QuantizedRows
 from quire.utils.math import cdiv
 
 lib = load()
 PANEL = 32
 """Output features that are stored together."""
-INT8, INT4 = 1, 2
-"""By `qr_format`."""
+INT8, INT4 = CODES[Codes.INT8], CODES[Codes.INT4]
 FORMATS = {
     "int8": (INT8, 0),
     "int4_g32": (INT4, 32),
     "int4_g64": (INT4, 64),
     "int4_g128": (INT4, 128),
 }
-"""Name -> (`qr_format`, input features that share a scale; 0: all)."""
+"""What numbers are quantised to: name -> (`qr_format`, input features that share a scale; 0: all)."""
+MOST_PARTS = 16
+"""Weights side by side that one call computes."""
+HALF_BITS = 15
+"""Scales of a weight are brought below 2^15: float16 ends at 2^16, and has all of its precision down to 2^-14."""
 
 
 def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
@@ -42,7 +51,9 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     code, group = FORMATS[format]
     out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
     packed = weight_zeros(lib.qr_quantized_bytes(code, out_features, in_features))
-    scales = _empty_scales(code, group, out_features, in_features)
+    scales = _panels_of(
+        out_features, cdiv(in_features, group) if group else 1, torch.float16 if group else torch.float32
+    )
     offset = 0
     for part in parts:
         for rows in readable_rows(part):
@@ -70,40 +81,96 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     )
 
 
-def pack_quantized(stored: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
-    """See `functional.pack_quantized`: four bits in groups of 32, 64 or 128, and eight bits with a scale for a row."""
-    parts = [part for part in stored if isinstance(part, QuantizedRows)]
-    if len(parts) < len(stored):
-        raise ConfigError("the kernels have no product with weights that are quantised in part")
-    first, shape = parts[0], (sum(part.shape[0] for part in parts), parts[0].shape[1])
+def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
+    """See `functional.pack_quantized`. Neighbours of one format become one weight; several weights, a mixed one."""
+    integers = [part if isinstance(part, Tensor) else with_integer_levels(part) for part in parts]
+    weights = [_pack_alike(list(alike)) for _, alike in itertools.groupby(integers, _Kind())]
+    if len(weights) == 1:
+        return weights[0]
+    if len(weights) > MOST_PARTS:
+        raise ConfigError(f"{len(weights)} weights of different formats side by side; the kernels take {MOST_PARTS}")
+    out_features = sum(weight.out_features for weight in weights)
+    in_features = weights[0].in_features
+    return LinearWeight(
+        out_features=out_features, in_features=in_features, format="mixed", tensors={}, parts=tuple(weights)
+    )
+
+
+class _Kind:
+    """Of parts in turn: equal for those that can be one weight, which have one format and one order of inputs."""
+
+    def __init__(self) -> None:
+        self._orders: list[Tensor | None] = []
+
+    def __call__(self, part: QuantizedRows | Tensor) -> tuple[object, int]:
+        if isinstance(part, Tensor):
+            return part.dtype, 0
+        number = next((i for i, order in enumerate(self._orders) if _are_same(order, part.order)), len(self._orders))
+        if number == len(self._orders):
+            self._orders.append(part.order)
+        return (format_of(part), part.levels), number
+
+
+def _are_same(order: Tensor | None, other: Tensor | None) -> bool:
+    return order is other or (order is not None and other is not None and torch.equal(order, other))
+
+
+def _pack_alike(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
+    quantized = [part for part in parts if not isinstance(part, Tensor)]
+    dense = [part for part in parts if isinstance(part, Tensor)]
+    return pack_linear(dense, dtype=dense[0].dtype) if dense else _pack_rows(quantized)
+
+
+def _pack_rows(parts: Sequence[QuantizedRows]) -> LinearWeight:
+    """Of one format."""
+    first, (rows, columns) = parts[0], (sum(part.shape[0] for part in parts), parts[0].shape[1])
     format = format_of(first)
-    if format is None or any(format_of(part) != format for part in parts):
-        raise ConfigError(f"the kernels have no product with weights of {describe(first)}")
-    code, group = FORMATS[format]
+    groups, unit = cdiv(columns, format.group) if format.group else 1, _unit(format, parts)
+    has_floats = format.group == 0 or format.codes is Codes.FLOAT8
     tensors = {
-        "packed": weight_zeros(lib.qr_quantized_bytes(code, *shape)),
-        "scales": _empty_scales(code, group, *shape),
+        "packed": weight_zeros(lib.qr_quantized_bytes(CODES[format.codes], rows, columns)),
+        "scales": _panels_of(rows, groups, torch.float32 if has_floats else torch.float16),
     }
-    if any(part.zero_points is not None for part in parts):
-        tensors["corrections"] = torch.zeros(tensors["scales"].shape, dtype=torch.int8)
+    if format.shift is Shift.ZERO_POINTS:
+        tensors["zero_points"] = _panels_of(rows, groups, torch.int8)
+    if format.shift is Shift.OFFSETS:
+        tensors["offsets"] = _panels_of(rows, groups, torch.float16)
     offset = 0
     for part in parts:
-        _pack(tensors["packed"], code, shape[0], part.values + 8 if code == INT4 else part.values, offset)
-        _place(tensors["scales"], code, part.scales, offset)
+        _pack_values(tensors["packed"], format, rows, part.values, offset)
+        _place(tensors["scales"], part.scales / unit, format.group, part, offset)
         if part.zero_points is not None:
-            _place(tensors["corrections"], code, -part.zero_points, offset)
+            _place(tensors["zero_points"], part.zero_points, format.group, part, offset)
+        if part.offsets is not None:
+            _place(tensors["offsets"], part.offsets / unit, format.group, part, offset)
         offset += part.shape[0]
-    return LinearWeight(out_features=shape[0], in_features=shape[1], format=format, tensors=tensors)
+    if unit != 1.0:
+        tensors["unit"] = torch.tensor(unit, dtype=torch.float64)
+    if first.levels is not None:
+        tensors["levels"] = torch.tensor([int(level) for level in first.levels], dtype=torch.int8)
+    if first.order is not None:
+        tensors["order"] = _checked_order(first.order, columns)
+    return LinearWeight(out_features=rows, in_features=columns, format=format.name, tensors=tensors)
 
 
-def format_of(rows: QuantizedRows) -> str | None:
-    """The name of the format that the kernels keep it in; None where they have none."""
-    is_plain = rows.order is None and rows.levels is None and rows.offsets is None
-    if not is_plain or rows.values.dtype != torch.int8:
-        return None
-    if rows.bits == 4:
-        return f"int4_g{rows.group_size}" if f"int4_g{rows.group_size}" in FORMATS else None
-    return "int8" if rows.scales.shape[1] == 1 and rows.zero_points is None else None
+def format_of(rows: QuantizedRows) -> WeightFormat:
+    """What the kernels keep it in.
+
+    Raises: ConfigError where they have nothing.
+    """
+    format = native_format(
+        bits=rows.bits,
+        group_size=rows.group_size,
+        in_features=rows.shape[1],
+        has_zero_points=rows.zero_points is not None,
+        has_offsets=rows.offsets is not None,
+        has_levels=rows.levels is not None,
+        is_float8=rows.values.dtype == torch.float8_e4m3fn,
+    )
+    is_known = rows.values.dtype in (torch.int8, torch.float8_e4m3fn)
+    if format is None or not is_known or (format.codes is Codes.FLOAT8 and rows.order is not None):
+        raise ConfigError(f"the kernels have no product with weights of {describe(rows)}")
+    return format
 
 
 def describe(rows: QuantizedRows) -> str:
@@ -123,21 +190,15 @@ def quantized_linear(
     activation: str | None,
     residual: Tensor | None,
 ) -> None:
-    """`functional.linear` where weight.format is in FORMATS. Mutates: out."""
+    """`functional.linear` where weight.format is not dense. Mutates: out."""
     rows, in_features = x.shape
-    code, group = FORMATS[weight.format]
-    corrections = weight.tensors.get("corrections")
     check(
         lib.qr_linear_quantized(
             out.data_ptr(),
             DTYPES[out.dtype],
             x.data_ptr(),
             DTYPES[x.dtype],
-            weight.tensors["packed"].data_ptr(),
-            code,
-            group,
-            weight.tensors["scales"].data_ptr(),
-            None if corrections is None else corrections.data_ptr(),
+            *written(weight),
             rows,
             weight.out_features,
             in_features,
@@ -149,22 +210,16 @@ def quantized_linear(
 
 
 def quantized_gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None, *, activation: str) -> Tensor:
-    """`functional.gated_linear` where weight.format is in FORMATS."""
+    """`functional.gated_linear` where weight.format is not dense."""
     rows, in_features = x.shape
-    code, group = FORMATS[weight.format]
     half = weight.out_features // 2
     out = empty((rows, half), x.dtype)
-    corrections = weight.tensors.get("corrections")
     check(
         lib.qr_gated_linear_quantized(
             out.data_ptr(),
             x.data_ptr(),
             DTYPES[x.dtype],
-            weight.tensors["packed"].data_ptr(),
-            code,
-            group,
-            weight.tensors["scales"].data_ptr(),
-            None if corrections is None else corrections.data_ptr(),
+            *written(weight),
             rows,
             half,
             in_features,
@@ -175,36 +230,64 @@ def quantized_gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None,
     return out
 
 
-def _pack(packed: Tensor, code: int, out_features: int, values: Tensor, offset: int) -> None:
-    values = values.to(torch.int8)
+def _pack_values(packed: Tensor, format: WeightFormat, out_features: int, values: Tensor, offset: int) -> None:
     if values.stride(1) != 1:
         values = values.contiguous()
-    check(
-        lib.qr_pack_quantized(
-            packed.data_ptr(),
-            code,
-            out_features,
-            values.shape[1],
-            values.data_ptr(),
-            values.shape[0],
-            values.stride(0),
-            offset,
-        )
+    status = lib.qr_pack_quantized(
+        packed.data_ptr(),
+        CODES[format.codes],
+        out_features,
+        values.shape[1],
+        values.data_ptr(),
+        values.shape[0],
+        values.stride(0),
+        offset,
     )
+    if status == UNSUPPORTED:
+        raise ConfigError(
+            f"a quantised weight has a value that {format.codes} does not have (NaN, or more than its bits): "
+            "the checkpoint is damaged, or its format is not what its config says"
+        )
+    check(status)
 
 
-def _empty_scales(code: int, group: int, out_features: int, in_features: int) -> Tensor:
-    """[panels, 32] float32 for int8, [panels, groups, 32] float16 for int4."""
-    panels = cdiv(out_features, PANEL)
-    if code == INT8:
-        return torch.zeros(panels, PANEL)
-    return torch.zeros(panels, cdiv(in_features, group), PANEL, dtype=torch.float16)
+def _unit(format: WeightFormat, parts: Sequence[QuantizedRows]) -> float:
+    """The power of two that scales and offsets are multiples of, so that float16 holds them; 1 where it does anyway."""
+    numbers = [tensor for part in parts for tensor in (part.scales, part.offsets) if tensor is not None]
+    largest = max((float(tensor.abs().max()) for tensor in numbers if tensor.numel()), default=0.0)
+    if not math.isfinite(largest) or any(bool(tensor.isnan().any()) for tensor in numbers):
+        raise ConfigError("a quantised weight has a scale or an offset that is not finite: the checkpoint is damaged")
+    if format.group == 0 or format.codes is Codes.FLOAT8 or largest == 0:
+        return 1.0
+    if all(torch.equal(tensor.half().float(), tensor.float()) for tensor in numbers):
+        return 1.0
+    return 2.0 ** max(math.frexp(largest)[1] - HALF_BITS, -126)
 
 
-def _place(target: Tensor, code: int, values: Tensor, offset: int) -> None:
-    """Put values [rows, groups] of rows offset .. into their panels."""
-    rows = torch.arange(offset, offset + values.shape[0])
-    if code == INT8:
-        target.view(-1)[rows] = values.squeeze(1)
-    else:
-        target[rows // PANEL, :, rows % PANEL] = values.to(target.dtype)
+def _checked_order(order: Tensor, columns: int) -> Tensor:
+    if order.shape != (columns,) or not torch.equal(order.long().sort().values, torch.arange(columns)):
+        raise ConfigError(f"the order of a quantised weight's {columns} inputs does not name each of them once")
+    return order.to(torch.int32).contiguous()
+
+
+def _panels_of(out_features: int, groups: int, dtype: torch.dtype) -> Tensor:
+    """What each group of a weight has one of. Shapes: [panels, groups, 32]"""
+    return torch.zeros(cdiv(out_features, PANEL), groups, PANEL, dtype=dtype)
+
+
+def _place(target: Tensor, values: Tensor, group: int, part: QuantizedRows, offset: int) -> None:
+    """Put what a part has for each of its groups, [rows, M / G], into the panels of its rows, which begin at `offset`.
+
+    The kernels' groups may be smaller: several have the same number then.
+    """
+    rows, columns = part.shape
+    if group and values.shape[1] == 1:
+        values = values.expand(rows, target.shape[1])
+    elif group and part.group_size != group:
+        values = values.repeat_interleave(part.group_size // group, dim=1)[:, : cdiv(columns, group)]
+    whole = rows // PANEL if offset % PANEL == 0 else 0
+    if whole:
+        panels = values[: whole * PANEL].view(whole, PANEL, -1)
+        target[offset // PANEL : offset // PANEL + whole] = panels.transpose(1, 2)
+    others = torch.arange(offset + whole * PANEL, offset + rows)
+    target[others // PANEL, :, others % PANEL] = values[whole * PANEL :].to(target.dtype)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from quire.ops.cpu import library, memory
-from quire.ops.cpu.gemm import linear, pack_linear
+from quire.ops.cpu.gemm import linear
+from quire.ops.cpu.packing import pack_linear
 from quire.ops.cpu.quantized import quantize_linear
 from quire.ops.operands import LinearWeight
 
@@ -56,7 +57,7 @@ def products(name: str) -> Products:
         first = quantize_linear([values], format=QUANTISED[name])
     else:
         first = pack_linear([values.to(dtype)], dtype=dtype)
-    num_bytes = sum(tensor.nbytes for tensor in first.tensors.values())
+    num_bytes = first.num_bytes
     weights = [first, *(_copy_of(first) for _ in range(READ_BYTES // num_bytes))]
     one, many = (torch.randn(rows, FEATURES).to(dtype) for rows in (1, MANY_ROWS))
 

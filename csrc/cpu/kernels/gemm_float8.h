@@ -1,0 +1,105 @@
+// Products with float8_e4m3fn weights. x is not quantised; a group of weights becomes bf16, exactly, and is multiplied
+// as bf16 panels are. Sums of a group are float32, and so are its scales and the sum over groups, in order of k.
+//
+//   float8  [K/32][2 halves of 16 columns][8 lines of 4 k][4 quarters of 4 columns][k 0 and 1 of each, k 2 and 3 of each]
+//
+// e4m3 has the sign, four bits of exponent (bias 7) and three of fraction. The upper byte of its bf16 depends on its
+// upper nibble alone and the lower byte on its lower nibble, but where the exponent is 0 or 1 both depend on the lower
+// one: numbers without exponent stand there.
+#pragma once
+
+#include "gemm.h"
+
+namespace qr {
+namespace {
+
+constexpr int64_t kFloat8Line = 64, kFloat8Step = 1024;  // bytes of 4 k of a half, and of 32 k of a panel
+constexpr int64_t kFloat8Bytes = kFloat8Group * kPanel;  // of a group of a panel
+
+alignas(16) constexpr uint8_t kUpperBytes[16] = {60,  61,  62,  63,  64,  65,  66,  67,
+                                                 188, 189, 190, 191, 192, 193, 194, 195};
+alignas(16) constexpr uint8_t kSmallUpperBytes[16] = {0, 59, 59, 59, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60};
+alignas(16) constexpr uint8_t kSmallLowerBytes[16] = {0,    0,    0x80, 0xc0, 0,    0x20, 0x40, 0x60,
+                                                      0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0};
+
+// So many bytes of a line as a register has, as bf16: pairs of k 0 and 1 of its columns, and pairs of k 2 and 3.
+QR_INLINE void widen_float8(const char* p, Bytes& first, Bytes& second) {
+  const Bytes bytes = load_bytes_of(p), low = low_nibbles(bytes), small = bits_of(bytes, 0x70), none = all_bytes(0);
+  const Bytes small_upper = either(look_up(sixteen_bytes(kSmallUpperBytes), low), bits_of(bytes, 0x80));
+  const Bytes upper = where_equal(small, none, small_upper, look_up(sixteen_bytes(kUpperBytes), high_nibbles(bytes)));
+  const Bytes small_lower = look_up(sixteen_bytes(kSmallLowerBytes), low);
+  const Bytes lower = where_equal(small, none, small_lower, words_left(low, 4));
+  first = first_pairs(lower, upper);
+  second = second_pairs(lower, upper);
+}
+
+// Steps of 32 k of a panel as bf16 tiles; what is read some groups later is fetched.
+QR_INLINE void widen_float8_steps(char* out, const char* packed, int64_t steps) {
+  for (int64_t line = 0; line < steps * kFloat8Step; line += kFloat8Line) {
+    prefetch(packed + line + kFloat8Bytes);
+    for (int64_t at = 0; at < kFloat8Line; at += int64_t(sizeof(Bytes))) {
+      Bytes first, second;
+      widen_float8(packed + line + at, first, second);
+      store_bytes(out + 2 * line + at, first);
+      store_bytes(out + 2 * line + kFloat8Line + at, second);
+    }
+  }
+}
+
+// sums += products * scales of a group, or, where there are no groups, sums * scales in the end.
+QR_INLINE void add_scaled(const GemmArgs& g, int64_t panel, int64_t group, int64_t rows, const float* products,
+                          float* sums) {
+  const int64_t groups = g.group == 0 ? 1 : divide_up(g.k, g.group);
+  const float* scales = static_cast<const float*>(g.scales) + (panel * groups + group) * kPanel;
+  vf scale[kVectors];
+  for (int v = 0; v < kVectors; ++v) scale[v] = load(scales + v * W);
+  for (int64_t i = 0; i < rows * kPanel; i += kPanel)
+    for (int v = 0; v < kVectors; ++v) {
+      const vf product = load(products + i + v * W);
+      store(sums + i + v * W, group == 0 ? mul(product, scale[v]) : fma(product, scale[v], load(sums + i + v * W)));
+    }
+}
+
+// Math::multiply(g, row_begin, row_end, packed, group, is_first, sums) multiplies a group of a panel, whose sums are gone
+// on with unless it is the first one.
+template <class Math>
+struct Float8Micro {
+  explicit Float8Micro(const GemmArgs&) {}
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, float* sums) const {
+    const int64_t panel = (packed - static_cast<const char*>(g.packed)) / g.panel_bytes, rows = row_end - row_begin;
+    const int64_t groups = divide_up(g.k, kFloat8Group);
+    alignas(64) float products[kBlockRows * kPanel];
+    for (int64_t group = 0; group < groups; ++group, packed += kFloat8Bytes) {
+      Math::multiply(g, row_begin, row_end, packed, group, g.group != 0 || group == 0, products);
+      if (g.group != 0) add_scaled(g, panel, group, rows, products, sums);
+    }
+    if (g.group == 0) add_scaled(g, panel, 0, rows, products, sums);
+  }
+};
+
+// ---- float activations, as [K / kStretch][rows][kStretch] ----
+
+static_assert(kFloat8Group == kStretch, "a group is a stretch");
+
+struct Float8Floats {
+  static void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, int64_t group,
+                       bool is_first, float* sums) {
+    const int64_t begin = group * kStretch, steps = begin + kStretch < g.k ? kStretch : g.k - begin;
+    const float* x = static_cast<const float*>(g.x) + begin * g.rows + row_begin * steps;
+    alignas(64) char tiles[2 * kFloat8Bytes];
+    alignas(64) float weights[(kStretch + 1) * kPanel];
+    widen_float8_steps(tiles, packed, divide_up(steps, kDepth));
+    widen_panel(weights, tiles, 0, steps);
+    int64_t left = row_end - row_begin;
+    for (; left > kRowBlock; left -= kRowBlock, x += kRowBlock * steps, sums += kRowBlock * kPanel)
+      stretch_block<kRowBlock, false>(x, steps, weights, nullptr, is_first, sums);
+    stretch_tail<kRowBlock>(left, x, steps, weights, packed, is_first, sums);
+  }
+};
+
+int64_t float8_rows_bytes(int64_t rows, int64_t k, int32_t) { return rows * k * 4; }
+
+Gemm float8_gemm() { return Gemm{float8_rows_bytes, stretch_rows, run_gemm<Float8Micro<Float8Floats>>}; }
+
+}  // namespace
+}  // namespace qr

@@ -1,0 +1,113 @@
+"""What the native kernels keep quantised weights in: names, and bytes once packed. Knows no torch and no checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quire.utils.math import cdiv, round_up
+
+PANEL = 32
+"""Output features that are stored together."""
+GROUPS = (128, 64, 32, 16)
+"""Input features that may share a scale."""
+FLOAT8_GROUP = 128
+
+
+class Codes(StrEnum):
+    """What a stored value is."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+    LEVELS = "levels"
+    """Four bits that stand for one of sixteen values of int8."""
+    FLOAT8 = "float8"
+
+
+class Shift(StrEnum):
+    """What a group has beside its scale."""
+
+    NONE = ""
+    ZERO_POINTS = "zeros"
+    OFFSETS = "offsets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """One of the formats of `quire.ops.cpu.quantized`."""
+
+    codes: Codes
+    group: int
+    """Input features that share a scale; 0 where an output feature has one."""
+    shift: Shift = Shift.NONE
+
+    @property
+    def name(self) -> str:
+        """As `LinearWeight.format` has it: int8, int4_g128, int8_g16, int4_g32_zeros, levels_g32, float8_g128, ..."""
+        return "_".join(part for part in (self.codes, f"g{self.group}" if self.group else "", self.shift) if part)
+
+    def num_bytes(self, out_features: int, in_features: int) -> int:
+        """Of a packed weight, with scales and what else its groups have, but without an order of inputs."""
+        outputs = round_up(out_features, PANEL)
+        depth = round_up(in_features, PANEL if self.codes is Codes.FLOAT8 else 64)
+        half_a_byte = self.codes in (Codes.INT4, Codes.LEVELS)
+        values = outputs * depth // 2 if half_a_byte else outputs * depth
+        groups = outputs * (cdiv(in_features, self.group) if self.group else 1)
+        shifts = {Shift.NONE: 0, Shift.ZERO_POINTS: 1, Shift.OFFSETS: 2}[self.shift]
+        has_floats = self.group == 0 or self.codes is Codes.FLOAT8
+        return values + groups * ((4 if has_floats else 2) + shifts) + 16 * (self.codes is Codes.LEVELS)
+
+
+def native_format(
+    *,
+    bits: int,
+    group_size: int,
+    in_features: int,
+    has_zero_points: bool = False,
+    has_offsets: bool = False,
+    has_levels: bool = False,
+    is_float8: bool = False,
+) -> WeightFormat | None:
+    """The format that the native kernels keep such a weight in; None where they have none.
+
+    A group may become several smaller ones with the same scale. bits, group_size: as in `ops.operands.QuantizedRows`.
+    """
+    has_row_scale = group_size >= in_features
+    shift = Shift.ZERO_POINTS if has_zero_points else Shift.OFFSETS if has_offsets else Shift.NONE
+    if is_float8:
+        return _float8(has_row_scale, group_size) if shift is Shift.NONE and not has_levels else None
+    if not 1 <= bits <= 8 or (has_levels and bits > 4) or (has_zero_points and (has_offsets or has_levels)):
+        return None
+    codes = Codes.LEVELS if has_levels else Codes.INT4 if bits <= 4 else Codes.INT8
+    if codes is Codes.INT8 and has_row_scale and shift is Shift.NONE:
+        return WeightFormat(codes=codes, group=0)
+    group = next((group for group in GROUPS if has_row_scale or group_size % group == 0), None)
+    return None if group is None else WeightFormat(codes=codes, group=group, shift=shift)
+
+
+def _float8(has_row_scale: bool, group_size: int) -> WeightFormat | None:
+    if has_row_scale:
+        return WeightFormat(codes=Codes.FLOAT8, group=0)
+    return WeightFormat(codes=Codes.FLOAT8, group=FLOAT8_GROUP) if group_size % FLOAT8_GROUP == 0 else None
+
+
+def parse(name: str) -> WeightFormat | None:
+    """The format of this name; None where there is none."""
+    return BY_NAME.get(name)
+
+
+BY_NAME = {
+    format.name: format
+    for format in (
+        WeightFormat(codes=Codes.INT8, group=0),
+        WeightFormat(codes=Codes.FLOAT8, group=0),
+        WeightFormat(codes=Codes.FLOAT8, group=FLOAT8_GROUP),
+        *(
+            WeightFormat(codes=codes, group=group, shift=shift)
+            for codes in (Codes.INT8, Codes.INT4, Codes.LEVELS)
+            for group in GROUPS
+            for shift in Shift
+            if not (codes is Codes.LEVELS and shift is Shift.ZERO_POINTS)
+        ),
+    )
+}

@@ -1,0 +1,57 @@
+"""Dense weights repacked into streaming order; `csrc/cpu/gemm.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu.dtypes import COMPACT, DTYPES, WEIGHT_DTYPES
+from quire.ops.cpu.library import UNSUPPORTED, check, isa, load
+from quire.ops.cpu.memory import give_back, weight_zeros
+from quire.ops.cpu.rows import readable_rows
+from quire.ops.operands import LinearWeight
+
+lib = load()
+
+
+def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
+    """See `functional.pack_linear`. Each part is read straight into panels of 32 rows.
+
+    bfloat16 is packed in 12 bits without loss where it can be and pays: only tiles leave the vector units time to
+    expand it as fast as memory brings it.
+    """
+    out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    packed = None
+    if dtype == torch.bfloat16 and isa() == "amx":
+        packed = _pack(parts, COMPACT, out_features, in_features)
+    if packed is None:
+        packed = _pack(parts, dtype, out_features, in_features)
+    assert packed is not None
+    return LinearWeight(out_features=out_features, in_features=in_features, format="dense", tensors={"packed": packed})
+
+
+def _pack(parts: Sequence[Tensor], dtype: torch.dtype, out_features: int, in_features: int) -> Tensor | None:
+    """None where the weight does not fit the compact form."""
+    packed = weight_zeros(lib.qr_packed_bytes(WEIGHT_DTYPES[dtype], out_features, in_features)).view(dtype)
+    offset = 0
+    for part in parts:
+        for rows in readable_rows(part):
+            status = lib.qr_pack_linear(
+                packed.data_ptr(),
+                WEIGHT_DTYPES[dtype],
+                out_features,
+                in_features,
+                rows.data_ptr(),
+                DTYPES[rows.dtype],
+                rows.shape[0],
+                rows.stride(0),
+                offset,
+            )
+            if dtype == COMPACT and status == UNSUPPORTED:
+                give_back(packed)
+                return None
+            check(status)
+            offset += rows.shape[0]
+    return packed
