@@ -81,7 +81,9 @@ def native_format(
     codes = Codes.LEVELS if has_levels else Codes.INT4 if bits <= 4 else Codes.INT8
     if codes is Codes.INT8 and has_row_scale and shift is Shift.NONE:
         return WeightFormat(codes=codes, group=0)
-    group = next((group for group in GROUPS if has_row_scale or group_size % group == 0), None)
+    group = next((group for group in (group_size, *GROUPS) if group in GROUPS and group_size % group == 0), None)
+    if group is None and has_row_scale:
+        group = GROUPS[0]
     return None if group is None else WeightFormat(codes=codes, group=group, shift=shift)
 
 

@@ -95,8 +95,9 @@ def halves(made: Made) -> list[QuantizedRows | torch.Tensor]:
 def test_products_are_those_of_the_dequantised_weight(format: WeightFormat, shape: tuple[int, int]) -> None:
     made = make(format, shape)
     weight = pack_quantized(halves(made))
-    assert weight.format == format.name
-    assert weight.num_bytes == format.num_bytes(*shape)
+    if shape[1] > format.group:  # else a row has one scale, which may have a format of its own
+        assert weight.format == format.name
+    assert weight.num_bytes == BY_NAME[weight.format].num_bytes(*shape)
     for dtype, rows in itertools.product(DTYPES, (1, 2, 5, 16, 40)):
         x, bias, residual = rand(rows, shape[1], seed=1, dtype=dtype), rand(shape[0]), rand(rows, shape[0], dtype=dtype)
         expected = torch.relu(made.products(x) + bias) + residual
@@ -164,7 +165,7 @@ def mixed(columns: int) -> tuple[LinearWeight, list[Made], torch.Tensor]:
 def test_parts_of_different_formats_are_computed_side_by_side(dtype: torch.dtype, rows: int) -> None:
     weight, parts, dense = mixed(208)
     assert [part.format for part in weight.parts] == ["int4_g32_offsets", "int8_g16", "float8", "int4_g128", "dense"]
-    x = rand(rows, 208, seed=1, dtype=dtype)
+    x = rand(rows, 208, seed=1, dtype=dtype) / 256  # no product of gate and up is beyond float16
     bias, residual = rand(224), rand(rows, 224, dtype=dtype)
     products = torch.cat([*(part.products(x) for part in parts), x.double() @ dense.double().T], dim=1)
     assert_close(linear(x, weight, bias, activation="relu", residual=residual), torch.relu(products + bias) + residual)
@@ -233,7 +234,7 @@ def broken() -> Iterator[tuple[str, QuantizedRows]]:
     yield "does not have", replace(rows, values=nan, bits=8, group_size=64, scales=torch.ones(8, 1))
 
 
-@pytest.mark.parametrize("case", broken(), ids=lambda case: case[0])
+@pytest.mark.parametrize("case", list(broken()), ids=lambda case: case[0])
 def test_what_the_kernels_cannot_compute_is_refused(case: tuple[str, QuantizedRows]) -> None:
     with pytest.raises(ConfigError, match=case[0]):
         pack_quantized([case[1]])
