@@ -17,8 +17,8 @@ from quire.errors import ConfigError
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.quantized import pack_quantized
+from quire.ops.dequantize import dequantize
 from quire.ops.operands import LinearWeight, QuantizedRows
-from quire.ops.reference.quantized import dequantize
 from tests.ops.implementations import assert_close, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
