@@ -1,7 +1,8 @@
 """Native CPU ops against torch and against the machine's read bandwidth, measured in the same run.
 
     python -m benchmarks.ops [--rounds 5] [--dtype bfloat16] [--kinds linear,attention,rope,small,recurrent]
-        [--formats int8 int4_g128] [--out 4096 --in 4096] [--kv-cache-dtype int8] [--megabytes 800]
+        [--formats int8 int4_g128 int8_g16 ...] [--without-dense] [--rows 1 16 512] [--out 4096 --in 4096]
+        [--kv-cache-dtype int8] [--megabytes 800]
 
 Every round measures each case once, in turn, so that a busy machine disturbs all alike; the table holds medians. A
 linear layer cycles through `--megabytes` of weights, more than the caches hold; the flops of quantised ones are
@@ -25,6 +26,7 @@ import torch
 from torch.nn import functional as F
 
 from quire.attention.context import AttentionMetadata
+from quire.config.weight_formats import BY_NAME, Codes, Shift
 from quire.ops import table
 from quire.ops.cpu import library, memory
 from quire.ops.operands import (
@@ -34,6 +36,7 @@ from quire.ops.operands import (
     LinearWeight,
     Mamba2Weights,
     MambaWeights,
+    QuantizedRows,
     RopeAndCacheSpec,
     StateMetadata,
 )
@@ -95,16 +98,16 @@ def linear_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Cas
     """Dense weights beside torch's, then quantised ones."""
     dtype: torch.dtype = getattr(torch, args.dtype)
     cases = []
-    for weights in (args.dtype, *args.formats):
-        dense = [torch.randn(args.out, args.inner).to(dtype) for _ in range(12 if weights == args.dtype else 1)]
+    for weights in (*([] if args.without_dense else [args.dtype]), *args.formats):
+        dense = [torch.randn(args.out, args.inner).to(dtype) for _ in range(12 if weights == args.dtype else 0)]
         if weights == args.dtype:
             first = cast(LinearWeight, ops["pack_linear"]([dense[0]], dtype=dtype))
         else:
-            first = cast(LinearWeight, ops["quantize_linear"]([dense[0]], format=weights))
-        num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in first.tensors.values())
+            first = quantized(ops, weights, args.out, args.inner)
+        num_bytes = first.num_bytes
         copies = max(2, (args.megabytes << 20) // num_bytes)
         packed = [first, *(copy_of(first) for _ in range(copies - 1))]
-        for rows in ROWS:
+        for rows in args.rows:
             x = torch.randn(rows, args.inner).to(dtype)
             baseline = (
                 (lambda call, x=x, dense=dense: F.linear(x, dense[call % len(dense)])) if len(dense) > 1 else None
@@ -120,6 +123,28 @@ def linear_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Cas
                 )
             )
     return cases
+
+
+def quantized(ops: dict[str, table.Op], name: str, out: int, inner: int) -> LinearWeight:
+    """Random values of a format of `weight_formats`, as a checkpoint would bring them."""
+    format = BY_NAME[name]
+    half_a_byte = format.codes in (Codes.INT4, Codes.LEVELS)
+    low, high = {Codes.INT4: (-8, 8), Codes.LEVELS: (0, 16)}.get(format.codes, (-127, 120))
+    values = torch.randint(low, high, (out, inner), dtype=torch.int8)
+    if format.codes is Codes.FLOAT8:
+        values = values.clamp(min=0).view(torch.float8_e4m3fn)
+    groups = -(-inner // format.group) if format.group else 1
+    shift = torch.randint(-8, 8, (out, groups), dtype=torch.int8)
+    rows = QuantizedRows(
+        values=values,
+        bits=4 if half_a_byte else 8,
+        scales=torch.rand(out, groups) / 64,
+        group_size=format.group or inner,
+        zero_points=shift if format.shift is Shift.ZERO_POINTS else None,
+        offsets=shift / 64 if format.shift is Shift.OFFSETS else None,
+        levels=tuple(range(-60, 68, 8)) if format.codes is Codes.LEVELS else None,
+    )
+    return cast(LinearWeight, ops["pack_quantized"]([rows]))
 
 
 def copy_of(weight: LinearWeight) -> LinearWeight:
@@ -420,7 +445,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
-    parser.add_argument("--formats", nargs="*", default=["int8", "int4_g128"], help="of quantised weights")
+    parser.add_argument(
+        "--formats", nargs="*", default=["int8", "int4_g128"], help="of quantised weights", choices=BY_NAME
+    )
+    parser.add_argument("--rows", nargs="*", type=int, default=ROWS, help="of linear layers")
+    parser.add_argument("--without-dense", action="store_true", help="no linear layers over dense weights")
     parser.add_argument("--out", type=int, default=4096)
     parser.add_argument("--in", dest="inner", type=int, default=4096)
     parser.add_argument("--megabytes", type=int, default=800)

@@ -76,12 +76,14 @@ def native_format(
     shift = Shift.ZERO_POINTS if has_zero_points else Shift.OFFSETS if has_offsets else Shift.NONE
     if is_float8:
         return _float8(has_row_scale, group_size) if shift is Shift.NONE and not has_levels else None
-    if bits not in (4, 6, 8) or (has_levels and bits != 4) or (has_zero_points and (has_offsets or has_levels)):
+    if not 1 <= bits <= 8 or (has_levels and bits > 4) or (has_zero_points and (has_offsets or has_levels)):
         return None
-    codes = Codes.LEVELS if has_levels else Codes.INT4 if bits == 4 else Codes.INT8
+    codes = Codes.LEVELS if has_levels else Codes.INT4 if bits <= 4 else Codes.INT8
     if codes is Codes.INT8 and has_row_scale and shift is Shift.NONE:
         return WeightFormat(codes=codes, group=0)
-    group = next((group for group in GROUPS if has_row_scale or group_size % group == 0), None)
+    group = next((group for group in (group_size, *GROUPS) if group in GROUPS and group_size % group == 0), None)
+    if group is None and has_row_scale:
+        group = GROUPS[0]
     return None if group is None else WeightFormat(codes=codes, group=group, shift=shift)
 
 

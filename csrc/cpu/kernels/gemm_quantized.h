@@ -26,7 +26,8 @@ QR_INLINE void prefetch_stream(const char* p) {
 // ---- activations ----
 
 struct RowGroup {
-  float scale, sum;  // sum of the integers
+  float scale;  // NaN where an input is no number
+  int32_t sum;  // of the integers
 };
 
 // x prepared: a RowGroup for each row and group, then integers [rows / height][K / 64][height][64].
@@ -94,7 +95,8 @@ void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t 
       total = add(total, rounded);
       store_int8(out.line(row, i / 64) + i % 64, rounded);
     }
-    out.row_groups[row * out.groups + group] = {magnitude / 127.0f * Format::kUnit + sum(invalid), sum(total)};
+    const float scale = magnitude / 127.0f * Format::kUnit + sum(invalid);
+    out.row_groups[row * out.groups + group] = {scale, scale == scale ? int32_t(sum(total)) : 0};
   }
 }
 
@@ -204,28 +206,36 @@ struct Levels {
 #endif
 };
 
+// What a group has beside its scale.
+enum class Shift { kNone, kZeroPoint, kOffset };
+template <Shift kShift>
+struct Shifted {
+  static constexpr Shift value = kShift;
+};
+
 // What turns the integer sums of one group of a panel into floats.
 template <class Format>
 struct GroupScales {
   vf scale[kVectors], shift[kVectors];  // shift: what a zero point adds to the integers, or an offset to their product
-  bool has_zero_points, has_offsets;
+  Shift kind;
 
   QR_INLINE GroupScales of(const GemmArgs& g, int64_t panel, int64_t groups, int64_t group) {
     GroupScales out;
-    out.has_zero_points = Format::kGrouped && g.zero_points != nullptr;
-    out.has_offsets = Format::kGrouped && g.offsets != nullptr;
+    out.kind = Shift::kNone;
     if (!Format::kGrouped) return out;
     const int64_t at = (panel * groups + group) * kPanel;
     const Fp16* scales = static_cast<const Fp16*>(g.scales) + at;
     prefetch(scales + 8 * kPanel);
     for (int v = 0; v < kVectors; ++v) out.scale[v] = load(scales + v * W);
-    if (out.has_zero_points) {
+    if (g.zero_points != nullptr) {
+      out.kind = Shift::kZeroPoint;
       for (int v = 0; v < kVectors; ++v) {
         alignas(64) float values[W];
         for (int i = 0; i < W; ++i) values[i] = float(g.zero_points[at + v * W + i]) / -Format::kUnit;
         out.shift[v] = load(values);
       }
-    } else if (out.has_offsets) {
+    } else if (g.offsets != nullptr) {
+      out.kind = Shift::kOffset;
       const auto* offsets = reinterpret_cast<const Fp16*>(g.offsets) + at;
       prefetch(offsets + 8 * kPanel);
       for (int v = 0; v < kVectors; ++v) out.shift[v] = mul(load(offsets + v * W), set1(1.0f / Format::kUnit));
@@ -233,12 +243,24 @@ struct GroupScales {
     return out;
   }
 
+  // Call body(Shifted<kind>()), so that what it does to many sums asks for the kind once.
+  template <class Body>
+  __attribute__((always_inline)) void by_kind(const Body& body) const {
+    if (!Format::kGrouped || kind == Shift::kNone)
+      body(Shifted<Shift::kNone>());
+    else if (kind == Shift::kZeroPoint)
+      body(Shifted<Shift::kZeroPoint>());
+    else
+      body(Shifted<Shift::kOffset>());
+  }
+
   // total + (integers * scales + offsets), each operation rounded once; with zero points the first is exact
-  __attribute__((always_inline)) vf add(vf total, vf integers, RowGroup x, int v) const {
+  template <Shift kShift>
+  __attribute__((always_inline)) vf add(Shifted<kShift>, vf total, vf integers, RowGroup x, int v) const {
     if (Format::kGrouped) {
-      if (has_zero_points) integers = fma(shift[v], set1(x.sum), integers);
+      if (kShift == Shift::kZeroPoint) integers = fma(shift[v], set1(float(x.sum)), integers);
       integers = mul(integers, scale[v]);
-      if (has_offsets) integers = fma(shift[v], set1(x.sum), integers);
+      if (kShift == Shift::kOffset) integers = fma(shift[v], set1(float(x.sum)), integers);
     }
     return fma(integers, set1(x.scale), total);
   }

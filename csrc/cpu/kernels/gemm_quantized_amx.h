@@ -116,12 +116,14 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
       memory_barrier();
       const auto scales = GroupScales<Format>::of(g, panel, groups, group);
       const RowGroup* of = x.row_groups + row * groups + group;
-      float* sum = sums;
-      for (int64_t r = 0; r < rows; ++r, sum += kPanel, of += groups)
-        for (int v = 0; v < kVectors; ++v) {
-          const vf products = floats(_mm512_load_si512(integers + r * kPanel + v * W));
-          store(sum + v * W, scales.add(load(sum + v * W), products, *of, v));
-        }
+      scales.by_kind([&](auto kind) __attribute__((always_inline)) {
+        float* sum = sums;
+        for (int64_t r = 0; r < rows; ++r, sum += kPanel, of += groups)
+          for (int v = 0; v < kVectors; ++v) {
+            const vf products = floats(_mm512_load_si512(integers + r * kPanel + v * W));
+            store(sum + v * W, scales.add(kind, load(sum + v * W), products, *of, v));
+          }
+      });
     }
   }
 };

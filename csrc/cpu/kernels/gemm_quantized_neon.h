@@ -147,13 +147,15 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
         for (int64_t at = 0; at < kUnitBytes; at += 64) prefetch_stream(weight + at);
         products.add(format, weight, x.line(row, step) + in_step * 8);
       }
-      for (int r = 0; r < R; ++r) {
-        const RowGroup of = x.row_groups[(row + r) * x.groups + group];
-        for (int eight = 0; eight < 2; ++eight) {
-          vf& own = total[r][half * 2 + eight];
-          own = scales.add(own, floats(products.of(r, eight)), of, half * 2 + eight);
+      scales.by_kind([&](auto kind) __attribute__((always_inline)) {
+        for (int r = 0; r < R; ++r) {
+          const RowGroup of = x.row_groups[(row + r) * x.groups + group];
+          for (int eight = 0; eight < 2; ++eight) {
+            vf& own = total[r][half * 2 + eight];
+            own = scales.add(kind, own, floats(products.of(r, eight)), of, half * 2 + eight);
+          }
         }
-      }
+      });
     }
   }
   for (int r = 0; r < R; ++r)

@@ -95,7 +95,7 @@ QR_INLINE vf products_of(const Format&, vi sums, RowGroup) {
 }
 template <int Group>
 QR_INLINE vf products_of(const Int4<Group>&, vi sums, RowGroup x) {
-  return add(floats(sixteen_times(sums)), set1(-128.0f * x.sum));
+  return add(floats(sixteen_times(sums)), set1(-128.0f * float(x.sum)));
 }
 
 template <class Format, int R>
@@ -119,13 +119,15 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
         add_products<R>(format, acc, x.line(row, part / kParts) + part % kParts * kAdded<Format> * 8,
                         packed + (part / kParts * 2 + half) * Format::kHalfBytes +
                             part % kParts * kAdded<Format> * kRowBytes<Format>);
-      for (int r = 0; r < R; ++r) {
-        const RowGroup of = x.row_groups[(row + r) * x.groups + group];
-        for (int v = 0; v < kAtOnce; ++v) {
-          vf& own = total[r][first_vector + v];
-          own = scales.add(own, products_of(format, acc[r][v], of), of, first_vector + v);
+      scales.by_kind([&](auto kind) __attribute__((always_inline)) {
+        for (int r = 0; r < R; ++r) {
+          const RowGroup of = x.row_groups[(row + r) * x.groups + group];
+          for (int v = 0; v < kAtOnce; ++v) {
+            vf& own = total[r][first_vector + v];
+            own = scales.add(kind, own, products_of(format, acc[r][v], of), of, first_vector + v);
+          }
         }
-      }
+      });
     }
   }
   for (int r = 0; r < R; ++r)

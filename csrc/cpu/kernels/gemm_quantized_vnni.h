@@ -5,6 +5,9 @@
 // weights, which stays in L1 meanwhile.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "gemm_quantized.h"
 
 namespace qr {
@@ -18,32 +21,48 @@ QR_INLINE vi dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 template <int R>
 constexpr int kChains = R <= 4 ? 2 : 1;  // sums of few rows would wait for each other
 
+// Call body(0), ..., body(N - 1) with constants: an array that they index stays in registers, which after a loop it may
+// not.
+template <int... I, class Body>
+QR_INLINE void each_of(std::integer_sequence<int, I...>, const Body& body) {
+  (body(std::integral_constant<int, I>()), ...);
+}
+template <int N, class Body>
+QR_INLINE void each(const Body& body) {
+  each_of(std::make_integer_sequence<int, N>(), body);
+}
+
 // Integer sums of R rows and the columns of a panel.
 template <int R>
 struct GroupSums {
   vi chains[kChains<R>][R][kVectors];
 
   QR_INLINE void start(GroupSums& sums, const RowGroup* of, int64_t groups) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v) {
-        sums.chains[0][r][v] = _mm512_cvtps_epi32(set1(-128.0f * of[r * groups].sum));
-        if (kChains<R> == 2) sums.chains[kChains<R> - 1][r][v] = none();
-      }
+    each<R>([&](auto r) __attribute__((always_inline)) {
+      const vi begin = _mm512_set1_epi32(-128 * of[r * groups].sum);
+      each<kVectors>([&](auto v) __attribute__((always_inline)) {
+        sums.chains[0][r][v] = begin;
+        if constexpr (kChains<R> == 2) sums.chains[1][r][v] = none();
+      });
+    });
   }
 
   // 8 k, where they lie in a step of 64; `lines` of x have 64 k each.
   template <class Format>
   QR_INLINE void add(GroupSums& sums, const Format& format, const int8_t* lines, const char* step, int row) {
     vi w[kVectors][2];
-    for (int v = 0; v < kVectors; ++v) format.unsigned_row(step + v * Format::kHalfBytes, row, w[v][0], w[v][1]);
-    for (int r = 0; r < R; ++r)
-      for (int four = 0; four < 2; ++four) {
+    each<kVectors>([&](auto v) __attribute__((always_inline)) {
+      format.unsigned_row(step + v * Format::kHalfBytes, row, w[v][0], w[v][1]);
+    });
+    each<R>([&](auto r) __attribute__((always_inline)) {
+      each<2>([&](auto four) __attribute__((always_inline)) {
         const vi x = four_bytes(lines + r * kQuantizedDepth + row * 8 + four * 4);
-        for (int v = 0; v < kVectors; ++v) {
+        each<kVectors>([&](auto v) __attribute__((always_inline)) {
           vi& own = sums.chains[four % kChains<R>][r][v];
           own = dot(own, w[v][four], x);
-        }
-      }
+        });
+      });
+    });
   }
 
   QR_INLINE vi get(const GroupSums& sums, int r, int v) {
@@ -97,11 +116,17 @@ struct VnniPanel {
       }
       lines += x.step_bytes();
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v) {
-        float* own = total + r * kPanel + v * W;
-        store(own, scales.add(group == 0 ? zero() : load(own), floats(GroupSums<R>::get(sums, r, v)), of[r * x.groups], v));
-      }
+    const GroupScales<Format> own_scales = scales;  // which no store to `total` changes
+    own_scales.by_kind([&](auto kind) __attribute__((always_inline)) {
+      each<R>([&](auto r) __attribute__((always_inline)) {
+        const RowGroup own_row = of[r * x.groups];
+        each<kVectors>([&](auto v) __attribute__((always_inline)) {
+          float* own = total + r * kPanel + v * W;
+          const vf integers = floats(GroupSums<R>::get(sums, r, v));
+          store(own, own_scales.add(kind, group == 0 ? zero() : load(own), integers, own_row, v));
+        });
+      });
+    });
   }
 
   // All of up to R rows. Each line is fetched twice: soon before it is read to L1, and long before to L2.

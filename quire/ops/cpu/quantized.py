@@ -83,8 +83,8 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
 
 def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
     """See `functional.pack_quantized`. Neighbours of one format become one weight; several weights, a mixed one."""
-    parts = [with_integer_levels(part) if isinstance(part, QuantizedRows) else part for part in parts]
-    weights = [_pack_alike(list(alike)) for _, alike in itertools.groupby(parts, _Kind())]
+    integers = [part if isinstance(part, Tensor) else with_integer_levels(part) for part in parts]
+    weights = [_pack_alike(list(alike)) for _, alike in itertools.groupby(integers, _Kind())]
     if len(weights) == 1:
         return weights[0]
     if len(weights) > MOST_PARTS:
@@ -147,7 +147,7 @@ def _pack_rows(parts: Sequence[QuantizedRows]) -> LinearWeight:
     if unit != 1.0:
         tensors["unit"] = torch.tensor(unit, dtype=torch.float64)
     if first.levels is not None:
-        tensors["levels"] = torch.tensor(first.levels, dtype=torch.int8)
+        tensors["levels"] = torch.tensor([int(level) for level in first.levels], dtype=torch.int8)
     if first.order is not None:
         tensors["order"] = _checked_order(first.order, columns)
     return LinearWeight(out_features=rows, in_features=columns, format=format.name, tensors=tensors)
