@@ -26,6 +26,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 ROPE_DIVISORS = "rope_freqs.weight"
 _FLOATS = {"F32": "float32", "F16": "float16"}
+ROPE_THETA = 10_000.0
 MAX_VECTOR_BYTES = 1 << 16
 
 
@@ -65,7 +66,7 @@ def gguf_generation_config(path: Path) -> dict[str, Any]:
 
 
 def _copied(keys: GgufKeys, architecture: GgufArchitecture) -> dict[str, Any]:
-    """The keys that differ in their names alone; what transformers defaults to counts for none of them."""
+    """The keys that differ in their names alone. Where they are optional, llama.cpp's defaults count."""
     for required in ("block_count", "context_length", "embedding_length", "attention.head_count"):
         keys.count(required)
     if not any(keys.name_of(f"attention.layer_norm_{kind}epsilon") in keys.metadata for kind in ("rms_", "")):
@@ -73,7 +74,7 @@ def _copied(keys: GgufKeys, architecture: GgufArchitecture) -> dict[str, Any]:
     found = {name: keys.of_model(key) for key, name in {**COMMON, **architecture.keys}.items() if key}
     config = {name: value for name, value in found.items() if value is not None}
     heads = keys.count("attention.head_count")
-    return {"sliding_window": None, "num_key_value_heads": heads, **config}
+    return {"sliding_window": None, "num_key_value_heads": heads, "rope_theta": ROPE_THETA, **config}
 
 
 def _head_size(keys: GgufKeys) -> int:
