@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quire.outputs import RequestOutput as RequestOutput
     from quire.sampling_params import RequestOutputKind as RequestOutputKind
     from quire.sampling_params import SamplingParams as SamplingParams
+    from quire.structured.params import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "AsyncLLMEngine": "quire.engine.async_llm_engine",
@@ -38,6 +39,7 @@ _HOMES = {
     "RequestOutput": "quire.outputs",
     "RequestOutputKind": "quire.sampling_params",
     "SamplingParams": "quire.sampling_params",
+    "StructuredOutputsParams": "quire.structured.params",
     "TextPrompt": "quire.inputs",
     "TokensPrompt": "quire.inputs",
 }

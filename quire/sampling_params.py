@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from quire.errors import InvalidParameter, UnsupportedFeature, counted, shown
+from quire.structured.params import StructuredOutputsParams
 from quire.utils.lazy import nearest
 from quire.utils.unicode import check_unicode
 
@@ -108,8 +109,9 @@ class SamplingParams:
     """Compute the whole prompt even if it is cached; prompt_logprobs needs that and implies it."""
     extra_args: Mapping[str, Any] | None = None
     """Reserved for plug-ins; refused while there are none."""
-    structured_outputs: object | None = None
-    """Constrained decoding; refused until it is built."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have, as such an object or as a mapping of its fields. The output then ends with
+    the first end-of-sequence token, which comes when the form is complete."""
     warnings: tuple[str, ...] = field(default=(), init=False, compare=False)
     """What was adjusted; copied to the output."""
 
@@ -187,7 +189,8 @@ class SamplingParams:
         """Entries of all lists and mappings, and characters of all texts: what writing them down costs."""
         texts = (*self.stop_strings, *(self.bad_words or ()))
         lists = (self.stop_token_ids, self.logit_bias, self.allowed_token_ids)
-        return sum(map(len, texts)) + sum(len(entries or ()) for entries in lists)
+        form = 0 if self.structured_outputs is None else self.structured_outputs.num_characters
+        return sum(map(len, texts)) + sum(len(entries or ()) for entries in lists) + form
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -201,14 +204,14 @@ SamplingParams.__signature__ = Signature(  # type: ignore[attr-defined]
 FIELD_NAMES = tuple(f.name for f in fields(SamplingParams) if f.init)
 
 
-_NO_GRAMMAR = "structured output is not supported yet; leave it out and check the text yourself"
-
-
 def checked_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` unchanged, or InvalidParameter for the first name that SamplingParams does not have."""
     for name in given:
         if str(name).startswith("guided_"):  # vLLM's, before it had structured_outputs
-            raise UnsupportedFeature(f"{shown(name)}: {_NO_GRAMMAR}", parameter=str(name))
+            kind = str(name).removeprefix("guided_")
+            raise UnsupportedFeature(
+                f"{shown(name)} is an old name: use structured_outputs={{{kind!r}: ...}}", parameter=str(name)
+            )
         if name not in FIELD_NAMES:
             raise InvalidParameter(
                 f"SamplingParams has no parameter {shown(name)}{nearest(str(name), list(FIELD_NAMES))}",
@@ -241,7 +244,6 @@ BOUNDS: dict[str, Bound] = {
     "allowed_token_ids": Bound(items=2**18),
     "bad_words": Bound(items=128, characters=256, total_characters=8192),
     "extra_args": Bound(items=0),
-    "structured_outputs": Bound(items=0),
 }
 """For every field that is no plain number or flag. An engine also refuses more allowed_token_ids than its vocabulary
 has tokens, and bad_words of more than `MAX_BAD_WORD_TOKENS` tokens. Fields bounded to 0 are refused by name."""
@@ -388,6 +390,7 @@ _KINDS: dict[str, tuple[Reader, str]] = {
     "logit_bias": (_or_none(_read_bias), "a mapping from token ids to finite numbers, or None"),
     "output_kind": (_read_kind, "a RequestOutputKind"),
     "extra_args": (_or_none(_read_mapping), "a mapping or None"),
+    "structured_outputs": (_or_none(StructuredOutputsParams.of), "StructuredOutputsParams, a mapping or None"),
 }
 
 
@@ -478,10 +481,11 @@ def _check_together(params: SamplingParams) -> None:
             "one of them out",
             parameter="skip_reading_prefix_cache",
         )
-    if params.structured_outputs is not None:
-        raise UnsupportedFeature(
-            f"structured_outputs: {_NO_GRAMMAR}",
-            parameter="structured_outputs",
+    if params.structured_outputs is not None and params.ignore_eos:
+        raise InvalidParameter(
+            "ignore_eos does not go with structured_outputs: the end-of-sequence token ends an output whose form is "
+            "complete. Leave out one of the two.",
+            parameter="ignore_eos",
         )
     if params.extra_args:
         raise UnsupportedFeature(
@@ -502,6 +506,7 @@ _NOT_FOR_BEAMS = {
     "logit_bias": None,
     "allowed_token_ids": None,
     "bad_words": None,
+    "structured_outputs": None,
 }
 """Fields that a beam search cannot honour, and their defaults."""
 

@@ -165,6 +165,7 @@ class SequenceGroup:
         "beams",
         "effort",
         "effort_is_news",
+        "is_preparing",
         "max_num_tokens",
         "min_num_tokens",
         "num_cached_tokens",
@@ -191,8 +192,11 @@ class SequenceGroup:
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
         params = request.sampling_params
-        self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
-        """Until a branch has more, no token ends it."""
+        self.min_num_tokens = self.num_prompt_tokens + (params.min_tokens if request.grammar is None else 0)
+        """Until a branch has more, no token ends it. Where there is a grammar, a token that would is drawn before
+        only if the grammar allows no other."""
+        self.is_preparing = False
+        """Its grammar is being compiled: it waits."""
         self.max_num_tokens = self.num_prompt_tokens + request.max_tokens
         self.stop_reasons = _stop_reasons(request)
         """Tokens that end a branch, and the stop reason that they give."""

@@ -15,6 +15,7 @@ from quire.core.order.policy import policy_of
 from quire.core.record.activity import activity_of
 from quire.core.scheduler import Scheduler
 from quire.engine.identity import Identity, identity_of
+from quire.engine.preparations import Preparations
 from quire.engine.quarantine import execute_guarded
 from quire.errors import counted
 from quire.executor.base import Executor
@@ -26,6 +27,7 @@ from quire.messages.stats import Activity, StepStats
 from quire.messages.step import SchedulerOutputs
 from quire.observability.console import StatusLine
 from quire.observability.flight_recorder import FlightRecorder
+from quire.structured.grammar import Vocabulary
 
 log = get_logger(__name__)
 
@@ -74,12 +76,19 @@ class EngineCore:
             cost=_cost_of(config),
         )
         self.lives = self.scheduler.lives
+        self._preparations = Preparations(self.lives.groups, executor)
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Queue a validated request."""
+        """Queue a validated request. If it has a grammar, `use_vocabulary` came before."""
         if self._status is not None and not self.has_work():
             self._status.resume(self._totals)
         self.scheduler.add(request)
+        if request.grammar is not None:
+            self._preparations.add(request, request.grammar)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Take the bytes of the model's tokens. Grammars need them, and this process has no tokenizer."""
+        self.executor.use_vocabulary(vocabulary)
 
     def abort(self, abort: AbortRequest) -> bool:
         """Drop a request or one of its branches, at once; False when it is not here."""
@@ -90,7 +99,9 @@ class EngineCore:
         return self.lives.has_work()
 
     def step(self) -> EngineCoreOutputs:
-        """Run one step and say what is new."""
+        """Run one step and say what is new: nothing after a short while in which all requests wait for grammars."""
+        if not self._preparations.let_start():
+            return EngineCoreOutputs(stepped_at=self.scheduler.stepped_at)
         plan = self.scheduler.schedule()  # 1. decide
         result = execute_guarded(self.executor, plan)  # 2. compute
         outputs = self.scheduler.update(plan, result)  # 3. learn

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields, replace
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -53,6 +54,8 @@ class Identity:
     skip_tokenizer_init: bool
     transformers: str = ""
     """Its version, where it builds the model; empty for quire's own models."""
+    grammars: str = ""
+    """The library that says which tokens a grammar allows, and its version."""
     row_invariant: bool = True
     """Whether equal tokens are promised at all: what transformers builds computes by the shape of the step."""
 
@@ -91,6 +94,7 @@ def identity_of(config: QuireConfig, weights: str, capabilities: Capabilities | 
         eos_token_ids=tuple(model.eos_token_ids),
         skip_tokenizer_init=model.skip_tokenizer_init,
         transformers=model.arch.stored.transformers if model.arch.stored is not None else "",
+        grammars=f"llguidance {metadata.version('llguidance')}",
         row_invariant=config.row_invariant,
     )
 

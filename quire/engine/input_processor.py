@@ -15,7 +15,10 @@ from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, co
 from quire.inputs import PromptType
 from quire.messages.request import MAX_PRIORITY, EngineCoreRequest
 from quire.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams, checked_names, read_integer
+from quire.structured.checker import GrammarChecker
+from quire.structured.grammar import Grammar, Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.tokenizer.vocabulary import vocabulary_of
 from quire.utils.lazy import nearest
 from quire.utils.unicode import check_unicode
 
@@ -54,6 +57,8 @@ class InputProcessor:
         first = [] if tokenizer is None else [token_id for token_id in known if token_id == tokenizer.eos_token_id]
         self._eos_token_ids = tuple(dict.fromkeys([*first, *known]))
         """The tokenizer's own comes first: it ends an output without a stop reason, as in vLLM."""
+        self.grammars = GrammarChecker(self._vocabulary)
+        """What requests ask for with structured_outputs, checked in a process of its own."""
         self._seeds = seeds
         self._seeds_lock = Lock()
         self._worked_out: tuple[_Lists, tuple[tuple[int, ...], ...], bytes | None] | None = None
@@ -88,15 +93,19 @@ class InputProcessor:
             token_ids = self.encode(text or "")
         max_tokens, warnings = self.check(token_ids, params)
         bad_words, allowed = self._lists_of(params)
+        grammar = self.grammar_of(params)
+        moved = {"allowed_token_ids": allowed, "structured_outputs": grammar}
+        changes = {name: None for name, value in moved.items() if value is not None}
         core = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=params if allowed is None else params.clone(allowed_token_ids=None),
+            sampling_params=params.clone(**changes) if changes else params,
             seed=params.seed if params.seed is not None else self._draw_seed(),
             max_tokens=max_tokens,
             eos_token_ids=self._eos_token_ids,
             bad_words_token_ids=bad_words,
             allowed_tokens=allowed,
+            grammar=grammar,
             cache_salt=salt,
             tenant=tenant,
             priority=priority,
@@ -113,6 +122,16 @@ class InputProcessor:
         self._check_prompt(token_ids)
         self._check_params(params)
         return self._max_tokens(params, len(token_ids))
+
+    def grammar_of(self, params: SamplingParams) -> Grammar | None:
+        """The grammar of `structured_outputs`. May take a second; what was asked for before is remembered.
+
+        Raises: RequestErrors naming the field, the JSON pointer and the reason.
+        """
+        return None if params.structured_outputs is None else self.grammars.check(params.structured_outputs)
+
+    def _vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self.tokenizer, self.config.model_config.arch.vocab_size, self._eos_token_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a prompt.

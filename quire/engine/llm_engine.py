@@ -74,6 +74,8 @@ class LLMEngine:
         with interrupts_deferred():
             request = self.parts.input_processor.process(request_id, prompt, as_params(params), priority=priority)
             self.parts.output_processor.add(request)
+            if request.core.grammar is not None:
+                self.parts.core.use_vocabulary(self.parts.input_processor.grammars.vocabulary())
             self.parts.core.add(request.core)
 
     def step(self) -> list[RequestOutput]:
@@ -116,6 +118,7 @@ class LLMEngine:
     def close(self) -> None:
         """Release model and cache; harmless when called again."""
         self.parts.core.close()
+        self.parts.input_processor.grammars.close()
 
     if not TYPE_CHECKING:  # type checkers refuse what is not there by themselves
 

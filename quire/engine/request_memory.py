@@ -43,6 +43,7 @@ def bytes_of(request: EngineCoreRequest) -> int:
         + sum(len(word) for word in words if len(word) > 1) * WORD_TOKEN_BYTES
         + sum(map(len, texts)) * CHARACTER_BYTES
         + len(request.allowed_tokens or b"") * ALLOWED_BYTES
+        + (0 if request.grammar is None else len(request.grammar.text)) * CHARACTER_BYTES
     )
 
 

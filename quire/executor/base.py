@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol, cast
 
 from quire.config.engine import QuireConfig
 from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
+from quire.structured.grammar import Grammar, Vocabulary
 from quire.utils.lazy import LazyTable
 
 Progress = Callable[[int, int], None]
@@ -28,6 +30,12 @@ class Executor(Protocol):
 
         `engine` is the digest of the engine's identity. Raises: ConfigError when the file cannot be used.
         """
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Take the bytes of the model's tokens, before the first grammar. Taken once: others would be the same."""
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None]:
+        """Compile a grammar beside the steps; done when requests that have it can run."""
 
     def clear_kv_tiers(self) -> None:
         """Forget all pages in the tiers, between two steps."""

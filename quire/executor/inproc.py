@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from quire.config.engine import QuireConfig
 from quire.errors import EngineDeadError
 from quire.executor.base import Progress
@@ -9,6 +11,7 @@ from quire.executor.profile import compare_profile
 from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
+from quire.structured.grammar import Grammar, Vocabulary
 from quire.utils.process import memory_status
 from quire.worker.worker import Worker
 
@@ -35,6 +38,14 @@ class InprocExecutor:
     def open_kv_tiers(self, engine: bytes) -> TierReport:
         """See `Executor`."""
         return self._running().open_kv_tiers(engine)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """See `Executor`."""
+        self._running().grammars.use(vocabulary)
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None]:
+        """See `Executor`."""
+        return self._running().grammars.prepare(grammar)
 
     def clear_kv_tiers(self) -> None:
         """See `Executor`."""

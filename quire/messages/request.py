@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from quire.messages.stats import RequestEffort, RequestStats
 from quire.sampling_params import SamplingParams
+from quire.structured.grammar import Grammar
 
 MAX_PRIORITY = 2**31 - 1
 """Priorities are signed integers of 32 bits."""
@@ -67,6 +68,9 @@ class EngineCoreRequest:
     allowed_tokens: bytes | None = None
     """`allowed_token_ids` as a bit for each token of the vocabulary, the lowest bit first; None allows all.
     `sampling_params` then has no list of them: 2**18 ids are 9 MB as a list and 32 KiB as bits."""
+    grammar: Grammar | None = None
+    """What `structured_outputs` came to, checked; None constrains nothing. `sampling_params` then has no
+    `structured_outputs`."""
     cache_salt: str | None = None
     tenant: str = ""
     """Who asks, as the server tells clients apart: tenants share the engine evenly."""

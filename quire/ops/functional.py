@@ -510,6 +510,16 @@ def apply_penalties(
     op("apply_penalties")(logits, rows, token_ids, in_prompt, output_counts, repetition, presence, frequency)
 
 
+def apply_token_bitmask(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """Make tokens impossible: row `rows[i]` keeps token 32 * w + b where bit b of `masks[i, w]` is set.
+
+    Shapes: logits [R, V] float32, rows [M] int64 without repeats, masks [M, ceil(V / 32)] int32; bits beyond V count
+    for nothing.
+    Mutates: logits.
+    """
+    op("apply_token_bitmask")(logits, rows, masks)
+
+
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
 ) -> Tensor:

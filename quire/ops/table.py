@@ -59,6 +59,7 @@ OPS = (
     "row_max",
     "top_logprobs",
     "apply_penalties",
+    "apply_token_bitmask",
     "sample",
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.sampling.grammar_masks import GrammarMasks
 from quire.sampling.processors import processors_for
 from quire.sampling.random import UniformStreams
 from quire.sampling.row import SamplingRow
@@ -39,6 +40,8 @@ class SamplingBatch:
         )
         self.processors = processors_for(self.rows, vocab_size)
         """What changes logits, in order."""
+        self.grammar_masks = next((one for one in self.processors if isinstance(one, GrammarMasks)), None)
+        """That of them which is computed beside the model."""
         self.needs_penalties = any(row.needs_penalties for row in self.rows)
         counts = [row.request.num_logprobs for row in self.rows]
         self.logprobs_rows = [index for index, count in enumerate(counts) if count is not None]

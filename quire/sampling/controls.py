@@ -5,7 +5,7 @@ Nothing here grows from step to step; where a branch stands in a bad word is in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -13,20 +13,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.messages.request import EngineCoreRequest
+from quire.structured.backend import Matcher
+from quire.structured.grammar import Grammar
 from quire.utils.phrases import Phrases
 
 
 class Controls:
     """Allowed, banned and biased tokens of one request."""
 
-    def __init__(self, request: EngineCoreRequest) -> None:
+    def __init__(self, request: EngineCoreRequest, make_matcher: Callable[[Grammar], Matcher] | None = None) -> None:
+        """`make_matcher` is for requests with a grammar."""
         params = request.sampling_params
         self.request = request
+        self._make_matcher = make_matcher
+        self.ends = sorted({*request.eos_token_ids, *(params.stop_token_ids or ())}) if request.grammar else []
+        """What ends an output that follows a grammar."""
         self.banned = _ids(word[0] for word in request.bad_words_token_ids if len(word) == 1)
         """Bad words of one token."""
-        stops = {*request.eos_token_ids, *(params.stop_token_ids or ())} if params.min_tokens > 0 else ()
+        waits = params.min_tokens > 0 and request.grammar is None
+        stops = {*request.eos_token_ids, *(params.stop_token_ids or ())} if waits else ()
         self.stops = _ids(sorted(stops))
-        """What ends the output; impossible before min_tokens."""
+        """What ends the output; impossible before min_tokens. A grammar says itself when (`grammar_masks`)."""
         bias = params.logit_bias or {}
         self.biased = _ids(bias)
         self.biases = np.fromiter(bias.values(), np.float32, len(bias))
@@ -35,6 +42,13 @@ class Controls:
         self.phrases = Phrases(list(bans)) if bans else None
         """What stands before the last token of longer bad words; None when there are none."""
         self._excluded: Tensor | None = None
+
+    def matcher(self) -> Matcher | None:
+        """Where an empty output stands in the grammar; None without one."""
+        if self.request.grammar is None:
+            return None
+        assert self._make_matcher is not None
+        return self._make_matcher(self.request.grammar)
 
     @property
     def has_allowed(self) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from quire.messages.request import EngineCoreRequest
 from quire.ops import functional as F
+from quire.sampling.grammar_masks import GrammarMasks
 from quire.sampling.row import SamplingRow
 
 
@@ -32,13 +33,14 @@ class Processor(Protocol):
 
 
 def processors_for(rows: Sequence[SamplingRow], vocab_size: int) -> tuple[Processor, ...]:
-    """The processors these rows need, in the order they apply: the same as vLLM's."""
+    """The processors these rows need, in the order they apply: vLLM's, but that grammars come last."""
     processors: tuple[Processor, ...] = (
         AllowedTokens(rows, vocab_size),
         BadWords(rows, vocab_size),
         MinTokens(rows, vocab_size),
         LogitBias(rows, vocab_size),
         Penalties(rows),
+        GrammarMasks(rows, vocab_size),
     )
     return tuple(processor for processor in processors if processor.is_needed)
 
@@ -54,6 +56,7 @@ def parameters_in_effect(request: EngineCoreRequest) -> list[str]:
         "repetition_penalty": params.repetition_penalty != 1,
         "presence_penalty": params.presence_penalty != 0,
         "frequency_penalty": params.frequency_penalty != 0,
+        "structured_outputs": request.grammar is not None,
     }
     return [name for name, is_set in in_effect.items() if is_set]
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quire.messages.request import EngineCoreRequest
 from quire.sampling.controls import Controls
+from quire.structured.backend import Matcher
 
 
 class Occurrences:
@@ -64,10 +65,13 @@ class SamplingRow:
     """Where the output stands in `controls.phrases`."""
     occurrences: Occurrences | None = field(init=False, repr=False)
     """For penalties; None when the request sets none."""
+    matcher: Matcher | None = field(init=False, repr=False)
+    """Where the output stands in its grammar; None when the request has none."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.token_ids)
         self.occurrences = self._count() if self.needs_penalties else None
+        self.matcher = self.controls.matcher()
         for token_id in self.token_ids[self.num_prompt_tokens :]:
             self._advance(token_id)
 
@@ -106,3 +110,5 @@ class SamplingRow:
     def _advance(self, token_id: int) -> None:
         if self.controls.phrases is not None:
             self.bad_word_state = self.controls.phrases.step(self.bad_word_state, token_id)
+        if self.matcher is not None:
+            self.matcher.advance(token_id)

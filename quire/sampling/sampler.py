@@ -1,7 +1,8 @@
 """`Sampler`: from the logits of a step to its tokens.
 
 The order of things is vLLM's: log-probabilities come from the model's own logits; then allowed_token_ids, bad_words,
-min_tokens, logit_bias, the penalties (repetition, frequency, presence), temperature, min_p, top_k, top_p, and the draw.
+min_tokens, logit_bias, the penalties (repetition, frequency, presence), the grammar of structured_outputs, temperature,
+min_p, top_k, top_p, and the draw.
 A greedy row takes the most likely token after the penalties. No row's result depends on another row.
 """
 
@@ -140,6 +141,12 @@ def _not_finite(row: SamplingRow, largest: float) -> Failure:
 
 
 def _nothing_left(row: SamplingRow, largest: float) -> Failure:
+    if row.matcher is not None and row.matcher.error:
+        return Failure(
+            f"structured_outputs cannot be followed beyond output token {row.num_output_tokens}: "
+            f"{row.matcher.error.splitlines()[0][:200]}; make it simpler",
+            is_request_fault=True,
+        )
     names = ", ".join(parameters_in_effect(row.request))
     if largest == -math.inf:
         return Failure(

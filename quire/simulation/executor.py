@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from quire.errors import ConfigError
 from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.simulation.clock import VirtualClock
 from quire.simulation.cost_model import Batches, CostModel, StepShape, shape_of
+from quire.structured.grammar import Grammar, Vocabulary
 
 OnStep = Callable[[StepShape, float], None]
 """Hears what each step computes and how long it takes, while its sequences hold their blocks."""
@@ -46,6 +48,16 @@ class SimExecutor:
         Raises: ConfigError always: what moving pages costs is not part of the cost model.
         """
         raise ConfigError("the simulator has no tiers below the KV cache; leave out kv_ram and kv_disk")
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """See `Executor`: nothing is read here."""
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None]:
+        """See `Executor`.
+
+        Raises: ConfigError always: simulated requests have no grammars.
+        """
+        raise ConfigError("the simulator draws no tokens that a grammar could constrain")
 
     def clear_kv_tiers(self) -> None:
         """See `Executor`: there are none."""

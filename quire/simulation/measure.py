@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from quire.executor.base import Executor
 from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.simulation.cost_model import Batches, StepShape, shape_of
 from quire.simulation.fit import Step
+from quire.structured.grammar import Grammar, Vocabulary
 
 
 class MeasuringExecutor:
@@ -41,6 +43,14 @@ class MeasuringExecutor:
     def open_kv_tiers(self, engine: bytes) -> TierReport:
         """See `Executor`."""
         return self._inner.open_kv_tiers(engine)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """See `Executor`."""
+        self._inner.use_vocabulary(vocabulary)
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None]:
+        """See `Executor`."""
+        return self._inner.prepare_grammar(grammar)
 
     def clear_kv_tiers(self) -> None:
         """See `Executor`."""

@@ -245,19 +245,18 @@ class HFTokenizer:
             return bytes([int(token[3:5], 16)])
         if token_id in self.special_ids or not token:
             return token.encode()
-        before = self.decode([self._anchor], skip_special_tokens=False)
-        both = self.decode([self._anchor, token_id], skip_special_tokens=False)
-        return both[len(before) :].encode()
+        anchor, before = self._anchor
+        return self.decode([anchor, token_id], skip_special_tokens=False)[len(before) :].encode()
 
     @cached_property
-    def _anchor(self) -> int:
-        """A token that shows as text, to put before others."""
+    def _anchor(self) -> tuple[int, str]:
+        """A token that shows as text, to put before others, and its text."""
         for token_id in range(self.vocab_size):
             if token_id in self.added_tokens or token_id in self.byte_ids:
                 continue
-            if self.decode([token_id]).isalnum():
-                return token_id
-        return 0
+            if (text := self.decode([token_id], skip_special_tokens=False)).isalnum():
+                return token_id, text
+        return 0, self.decode([0], skip_special_tokens=False)
 
     def _named_id(self, name: str) -> int | None:
         content = self.named_tokens.get(name)

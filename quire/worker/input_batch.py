@@ -5,18 +5,32 @@ Every change is an assignment, never an increment, so that applying the same ins
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from quire.messages.step import BlockChange, NewSequenceData, SchedulerOutputs
 from quire.sampling.batch import SamplingRow
 from quire.sampling.controls import Controls
+from quire.structured.backend import Matcher
+from quire.structured.grammar import Grammar
 
 
 class InputBatch:
     """Live sequences: `rows[seq_id]` for tokens, `block_tables` for blocks."""
 
-    def __init__(self, max_num_seqs: int, max_num_blocks: int, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_blocks: int,
+        num_groups: int = 1,
+        make_matcher: Callable[[Grammar], Matcher] | None = None,
+    ) -> None:
+        """`make_matcher` is for requests with a grammar."""
+        self._make_matcher = make_matcher
         self.rows: dict[int, SamplingRow] = {}
+        self.num_matchers = 0
+        """Live sequences that follow a grammar."""
         self._controls: dict[str, Controls] = {}
         """Of each request, by its id: its branches share them."""
         self.to_score: dict[int, tuple[int, int]] = {}
@@ -30,13 +44,15 @@ class InputBatch:
     def apply(self, plan: SchedulerOutputs) -> None:
         """Forget what is removed, learn what is new, write changed blocks and tokens."""
         for seq_id in plan.removed_seq_ids:
-            if self.rows.pop(seq_id, None) is not None:
+            row = self.rows.pop(seq_id, None)
+            if row is not None:
+                self.num_matchers -= row.matcher is not None
                 self._free_rows.append(self._row_of.pop(seq_id))
                 self.to_score.pop(seq_id, None)
         for request_id in plan.removed_request_ids:
             self._controls.pop(request_id, None)
         for request in plan.new_requests:
-            self._controls[request.request_id] = Controls(request)
+            self._controls[request.request_id] = Controls(request, self._make_matcher)
         for new in plan.new_sequences:
             self._add(new)
         for seq_id, changes in plan.new_block_ids.items():
@@ -49,13 +65,15 @@ class InputBatch:
             self._row_of[new.seq_id] = self._free_rows.pop()
         controls = self._controls[new.request_id]
         request = controls.request
-        self.rows[new.seq_id] = SamplingRow(
+        known = self.rows.get(new.seq_id)
+        row = self.rows[new.seq_id] = SamplingRow(
             request=request,
             branch=new.branch,
             num_prompt_tokens=len(request.prompt_token_ids),
             token_ids=[*request.prompt_token_ids, *new.output_token_ids],
             controls=controls,
         )
+        self.num_matchers += (row.matcher is not None) - (known is not None and known.matcher is not None)
         if request.sampling_params.prompt_logprobs is not None:
             self.to_score[new.seq_id] = new.num_prompt_logprobs, request.sampling_params.prompt_logprobs
         self._write(new.seq_id, new.block_ids)

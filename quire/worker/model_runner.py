@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from torch import Tensor
 
 from quire.messages.output import PositionLogprobs
@@ -12,6 +14,7 @@ from quire.sampling.logprobs import prompt_logprobs
 from quire.sampling.sampler import Sampler
 from quire.sampling.torch_mode import torch_mode
 from quire.worker.cache_engine import CacheEngine
+from quire.worker.grammars import Grammars
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
 from quire.worker.input_builder import InputBuilder
@@ -37,7 +40,11 @@ class ModelRunner:
         self.cache = cache
         self.vocab_size = vocab_size
         layout = cache.layout
-        self.batch = InputBatch(max_num_seqs, layout.num_entries(max_model_len), len(layout.groups))
+        self.grammars = Grammars()
+        self._masking = ThreadPoolExecutor(1, "quire-masks")
+        self.batch = InputBatch(
+            max_num_seqs, layout.num_entries(max_model_len), len(layout.groups), self.grammars.matcher
+        )
         self.inputs = InputBuilder(cache.caches, self.batch, layout=layout, max_num_tokens=max_num_batched_tokens)
         self.graphs = GraphRunner(model, self.inputs)
         self.sampler = Sampler(vocab_size, max_num_seqs)
@@ -57,6 +64,7 @@ class ModelRunner:
         return result
 
     def _compute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        self._begin_masks(plan)
         hidden, logits = self.graphs.run(self.inputs.build(plan))  # 3. model
         prompt_logprobs = self._score_prompts(plan, hidden) if self.batch.to_score else {}
         if logits is None:
@@ -65,9 +73,17 @@ class ModelRunner:
         result.prompt_logprobs = prompt_logprobs
         return result
 
+    def _begin_masks(self, plan: SchedulerOutputs) -> None:
+        """Compute what grammars allow beside the model."""
+        if self.batch.num_matchers and (seq_ids := _drawing(plan)):
+            masks = self._batch_of(seq_ids).grammar_masks
+            if masks is not None:
+                assert self.grammars.backend is not None
+                masks.begin(self.grammars.backend, self._masking)
+
     def _sample(self, plan: SchedulerOutputs, logits: Tensor) -> ModelRunnerOutput:
         counts = [count for count in plan.num_draws if count]
-        seq_ids = [seq_id for seq_id, count in zip(plan.seq_ids, plan.num_draws, strict=True) if count]
+        seq_ids = _drawing(plan)
         batch = self._batch_of(seq_ids)
         drawn = self.sampler.sample(logits, batch, counts)
         tokens = iter(drawn.token_ids)
@@ -111,3 +127,13 @@ class ModelRunner:
         if self._sampled is None or self._sampled[0] != seq_ids:
             self._sampled = seq_ids, SamplingBatch([self.batch.rows[i] for i in seq_ids], self.vocab_size)
         return self._sampled[1]
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        self._masking.shutdown()
+        self.grammars.close()
+
+
+def _drawing(plan: SchedulerOutputs) -> list[int]:
+    """The sequences of a step that tokens are drawn for."""
+    return [seq_id for seq_id, count in zip(plan.seq_ids, plan.num_draws, strict=True) if count]

@@ -62,6 +62,7 @@ class Worker:
                 max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
                 max_model_len=model_config.max_model_len,
             )
+            self.grammars = self.runner.grammars
 
     def open_kv_tiers(self, engine: bytes) -> TierReport:
         """Get the tiers below the KV cache ready; `engine` is the digest of the engine's identity.
@@ -99,7 +100,8 @@ class Worker:
             self.cache.store.clear()
 
     def close(self) -> None:
-        """Close the file, and end what loads from it. Idempotent."""
+        """Close the file, and end what loads from it, and all threads. Idempotent."""
+        self.runner.close()
         self.cache.close()
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:

@@ -33,12 +33,13 @@ class Room:
         return matched if fits else None
 
     def is_ready(self, seq: Sequence) -> bool:
-        """Whether no other branch is computing the same prompt now; else its blocks can be shared some steps later.
+        """Whether its grammar is there and no other branch computes the same prompt now; else its blocks can be shared
+        some steps later.
 
         Branches that wait by themselves are those of a request that came from another core, or was preempted.
         """
         others = seq.group.sequences
-        if seq.is_idle:
+        if seq.is_idle or seq.group.is_preparing:
             return False
         if len(others) == 1 or not self._blocks.reads_cache(seq):
             return True

@@ -63,6 +63,14 @@ def apply_penalties(
     logits[rows, token_ids] = values
 
 
+def apply_token_bitmask(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """See `functional.apply_token_bitmask`. A row at a time, so that what is unpacked stays in cache."""
+    vocab_size = logits.shape[1]
+    for row, mask in zip(rows.tolist(), masks.numpy(), strict=True):
+        allowed = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
+        logits[row].masked_fill_(torch.from_numpy(allowed == 0), -torch.inf)
+
+
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
 ) -> Tensor:

@@ -1,0 +1,62 @@
+"""`GrammarMasks`: which tokens grammars allow in a step, computed beside the model and applied to its logits.
+
+A matcher's state is a function of the grammar and the output's tokens, and to ask it changes nothing: a step that runs
+again gets the same masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops import functional as F
+from quire.sampling.row import SamplingRow
+from quire.structured.backend import GrammarBackend, Masks, Matcher, mask_words
+
+
+class GrammarMasks:
+    """structured_outputs: a `Processor` for the rows that have a grammar.
+
+    min_tokens counts here: before it, tokens that end the output are possible only where the grammar allows no other.
+    """
+
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+        found = [(index, row, row.matcher) for index, row in enumerate(rows) if row.matcher is not None]
+        self._rows = [row for _, row, _ in found]
+        self._matchers: list[Matcher] = [matcher for _, _, matcher in found]
+        self._indices = torch.tensor([index for index, _, _ in found], dtype=torch.int64)
+        self._masks: Masks = np.zeros((len(found), mask_words(vocab_size)), np.int32)
+        self._ends = [_as_words(row.controls.ends, self._masks.shape[1]) for row in self._rows]
+        self._filled: Future[None] | None = None
+        self.is_needed = bool(found)
+
+    def begin(self, backend: GrammarBackend, thread: ThreadPoolExecutor) -> None:
+        """Compute the masks of the next step in a thread, beside what comes before `apply`."""
+        if self._filled is not None:
+            self._filled.exception()  # of a step that failed
+        self._filled = thread.submit(self._fill, backend)
+
+    def apply(self, logits: Tensor) -> None:
+        """See `Processor`."""
+        assert self._filled is not None, "begin comes before apply"
+        filled, self._filled = self._filled, None
+        filled.result()
+        F.apply_token_bitmask(logits, self._indices, torch.from_numpy(self._masks))
+
+    def _fill(self, backend: GrammarBackend) -> None:
+        backend.fill_masks(list(zip(self._matchers, range(len(self._matchers)), strict=True)), self._masks)
+        for mask, row, matcher, ends in zip(self._masks, self._rows, self._matchers, self._ends, strict=True):
+            if matcher.error:
+                mask[:] = 0  # what the library leaves there would end the output
+            elif row.num_output_tokens < row.request.sampling_params.min_tokens and np.any(longer := mask & ~ends):
+                mask[:] = longer
+
+
+def _as_words(token_ids: Sequence[int], num_words: int) -> Masks:
+    bits = np.zeros(num_words * 32, np.uint8)
+    bits[[token_id for token_id in token_ids if token_id < len(bits)]] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

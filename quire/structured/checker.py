@@ -1,0 +1,184 @@
+"""`GrammarChecker`: asks a process of its own whether what a request asks for can be kept, and remembers the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+
+import msgspec
+
+from quire.errors import EngineOverloaded, EngineUnavailable, InvalidParameter, UnsupportedFeature
+from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verdict, frame
+from quire.structured.grammar import Grammar, Vocabulary
+from quire.structured.params import StructuredOutputsParams
+
+MODULE = "quire.structured.checker_process"
+MAX_KEPT = 256
+"""Verdicts that are remembered."""
+MAX_KEPT_CHARACTERS = 1 << 24
+MAX_WAITING = 64
+"""Checks in the process, running or not."""
+PATIENCE_S = 30.0
+"""A check waits for those before it, of which each takes a second at most."""
+READ_BYTES = 1 << 18
+
+
+class _Process:
+    """One checker process. Verdicts arrive in a thread."""
+
+    def __init__(self, start: Start) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._waiting: dict[int, Future[Verdict]] = {}
+        self._ids = itertools.count()
+        self.is_alive = True
+        with contextlib.suppress(OSError):
+            self._send(start)
+        self._thread = threading.Thread(target=self._listen, name="quire-grammars", daemon=True)
+        self._thread.start()
+
+    def check(self, params: StructuredOutputsParams) -> Future[Verdict]:
+        """The verdict, later. Raises: EngineOverloaded, EngineUnavailable."""
+        with self._lock:
+            if not self.is_alive:
+                raise _ended()
+            if len(self._waiting) >= MAX_WAITING:
+                raise EngineOverloaded(f"{MAX_WAITING} grammars wait to be checked; try again", retry_after=1)
+            check_id, done = next(self._ids), Future[Verdict]()
+            self._waiting[check_id] = done
+        with contextlib.suppress(OSError):  # it has ended, as the thread that listens finds out
+            self._send(Check(check_id=check_id, params=params))
+        return done
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # what was not written is wanted by nobody
+                    stream.close()
+
+    def _send(self, message: object) -> None:
+        assert self._process.stdin is not None
+        with self._writing:
+            self._process.stdin.write(frame(message))
+            self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        frames, descriptor = Frames(), self._process.stdout.fileno()
+        while data := os.read(descriptor, READ_BYTES):
+            for body in frames.feed(data):
+                answer = msgspec.msgpack.decode(body, type=Answer)
+                with self._lock:
+                    done = self._waiting.pop(answer.check_id)
+                done.set_result(answer.verdict)
+        with self._lock:
+            self.is_alive = False
+            waiting, self._waiting = self._waiting, {}
+        for done in waiting.values():
+            done.set_exception(_ended())
+
+
+def _ended() -> EngineUnavailable:
+    return EngineUnavailable("the process that checks grammars has ended; another one is started", retry_after=1)
+
+
+class GrammarChecker:
+    """Turns what requests ask for into grammars. Safe to use from several threads."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], backend: str = "llguidance") -> None:
+        """`vocabulary` is asked once, before the first check. Starts no process yet."""
+        self._make_vocabulary = vocabulary
+        self._backend = backend
+        self._vocabulary: Vocabulary | None = None
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
+        self._known: OrderedDict[StructuredOutputsParams, Verdict] = OrderedDict()
+        self._num_characters = 0
+        self._closed = False
+
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of the model's tokens.
+
+        Raises: UnsupportedFeature where they are not known.
+        """
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            return self._vocabulary
+
+    def knows(self, params: StructuredOutputsParams) -> bool:
+        """Whether `check` answers at once."""
+        with self._lock:
+            return params in self._known
+
+    def check(self, params: StructuredOutputsParams) -> Grammar:
+        """The grammar. Takes a second at most while nobody else waits.
+
+        Raises: InvalidParameter or UnsupportedFeature, with the reason; EngineOverloaded, EngineUnavailable.
+        """
+        with self._lock:
+            verdict = self._known.get(params)
+            if verdict is not None:
+                self._known.move_to_end(params)
+        if verdict is None:
+            verdict = self._ask(params)
+            if verdict.is_final:
+                self._keep(params, verdict)
+        if verdict.grammar is not None:
+            return verdict.grammar
+        parameter = verdict.parameter or f"structured_outputs.{params.kind}"
+        message = verdict.message if verdict.parameter else f"{parameter}: {verdict.message}"
+        raise (UnsupportedFeature if verdict.is_unsupported else InvalidParameter)(message, parameter=parameter)
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def _ask(self, params: StructuredOutputsParams) -> Verdict:
+        vocabulary = self.vocabulary()
+        with self._lock:
+            if self._closed:
+                raise EngineUnavailable("the engine was closed", retry_after=1)
+            process, ended = self._process, None
+            if process is None or not process.is_alive:
+                ended = process
+                process = self._process = _Process(Start(vocabulary=vocabulary, backend=self._backend))
+        if ended is not None:
+            ended.close()
+        try:
+            return process.check(params).result(PATIENCE_S)
+        except FutureTimeout:
+            raise EngineOverloaded(
+                f"the grammar was not checked within {PATIENCE_S:.0f} s; try again", retry_after=5
+            ) from None
+
+    def _keep(self, params: StructuredOutputsParams, verdict: Verdict) -> None:
+        with self._lock:
+            if params not in self._known:
+                self._known[params] = verdict
+                self._num_characters += params.num_characters
+            while len(self._known) > MAX_KEPT or self._num_characters > MAX_KEPT_CHARACTERS:
+                forgotten, _ = self._known.popitem(last=False)
+                self._num_characters -= forgotten.num_characters

@@ -1,0 +1,301 @@
+"""JSON Schemas: which keywords are kept, and refusals of what would not be, with the JSON pointer.
+
+The grammar library compiles a schema. It is asked only about schemas that pass here: some make it run for ever or end
+its process, and of others it accepts what no finite text can satisfy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote
+
+from quire.errors import InvalidParameter, shown
+from quire.structured.params import MAX_DEPTH
+
+MAX_NODES = 50_000
+"""Objects, arrays and values of a schema."""
+MAX_COUNT = 100_000
+"""Of minItems, minLength and their like."""
+MAX_ENUM = 10_000
+"""Values of one enum."""
+
+_WANTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "schema": ("a schema: an object, true or false", lambda v: isinstance(v, (dict, bool))),
+    "schemas": ("an array of schemas, not empty", lambda v: isinstance(v, list) and bool(v)),
+    "items": ("a schema or an array of schemas", lambda v: isinstance(v, (dict, bool, list))),
+    "map": ("an object of schemas", lambda v: isinstance(v, dict)),
+    "number": ("a number", lambda v: isinstance(v, (int, float)) and not isinstance(v, bool)),
+    "count": (f"a whole number up to {MAX_COUNT}", lambda v: type(v) is int and 0 <= v <= MAX_COUNT),
+    "text": ("a string", lambda v: isinstance(v, str)),
+    "type": ("a name of a type or an array of such", lambda v: isinstance(v, str) or bool(v and _are_texts(v))),
+    "names": ("an array of strings", lambda v: _are_texts(v)),
+    "values": (f"an array of 1 to {MAX_ENUM} values", lambda v: isinstance(v, list) and 0 < len(v) <= MAX_ENUM),
+    "any": ("anything", lambda v: True),
+}
+"""What a keyword's value must be, in words and as a test."""
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+KEPT: dict[str, str] = {
+    "$anchor": "text", "$defs": "map", "$id": "text", "$ref": "text", "definitions": "map",
+    "additionalItems": "schema", "additionalProperties": "schema", "allOf": "schemas", "anyOf": "schemas",
+    "const": "any", "enum": "values", "exclusiveMaximum": "number", "exclusiveMinimum": "number", "format": "text",
+    "items": "items", "maxItems": "count", "maxLength": "count", "maxProperties": "count", "maximum": "number",
+    "minItems": "count", "minLength": "count", "minProperties": "count", "minimum": "number", "multipleOf": "number",
+    "oneOf": "schemas", "pattern": "text", "patternProperties": "map", "prefixItems": "schemas", "properties": "map",
+    "required": "names", "type": "type",
+}  # fmt: skip
+"""Keywords that every output keeps, and the kind of their values."""
+REFUSED: dict[str, str] = {
+    "$dynamicRef": "use $ref",
+    "$recursiveRef": "use $ref",
+    "contains": "describe every item with items or prefixItems",
+    "dependencies": "list the allowed combinations with anyOf",
+    "dependentRequired": "list the allowed combinations with anyOf",
+    "dependentSchemas": "list the allowed combinations with anyOf",
+    "else": "list the allowed combinations with anyOf",
+    "if": "list the allowed combinations with anyOf",
+    "maxContains": "describe every item with items or prefixItems",
+    "minContains": "describe every item with items or prefixItems",
+    "not": "list what is allowed with enum or anyOf",
+    "propertyNames": "use patternProperties with additionalProperties: false",
+    "then": "list the allowed combinations with anyOf",
+    "unevaluatedItems": "use items: false after prefixItems",
+    "unevaluatedProperties": "use additionalProperties: false",
+    "uniqueItems": "leave it out and drop what is repeated",
+    "x-guidance": "use the fields of structured_outputs",
+}
+"""Keywords that would change what is valid and that no grammar here can keep, and what to do instead. Others that are
+in neither table say nothing about validity, as JSON Schema has it."""
+_NEUTRAL = {"uniqueItems": (False,), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {})}
+"""Values of refused keywords that ask for nothing."""
+_ONE, _MANY, _NAMED = ("schema", "items"), ("schemas", "items"), ("map",)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A schema inside a schema, and the JSON pointer to it."""
+
+    schema: Any
+    pointer: str
+
+
+def refusal(kind: str, pointer: str, why: str) -> InvalidParameter:
+    """The error for a part of a schema."""
+    return InvalidParameter(
+        f"structured_outputs.{kind}: {shown(pointer) if pointer else 'the schema'}: {why}",
+        parameter=f"structured_outputs.{kind}",
+    )
+
+
+def parse_json(kind: str, text: str) -> Any:
+    """A JSON text as data. Raises: InvalidParameter, also for JSON that is nested too deeply."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"it holds {constant}, which is not JSON")
+
+    try:
+        value = json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise refusal(kind, "", f"it is nested deeper than {MAX_DEPTH}") from None
+    except ValueError as error:
+        raise refusal(kind, "", f"it is not JSON: {error}") from None
+    _check_size(kind, value)
+    return value
+
+
+def _check_size(kind: str, value: Any) -> None:
+    level, depth, total = [value], 0, 0
+    while level:
+        depth, total = depth + 1, total + len(level)
+        if depth > MAX_DEPTH:
+            raise refusal(kind, "", f"it is nested deeper than {MAX_DEPTH}")
+        if total > MAX_NODES:
+            raise refusal(kind, "", f"it holds more than {MAX_NODES} values; make it smaller")
+        level = [
+            item
+            for one in level
+            if isinstance(one, (dict, list))
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+
+
+class JsonSchema:
+    """A schema that was parsed, and all schemas in it."""
+
+    def __init__(self, root: Any, kind: str = "json") -> None:
+        """`kind`: the field that brought it, for messages. Raises: InvalidParameter."""
+        if not isinstance(root, (dict, bool)):
+            raise refusal(kind, "", f"a schema is an object, true or false; got {shown(root)}")
+        self.root = root
+        self.kind = kind
+        self.nodes = list(_nodes(root))
+        """In the order in which they stand; the whole schema first."""
+
+    def check(self) -> None:
+        """Refuse what would not be kept, or what no output can satisfy.
+
+        Raises: InvalidParameter with the JSON pointer, the keyword and what to do.
+        """
+        for node in self.nodes:
+            if isinstance(node.schema, dict):
+                self._check_keywords(node)
+        self._check_references()
+        self._check_recursion()
+
+    def pointer_to(self, keyword: str, value: object = None) -> str:
+        """Where a keyword (with this value) stands first; empty when it does not."""
+        for node in self.nodes:
+            if isinstance(node.schema, dict) and keyword in node.schema and value in (None, node.schema[keyword]):
+                return _below(node.pointer, keyword)
+        return ""
+
+    def _check_keywords(self, node: Node) -> None:
+        for keyword, value in node.schema.items():
+            place = _below(node.pointer, keyword)
+            if keyword in REFUSED:
+                if value not in _NEUTRAL.get(keyword, ()):
+                    raise refusal(self.kind, place, f"{keyword} is not supported; {REFUSED[keyword]}")
+            elif keyword in KEPT:
+                words, fits = _WANTS[KEPT[keyword]]
+                if not fits(value):
+                    raise refusal(self.kind, place, f"{keyword} must be {words}, got {shown(value)}")
+
+    def _check_references(self) -> None:
+        for node in self._referring:
+            reference = node.schema["$ref"]
+            place = _below(node.pointer, "$ref")
+            if not reference.startswith("#") and not self._has_ids:
+                raise refusal(
+                    self.kind,
+                    place,
+                    f"{shown(reference)} is in another document, and nothing is fetched; put it under $defs and refer "
+                    "to it with #/$defs/...",
+                )
+            if reference.startswith("#") and not self._has_ids and self._target(reference) is None:
+                raise refusal(self.kind, place, f"{shown(reference)} refers to nothing in the schema")
+
+    def _check_recursion(self) -> None:
+        """Refuse what only an endless text could satisfy. A least fixed point: what has a base ends, and so does what
+        needs nothing but that."""
+        ends: set[int] = set()
+        pending = [node for node in reversed(self.nodes) if isinstance(node.schema, dict)]
+        while pending:
+            found = [id(node.schema) for node in pending if self._ends(node.schema, ends)]
+            ends.update(found)
+            pending = [node for node in pending if id(node.schema) not in ends]
+            if not found:
+                self._refuse_endless(pending)
+
+    def _refuse_endless(self, endless: list[Node]) -> None:
+        node = next((node for node in reversed(endless) if "$ref" in node.schema), endless[-1])
+        raise refusal(
+            self.kind,
+            _below(node.pointer, "$ref") if "$ref" in node.schema else node.pointer,
+            "this recursion has no base: only an endless text would satisfy it. Make a property on the way optional, "
+            "or allow null or an empty array",
+        )
+
+    def _ends(self, schema: dict[str, Any], ends: set[int]) -> bool:
+        """Whether some finite text satisfies a schema, if those in `ends` can be satisfied; true where in doubt."""
+        known = [*_list(schema.get("allOf"))]
+        if "$ref" in schema:
+            known.append(self._target(schema["$ref"]))
+        if not all(_known(one, ends) for one in known):
+            return False
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema and not any(_known(one, ends) for one in _list(schema[keyword])):
+                return False
+        types = schema.get("type")
+        types = [types] if isinstance(types, str) else types
+        if "enum" in schema or "const" in schema or not types or not {"object", "array"}.issuperset(types):
+            return True
+        return any(_object_ends(schema, ends) if one == "object" else _array_ends(schema, ends) for one in types)
+
+    @cached_property
+    def _referring(self) -> list[Node]:
+        return [node for node in self.nodes if isinstance(node.schema, dict) and "$ref" in node.schema]
+
+    @cached_property
+    def _has_ids(self) -> bool:
+        """Whether parts have addresses of their own: then the library alone says what a reference means."""
+        return any(isinstance(node.schema, dict) and "$id" in node.schema for node in self.nodes)
+
+    @cached_property
+    def _anchors(self) -> dict[str, Any]:
+        return {
+            node.schema["$anchor"]: node.schema
+            for node in self.nodes
+            if isinstance(node.schema, dict) and "$anchor" in node.schema
+        }
+
+    def _target(self, reference: str) -> Any:
+        """What a reference inside the schema means; None for nothing."""
+        fragment = unquote(reference.partition("#")[2])
+        if reference[:1] != "#":
+            return None
+        if fragment and not fragment.startswith("/"):
+            return self._anchors.get(fragment)
+        found: Any = self.root
+        for part in fragment.split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and part in found:
+                found = found[part]
+            elif isinstance(found, list) and re.fullmatch("[0-9]{1,6}", part) and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                return None
+        return found if isinstance(found, (dict, bool)) else None
+
+
+def _known(schema: Any, ends: set[int]) -> bool:
+    return not isinstance(schema, dict) or id(schema) in ends
+
+
+def _object_ends(schema: dict[str, Any], ends: set[int]) -> bool:
+    properties = schema.get("properties") or {}
+    return all(_known(properties.get(name), ends) for name in schema.get("required") or ())
+
+
+def _array_ends(schema: dict[str, Any], ends: set[int]) -> bool:
+    count, items = schema.get("minItems") or 0, schema.get("items")
+    first = _list(schema.get("prefixItems")) or _list(items)
+    rest = schema.get("additionalItems") if isinstance(items, list) else items
+    return all(_known(one, ends) for one in first[:count]) and (count <= len(first) or _known(rest, ends))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _below(pointer: str, part: str) -> str:
+    return f"{pointer or '#'}/{part.replace('~', '~0').replace('/', '~1')}"
+
+
+def _nodes(root: Any) -> Iterator[Node]:
+    """A schema and all that are in it, before what is in them."""
+    waiting = [Node(root, "")]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node.schema, dict):
+            waiting += reversed(list(_inside(node)))
+
+
+def _inside(node: Node) -> Iterator[Node]:
+    for keyword, value in node.schema.items():
+        kind, place = KEPT.get(keyword), _below(node.pointer, keyword)
+        if kind in _ONE and isinstance(value, (dict, bool)):
+            yield Node(value, place)
+        elif kind in _MANY and isinstance(value, list):
+            yield from (Node(item, f"{place}/{index}") for index, item in enumerate(value))
+        elif kind in _NAMED and isinstance(value, dict):
+            yield from (Node(item, _below(place, name)) for name, item in value.items())

@@ -1,0 +1,127 @@
+"""What a request asks for as a grammar in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import StructTag, regex_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from quire.errors import UnsupportedFeature
+from quire.structured.grammar import Grammar
+from quire.structured.json_schema import JsonSchema, parse_json, refusal
+from quire.structured.params import StructuredOutputsParams
+
+_OPTIONS = '%llguidance {"no_forcing": true}'
+"""Every spelling of a text in tokens is allowed. Otherwise the library allows only one where a text has no alternative,
+and for that it would need the tokenizer."""
+WHITE_SPACE = r"(\n {0,16}| )"
+"""Between two tokens of JSON: a space, or a new line with its indentation. So every output of a schema that is bounded
+ends by itself; models that write JSON by themselves indent by 2 or 4."""
+
+
+def grammar_of(params: StructuredOutputsParams) -> Grammar:
+    """The grammar of what a request asks for.
+
+    Raises: InvalidParameter naming the JSON pointer; UnsupportedFeature.
+    """
+    return Grammar(text=f"{_OPTIONS}\n{_TEXTS[params.kind](params)}")
+
+
+def _of_json(params: StructuredOutputsParams) -> str:
+    schema = JsonSchema(parse_json("json", str(params.json)))
+    schema.check()
+    return _of_schema(schema, params)
+
+
+def _of_object(params: StructuredOutputsParams) -> str:
+    return _of_schema(JsonSchema({"type": "object"}, "json_object"), params)
+
+
+def _of_schema(schema: JsonSchema, params: StructuredOutputsParams) -> str:
+    if params.disable_additional_properties:
+        _close(schema)
+    root = schema.root if isinstance(schema.root, dict) else {"allOf": [schema.root]}
+    return f"start: %json {json.dumps({**root, 'x-guidance': _options(params)})}"
+
+
+def _options(params: StructuredOutputsParams) -> dict[str, Any]:
+    if params.disable_any_whitespace:
+        white_space: dict[str, Any] = {"whitespace_flexible": False}
+    else:
+        white_space = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
+    return {**white_space, "lenient": False, "coerce_one_of": False}
+
+
+def _close(schema: JsonSchema) -> None:
+    """Allow no further properties where a schema says nothing about them. Mutates schema."""
+    for node in schema.nodes:
+        if isinstance(node.schema, dict) and "properties" in node.schema:
+            node.schema.setdefault("additionalProperties", False)
+
+
+def _of_regex(params: StructuredOutputsParams) -> str:
+    pattern = regex_to_lark(str(params.regex), use_ascii="")  # as in Python
+    return f"start: /{pattern}/"
+
+
+def _of_choice(params: StructuredOutputsParams) -> str:
+    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
+    return f"start: {choices}"
+
+
+def _of_grammar(params: StructuredOutputsParams) -> str:
+    text = str(params.grammar)
+    if "::=" in text:
+        try:
+            text = gbnf_to_lark(text)
+        except Exception as error:  # the converter raises what it comes to
+            raise refusal("grammar", "", f"it is no EBNF: {error}") from None
+    return text
+
+
+def _of_tag(params: StructuredOutputsParams) -> str:
+    raw = parse_json("structural_tag", str(params.structural_tag))
+    if not isinstance(raw, dict) or "format" in raw:
+        raise UnsupportedFeature(
+            'structured_outputs.structural_tag: only {"structures": [...], "triggers": [...]} is supported, not the '
+            'form with "format"',
+            parameter="structured_outputs.structural_tag",
+        )
+    return StructTag.to_grammar(_tags(raw), assume_special=False)
+
+
+def _tags(raw: dict[str, Any]) -> list[StructTag]:
+    structures, triggers = raw.get("structures"), raw.get("triggers")
+    for name, value in (("structures", structures), ("triggers", triggers)):
+        if not isinstance(value, list) or not value:
+            raise refusal("structural_tag", f"#/{name}", "it must be an array, not empty")
+    unknown = raw.keys() - {"type", "structures", "triggers"}
+    if unknown:
+        raise refusal("structural_tag", f"#/{min(unknown)}", "there is no such field")
+    return [_tag(f"#/structures/{index}", one, triggers) for index, one in enumerate(structures or ())]
+
+
+def _tag(pointer: str, one: Any, triggers: Any) -> StructTag:
+    if not isinstance(one, dict) or not {"begin", "schema"} <= one.keys() <= {"begin", "schema", "end"}:
+        raise refusal("structural_tag", pointer, "it must be an object with begin, schema and end")
+    begin, end = one["begin"], one.get("end", "")
+    trigger = next((t for t in triggers if isinstance(t, str) and t and str(begin).startswith(t)), None)
+    if not isinstance(begin, str) or not isinstance(end, str) or trigger is None:
+        raise refusal("structural_tag", pointer, "begin and end must be strings, and begin must start with a trigger")
+    schema = JsonSchema(one["schema"], "structural_tag")
+    schema.check()
+    root = schema.root if isinstance(schema.root, dict) else {}
+    bounded = {**root, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    return StructTag(trigger=trigger, begin=begin, grammar=bounded, end=end)
+
+
+_TEXTS = {
+    "json": _of_json,
+    "json_object": _of_object,
+    "regex": _of_regex,
+    "choice": _of_choice,
+    "grammar": _of_grammar,
+    "structural_tag": _of_tag,
+}
