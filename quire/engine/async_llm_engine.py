@@ -51,6 +51,7 @@ from quire.messages.stats import Activity, StepStats, continued
 from quire.observability.chrome_trace import Trace, chrome_trace
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.structured.grammar import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.work_pool import WorkPool
 
@@ -133,7 +134,7 @@ class AsyncLLMEngine:
         if isinstance(core, EngineParts):
             self._use_front(core)
             self._identity = core.core.identity
-            self._core = ThreadedCoreClient(core.core, self._from_core, self._on_death)
+            self._core = ThreadedCoreClient(core.core, self._from_core, self._on_death, self._vocabulary)
             self._settled.set()
         else:
             self._source = core
@@ -385,6 +386,8 @@ class AsyncLLMEngine:
             self._core.close()
         self._die(EngineDeadError("the engine was closed"))
         self._work.close()
+        if self._front is not None:
+            self._front.input_processor.grammars.close()
 
     if not TYPE_CHECKING:  # type checkers refuse what is not there by themselves
 
@@ -423,6 +426,10 @@ class AsyncLLMEngine:
             raise EngineDeadError("this engine's core process belongs to the event loop that used it first")
         self._loop = loop
 
+    def _vocabulary(self) -> Vocabulary:
+        """For a core that is to run its first request with a grammar."""
+        return self._parts.input_processor.grammars.vocabulary()
+
     def _use_front(self, front: FrontParts) -> None:
         self._front = front
         self._memory = RequestMemory(front.config.scheduler_config.max_request_bytes // self._num_fronts)
@@ -439,7 +446,9 @@ class AsyncLLMEngine:
         """Check and complete a request: in a thread, unless the thread would cost more than the work."""
         process = self._parts.input_processor.process
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
-        has_lists = params is not None and (params.bad_words or params.allowed_token_ids)
+        has_lists = params is not None and (
+            params.bad_words or params.allowed_token_ids or params.structured_outputs is not None
+        )
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
             return process(core_id, prompt, params, tenant, received_at, priority)
         try:
@@ -531,7 +540,9 @@ class AsyncLLMEngine:
 
     async def _core_up(self, event: CoreUp, lost: Callable[[], None]) -> None:
         """Take a new core into use; it gets every request with the tokens it has."""
-        client = ProcessCoreClient(self._deliver, self._suspects.try_alone, lambda: self._core_lost(client, lost))
+        client = ProcessCoreClient(
+            self._deliver, self._suspects.try_alone, lambda: self._core_lost(client, lost), self._vocabulary
+        )
         await client.connect(event.connection)
         self._disconnect()
         self._core, self._identity = client, event.identity

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from quire.errors import EngineOverloaded, EngineUnavailable, InvalidParameter, 
 from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verdict, frame
 from quire.structured.grammar import Grammar, Vocabulary
 from quire.structured.params import StructuredOutputsParams
+from quire.utils.cancellation import check_cancelled
 
 MODULE = "quire.structured.checker_process"
 MAX_KEPT = 256
@@ -28,6 +30,8 @@ MAX_WAITING = 64
 """Checks in the process, running or not."""
 PATIENCE_S = 30.0
 """A check waits for those before it, of which each takes a second at most."""
+LOOK_S = 0.02
+"""Between two looks whether anybody still waits for a verdict."""
 READ_BYTES = 1 << 18
 
 
@@ -100,6 +104,19 @@ def _ended() -> EngineUnavailable:
     return EngineUnavailable("the process that checks grammars has ended; another one is started", retry_after=1)
 
 
+def _patiently(verdict: Future[Verdict]) -> Verdict:
+    """The verdict, once it is there.
+
+    Raises: EngineOverloaded, EngineUnavailable; what ends abandoned work.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        with contextlib.suppress(FutureTimeout):
+            return verdict.result(LOOK_S)
+        check_cancelled()
+    raise EngineOverloaded(f"the grammar was not checked within {PATIENCE_S:.0f} s; try again", retry_after=5)
+
+
 class GrammarChecker:
     """Turns what requests ask for into grammars. Safe to use from several threads."""
 
@@ -109,7 +126,7 @@ class GrammarChecker:
         self._backend = backend
         self._vocabulary: Vocabulary | None = None
         self._process: _Process | None = None
-        self._lock = threading.Lock()
+        self._lock, self._making_vocabulary = threading.Lock(), threading.Lock()
         self._known: OrderedDict[StructuredOutputsParams, Verdict] = OrderedDict()
         self._num_characters = 0
         self._closed = False
@@ -119,15 +136,10 @@ class GrammarChecker:
 
         Raises: UnsupportedFeature where they are not known.
         """
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary()
-            return self._vocabulary
-
-    def knows(self, params: StructuredOutputsParams) -> bool:
-        """Whether `check` answers at once."""
-        with self._lock:
-            return params in self._known
+        if self._vocabulary is None:
+            with self._making_vocabulary:
+                self._vocabulary = self._vocabulary or self._make_vocabulary()
+        return self._vocabulary
 
     def check(self, params: StructuredOutputsParams) -> Grammar:
         """The grammar. Takes a second at most while nobody else waits.
@@ -167,12 +179,7 @@ class GrammarChecker:
                 process = self._process = _Process(Start(vocabulary=vocabulary, backend=self._backend))
         if ended is not None:
             ended.close()
-        try:
-            return process.check(params).result(PATIENCE_S)
-        except FutureTimeout:
-            raise EngineOverloaded(
-                f"the grammar was not checked within {PATIENCE_S:.0f} s; try again", retry_after=5
-            ) from None
+        return _patiently(process.check(params))
 
     def _keep(self, params: StructuredOutputsParams, verdict: Verdict) -> None:
         with self._lock:

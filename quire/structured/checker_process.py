@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature
-from quire.structured.backend import GrammarBackend, Masks, grammar_of, load, mask_words, open_backend
+from quire.structured.backend import GrammarBackend, Masks, Matcher, grammar_of, load, mask_words, open_backend
 from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verdict, frame
 from quire.structured.json_schema import JsonSchema, parse_json
 from quire.structured.params import StructuredOutputsParams
@@ -36,6 +36,7 @@ MEMORY_BYTES = 1 << 29
 """Beside what this process has."""
 STACK_BYTES = 1 << 20
 """Of the thread that compiles: less than where grammars are compiled to be used, so what overflows does so here."""
+WALK_TOKENS = 8
 MAX_AT_ONCE = 2
 NICENESS = 5
 """The engine's threads come first."""
@@ -68,6 +69,7 @@ class CheckerProcess:
         self._backend: GrammarBackend | None = None
         self._backend_name = ""
         self._masks: Masks = np.zeros((1, 1), np.int32)
+        self._ends: tuple[int, ...] = ()
 
     def run(self) -> None:
         """Serve until the front is gone."""
@@ -98,6 +100,7 @@ class CheckerProcess:
             start = msgspec.msgpack.decode(body, type=Start)
             load(start.backend)  # for all children
             self._backend, self._backend_name = open_backend(start.backend, start.vocabulary), start.backend
+            self._ends = start.vocabulary.eos_token_ids
             self._masks = np.zeros((1, mask_words(len(start.vocabulary.tokens))), np.int32)
             gc.collect()
             gc.freeze()  # children write to no pages that they share
@@ -130,8 +133,7 @@ class CheckerProcess:
             grammar = grammar_of(params, self._backend_name)
             assert self._backend is not None
             matcher = self._backend.compile(grammar)
-            if not matcher.error:
-                self._backend.fill_masks([(matcher, 0)], self._masks)
+            self._walk(self._backend, matcher)
         except RequestError as error:
             parameter = error.as_wire()[1].get("parameter", "") if isinstance(error, _NAMED) else ""
             return Verdict(
@@ -144,6 +146,18 @@ class CheckerProcess:
         if matcher.error:
             return Verdict(message=_shortened(params, matcher.error), parameter=_place(params))
         return Verdict(grammar=grammar)
+
+    def _walk(self, backend: GrammarBackend, matcher: Matcher) -> None:
+        """Take the first steps of some output: many grammars that are too large show it there. Mutates: matcher."""
+        for _ in range(WALK_TOKENS):
+            if matcher.error:
+                return
+            backend.fill_masks([(matcher, 0)], self._masks)
+            allowed = np.flatnonzero(np.unpackbits(self._masks.view(np.uint8)[0], bitorder="little"))
+            allowed = allowed[~np.isin(allowed, self._ends)]
+            if not len(allowed):
+                return
+            matcher.advance(int(allowed[len(allowed) // 2]))
 
     def _hear(self, child: _Child) -> None:
         data = os.read(child.pipe, READ_BYTES)

@@ -75,7 +75,11 @@ REFUSED: dict[str, str] = {
 }
 """Keywords that would change what is valid and that no grammar here can keep, and what to do instead. Others that are
 in neither table say nothing about validity, as JSON Schema has it."""
-_NEUTRAL = {"uniqueItems": (False,), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {})}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+}
 """Values of refused keywords that ask for nothing."""
 _ONE, _MANY, _NAMED = ("schema", "items"), ("schemas", "items"), ("map",)
 

@@ -34,6 +34,11 @@ def vocabulary_of(tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: S
     )
 
 
+def has_vocabulary(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> bool:
+    """Whether `vocabulary_of` would give one."""
+    return tokenizer is not None and bool((tokenizer.is_byte_level or tokenizer.byte_ids) and eos_token_ids)
+
+
 def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes:
     check_cancelled()
     return tokenizer.token_bytes(token_id) if tokenizer.has_token(token_id) else b""

@@ -21,6 +21,7 @@ from quire.messages.codec import FrameReader, MalformedFrame
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Activity
+from quire.structured.grammar import Vocabulary
 from quire.utils.threads import start_essential
 
 log = get_logger(__name__)
@@ -67,8 +68,12 @@ Command = EngineCoreRequest | AbortRequest | _Call | _ActivityCall | None
 class ThreadedCoreClient:
     """A core that steps in a thread of this process. The thread alone touches the core, and calls back."""
 
-    def __init__(self, core: EngineCore, on_outputs: OnOutputs, on_death: OnDeath) -> None:
+    def __init__(
+        self, core: EngineCore, on_outputs: OnOutputs, on_death: OnDeath, vocabulary: Callable[[], Vocabulary]
+    ) -> None:
+        """`vocabulary` is asked before the first request that has a grammar."""
         self._core = core
+        self._vocabulary = vocabulary
         self._on_outputs = on_outputs
         self._on_death = on_death
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -134,6 +139,8 @@ class ThreadedCoreClient:
                 case _Call():
                     self._answer(command)
                 case _:
+                    if command.grammar is not None:
+                        self._core.use_vocabulary(self._vocabulary())
                     self._core.add(command)
 
     def _answer(self, call: _Call) -> None:
@@ -162,8 +169,16 @@ class ProcessCoreClient(asyncio.Protocol):
     """
 
     def __init__(
-        self, on_outputs: OnOutputs, on_trial: Callable[[str | None], None], on_lost: Callable[[], None]
+        self,
+        on_outputs: OnOutputs,
+        on_trial: Callable[[str | None], None],
+        on_lost: Callable[[], None],
+        vocabulary: Callable[[], Vocabulary],
     ) -> None:
+        """`vocabulary` is asked before the first request that has a grammar."""
+        self._vocabulary = vocabulary
+        self._knows_vocabulary = False
+        """Whether the core has heard of it from this front."""
         self._on_outputs = on_outputs
         self._on_trial = on_trial
         self._on_lost = on_lost
@@ -179,6 +194,9 @@ class ProcessCoreClient(asyncio.Protocol):
 
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a request."""
+        if request.grammar is not None and not self._knows_vocabulary:
+            self._knows_vocabulary = True
+            self._send(self._vocabulary())
         self._send(request)
 
     def abort(self, abort: AbortRequest) -> None:

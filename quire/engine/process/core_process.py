@@ -51,6 +51,7 @@ from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import StepStats
 from quire.observability.flight_recorder import map_memory
 from quire.observability.ledger import Ledger
+from quire.structured.grammar import Vocabulary
 from quire.utils.process import die_with_parent, num_storage_bytes
 from quire.utils.threads import start_essential
 
@@ -261,6 +262,8 @@ class EngineCoreProc:
                 self._add(replace(message, request_id=front.prefix + message.request_id))
             case AbortRequest():
                 self._abort(AbortRequest(request_id=front.prefix + message.request_id, branch=message.branch))
+            case Vocabulary():
+                self.core.use_vocabulary(message)
             case UtilityCall():
                 method = self._methods.get(message.method)
                 if method is None:

@@ -17,6 +17,7 @@ from quire.messages.codec import Codec
 from quire.messages.output import EngineCoreOutputs
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.stats import Activity
+from quire.structured.grammar import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,5 +149,6 @@ DATA = Codec(
         Trial,
         ActivityCall,
         ActivityResult,
+        Vocabulary,
     )
 )

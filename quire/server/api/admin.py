@@ -15,6 +15,7 @@ from quire.errors import shown
 from quire.observability import finished
 from quire.observability.flight_recorder import NUM_STEPS
 from quire.observability.prometheus import CONTENT_TYPE
+from quire.server.api.output_form import FORMATS
 from quire.server.api.params import check_fields
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.openai import (
@@ -35,6 +36,10 @@ from quire.server.http.errors import ApiError, invalid
 from quire.server.http.replies import reply_of
 from quire.server.http.streaming import json_reply, unless_gone
 from quire.server.service import Service, context_of
+from quire.structured.backend import BACKENDS
+from quire.structured.json_schema import KEPT
+from quire.structured.params import KINDS
+from quire.tokenizer.vocabulary import has_vocabulary
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -202,13 +207,25 @@ def _add_models(router: APIRouter, service: Service) -> None:
             "prefix_caching": config.cache_config.enable_prefix_caching,
             "chat": service.engine.tokenizer is not None and bool(service.engine.tokenizer.chat_templates),
             "tools": False,
-            "structured_output": False,
+            "structured_output": _forms(service),
             "images": False,
             "embeddings": False,
             "adapters": False,
             "sampling_defaults": {name: getattr(service.engine.default_params, name) for name in SAMPLING_FIELDS},
             "same_request_same_tokens": service.engine.config.row_invariant,
         }
+
+
+def _forms(service: Service) -> dict[str, Any] | bool:
+    """What outputs can be made to follow; False where this model's tokenizer does not allow it."""
+    if not has_vocabulary(service.engine.tokenizer, service.engine.config.model_config.eos_token_ids):
+        return False
+    return {
+        "structured_outputs": list(KINDS),
+        "response_format": list(FORMATS),
+        "backends": list(BACKENDS),
+        "json_schema_keywords": sorted(KEPT),
+    }
 
 
 def _card(service: Service, name: str) -> ModelCard:

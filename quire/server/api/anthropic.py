@@ -13,6 +13,7 @@ from starlette.responses import Response
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
+from quire.server.api.output_form import Form, anthropic_form
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.anthropic import (
@@ -34,8 +35,6 @@ _REFUSED = {
     **REFUSED,
     "container": REFUSED["tools"],
     "mcp_servers": REFUSED["tools"],
-    "output_config": REFUSED["structured_outputs"],
-    "output_format": REFUSED["structured_outputs"],
     "thinking": Refusal("thinking is not told apart from the answer yet", ({"type": "disabled"},)),
     "tool_choice": Refusal(REFUSED["tool_choice"].why, ({"type": "none"},)),
 }
@@ -154,10 +153,24 @@ class _Reply:
         block = _event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})
         return _event("message_start", {"message": message}) + block
 
+    def _form(self) -> Form | None:
+        """Both fields that Anthropic has had for it.
+
+        Raises: ApiError.
+        """
+        body = self._body
+        in_config = None if body.output_config is None else body.output_config.format
+        form = anthropic_form(in_config, "output_config.format") or anthropic_form(body.output_format, "output_format")
+        if form is not None and body.structured_outputs is not None:
+            raise invalid(form.place, f"{form.place} and structured_outputs both say what the output is; send one.")
+        return form
+
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
         fields = body if body.stop_sequences is None else body.model_copy(update={"stop": body.stop_sequences})
-        make_params = partial(sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream)
+        make_params = partial(
+            sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream, form=self._form()
+        )
         return await converse(
             self._service,
             self._context,

@@ -15,6 +15,7 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new, num_numbers, prompt_logprobs
+from quire.server.api.output_form import form_of
 from quire.server.api.params import (
     MAX_N,
     REFUSED,
@@ -199,6 +200,7 @@ class _Reply:
             branching=branches(body),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
+            form=form_of(body.structured_outputs, body.response_format),
         )
         return await converse(
             self._service,

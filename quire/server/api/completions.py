@@ -15,6 +15,7 @@ from quire.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import CompletionLogprobsWriter, num_new, num_numbers, prompt_logprobs
+from quire.server.api.output_form import form_of
 from quire.server.api.params import (
     branches,
     check_fields,
@@ -154,6 +155,7 @@ class _Reply:
             branching=branches(body),
             logprobs=body.logprobs,
             prompt_logprobs=self._prompt_logprobs(),
+            form=form_of(body.structured_outputs, body.response_format),
         )
         prompts = completion_prompts(
             self._service,

@@ -23,6 +23,7 @@ from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new
 from quire.server.api.ollama_models import ERRORS, checked_model
+from quire.server.api.output_form import ollama_form
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.prompts import cache_salt, completion_prompts
 from quire.server.api.protocol.fields import GenerationFields, SamplingFields
@@ -48,7 +49,6 @@ _ONE_SAMPLER = "it is not built; use temperature, top_k, top_p and min_p"
 _REFUSED = {
     **REFUSED,
     "context": Refusal("send the conversation to /api/chat, or write it into the prompt", ([],)),
-    "format": Refusal(REFUSED["structured_outputs"].why, ("",)),
     "images": Refusal(REFUSED["modalities"].why, ([],)),
     "mirostat": Refusal(_ONE_SAMPLER, (0,)),
     "penalize_newline": Refusal("penalties treat all tokens alike", (True,)),
@@ -105,6 +105,7 @@ class _Reply(ABC):
         self._warnings += _check_context(self._options, service.engine.config.model_config.max_model_len)
         self._num_logprobs = _num_logprobs(body)
         self._thinks = _check_think(body)
+        self._form = ollama_form(body.format)
         self._logprobs = ChatLogprobsWriter(service.engine.tokenizer, self._num_logprobs or 0, as_ids=False)
 
     @abstractmethod
@@ -190,7 +191,12 @@ class _Reply(ABC):
         )
         try:
             return sampling_params(
-                self.service, fields, max_tokens=_max_tokens(options), stream=stream, logprobs=self._num_logprobs
+                self.service,
+                fields,
+                max_tokens=_max_tokens(options),
+                stream=stream,
+                logprobs=self._num_logprobs,
+                form=None if self.asks_nothing else self._form,
             )
         except InvalidParameter as error:
             raise invalid(f"options.{error.parameter}", _renamed(error.message)) from None

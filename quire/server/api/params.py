@@ -9,10 +9,12 @@ from typing import Any
 
 from quire.errors import shown
 from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.server.api.output_form import Form, form_of
 from quire.server.api.protocol.fields import MAX_LABEL, Body, GenerationFields, SamplingFields
 from quire.server.http.errors import ApiError, invalid
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
+from quire.structured.params import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 4, 256
@@ -52,7 +54,10 @@ class Refusal:
     """Values that ask for what happens anyway; None always does."""
 
 
-_NO_GRAMMAR = Refusal("structured output is not supported yet; ask for the format in the prompt and check the text")
+def _old_name(kind: str) -> Refusal:
+    return Refusal(f"it is an old name; send structured_outputs with the field {kind}")
+
+
 _NO_TOOLS = Refusal("tools are not supported yet; describe them in the prompt, or leave them out")
 _NO_MEDIA = Refusal("this model takes text only")
 _NO_BEAMS = Refusal("/v1/completions and /v1/chat/completions search with beams")
@@ -66,10 +71,12 @@ REFUSED: Mapping[str, Refusal] = {
     "ec_transfer_params": _NO_TRANSFER,
     "function_call": Refusal(_NO_TOOLS.why, ("none",)),
     "functions": _NO_TOOLS,
-    "guided_choice": _NO_GRAMMAR,
-    "guided_grammar": _NO_GRAMMAR,
-    "guided_json": _NO_GRAMMAR,
-    "guided_regex": _NO_GRAMMAR,
+    "guided_choice": _old_name("choice"),
+    "guided_decoding_backend": Refusal("llguidance is the only one here"),
+    "guided_grammar": _old_name("grammar"),
+    "guided_json": _old_name("json"),
+    "guided_regex": _old_name("regex"),
+    "guided_whitespace_pattern": _old_name("whitespace_pattern"),
     "include_reasoning": Refusal("reasoning is not told apart from the answer yet", (True,)),
     "kv_transfer_params": _NO_TRANSFER,
     "length_penalty": Refusal(_NO_BEAMS.why, (1, 1.0)),
@@ -82,11 +89,10 @@ REFUSED: Mapping[str, Refusal] = {
     "prompt_embeds": Refusal("send text or token ids"),
     "prompt_logprob_token_ids": Refusal("ask for prompt_logprobs instead"),
     "repetition_detection": Refusal("use repetition_penalty instead"),
-    "response_format": Refusal(_NO_GRAMMAR.why, ({"type": "text"},)),
+    "response_format": Refusal("this API has another field for it; structured_outputs is known everywhere"),
     "return_token_offsets": Refusal("/v1/completions with logprobs has text_offset", (False,)),
     "routed_experts_prompt_start": Refusal("it is not supported", (0,)),
     "stream_interval": Refusal("every token is sent when it is there", (1,)),
-    "structured_outputs": _NO_GRAMMAR,
     "suffix": Refusal("insertion is not supported; write the prompt in the model's own fill-in-the-middle form", ("",)),
     "thinking_token_budget": Refusal("use max_tokens instead", (-1,)),
     "tool_choice": Refusal(f"tool_choice requires tools, and {_NO_TOOLS.why}", ("none",)),
@@ -152,9 +158,11 @@ def sampling_params(
     branching: Mapping[str, Any] | None = None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    form: Form | None = None,
 ) -> SamplingParams:
     """The request's own values over the model's defaults over SamplingParams'; `branching` are those of `branches`.
 
+    `form` is what the output must be, if the API has a field of its own for that. A grammar may take a second to check.
     A beam search draws nothing, so the model's defaults, which are for drawing, have no part in it.
 
     Raises: ApiError; InvalidParameter from SamplingParams.
@@ -164,19 +172,24 @@ def sampling_params(
     draws = not branching.get("use_beam_search")
     if body.stop is not None:
         _check_stop(body.stop)
-    return SamplingParams(
-        **{
-            **(service.engine.config.model_config.generation_defaults if draws else {"temperature": 0.0}),
-            **given,
-            **branching,
-            "max_tokens": max_tokens,
-            "logprobs": logprobs,
-            "prompt_logprobs": prompt_logprobs,
-            "logit_bias": _logit_bias(body.logit_bias),
-            "detokenize": service.engine.tokenizer is not None,
-            "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
-        }
-    )
+    form = form or form_of(body.structured_outputs)
+    values = {
+        **(service.engine.config.model_config.generation_defaults if draws else {"temperature": 0.0}),
+        **given,
+        **branching,
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "logit_bias": _logit_bias(body.logit_bias),
+        "detokenize": service.engine.tokenizer is not None,
+        "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+    }
+    if form is None:
+        return SamplingParams(**values)
+    with form.named():
+        params = SamplingParams(**values, structured_outputs=StructuredOutputsParams.of(form.fields))
+        service.engine.input_processor.grammar_of(params)
+    return params
 
 
 def branches(body: GenerationFields) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new
+from quire.server.api.output_form import Form, openai_form
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.api.protocol.responses import ResponseReply, ResponsesRequest, ResponseUsage
@@ -186,6 +187,7 @@ class _Reply:
             max_tokens=body.max_output_tokens,
             stream=stream,
             logprobs=(body.top_logprobs or 0) if wanted else None,
+            form=self._form(),
         )
         fields = ConversationFields(chat_template_kwargs=body.chat_template_kwargs, reasoning_effort=self._effort)
         return await converse(
@@ -204,17 +206,23 @@ class _Reply:
         Raises: ApiError.
         """
         body = self._body
-        if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-            raise ApiError(
-                400, "unsupported_parameter", f"text.format is not supported: {REFUSED['response_format'].why}.",
-                param="text.format",
-            )  # fmt: skip
         warnings = [f"include {name[:64]!r} has no effect" for name in body.include or () if name != LOGPROBS]
         if body.store:
             warnings.append("store has no effect: responses are not stored")
         if body.top_logprobs and LOGPROBS not in (body.include or ()):
             raise invalid("top_logprobs", f"top_logprobs requires {LOGPROBS!r} in include.")
         return warnings
+
+    def _form(self) -> Form | None:
+        body = self._body
+        form = (
+            None
+            if body.text is None or body.text.format is None
+            else openai_form(body.text.format, "text.format", is_flat=True)
+        )
+        if form is not None and body.structured_outputs is not None:
+            raise invalid("text.format", "text.format and structured_outputs both say what the output is; send one.")
+        return form
 
     @property
     def _effort(self) -> str | None:
@@ -265,7 +273,7 @@ class _Reply:
             "reasoning": {"effort": self._effort, "summary": None},
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
             "top_logprobs": body.top_logprobs or 0,

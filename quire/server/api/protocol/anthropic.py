@@ -7,10 +7,16 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quire.server.api.protocol.fields import Each, SamplingFields, of_kind
+from quire.server.api.protocol.fields import Body, Each, ResponseFormat, SamplingFields, of_kind
 from quire.server.api.protocol.openai import Message
 
 System = Annotated[str | Each[dict[str, Any]], of_kind("a string or an array of text blocks")]
+
+
+class OutputConfig(Body):
+    """How the answer is written."""
+
+    format: ResponseFormat | None = None
 
 
 class CountTokensRequest(SamplingFields):
@@ -26,6 +32,8 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: int = Field(json_schema_extra={"minimum": 1})
     stop_sequences: Each[str] | None = None
+    output_config: OutputConfig | None = None
+    output_format: ResponseFormat | None = None
     stream: bool | None = None
 
 

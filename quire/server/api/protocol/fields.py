@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError, ValidationError
 
 from quire.messages.request import MAX_PRIORITY
@@ -73,6 +81,15 @@ class StreamOptions(Body):
     """Every chunk tells the usage so far."""
 
 
+ResponseFormat = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}, "json_schema": {}}}
+    ),
+]
+"""The form that the output must have; `output_form` reads it."""
+
+
 class SamplingFields(Body):
     """Fields that become SamplingParams, under the same names; None leaves the choice to the model. The last three say
     something about the request itself."""
@@ -96,6 +113,7 @@ class SamplingFields(Body):
     allowed_token_ids: TokenIds | None = None
     bad_words: Each[str] | None = None
     logit_bias: Annotated[dict[str, float], of_kind("an object of numbers by token id")] | None = None
+    structured_outputs: dict[str, Any] | None = None
     cache_salt: str | None = None
     priority: int | None = Field(
         default=None, json_schema_extra={"minimum": -MAX_PRIORITY - 1, "maximum": MAX_PRIORITY}
@@ -118,6 +136,7 @@ class GenerationFields(SamplingFields):
     prompt_logprobs: int | None = bounded("prompt_logprobs")
     truncate_prompt_tokens: int | None = Field(default=None, json_schema_extra={"minimum": -1})
     truncation_side: str | None = Field(default=None, json_schema_extra={"enum": ["left", "right", None]})
+    response_format: ResponseFormat | None = None
     echo: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

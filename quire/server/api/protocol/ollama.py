@@ -10,6 +10,7 @@ from quire.server.api.protocol.fields import Body, Each, Label, Texts, bounded, 
 from quire.server.api.protocol.openai import ChatLogprob, Message
 
 KeepAlive = Annotated[float | Label, of_kind("a number of seconds, or a duration such as 5m")]
+Format = Annotated[str | dict[str, Any], of_kind('"json" or a JSON Schema')]
 Think = Annotated[bool | Label, of_kind("true, false or a level")]
 
 
@@ -44,6 +45,7 @@ class AnswerRequest(ModelRequest):
     options: Options | None = None
     keep_alive: KeepAlive | None = None
     think: Think | None = None
+    format: Format | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 

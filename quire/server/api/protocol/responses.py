@@ -7,7 +7,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quire.server.api.protocol.fields import Body, Each, Label, SamplingFields, of_kind
+from quire.server.api.protocol.fields import Body, Each, Label, ResponseFormat, SamplingFields, of_kind
 
 Input = Annotated[str | Each[dict[str, Any]], of_kind("a string or an array of input items")]
 
@@ -26,16 +26,10 @@ class Reasoning(Body):
     generate_summary: Label | None = None
 
 
-class TextFormat(Body):
-    """What kind of text the answer is."""
-
-    type: Label
-
-
 class TextSettings(Body):
     """How the answer is written."""
 
-    format: TextFormat | None = None
+    format: ResponseFormat | None = None
     verbosity: Label | None = None
 
 
