@@ -244,6 +244,7 @@ BOUNDS: dict[str, Bound] = {
     "allowed_token_ids": Bound(items=2**18),
     "bad_words": Bound(items=128, characters=256, total_characters=8192),
     "extra_args": Bound(items=0),
+    "structured_outputs": Bound(items=16),
 }
 """For every field that is no plain number or flag. An engine also refuses more allowed_token_ids than its vocabulary
 has tokens, and bad_words of more than `MAX_BAD_WORD_TOKENS` tokens. Fields bounded to 0 are refused by name."""

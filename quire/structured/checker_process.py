@@ -195,6 +195,11 @@ def _shortened(params: StructuredOutputsParams, error: str) -> str:
     """The library's message in one line, without the places of the text that `grammar_of` has written."""
     if "NoExtensionBias" in error:
         return f"{_place(params)}: no output can satisfy it"
+    if "oneOf constraints are not supported" in error:
+        error = (
+            "oneOf needs schemas of which no two allow the same value, such as objects with different constants; "
+            "use anyOf"
+        )
     if params.kind != "grammar":
         error = _NOISE.sub("", error)
     text = " ".join(line.strip() for line in error.splitlines() if not _MARK.match(line)) or "it cannot be compiled"
@@ -207,7 +212,11 @@ def _pointer(params: StructuredOutputsParams, error: str) -> str:
         return ""
     schema = JsonSchema(parse_json("json", str(params.json)))
     unknown = error.partition("Unknown format: ")[2].strip() or None
-    for words, keyword in (("oneOf", "oneOf"), ("Unknown format", "format"), ("min/maxProperties", "minProperties")):
+    for words, keyword in (
+        ("oneOf needs", "oneOf"),
+        ("Unknown format", "format"),
+        ("min/maxProperties", "minProperties"),
+    ):
         if words in error:
             pointer = schema.pointer_to(keyword, unknown) or schema.pointer_to("maxProperties")
             return f"{pointer!r}: " if pointer else ""

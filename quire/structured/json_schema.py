@@ -155,6 +155,14 @@ class JsonSchema:
         self._check_references()
         self._check_recursion()
 
+    def without_neutral(self) -> JsonSchema:
+        """Itself, without what asks for nothing and the library does not know. Mutates: the schema."""
+        for node in self.nodes:
+            for keyword, values in _NEUTRAL.items() if isinstance(node.schema, dict) else ():
+                if keyword in node.schema and node.schema[keyword] in values:
+                    del node.schema[keyword]
+        return self
+
     def pointer_to(self, keyword: str, value: object = None) -> str:
         """Where a keyword (with this value) stands first; empty when it does not."""
         for node in self.nodes:

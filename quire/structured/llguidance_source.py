@@ -42,6 +42,7 @@ def _of_object(params: StructuredOutputsParams) -> str:
 def _of_schema(schema: JsonSchema, params: StructuredOutputsParams) -> str:
     if params.disable_additional_properties:
         _close(schema)
+    schema.without_neutral()
     root = schema.root if isinstance(schema.root, dict) else {"allOf": [schema.root]}
     return f"start: %json {json.dumps({**root, 'x-guidance': _options(params)})}"
 
@@ -112,7 +113,7 @@ def _tag(pointer: str, one: Any, triggers: Any) -> StructTag:
         raise refusal("structural_tag", pointer, "begin and end must be strings, and begin must start with a trigger")
     schema = JsonSchema(one["schema"], "structural_tag")
     schema.check()
-    root = schema.root if isinstance(schema.root, dict) else {}
+    root = schema.without_neutral().root if isinstance(schema.root, dict) else {}
     bounded = {**root, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
     return StructTag(trigger=trigger, begin=begin, grammar=bounded, end=end)
 

@@ -139,7 +139,7 @@ def _read_text(name: str, value: object, limit: int = 0) -> str:
     if len(value) > limit:
         raise _too_long(name, len(value), limit)
     check_unicode(value, f"{PLACE}.{name}")
-    if not (value if name == "regex" else value.strip()):
+    if not (value if name in ("regex", "whitespace_pattern") else value.strip()):
         raise InvalidParameter(f"{PLACE}.{name} must not be blank", parameter=f"{PLACE}.{name}")
     if "\0" in value:
         raise InvalidParameter(f"{PLACE}.{name} must not hold the character U+0000", parameter=f"{PLACE}.{name}")

@@ -126,8 +126,8 @@ def test_one_stop_text_is_bounded_like_a_list_of_one() -> None:
 def test_a_refused_mapping_is_not_listed_in_the_message() -> None:
     with refused(UnsupportedFeature, "extra_args", parameter="extra_args"):
         SamplingParams(extra_args={f"key{index}": 1 for index in range(10_000)})
-    with refused(UnsupportedFeature, "structured_outputs"):
-        SamplingParams(structured_outputs=UntouchableMapping(a=1))
+    with refused(InvalidParameter, "structured_outputs", parameter="structured_outputs"):
+        SamplingParams(structured_outputs=UntouchableMapping(a=1))  # type: ignore[arg-type]
 
 
 def test_repeated_entries_count_once() -> None:
@@ -213,6 +213,7 @@ def test_a_request_holds_no_list_that_is_not_bounded_here() -> None:
         "eos_token_ids",  # the model's
         "bad_words_token_ids",  # MAX_BAD_WORD_TOKENS
         "allowed_tokens",  # a bit for each token of the vocabulary
+        "grammar",  # written of structured_outputs, which is bounded
         "cache_salt",  # MAX_CACHE_SALT
         "tenant",  # the server's own
         "progress",  # the engine's own

@@ -84,6 +84,7 @@ TYPES: dict[str, tuple[list[Any], str]] = {
     ),
     "output_kind": ([0, 5, "DELTA", None], "a RequestOutputKind"),
     "extra_args": ([5, "x", [1]], "a mapping or None"),
+    "structured_outputs": ([5, "x", [1]], "StructuredOutputsParams"),
 }
 
 
@@ -103,7 +104,7 @@ def test_wrong_value_is_refused(name: str, value: Any, part: str) -> None:
 
 
 def test_every_field_with_a_kind_has_wrong_values_here() -> None:
-    assert {*VALUES, *TYPES, "structured_outputs"} == set(FIELD_NAMES)
+    assert {*VALUES, *TYPES} == set(FIELD_NAMES)
 
 
 BEAMS: dict[str, Any] = {"use_beam_search": True, "temperature": 0, "beam_width": 4}
@@ -117,6 +118,7 @@ NOT_FOR_BEAMS: dict[str, Any] = {
     "logit_bias": {5: 1.0},
     "allowed_token_ids": [5, 6],
     "bad_words": ["a"],
+    "structured_outputs": {"regex": "a"},
 }
 TOGETHER: dict[str, tuple[dict[str, Any], type[QuireError], list[str]]] = {
     "min above max": ({"min_tokens": 9, "max_tokens": 8}, InvalidParameter, ["min_tokens (9)", "max_tokens (8)"]),
@@ -126,8 +128,7 @@ TOGETHER: dict[str, tuple[dict[str, Any], type[QuireError], list[str]]] = {
     "129 bad words": ({"bad_words": ["a"] * 129}, InvalidParameter, ["bad_words", "129", "128"]),
     "half a pair to stop at": ({"stop": ["a", "b\ud800"]}, InvalidUnicode, ["stop", "U+D800", "character 1"]),
     "half a pair as a bad word": ({"bad_words": ["\udfff"]}, InvalidUnicode, ["bad_words", "U+DFFF"]),
-    "structured output": ({"structured_outputs": {"json": {}}}, UnsupportedFeature, ["structured_outputs", "not"]),
-    "structured output of old": ({"guided_json": {}}, UnsupportedFeature, ["guided_json", "structured output is not"]),
+    "structured output of old": ({"guided_json": {}}, UnsupportedFeature, ["guided_json", "use structured_outputs="]),
     "a large bound": ({"max_tokens": -1}, InvalidParameter, ["max_tokens must be in [1, 2147483647], got -1"]),
     "extra arguments": ({"extra_args": {"my": 1}}, UnsupportedFeature, ["extra_args", "'my'"]),
     "misspelt name": ({"temprature": 1.0}, InvalidParameter, ["'temprature'", "did you mean 'temperature'?"]),

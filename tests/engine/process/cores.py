@@ -30,7 +30,7 @@ Request = tuple[Any, SamplingParams]
 
 def requests(num_tokens: int = 120) -> list[Request]:
     """One of each kind: greedy, drawn, forked, penalised, scored, stopped by a string, cut short by its end, the best
-    of several, searched with beams."""
+    of several, searched with beams, constrained by a grammar."""
     base = SamplingParams(max_tokens=num_tokens, ignore_eos=True, output_kind=DELTA, logprobs=2, seed=1)
     many = [{"prompt_token_ids": [(7 * i + j) % 900 for j in range(200)]} for i in range(3)]
     return [
@@ -68,6 +68,8 @@ def requests(num_tokens: int = 120) -> list[Request]:
                 logprobs=2,
             ),
         ),
+        ("{", base.clone(seed=12, n=3, ignore_eos=False, min_tokens=9, structured_outputs={"json_object": True})),
+        ("0", base.clone(seed=13, ignore_eos=False, structured_outputs={"regex": "([0-9]{2,30},){20,80}"})),
     ]
 
 

@@ -210,8 +210,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 ]
 for _ask in (chat, generate):
     REFUSED += [
-        (_ask, {"format": "json"}, "format is not supported: structured output is not supported yet"),
-        (_ask, {"format": {"type": "object"}}, "format is not supported: structured output is not supported yet"),
+        (_ask, {"format": {"not": {}}}, "format: '#/not': not is not supported"),
         (_ask, {"think": True}, "think is not supported: "),
         (_ask, {"think": "high"}, "think is not supported: "),
         (_ask, {"keep_alive": "soon"}, "keep_alive must be a duration such as 5m or 300"),

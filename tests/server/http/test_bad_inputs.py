@@ -66,8 +66,6 @@ LACKING: dict[str, Any] = {
     "mm_processor_kwargs": {"a": 1},
     "modalities": ["audio"],
     "prompt_embeds": "x",
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"json": {}},
     "thinking_token_budget": 5,
     "vllm_xargs": {"a": 1},
 }

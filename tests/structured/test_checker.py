@@ -1,0 +1,103 @@
+"""Grammars are checked in a process of its own: whatever one does there, there is an answer within a second or so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from quire.errors import EngineUnavailable, InvalidParameter, RequestError
+from quire.structured.checker import GrammarChecker
+from quire.structured.params import StructuredOutputsParams
+
+SLACK_S = 1.0
+"""For a machine on which other tests run."""
+
+
+def chain(length: int) -> str:
+    rules = [f"r{index}: r{index + 1}" for index in range(length)]
+    return "\n".join(["start: r0", *rules, f'r{length}: "a"'])
+
+
+MANY = {f"property{index}": {"type": "string", "maxLength": index} for index in range(4000)}
+CHOICES: Any = [{"type": "object", "properties": {f"a{j}": {"const": i}}} for i in range(8) for j in range(8)]
+POISON: dict[str, tuple[dict[str, Any], str]] = {
+    "endless minItems": ({"json": {"type": "array", "minItems": 10**9}}, "'#/minItems'"),
+    "chained rules": ({"grammar": chain(6000)}, "too deeply"),
+    "parentheses": ({"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000}, "structured_outputs.grammar"),
+    "no base": ({"json": {"$ref": "#"}}, "no base"),
+    "thousands of optional properties": ({"json": {"type": "object", "properties": MANY}}, "structured_outputs.json"),
+    "contradiction": ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "5"),
+    "product": ({"json": {"allOf": [{"anyOf": CHOICES}] * 8}}, "structured_outputs.json"),
+    "100,000 values": ({"json": {"enum": list(range(100_000))}}, "limit"),
+    "10,001 values": ({"json": {"enum": list(range(10_001))}}, "'#/enum'"),
+    "10 MB": ({"json": {"description": "x" * 10_000_000}}, "limit"),
+    "deep": ({"json": '{"items":' * 5000 + "{}" + "}" * 5000}, "deeper"),
+    "look-ahead": ({"regex": "(?=a)b"}, "look-ahead"),
+    "back reference": ({"regex": r"(a)\1"}, "structured_outputs.regex"),
+    "nothing matches": ({"regex": r"[^\s\S]"}, "no output can satisfy it"),
+    "no such rule": ({"grammar": "start: missing"}, 'unknown name: "missing"'),
+    "bad EBNF": ({"grammar": "root ::= ("}, "EBNF"),
+    "unknown format": ({"json": {"items": {"type": "string", "format": "color"}}}, "'#/items/format': Unknown format"),
+    "overlapping oneOf": ({"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "'#/oneOf': oneOf needs"),
+    "tag without trigger": (
+        {"structural_tag": {"structures": [{"begin": "<a>", "schema": {}}], "triggers": ["<b"]}},
+        "'#/structures/0'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_poison_is_answered_soon_and_with_its_reason(checker: GrammarChecker, name: str) -> None:
+    fields, part = POISON[name]
+    checker.check(StructuredOutputsParams(regex="warm"))
+    began_at = time.monotonic()
+    with pytest.raises(RequestError) as caught:
+        checker.check(StructuredOutputsParams(**fields))
+    assert time.monotonic() - began_at < 1 + SLACK_S
+    assert part in caught.value.message
+    assert len(caught.value.message) < 600
+    assert str(caught.value.fields["parameter"]).startswith("structured_outputs")
+    assert checker.check(StructuredOutputsParams(regex="after")).text
+
+
+def test_equal_forms_are_checked_once(checker: GrammarChecker) -> None:
+    first = checker.check(StructuredOutputsParams(json={"type": "string"}))
+    assert checker.check(StructuredOutputsParams(json='{"type":"string"}')) is first
+
+
+def test_many_threads_get_their_own_answers(checker: GrammarChecker) -> None:
+    def ask(number: int) -> bool:
+        return f"x{number}y" in checker.check(StructuredOutputsParams(regex=f"x{number}y")).text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(40)))
+
+
+def test_a_process_that_was_killed_is_replaced(checker: GrammarChecker) -> None:
+    checker.check(StructuredOutputsParams(regex="before"))
+    process = checker._process
+    assert process is not None
+    os.kill(process._process.pid, signal.SIGKILL)
+    for _ in range(100):
+        try:
+            checker.check(StructuredOutputsParams(regex="unheard of"))
+            break
+        except EngineUnavailable:
+            time.sleep(0.05)
+    assert checker._process is not process
+
+
+def test_a_closed_checker_says_so() -> None:
+    checker = GrammarChecker(lambda: pytest.fail("nothing was asked"))  # type: ignore[arg-type]
+    checker.close()
+    checker.close()
+
+
+def test_the_message_about_a_choice_names_it(checker: GrammarChecker) -> None:
+    with pytest.raises(InvalidParameter, match=r"structured_outputs\.grammar"):
+        checker.check(StructuredOutputsParams(grammar="start: @"))
