@@ -141,8 +141,9 @@ class JsonSchema:
             raise refusal(kind, "", f"a schema is an object, true or false; got {shown(root)}")
         self.root = root
         self.kind = kind
-        self.nodes = list(_nodes(root))
-        """In the order in which they stand; the whole schema first."""
+        self.nodes = list(_nodes(Node(root, "")))
+        """In the order in which they stand, the whole schema first; then those that only references reach."""
+        self._add_targets()
 
     def check(self) -> None:
         """Refuse what would not be kept, or what no output can satisfy.
@@ -170,6 +171,17 @@ class JsonSchema:
                 return _below(node.pointer, keyword)
         return ""
 
+    def _add_targets(self) -> None:
+        """A reference may name a schema that stands where no keyword puts one."""
+        known = {id(node.schema) for node in self.nodes}
+        for node in self.nodes:  # which grows meanwhile
+            reference = node.schema.get("$ref") if isinstance(node.schema, dict) else None
+            target = self._target(reference) if isinstance(reference, str) else None
+            if isinstance(target, dict) and id(target) not in known:
+                new = [one for one in _nodes(Node(target, str(reference))) if id(one.schema) not in known]
+                known.update(id(one.schema) for one in new)
+                self.nodes += new
+
     def _check_keywords(self, node: Node) -> None:
         for keyword, value in node.schema.items():
             place = _below(node.pointer, keyword)
@@ -182,7 +194,9 @@ class JsonSchema:
                     raise refusal(self.kind, place, f"{keyword} must be {words}, got {shown(value)}")
 
     def _check_references(self) -> None:
-        for node in self._referring:
+        for node in self.nodes:
+            if not isinstance(node.schema, dict) or "$ref" not in node.schema:
+                continue
             reference = node.schema["$ref"]
             place = _below(node.pointer, "$ref")
             if not reference.startswith("#") and not self._has_ids:
@@ -233,10 +247,6 @@ class JsonSchema:
         return any(_object_ends(schema, ends) if one == "object" else _array_ends(schema, ends) for one in types)
 
     @cached_property
-    def _referring(self) -> list[Node]:
-        return [node for node in self.nodes if isinstance(node.schema, dict) and "$ref" in node.schema]
-
-    @cached_property
     def _has_ids(self) -> bool:
         """Whether parts have addresses of their own: then the library alone says what a reference means."""
         return any(isinstance(node.schema, dict) and "$id" in node.schema for node in self.nodes)
@@ -246,7 +256,7 @@ class JsonSchema:
         return {
             node.schema["$anchor"]: node.schema
             for node in self.nodes
-            if isinstance(node.schema, dict) and "$anchor" in node.schema
+            if isinstance(node.schema, dict) and isinstance(node.schema.get("$anchor"), str)
         }
 
     def _target(self, reference: str) -> Any:
@@ -292,9 +302,9 @@ def _below(pointer: str, part: str) -> str:
     return f"{pointer or '#'}/{part.replace('~', '~0').replace('/', '~1')}"
 
 
-def _nodes(root: Any) -> Iterator[Node]:
+def _nodes(root: Node) -> Iterator[Node]:
     """A schema and all that are in it, before what is in them."""
-    waiting = [Node(root, "")]
+    waiting = [root]
     while waiting:
         node = waiting.pop()
         yield node
