@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from quire.ops.cpu.attention import chunked_attention, paged_attention
 from quire.ops.cpu.attention_experts import expert_outputs, expert_queries
+from quire.ops.cpu.bitmask import apply_token_bitmask
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
 from quire.ops.cpu.elementwise import (
     activate,
@@ -75,6 +76,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "row_max": row_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,
+        "apply_token_bitmask": apply_token_bitmask,
         "sample": sample,
     }
 )
