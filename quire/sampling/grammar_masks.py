@@ -1,4 +1,5 @@
-"""`GrammarMasks`: which tokens grammars allow in a step, computed beside the model and applied to its logits.
+"""`GrammarMasks`: which tokens grammars allow in a step, applied to its logits. Where a core is free they are computed
+beside the model.
 
 A matcher's state is a function of the grammar and the output's tokens, and to ask it changes nothing: a step that runs
 again gets the same masks.
@@ -6,8 +7,9 @@ again gets the same masks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,20 +33,22 @@ class GrammarMasks:
         self._indices = torch.tensor([index for index, _, _ in found], dtype=torch.int64)
         self._masks: Masks = np.zeros((len(found), mask_words(vocab_size)), np.int32)
         self._ends = [_as_words(row.controls.ends, self._masks.shape[1]) for row in self._rows]
-        self._filled: Future[None] | None = None
+        self._fill_now: Callable[[], None] | None = None
+        """What `apply` waits for, or does."""
         self.is_needed = bool(found)
 
-    def begin(self, backend: GrammarBackend, thread: ThreadPoolExecutor) -> None:
-        """Compute the masks of the next step in a thread, beside what comes before `apply`."""
-        if self._filled is not None:
-            self._filled.exception()  # of a step that failed
-        self._filled = thread.submit(self._fill, backend)
+    def begin(self, backend: GrammarBackend, thread: ThreadPoolExecutor | None) -> None:
+        """Compute the masks of the next step in a thread, beside what comes before `apply`; without one, in `apply`."""
+        if thread is None:
+            self._fill_now = partial(self._fill, backend)
+        else:  # one after the other: one of a step that failed may still run
+            self._fill_now = thread.submit(self._fill, backend).result
 
     def apply(self, logits: Tensor) -> None:
         """See `Processor`."""
-        assert self._filled is not None, "begin comes before apply"
-        filled, self._filled = self._filled, None
-        filled.result()
+        assert self._fill_now is not None, "begin comes before apply"
+        self._fill_now()
+        self._fill_now = None
         F.apply_token_bitmask(logits, self._indices, torch.from_numpy(self._masks))
 
     def _fill(self, backend: GrammarBackend) -> None:

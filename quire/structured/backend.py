@@ -52,9 +52,9 @@ KNOWN_ELSEWHERE = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforc
 """vLLM's names."""
 
 
-def open_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:
-    """A grammar library, ready to compile."""
-    return cast(Callable[[Vocabulary], GrammarBackend], BACKENDS.load(name))(vocabulary)
+def open_backend(name: str, vocabulary: Vocabulary, num_threads: int = 1) -> GrammarBackend:
+    """A grammar library, ready to compile; `num_threads` compute masks."""
+    return cast(Callable[[Vocabulary, int], GrammarBackend], BACKENDS.load(name))(vocabulary, num_threads)
 
 
 def load(backend: str) -> None:

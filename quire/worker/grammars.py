@@ -26,7 +26,9 @@ _Job = Callable[[], None]
 class Grammars:
     """Compiled grammars by content."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int = 1) -> None:
+        """`num_threads` compute the masks of a step."""
+        self._num_threads = num_threads
         self.backend: GrammarBackend | None = None
         """None before there was a vocabulary."""
         self._vocabulary: Vocabulary | None = None
@@ -70,7 +72,7 @@ class Grammars:
         try:
             if self.backend is None:
                 assert self._vocabulary is not None, "no vocabulary came before the first grammar"
-                self.backend = open_backend(grammar.backend, self._vocabulary)
+                self.backend = open_backend(grammar.backend, self._vocabulary, self._num_threads)
             done.set_result(self.backend.compile(grammar))
         except BaseException as error:
             done.set_exception(error)

@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.models.interfaces import Model
+from quire.platforms.cores import allowed_cpus
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.logprobs import prompt_logprobs
 from quire.sampling.sampler import Sampler
@@ -35,13 +36,18 @@ class ModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        num_threads: int = 1,
     ) -> None:
+        """`num_threads` compute a step."""
         self.model = model
         self.cache = cache
         self.vocab_size = vocab_size
         layout = cache.layout
-        self.grammars = Grammars()
-        self._masking = ThreadPoolExecutor(1, "quire-masks")
+        has_free_core = num_threads < len(allowed_cpus())
+        self.grammars = Grammars(1 if has_free_core else num_threads)
+        self._masking = ThreadPoolExecutor(1, "quire-masks") if has_free_core else None
+        """Computes masks beside the model. Where it would take a core from the model, which waits for the slowest of
+        its threads, masks come after it."""
         self.batch = InputBatch(
             max_num_seqs, layout.num_entries(max_model_len), len(layout.groups), self.grammars.matcher
         )
@@ -74,7 +80,7 @@ class ModelRunner:
         return result
 
     def _begin_masks(self, plan: SchedulerOutputs) -> None:
-        """Compute what grammars allow beside the model."""
+        """Compute what grammars allow, beside the model if there is a core for it."""
         if self.batch.num_matchers and (seq_ids := _drawing(plan)):
             masks = self._batch_of(seq_ids).grammar_masks
             if masks is not None:
@@ -130,7 +136,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """End the threads. Idempotent."""
-        self._masking.shutdown()
+        if self._masking is not None:
+            self._masking.shutdown()
         self.grammars.close()
 
 

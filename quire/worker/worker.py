@@ -61,6 +61,7 @@ class Worker:
                 max_num_seqs=config.scheduler_config.max_num_seqs,
                 max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
                 max_model_len=model_config.max_model_len,
+                num_threads=self._num_threads,
             )
             self.grammars = self.runner.grammars
 
