@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from quire.cli.client.credentials import KEY_HELP
 from quire.config.knobs import whole_number
+from quire.errors import InvalidParameter
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
 NUMBERS = {
@@ -28,6 +30,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-n", "--max-tokens", type=whole_number, metavar="N", help="stop after N tokens")
     group.add_argument("--sampling-seed", type=int, metavar="SEED", help="make the sample reproducible")
     group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text (repeatable)")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json-schema", type=Path, metavar="FILE", help="answer in JSON that follows this schema")
+    form.add_argument("--regex", metavar="REGEX", help="answer with a text that this regular expression matches")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="answer with one of these texts (repeatable)")
 
 
 def add_server_flags(parser: argparse.ArgumentParser, url: str | None = None) -> None:
@@ -39,10 +45,24 @@ def add_server_flags(parser: argparse.ArgumentParser, url: str | None = None) ->
 
 
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags that were given, as fields of a request."""
+    """The flags that were given, as fields of a request.
+
+    Raises: InvalidParameter for a file that cannot be read.
+    """
     fields = {name: vars(args)[name] for name in (*NUMBERS, "top_k", "stop", "max_tokens")}
     fields["seed"] = args.sampling_seed
+    fields["structured_outputs"] = _form(args)
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _form(args: argparse.Namespace) -> dict[str, Any] | None:
+    if args.json_schema is not None:
+        try:
+            return {"json": args.json_schema.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidParameter(f"--json-schema {args.json_schema}: {error}", parameter="json_schema") from None
+    given = {name: vars(args)[name] for name in ("regex", "choice")}
+    return next(({name: value} for name, value in given.items() if value is not None), None)
 
 
 def sampling_params(args: argparse.Namespace, base: SamplingParams, default_max_tokens: int | None) -> SamplingParams:

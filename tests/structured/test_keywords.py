@@ -1,0 +1,132 @@
+"""The table of docs/structured_output.md: what it says is kept is kept, what it says is refused is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from quire.errors import RequestError
+from quire.structured.backend import open_backend
+from quire.structured.checker import GrammarChecker
+from quire.structured.json_schema import KEPT, REFUSED
+from quire.structured.params import StructuredOutputsParams
+from tests.structured.conftest import TOKENS, VOCABULARY
+
+PAGE = Path(__file__).parents[2] / "docs" / "structured_output.md"
+SMALL = {"type": "string", "maxLength": 3}
+EXAMPLES: dict[str, list[Any]] = {
+    "$anchor": [{"$ref": "#x", "$defs": {"a": {"$anchor": "x", "type": "boolean"}}}],
+    "$defs": [{"$ref": "#/$defs/a", "$defs": {"a": {"type": "boolean"}}}],
+    "$id": [{"$id": "http://example.com/a", "type": "boolean"}],
+    "$ref": [{"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 2}]}],
+    "additionalItems": [{"items": [{"type": "null"}], "type": "array", "additionalItems": False}],
+    "additionalProperties": [{"type": "object", "additionalProperties": {"type": "null"}, "maxProperties": 2}],
+    "allOf": [{"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 90}]}],
+    "anyOf": [{"anyOf": [{"type": "null"}, {"type": "boolean"}]}],
+    "const": [{"const": {"a": [1, None]}}, {"const": "x"}],
+    "definitions": [{"$ref": "#/definitions/a", "definitions": {"a": {"type": "boolean"}}}],
+    "enum": [{"enum": [1, "a", None, [True]]}],
+    "exclusiveMaximum": [{"type": "integer", "minimum": 0, "exclusiveMaximum": 12}],
+    "exclusiveMinimum": [{"type": "integer", "exclusiveMinimum": 0, "maximum": 12}],
+    "format": [
+        {"type": "string", "format": name}
+        for name in ("date", "time", "date-time", "duration", "ipv4", "ipv6", "uuid", "email", "hostname", "uri")
+    ],
+    "items": [{"type": "array", "items": {"type": "boolean"}, "maxItems": 3}],
+    "maxItems": [{"type": "array", "items": {"type": "null"}, "maxItems": 2}],
+    "maxLength": [SMALL],
+    "maxProperties": [{"type": "object", "maxProperties": 1, "additionalProperties": {"type": "null"}}],
+    "maximum": [{"type": "number", "minimum": -2.5, "maximum": 7.25}],
+    "minItems": [{"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 3}],
+    "minLength": [{"type": "string", "minLength": 2, "maxLength": 4}],
+    "minProperties": [
+        {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": {"type": "null"}}
+    ],
+    "minimum": [{"type": "integer", "minimum": -5, "maximum": 5}],
+    "multipleOf": [{"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 100}],
+    "oneOf": [{"oneOf": [{"type": "null"}, {"type": "boolean"}]}],
+    "pattern": [{"type": "string", "pattern": "^(ab|c){1,3}$"}],
+    "patternProperties": [
+        {
+            "type": "object",
+            "patternProperties": {"^a.?$": {"type": "null"}},
+            "additionalProperties": False,
+            "maxProperties": 1,
+        }
+    ],
+    "prefixItems": [{"type": "array", "prefixItems": [{"type": "null"}, {"type": "boolean"}], "items": False}],
+    "properties": [{"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False}],
+    "required": [
+        {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
+    ],
+    "type": [{"type": ["boolean", "null"]}, {"type": "integer", "minimum": 0, "maximum": 9}],
+}
+MAX_TOKENS = 400
+
+
+def rows() -> dict[str, str]:
+    return dict(
+        re.findall(r"^\| `([^`]+)` \| ((?:kept|refused).*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+
+
+def outputs(checker: GrammarChecker, schema: Any, count: int) -> list[str]:
+    """Texts that random draws under the masks give, of those that end."""
+    backend = open_backend("llguidance", VOCABULARY)
+    start = backend.compile(checker.check(StructuredOutputsParams(json=schema)))
+    masks = np.zeros((1, -(-len(TOKENS) // 32)), np.int32)
+    ended = []
+    for seed in range(count):
+        rng, matcher, text = random.Random(seed), start.clone(), b""
+        for _ in range(MAX_TOKENS):
+            backend.fill_masks([(matcher, 0)], masks)
+            assert not matcher.error
+            allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8)[0], bitorder="little")).tolist()
+            token_id = 0 if 0 in allowed and rng.random() < 0.3 else rng.choice(allowed)
+            if token_id == 0:
+                ended.append(text.decode())
+                break
+            text += TOKENS[token_id]
+            matcher.advance(token_id)
+    return ended
+
+
+def test_the_table_is_that_of_the_code() -> None:
+    table = rows()
+    assert {name for name, what in table.items() if what.startswith("kept")} == set(KEPT)
+    assert {name: what.removeprefix("refused: ") for name, what in table.items() if what.startswith("ref")} == REFUSED
+
+
+def test_every_keyword_that_is_kept_has_examples() -> None:
+    assert set(EXAMPLES) == set(KEPT)
+    assert all(f'"{keyword}"' in json.dumps(schema) for keyword, found in EXAMPLES.items() for schema in found)
+
+
+@pytest.mark.parametrize("keyword", sorted(EXAMPLES))
+def test_outputs_validate(checker: GrammarChecker, keyword: str) -> None:
+    for schema in EXAMPLES[keyword]:
+        texts = outputs(checker, schema, 20)
+        assert len(texts) >= 5, f"{len(texts)} of 20 ended"
+        validator = jsonschema.Draft202012Validator(
+            schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        if keyword == "additionalItems":
+            validator = jsonschema.Draft201909Validator(schema)  # a newer draft has no such keyword
+        for text in texts:
+            if '"0000-' not in text:  # a year that RFC 3339 has and Python has not
+                validator.validate(json.loads(text))
+
+
+def test_formats_that_are_not_in_the_table_are_refused(checker: GrammarChecker) -> None:
+    listed = set(re.split(r",\s|;", rows()["format"].partition(": ")[2])) - {""}
+    assert {schema["format"] for schema in EXAMPLES["format"]} <= listed
+    for name in ("color", "json-pointer", "regex", "iri", "idn-email", "uri-reference", "relative-json-pointer"):
+        with pytest.raises(RequestError, match=f"Unknown format: {name}"):
+            checker.check(StructuredOutputsParams(json={"type": "string", "format": name}))
