@@ -91,7 +91,7 @@ def test_what_is_written_reads_as_what_was_meant(target: TargetFormat) -> None:
 
 
 def test_compressed_tensors_reads_what_is_written(target: TargetFormat) -> None:
-    """Needs the package compressed-tensors, one of the test's optional dependencies."""
+    """Runs where the package compressed-tensors is installed; tested with 0.20."""
     library = pytest.importorskip("compressed_tensors", exc_type=ImportError)
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig

@@ -215,7 +215,7 @@ def test_texts_that_are_too_short_are_refused(checkpoint: Checkpoint, tmp_path: 
 
 
 def test_patterns_that_match_nothing_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fc1 matches no linear layer; names are such as model"):
+    with pytest.raises(ConfigError, match=r"fc1 matches no linear layer; names are such as model"):
         run(checkpoint("llama"), tmp_path / "out", group_size="32", ignore=("*.fc1",))
 
 
@@ -223,7 +223,7 @@ def test_a_disk_that_is_too_small_is_refused(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000))
-    with pytest.raises(ConfigError, match="has 0.00 GB free"):
+    with pytest.raises(ConfigError, match=r"has 0\.00 GB free"):
         run(checkpoint("llama"), tmp_path / "out", group_size="32")
 
 

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = f"{parser.description}\n\n{HOW}"
+    parser.usage = "%(prog)s MODEL --out DIR [flags]"
     parser.add_argument("model", metavar="MODEL", help="directory, org/name, short name, or quire-tiny")
     parser.add_argument("--out", required=True, metavar="DIR", help="an empty or a new directory")
     parser.add_argument("--format", choices=[*FORMATS], default="int4", help=FORMAT_HELP)
