@@ -42,9 +42,14 @@ def _of_object(params: StructuredOutputsParams) -> str:
 def _of_schema(schema: JsonSchema, params: StructuredOutputsParams) -> str:
     if params.disable_additional_properties:
         _close(schema)
+    return f"start: %json {json.dumps(_with_options(schema, _options(params)))}"
+
+
+def _with_options(schema: JsonSchema, options: dict[str, Any]) -> dict[str, Any]:
+    """The schema as the library reads it. Mutates: schema."""
     schema.without_neutral()
-    root = schema.root if isinstance(schema.root, dict) else {"allOf": [schema.root]}
-    return f"start: %json {json.dumps({**root, 'x-guidance': _options(params)})}"
+    root: dict[str, Any] = schema.root if isinstance(schema.root, dict) else {"allOf": [schema.root]}
+    return {**root, "x-guidance": options}
 
 
 def _options(params: StructuredOutputsParams) -> dict[str, Any]:
@@ -113,8 +118,7 @@ def _tag(pointer: str, one: Any, triggers: Any) -> StructTag:
         raise refusal("structural_tag", pointer, "begin and end must be strings, and begin must start with a trigger")
     schema = JsonSchema(one["schema"], "structural_tag")
     schema.check()
-    root = schema.without_neutral().root if isinstance(schema.root, dict) else {}
-    bounded = {**root, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    bounded = _with_options(schema, {"whitespace_pattern": WHITE_SPACE})
     return StructTag(trigger=trigger, begin=begin, grammar=bounded, end=end)
 
 
