@@ -380,7 +380,7 @@ def make_quantized_checkpoint(
         (quantized, stored, {"quantization_config": dict(FORMATS[format].config)}),
         (plain, numbers, {}),
     ):
-        path.mkdir()
+        path.mkdir(parents=True)
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
         save_file(copies, path / "model.safetensors", metadata={"format": "pt"})
         (path / "config.json").write_text(json.dumps({**config, **extra}))

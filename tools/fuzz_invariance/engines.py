@@ -24,6 +24,7 @@ from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from quire.worker import worker
 from tests import checkpoints
 from tests.checkpoints import make_checkpoint
+from tests.quantized_checkpoints import make_quantized_checkpoint
 from tools.fuzz_invariance.cases import MAX_MODEL_LEN, EngineChoice
 from tools.fuzz_invariance.patches import replaced
 
@@ -47,9 +48,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba 2 and attention": ("bamba", {}),
     "mamba 2, attention and experts": ("granitemoehybrid", {}),
     "convolutions and attention": ("lfm2", {}),
+    "quantised, with an order of inputs": ("llama", {"format": "gptq-desc-act-asymmetric"}),
+    "quantised, with zero points": ("qwen2", {"format": "awq"}),
+    "quantised to 8-bit floats": ("llama", {"format": "fp8-blocks"}),
+    "quantised to codes": ("llama", {"format": "ct-nvfp4"}),
 }
-"""name -> family and overrides for `make_checkpoint`. Their KV groups: one, one, one, two, four, one; of those with
-recurrent layers one, and four where there is attention, too."""
+"""name -> family and overrides for `make_checkpoint`, or the format of a quantised checkpoint. Their KV groups: one,
+one, one, two, four, one; of those with recurrent layers one, and four where there is attention, too; of the rest one."""
 ATTENTION_FREE = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.ATTENTION_FREE)
 RECURRENT = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.RECURRENT)
 STATE_BLOCK_SIZE = 32
@@ -78,7 +83,13 @@ class Engines:
         path = self.directory / model.replace(" ", "-")
         if not (path / "config.json").exists():
             family, overrides = MODELS[model]
-            make_checkpoint(family, path, **overrides)
+            if "format" in overrides:
+                quantized, _ = make_quantized_checkpoint(
+                    overrides["format"], path.with_name(f"{path.name}-made"), family
+                )
+                quantized.rename(path)
+            else:
+                make_checkpoint(family, path, **overrides)
         return path
 
     def core(self, engine: EngineChoice, clock: Clock, executor: Callable[[QuireConfig], InprocExecutor]) -> EngineCore:
