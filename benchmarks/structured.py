@@ -31,7 +31,7 @@ from quire.ops import table
 from quire.ops.threads import one_thread
 from quire.structured.backend import grammar_of, mask_words, open_backend
 from quire.structured.grammar import Vocabulary
-from quire.tokenizer.tokenizer import _byte_alphabet
+from quire.tokenizer.tokenizer import byte_alphabet
 
 VOCAB_SIZE, EOS = 151_936, 151_645
 NUM_SEQUENCES = 32
@@ -113,7 +113,7 @@ def _draw(rng: random.Random, mask: Any) -> int:
 
 def write_tokenizer(directory: Path) -> None:
     """A byte-level tokenizer with the vocabulary."""
-    character = {byte: letter for letter, byte in _byte_alphabet().items()}
+    character = {byte: letter for letter, byte in byte_alphabet().items()}
     vocab = {"".join(character[byte] for byte in token): index for index, token in enumerate(pieces())}
     special = {"id": EOS, "content": "<end>", "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

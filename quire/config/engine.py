@@ -183,9 +183,10 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingConfig:
-    """Structured output: no backend yet."""
+    """Structured output."""
 
-    backend: str | None = None
+    backend: str = "llguidance"
+    """The library that follows grammars; see `structured.backend`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ class InputProcessor:
         first = [] if tokenizer is None else [token_id for token_id in known if token_id == tokenizer.eos_token_id]
         self._eos_token_ids = tuple(dict.fromkeys([*first, *known]))
         """The tokenizer's own comes first: it ends an output without a stop reason, as in vLLM."""
-        self.grammars = GrammarChecker(self._vocabulary)
+        self.grammars = GrammarChecker(self._vocabulary, config.decoding_config.backend)
         """What requests ask for with structured_outputs, checked in a process of its own."""
         self._seeds = seeds
         self._seeds_lock = Lock()

@@ -48,8 +48,6 @@ class GrammarBackend(Protocol):
 
 BACKENDS = LazyTable("grammar backend", {"llguidance": "quire.structured.llguidance_backend:LLGuidance"})
 _SOURCES = LazyTable("grammar backend", {"llguidance": "quire.structured.llguidance_source:grammar_of"})
-KNOWN_ELSEWHERE = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
-"""vLLM's names."""
 
 
 def open_backend(name: str, vocabulary: Vocabulary, num_threads: int = 1) -> GrammarBackend:
