@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantised to codes": ("llama", {"format": "ct-nvfp4"}),
 }
 """name -> family and overrides for `make_checkpoint`, or the format of a quantised checkpoint. Their KV groups: one,
-one, one, two, four, one; of those with recurrent layers one, and four where there is attention, too; of the rest one."""
+one, one, two, four, one; of those with recurrent layers one, and four where there is attention, too, else one."""
 ATTENTION_FREE = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.ATTENTION_FREE)
 RECURRENT = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.RECURRENT)
 STATE_BLOCK_SIZE = 32
