@@ -56,7 +56,7 @@ def test_requests_get_what_they_get_alone_in_many_cases(checker: Checker) -> Non
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(fault: str, checker: Checker) -> None:
-    assert any(verdict.problems for verdict in verdicts(checker, range(100), fault, 1))
+    assert any(verdict.problems for verdict in verdicts(checker, range(300), fault, 1))
 
 
 def test_a_failing_case_is_made_smaller(checker: Checker) -> None:
