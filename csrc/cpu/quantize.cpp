@@ -83,7 +83,8 @@ int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, int64_t g
                            int64_t in_features, const void* src, int32_t src_dtype, int64_t num_rows,
                            int64_t src_stride, int64_t row_offset) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if ((format != QR_INT8 && format != QR_INT4) || !is_group(format, format == QR_INT8 ? 0 : group) || !is_weight(out_features, in_features) || !is_dtype(src_dtype) ||
+  const bool is_right = format == QR_INT8 || (format == QR_INT4 && is_group(format, group));
+  if (!is_right || !is_weight(out_features, in_features) || !is_dtype(src_dtype) ||
       !is_part(out_features, in_features, num_rows, src_stride, row_offset) || !are_there(packed, scales, src) ||
       !is_aligned(packed))
     return QR_EINVAL;

@@ -17,6 +17,7 @@ from quire.errors import ConfigError
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.quantized import pack_quantized
+from quire.ops.cpu.weights import words_of
 from quire.ops.dequantize import dequantize
 from quire.ops.operands import LinearWeight, QuantizedRows
 from tests.ops.implementations import assert_close, rand
@@ -238,3 +239,8 @@ def broken() -> Iterator[tuple[str, QuantizedRows]]:
 def test_what_the_kernels_cannot_compute_is_refused(case: tuple[str, QuantizedRows]) -> None:
     with pytest.raises(ConfigError, match=case[0]):
         pack_quantized([case[1]])
+
+
+def test_an_expert_with_rows_of_different_formats_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must have the same format"):
+        words_of(mixed(160)[0])

@@ -46,34 +46,30 @@ QR_INLINE void widen_float8_steps(char* out, const char* packed, int64_t steps) 
   }
 }
 
-// sums += products * scales of a group, or, where there are no groups, sums * scales in the end.
-QR_INLINE void add_scaled(const GemmArgs& g, int64_t panel, int64_t group, int64_t rows, const float* products,
-                          float* sums) {
-  const int64_t groups = g.group == 0 ? 1 : divide_up(g.k, g.group);
-  const float* scales = static_cast<const float*>(g.scales) + (panel * groups + group) * kPanel;
+// sums = before + products * scales, before being 0 where it is null. scales: of 32 columns, or null for ones.
+QR_INLINE void add_scaled(int64_t rows, const float* products, const float* scales, const float* before, float* sums) {
   vf scale[kVectors];
-  for (int v = 0; v < kVectors; ++v) scale[v] = load(scales + v * W);
+  for (int v = 0; v < kVectors; ++v) scale[v] = scales == nullptr ? set1(1.0f) : load(scales + v * W);
   for (int64_t i = 0; i < rows * kPanel; i += kPanel)
-    for (int v = 0; v < kVectors; ++v) {
-      const vf product = load(products + i + v * W);
-      store(sums + i + v * W, group == 0 ? mul(product, scale[v]) : fma(product, scale[v], load(sums + i + v * W)));
-    }
+    for (int v = 0; v < kVectors; ++v)
+      store(sums + i + v * W,
+            fma(load(products + i + v * W), scale[v], before == nullptr ? zero() : load(before + i + v * W)));
 }
 
-// Math::multiply(g, row_begin, row_end, packed, group, is_first, sums) multiplies a group of a panel, whose sums are gone
-// on with unless it is the first one.
+// Math::multiply(g, row_begin, row_end, packed, group, products) multiplies a group of a panel.
 template <class Math>
 struct Float8Micro {
   explicit Float8Micro(const GemmArgs&) {}
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, float* sums) const {
     const int64_t panel = (packed - static_cast<const char*>(g.packed)) / g.panel_bytes, rows = row_end - row_begin;
     const int64_t groups = divide_up(g.k, kFloat8Group);
+    const float* scales = static_cast<const float*>(g.scales) + panel * (g.group == 0 ? 1 : groups) * kPanel;
     alignas(64) float products[kBlockRows * kPanel];
     for (int64_t group = 0; group < groups; ++group, packed += kFloat8Bytes) {
-      Math::multiply(g, row_begin, row_end, packed, group, g.group != 0 || group == 0, products);
-      if (g.group != 0) add_scaled(g, panel, group, rows, products, sums);
+      Math::multiply(g, row_begin, row_end, packed, group, products);
+      add_scaled(rows, products, g.group == 0 ? nullptr : scales + group * kPanel, group == 0 ? nullptr : sums, sums);
     }
-    if (g.group == 0) add_scaled(g, panel, 0, rows, products, sums);
+    if (g.group == 0) add_scaled(rows, sums, scales, nullptr, sums);
   }
 };
 
@@ -83,17 +79,18 @@ static_assert(kFloat8Group == kStretch, "a group is a stretch");
 
 struct Float8Floats {
   static void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, int64_t group,
-                       bool is_first, float* sums) {
+                       float* sums) {
     const int64_t begin = group * kStretch, steps = begin + kStretch < g.k ? kStretch : g.k - begin;
     const float* x = static_cast<const float*>(g.x) + begin * g.rows + row_begin * steps;
     alignas(64) char tiles[2 * kFloat8Bytes];
     alignas(64) float weights[(kStretch + 1) * kPanel];
     widen_float8_steps(tiles, packed, divide_up(steps, kDepth));
-    widen_panel(weights, tiles, 0, steps);
     int64_t left = row_end - row_begin;
+    if (!are_many(left)) return RowTail<PairedPanel, kDirectRows>::run(left, x, steps, tiles, sums);
+    widen_panel(weights, tiles, 0, steps);
     for (; left > kRowBlock; left -= kRowBlock, x += kRowBlock * steps, sums += kRowBlock * kPanel)
-      stretch_block<kRowBlock, false>(x, steps, weights, nullptr, is_first, sums);
-    stretch_tail<kRowBlock>(left, x, steps, weights, packed, is_first, sums);
+      stretch_block<kRowBlock, false>(x, steps, weights, nullptr, true, sums);
+    stretch_tail<kRowBlock>(left, x, steps, weights, packed, true, sums);
   }
 };
 

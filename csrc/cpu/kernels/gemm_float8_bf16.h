@@ -12,11 +12,10 @@ constexpr int kDirectFloat8Rows = 4;  // so few are multiplied as weights are wi
 
 // All rows of a block of few, x [pairs][R]; `pairs` may end within the last step, where x counts as zero.
 template <int R>
-void float8_block(const int32_t* x, int64_t pairs, const char* packed, bool is_first, float* sums) {
+void float8_block(const int32_t* x, int64_t pairs, const char* packed, float* sums) {
   __m512 acc[R][2];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2; ++v)
-      acc[r][v] = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * kPanel + v * 16);
+    for (int v = 0; v < 2; ++v) acc[r][v] = _mm512_setzero_ps();
   for (int64_t pair = 0; pair < pairs; pair += 16, packed += kFloat8Step)
     for (int v = 0; v < 2; ++v)
       for (int64_t line = 0; line < 8 && pair + 2 * line < pairs; ++line) {
@@ -35,26 +34,26 @@ void float8_block(const int32_t* x, int64_t pairs, const char* packed, bool is_f
 }
 
 template <int R>
-void float8_few(int64_t rows, const int32_t* x, int64_t pairs, const char* packed, bool is_first, float* sums) {
+void float8_few(int64_t rows, const int32_t* x, int64_t pairs, const char* packed, float* sums) {
   if constexpr (R > 1)
-    if (rows < R) return float8_few<R - 1>(rows, x, pairs, packed, is_first, sums);
-  float8_block<R>(x, pairs, packed, is_first, sums);
+    if (rows < R) return float8_few<R - 1>(rows, x, pairs, packed, sums);
+  float8_block<R>(x, pairs, packed, sums);
 }
 
 struct Float8Pairs {
   static void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, int64_t group,
-                       bool is_first, float* sums) {
+                       float* sums) {
     const PairedRows<kFloat8Pairs> places(g.rows, g.k, row_begin);
     const int64_t pair = group * kFloat8Pairs, pairs = places.length(pair);
     const auto* x = static_cast<const int32_t*>(g.x);
     if (places.rows <= kDirectFloat8Rows)
-      return float8_few<kDirectFloat8Rows>(places.rows, x + places.at(pair, 0), pairs, packed, is_first, sums);
+      return float8_few<kDirectFloat8Rows>(places.rows, x + places.at(pair, 0), pairs, packed, sums);
     alignas(64) char tiles[2 * kFloat8Bytes];
     widen_float8_steps(tiles, packed, divide_up(pairs, 16));
     const RowBlocks blocks(row_end - row_begin);
     for (int64_t block = 0; block < blocks.count; ++block) {
       const int64_t first = blocks.first(block), rows = blocks.first(block + 1) - first;
-      kBf16Blocks[0][size_t(rows - 1)](x + places.at(pair, first), pairs, tiles, nullptr, is_first,
+      kBf16Blocks[0][size_t(rows - 1)](x + places.at(pair, first), pairs, tiles, nullptr, true,
                                        sums + first * kPanel);
     }
   }
