@@ -21,6 +21,7 @@ from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verd
 from quire.structured.grammar import Grammar, Vocabulary
 from quire.structured.params import StructuredOutputsParams
 from quire.utils.cancellation import check_cancelled
+from quire.utils.threads import start_essential
 
 MODULE = "quire.structured.checker_process"
 MAX_KEPT = 256
@@ -51,8 +52,7 @@ class _Process:
         self.is_alive = True
         with contextlib.suppress(OSError):
             self._send(start)
-        self._thread = threading.Thread(target=self._listen, name="quire-grammars", daemon=True)
-        self._thread.start()
+        self._thread = start_essential("quire-grammars", self._listen)
 
     def check(self, params: StructuredOutputsParams) -> Future[Verdict]:
         """The verdict, later. Raises: EngineOverloaded, EngineUnavailable."""

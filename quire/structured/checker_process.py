@@ -27,6 +27,7 @@ from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verd
 from quire.structured.json_schema import JsonSchema, parse_json
 from quire.structured.params import StructuredOutputsParams
 from quire.utils.process import memory_status
+from quire.utils.threads import start_essential
 
 CPU_S = 0.7
 """Seconds of computing that a check may take."""
@@ -123,9 +124,7 @@ class CheckerProcess:
         with contextlib.suppress(BaseException):
             _limit()
             threading.stack_size(STACK_BYTES)
-            thread = threading.Thread(target=lambda: _write(pipe, self._verdict(params)))
-            thread.start()
-            thread.join()
+            start_essential("check", lambda: _write(pipe, self._verdict(params))).join()
         os._exit(0)
 
     def _verdict(self, params: StructuredOutputsParams) -> Verdict:

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 from quire.structured.backend import GrammarBackend, Matcher, open_backend
 from quire.structured.grammar import Grammar, Vocabulary
+from quire.utils.threads import start_essential
 
 MAX_KEPT = 64
 """Compiled grammars; those used least recently are compiled again."""
@@ -81,8 +82,7 @@ class Grammars:
         if self._thread is None:
             before = threading.stack_size(STACK_BYTES)
             try:
-                self._thread = threading.Thread(target=self._work, name="quire-grammars", daemon=True)
-                self._thread.start()
+                self._thread = start_essential("quire-grammars", self._work)
             finally:
                 threading.stack_size(before)
         self._jobs.put(job)

@@ -32,7 +32,7 @@ WRONG = {
     "--trust-remote-code": "quire never runs code from a model repository",
     "--enable-lora": "there are no adapters; merge them into the checkpoint",
     "--max-model-len 9000": "max_model_len=9000 exceeds the 1024 positions the model was made for",
-    "--quantization awq": "awq is not supported",
+    "--quantization hqq": "hqq is not supported",
 }
 
 

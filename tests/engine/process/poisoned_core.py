@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import Future
 
 from quire.engine.engine_core import EngineCore
 from quire.engine.process import core_process
 from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.structured.grammar import Grammar, Vocabulary
 
 CRASH, HANG, RAISE = 1001, 1003, 1005
 """The first token of a prompt that ends the process by a fault of its own, makes its step hang, or makes it raise."""
@@ -33,6 +35,12 @@ class PoisonedExecutor:
             if computed + count > len(prompt) + 2:
                 _act(prompt[0])
         return self.inner.execute(plan)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self.inner.use_vocabulary(vocabulary)
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None]:
+        return self.inner.prepare_grammar(grammar)
 
     def close(self) -> None:
         self.inner.close()
