@@ -24,7 +24,7 @@ from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.headers import raise_problems
 from quire.loader.mapped_file import DTYPES
-from quire.loader.readers import why_needless
+from quire.loader.unread import why_needless
 from quire.log import get_logger
 from quire.models.fallback.attention import NAME, register
 from quire.models.fallback.config import class_of, describe, quiet, read_config

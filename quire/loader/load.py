@@ -15,13 +15,13 @@ from quire.layers.quantization.schemes import DENSE, SCHEMES
 from quire.layers.weights import WeightMap
 from quire.loader.checkpoint import open_checkpoint
 from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
+from quire.loader.unread import draft_layers
 from quire.log import get_logger
 from quire.models.interfaces import Model, ModelClass
 from quire.models.registry import ModelRegistry
 
 log = get_logger(__name__)
 
-MAX_DRAFT_LAYERS = 16
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -85,16 +85,8 @@ def _load_checkpoint(
 ) -> Model:
     """Build the model against the headers first, then with its weights."""
     checkpoint, weight_map = open_checkpoint(path), WeightMap.of(arch.family.names)
-    headers = HeaderReader(checkpoint, weight_map, draft_layers=_draft_layers(arch))
+    headers = HeaderReader(checkpoint, weight_map, draft_layers=draft_layers(arch))
     model_class(arch, context(weights=headers))
     headers.raise_problems()
     reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)
     return model_class(arch, context(weights=reader))
-
-
-def _draft_layers(arch: ModelArch) -> list[str]:
-    """Names of the layers that a checkpoint may have behind those of the model."""
-    count, names = arch.raw.get("num_nextn_predict_layers"), arch.family.names
-    if not isinstance(count, int):
-        return []
-    return [f"{names.base}.{names.layers}.{arch.num_layers + index}" for index in range(min(count, MAX_DRAFT_LAYERS))]

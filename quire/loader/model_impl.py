@@ -19,6 +19,7 @@ from quire.config.unknown import purpose_of
 from quire.errors import CheckpointError, ConfigError, MissingDependency
 from quire.loader.gguf.names import read_gguf_tensors
 from quire.loader.headers import read_headers
+from quire.loader.unread import is_unread
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -57,7 +58,8 @@ def with_stored_formats(arch: ModelArch, directory: Path) -> ModelArch:
         return arch
     tensors = read_gguf_tensors(directory) if is_gguf(directory) else read_headers(directory)
     headers = {name: Header(info.dtype, info.shape) for name, info in tensors.items()}
-    found = (arch.quantization.find(name, headers.get) for name in weights_in(headers.items()))
+    names = (name for name in weights_in(headers.items()) if not is_unread(name, arch))
+    found = (arch.quantization.find(name, headers.get) for name in names)
     return replace(arch, quantized=tuple(format for format in found if format is not None))
 
 

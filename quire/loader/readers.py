@@ -6,10 +6,8 @@ or unused before a byte of weights is read; then with `CheckpointReader`.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 import torch
@@ -22,40 +20,15 @@ from quire.layers.weights import ShardSpec, WeightMap
 from quire.loader.checkpoint import TensorSource
 from quire.loader.headers import raise_problems
 from quire.loader.mapped_file import DTYPES, STORED_DTYPES
+from quire.loader.unread import DRAFTING, why_needless
 from quire.log import get_logger
 
 log = get_logger(__name__)
 
-DRAFTING = "layers that draft several tokens, which quire does not"
-ACTIVATION_SCALES = re.compile(
-    r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|input_(scale|zero_point|global_scale))$"
-)
-IMAGES = re.compile(
-    r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"
-    r"image_newline|connector)(\.|$)"
-)
-DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
-UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
-    {
-        "scales of activations, keys and values, which quire computes for each token": ACTIVATION_SCALES,
-        "parts for images, which quire does not read": IMAGES,
-        "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
-        "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
-        "decays of attention, which quire computes": DECAYS,
-        "a second copy of the embedding, which is the head, too": re.compile(r"lm_head\.weight$"),
-        DRAFTING: re.compile(r"(^|\.)mtp[._]"),
-    }
-)
-"""Tensors that some checkpoints have and no model of theirs needs, by what is said of them."""
 INSIDE = "language_model."
 """What the names of a language model begin with inside one for text and images."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
-
-
-def why_needless(name: str) -> str | None:
-    """What a tensor of this name is, if no model needs it."""
-    return next((reason for reason, pattern in UNREAD.items() if pattern.search(name)), None)
 
 
 class Names:

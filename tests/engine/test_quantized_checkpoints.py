@@ -96,6 +96,21 @@ def test_the_plan_counts_what_they_take(format: str, ops: str, pairs: dict[str, 
     assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)
 
 
+def test_the_plan_leaves_out_what_no_layer_reads(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    """A layer that drafts tokens behind the model's own, and an encoder of images."""
+    shutil.copytree(pairs["awq"][0], tmp_path, dirs_exist_ok=True)
+    raw = {**json.loads((tmp_path / "config.json").read_text()), "num_nextn_predict_layers": 1}
+    formats = read_model_arch(raw, tmp_path).quantized
+    stored = load_file(tmp_path / "model.safetensors")
+    layer = {name: tensor for name, tensor in stored.items() if ".layers.1." in name}
+    extra = {name.replace(".layers.1.", ".layers.2."): tensor.clone() for name, tensor in layer.items()}
+    extra |= {
+        name.replace("model.layers.1.", "vision_tower.blocks.1."): tensor.clone() for name, tensor in layer.items()
+    }
+    save_file({**stored, **extra}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert read_model_arch(raw, tmp_path).quantized == formats
+
+
 @native
 @pytest.mark.parametrize(
     ("format", "limit"),

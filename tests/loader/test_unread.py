@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.errors import CheckpointError
 from quire.loader.headers import by_cause
 from quire.loader.load import load_model
-from quire.loader.readers import DRAFTING, UNREAD
+from quire.loader.unread import DRAFTING, UNREAD
 from quire.ops import table
 from tests.models.harness import Harness, arch_of
 

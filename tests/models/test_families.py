@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.config.weight_shapes import num_parameters
-from quire.loader.readers import DECAYS
+from quire.loader.unread import DECAYS
 from quire.ops import table
 from tests.checkpoints import FAMILIES, in_transformers, one_thread
 from tests.models.cases import CASES

@@ -306,15 +306,15 @@ FINDERS: Mapping[Packing, Find] = MappingProxyType(
     }
 )
 
-_MARKS = (".qweight", ".weight_packed", "_blocks")
-"""Endings of tensors that hold the values of a quantised weight."""
+_MARKS = (".qweight", ".weight_packed")
+"""Endings of tensors that hold the values of one quantised weight."""
 _BYTES = ("I8", "U8", FLOAT8)
 
 
 def weights_in(headers: Iterable[tuple[str, Header]]) -> Iterator[str]:
     """What the weights are called that these tensors hold quantised, if any."""
     for name, header in headers:
-        if name.endswith(("_blocks",)):
+        if name.endswith("_blocks"):
             yield name.removesuffix("_blocks")
         elif name.endswith(_MARKS):
             yield f"{name.rpartition('.')[0]}.weight"

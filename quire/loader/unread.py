@@ -1,0 +1,54 @@
+"""Tensors of a checkpoint that no model needs. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from quire.config.arch import ModelArch
+
+MAX_DRAFT_LAYERS = 16
+DRAFTING = "layers that draft several tokens, which quire does not"
+SECOND_HEAD = "a second copy of the embedding, which is the head, too"
+ACTIVATION_SCALES = re.compile(
+    r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|input_(scale|zero_point|global_scale))$"
+)
+IMAGES = re.compile(
+    r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"
+    r"image_newline|connector)(\.|$)"
+)
+DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
+UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "scales of activations, keys and values, which quire computes for each token": ACTIVATION_SCALES,
+        "parts for images, which quire does not read": IMAGES,
+        "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
+        "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
+        "decays of attention, which quire computes": DECAYS,
+        SECOND_HEAD: re.compile(r"lm_head\.weight$"),
+        DRAFTING: re.compile(r"(^|\.)mtp[._]"),
+    }
+)
+"""Tensors that some checkpoints have and no model of theirs needs, by what is said of them."""
+
+
+def why_needless(name: str) -> str | None:
+    """What a tensor of this name is, if no model needs it."""
+    return next((reason for reason, pattern in UNREAD.items() if pattern.search(name)), None)
+
+
+def draft_layers(arch: ModelArch) -> list[str]:
+    """Names of the layers that a checkpoint may have behind those of the model."""
+    count, names = arch.raw.get("num_nextn_predict_layers"), arch.family.names
+    if not isinstance(count, int):
+        return []
+    return [f"{names.base}.{names.layers}.{arch.num_layers + index}" for index in range(min(count, MAX_DRAFT_LAYERS))]
+
+
+def is_unread(name: str, arch: ModelArch) -> bool:
+    """Whether no part of this model reads a weight of this name."""
+    reason = why_needless(name)
+    if reason is not None and (reason != SECOND_HEAD or arch.tie_word_embeddings):
+        return True
+    return any(f"{layer}." in name for layer in draft_layers(arch))
