@@ -18,7 +18,7 @@ from quire.tokenizer.digest import tokenizer_digest
 from quire.tokenizer.gguf.pre_tokenizers import PRE_TOKENIZERS
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.gguf.files import add_byte_pairs
-from tests.tokenizer.trained import TEXTS, write_directory
+from tests.tokenizer.trained import TEXTS, train_pieces, write_directory
 
 PIECES = [
     *TEXTS,
@@ -180,21 +180,7 @@ def test_tokens_that_end_a_turn_end_generation(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SentencePiece model, as older llama checkpoints have it."""
-    import sentencepiece
-
-    directory = tmp_path_factory.mktemp("pieces")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS * 20),
-        model_prefix=str(directory / "tokenizer"),
-        model_type="bpe",
-        vocab_size=450,
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-    )
-    return directory / "tokenizer.model"
+    return train_pieces(tmp_path_factory.mktemp("pieces"))
 
 
 def sentence_pieces(file: Path, model: Path, **flags: bool) -> Path:

@@ -7,26 +7,14 @@ import pytest
 from quire.errors import MissingDependency, TokenizerError
 from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.tokenizer import load_tokenizer
-from tests.tokenizer.trained import TEXTS
+from tests.tokenizer.trained import TEXTS, train_pieces
 
 
 @pytest.fixture(scope="module")
 def sentencepiece_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory as older llama checkpoints have it: tokenizer.model and no tokenizer.json."""
-    import sentencepiece
-
     directory = tmp_path_factory.mktemp("sentencepiece")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS * 20),
-        model_prefix=str(directory / "tokenizer"),
-        model_type="bpe",
-        vocab_size=450,
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-    )
+    train_pieces(directory)
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "legacy": False}
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return directory

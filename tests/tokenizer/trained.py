@@ -22,6 +22,24 @@ TEXTS = [
 ]
 
 
+def train_pieces(directory: Path) -> Path:
+    """A SentencePiece model, tokenizer.model, as older llama checkpoints have it."""
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS * 20),
+        model_prefix=str(directory / "tokenizer"),
+        model_type="bpe",
+        vocab_size=450,
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    return directory / "tokenizer.model"
+
+
 def _train(backend: Backend, trainer: object) -> Backend:
     backend.train_from_iterator(TEXTS * 3, trainer)
     return backend
