@@ -1,0 +1,74 @@
+"""`MessageFormat`: how a family of models writes thinking and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.message_formats.marks import Marks
+from quire.message_formats.reader import Reader, Steps
+from quire.message_formats.tools import Tool
+from quire.message_formats.writer import CallWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """The markers around thinking."""
+
+    begin: str
+    end: str
+    is_implied: bool = False
+    """Every message begins inside the thinking, whether its prompt says so or not."""
+    ends_before: tuple[str, ...] = ()
+    """What also ends it, and is not part of it."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        return (self.begin, self.end, *self.ends_before)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a call is read from, and what is known about it."""
+
+    reader: Reader
+    marks: Marks
+    tools: Mapping[str, Tool]
+
+
+class CallSyntax(Protocol):
+    """How calls are written. An instance is a row of data; there are few classes of them."""
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Markers with which calls begin."""
+
+    @property
+    def bare(self) -> str:
+        """Characters with which a message begins that is a call without a marker."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers, those of `begins` included."""
+
+    def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
+        """Read the calls behind a marker of `begins`, or from the first character of a message (begin is empty).
+
+        Raises: Malformed.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFormat:
+    """How messages are written: thinking, then text and calls in turn."""
+
+    thinking: Thinking | None = None
+    calls: CallSyntax | None = None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        thinking = () if self.thinking is None else self.thinking.markers
+        return thinking if self.calls is None else (*thinking, *self.calls.markers)

@@ -1,0 +1,130 @@
+"""`MessageParser`: the one machine that reads messages of every format, however their text is cut.
+
+What begins like a call and is none stays text. Reading is linear: nothing is read twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from quire.message_formats.format import MessageFormat, Source
+from quire.message_formats.marks import Marks
+from quire.message_formats.parts import Part, Reasoning, Text, joined
+from quire.message_formats.reader import Malformed, Reader, Steps
+from quire.message_formats.tools import Tool
+from quire.message_formats.writer import CallWriter, Trimmed
+
+
+class MessageParser:
+    """Reads one message."""
+
+    def __init__(
+        self,
+        message_format: MessageFormat,
+        marks: Marks,
+        *,
+        tools: Mapping[str, Tool],
+        new_id: Callable[[int], str],
+        in_thinking: bool = False,
+        calls_as_they_come: bool = False,
+    ) -> None:
+        """`new_id` makes the id of a call from its number; `in_thinking`: the prompt has begun the thinking."""
+        self.is_thinking = False
+        self._format = message_format
+        self._marks = marks
+        self._parts: list[Part] = []
+        self._reader = Reader()
+        self._source = Source(self._reader, marks, tools)
+        self._calls = CallWriter(
+            self._parts.append, marks, new_id, on_told=self._reader.keep, as_they_come=calls_as_they_come
+        )
+        self._text = Trimmed(lambda text: self._parts.append(Text(marks.spell(text))), after_marker=in_thinking)
+        self._steps = self._message(in_thinking=in_thinking)
+        next(self._steps, None)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        return self._calls.num_calls
+
+    def feed(self, text: str) -> list[Part]:
+        """Read more marked text: what is certain now."""
+        self._reader.feed(text)
+        next(self._steps, None)
+        return self._news()
+
+    def finish(self) -> list[Part]:
+        """The message has ended: the rest."""
+        self._reader.is_closed = True
+        next(self._steps, None)
+        self._text.end()
+        return self._news()
+
+    def _news(self) -> list[Part]:
+        news = joined(self._parts)
+        self._parts.clear()
+        return news
+
+    def _message(self, *, in_thinking: bool) -> Steps[None]:
+        """Thinking, text and calls in turn, to the end."""
+        if in_thinking:
+            yield from self._think()
+        yield from self._bare_calls()
+        while (marker := (yield from self._reader.until(self._markers, self._text.put))) is not None:
+            if self._format.thinking is not None and marker == self._marks(self._format.thinking.begin):
+                self._text.marker()
+                yield from self._think()
+            else:
+                yield from self._read_calls(marker)
+
+    @property
+    def _markers(self) -> tuple[str, ...]:
+        """Those that matter in the text."""
+        thinking, calls = self._format.thinking, self._format.calls
+        markers = () if calls is None else calls.begins
+        if thinking is not None and (thinking.begin in self._marks.ids or self._text.is_blank):
+            markers = (thinking.begin, *markers)
+        return tuple(map(self._marks, markers))
+
+    def _think(self) -> Steps[None]:
+        thinking, marks = self._format.thinking, self._marks
+        assert thinking is not None
+        reasoning = Trimmed(lambda text: self._parts.append(Reasoning(marks.spell(text))), after_marker=True)
+        self.is_thinking = True
+        ends = tuple(map(marks, (thinking.end, *thinking.ends_before)))
+        marker = yield from self._reader.until(ends, reasoning.put)
+        self.is_thinking = False
+        if marker is None:
+            reasoning.end()
+        elif marker != ends[0]:
+            self._reader.unread(marker)
+        self._text.marker()
+
+    def _bare_calls(self) -> Steps[None]:
+        """Calls that begin without a marker, with the message."""
+        calls = self._format.calls
+        if calls is None or not calls.bare:
+            return
+        self._text.put((yield from self._reader.spaces()))
+        following = yield from self._reader.peek()
+        if following and following in calls.bare:
+            yield from self._read_calls("")
+
+    def _read_calls(self, begin: str) -> Steps[None]:
+        """Calls, or the text that it turns out to be."""
+        assert self._format.calls is not None
+        if begin:
+            self._reader.unread(begin)
+        self._reader.keep()
+        self._reader.skip(len(begin))
+        before = self._calls.num_calls
+        try:
+            yield from self._format.calls.read(self._source, self._marks.spell(begin), self._calls)
+            rest = ""
+        except Malformed:
+            is_cut = self._calls.cut() and self._reader.is_closed
+            rest = "" if is_cut else self._reader.kept()
+        self._reader.forget()
+        if self._calls.num_calls > before:
+            self._text.marker()
+        self._text.put(rest)

@@ -1,0 +1,211 @@
+"""`Reader`: marked text that comes in pieces, read by generators that wait for more where they need it.
+
+A generator yields when what it has does not decide how to go on. So what is read never depends on how the text was cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import TypeVar
+
+from quire.message_formats.marks import is_mark
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""A part of the reading; yields to wait for more text."""
+SPACE = " \t\r\n"
+MAX_DEPTH = 128
+"""Of JSON inside JSON."""
+
+
+class Malformed(Exception):
+    """The text does not have the form that its beginning promised."""
+
+
+class Reader:
+    """The text so far, and how much of it was read."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        """No more text comes."""
+        self._text = ""
+        self._at = 0
+        self._kept_from: int | None = None
+
+    def feed(self, text: str) -> None:
+        """Add text."""
+        start = self._at if self._kept_from is None else self._kept_from
+        self._text = self._text[start:] + text
+        self._at -= start
+        if self._kept_from is not None:
+            self._kept_from = 0
+
+    def keep(self) -> None:
+        """Remember what is read from here on."""
+        self._kept_from = self._at
+
+    def kept(self) -> str:
+        """What was read since `keep`."""
+        return self._text[self._kept_from : self._at]
+
+    def forget(self) -> None:
+        """Remember what is read no longer."""
+        self._kept_from = None
+
+    def skip(self, count: int) -> None:
+        """Read characters that are there."""
+        self._at += count
+
+    def peek(self, count: int = 1) -> Steps[str]:
+        """The next characters, fewer at the end; none of them is read."""
+        while len(self._text) - self._at < count and not self.is_closed:
+            yield
+        return self._text[self._at : self._at + count]
+
+    def unread(self, text: str) -> None:
+        """Go back before the text that was just read, a marker."""
+        self._at -= len(text)
+
+    def spaces(self) -> Steps[str]:
+        """White space."""
+        return (yield from self.matching(_SPACES))
+
+    def after_spaces(self) -> Steps[str]:
+        """The first character behind white space, or nothing at the end. Reads neither."""
+        while True:
+            match = _SPACES.match(self._text, self._at)
+            assert match is not None
+            if match.end() < len(self._text) or self.is_closed:
+                return self._text[match.end() : match.end() + 1]
+            yield
+
+    def matching(self, pattern: re.Pattern[str], on_piece: Callable[[str], None] | None = None) -> Steps[str]:
+        """Characters as long as the pattern, a repeated class, takes them. Each piece is told as it comes."""
+        pieces = []
+        while True:
+            match = pattern.match(self._text, self._at)
+            assert match is not None
+            if match[0]:
+                self._at = match.end()
+                pieces.append(match[0])
+                if on_piece is not None:
+                    on_piece(match[0])
+            if self._at < len(self._text) or self.is_closed:
+                return "".join(pieces)
+            yield
+
+    def accept(self, literal: str) -> Steps[bool]:
+        """Read a literal, if it comes next."""
+        if (yield from self._comes(literal)):
+            self._at += len(literal)
+            return True
+        return False
+
+    def _comes(self, literal: str) -> Steps[bool]:
+        """Whether a literal comes next; waits only while it may."""
+        while True:
+            have = self._text[self._at : self._at + len(literal)]
+            if have == literal:
+                return True
+            if not literal.startswith(have) or self.is_closed:
+                return False
+            yield
+
+    def expect(self, literal: str) -> Steps[None]:
+        """Read a literal. Raises: Malformed when another text comes."""
+        if not (yield from self.accept(literal)):
+            raise Malformed
+
+    def until(self, markers: tuple[str, ...], on_text: Callable[[str], None]) -> Steps[str | None]:
+        """Tell all text before the first marker, as it comes, and read the marker. None: it never came."""
+        pattern = _first_of(markers)
+        while True:
+            match = pattern.search(self._text, self._at) if markers else None
+            end = match.start() if match else len(self._text) - self._num_open(markers)
+            if end > self._at:
+                on_text(self._text[self._at : end])
+                self._at = end
+            if match:
+                self._at = match.end()
+                return match[0]
+            if self.is_closed:
+                return None
+            yield
+
+    def _num_open(self, markers: tuple[str, ...]) -> int:
+        """Characters at the end that may be the beginning of a marker."""
+        if self.is_closed:
+            return 0
+        tail = self._text[max(self._at, len(self._text) - max(map(len, markers), default=1) + 1) :]
+        return max(
+            (size for marker in markers for size in range(1, len(tail) + 1) if marker.startswith(tail[-size:])),
+            default=0,
+        )
+
+    def within(self, markers: tuple[str, ...]) -> Steps[tuple[str, str]]:
+        """The text up to the first marker, and the marker. Raises: Malformed when none comes."""
+        pieces: list[str] = []
+        marker = yield from self.until(markers, pieces.append)
+        if marker is None:
+            raise Malformed
+        return "".join(pieces), marker
+
+    def json(self, on_piece: Callable[[str], None]) -> Steps[None]:
+        """One JSON value, told as it comes. Only its extent is found out: brackets, strings, the end of a number.
+
+        Raises: Malformed where a value cannot go on, or does not end.
+        """
+        depth = 0
+        while True:
+            on_space = yield from self.spaces()
+            if on_space and depth:
+                on_piece(on_space)
+            character = yield from self.peek()
+            if not character or is_mark(character):
+                raise Malformed
+            if character == '"':
+                yield from self._string(on_piece)
+            elif character in "[{":
+                depth += 1
+                self._one(on_piece)
+                if depth > MAX_DEPTH:
+                    raise Malformed
+            elif character in "]}" and depth:
+                depth -= 1
+                self._one(on_piece)
+            elif character in ",:" and depth:
+                self._one(on_piece)
+            elif not (yield from self.matching(_ATOM, on_piece)):
+                raise Malformed
+            if depth == 0:
+                return
+
+    def _one(self, on_piece: Callable[[str], None]) -> None:
+        self._at += 1
+        on_piece(self._text[self._at - 1])
+
+    def _string(self, on_piece: Callable[[str], None]) -> Steps[None]:
+        self._one(on_piece)
+        while True:
+            yield from self.matching(_STRING, on_piece)
+            following = yield from self.peek()
+            if following == '"':
+                self._one(on_piece)
+                return
+            pair = yield from self.peek(2)
+            if len(pair) < 2:
+                raise Malformed
+            self._at += 2
+            on_piece(pair)
+
+
+_SPACES = re.compile(f"[{SPACE}]*")
+_ATOM = re.compile(r"[-+.0-9A-Za-z]*")
+_STRING = re.compile(r'[^"\\]*')
+
+
+@lru_cache(maxsize=256)
+def _first_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
