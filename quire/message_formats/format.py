@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.marks import Marks
 from quire.message_formats.reader import Reader, Steps
 from quire.message_formats.tools import Tool
@@ -58,6 +59,14 @@ class CallSyntax(Protocol):
 
         Raises: Malformed.
         """
+
+    def rest(self, grammar: CallGrammar, begin: str) -> str:
+        """What follows a marker of `begins` (empty: in a message that is a call without marker), as an expression of
+        the grammar: one call of any of its tools, up to and with the last closing marker. Adds rules.
+        """
+
+    def several(self, grammar: CallGrammar) -> str:
+        """A message that consists of one or more calls, the first opening marker included, as an expression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
 from quire.message_formats.reader import Malformed, Reader, Steps
 from quire.message_formats.writer import CallWriter
@@ -47,6 +48,14 @@ class JsonCalls:
             yield from self._objects(reader, calls)
         if self.end and begin:
             yield from self._close(reader, marks(self.end))
+
+    def rest(self, grammar: CallGrammar, begin: str) -> str:
+        """See `CallSyntax`."""
+        raise NotImplementedError
+
+    def several(self, grammar: CallGrammar) -> str:
+        """See `CallSyntax`."""
+        raise NotImplementedError
 
     def _array(self, reader: Reader, calls: CallWriter) -> Steps[None]:
         while True:
