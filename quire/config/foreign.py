@@ -51,8 +51,7 @@ class Foreign:
 _DEVICES = "quire runs on one device and uses its cores (--num-threads)."
 _LORA = "there are no adapters; merge them into the checkpoint."
 _MEDIA = "models take text only."
-_TOOLS = "tool calls are not parsed; the text is the model's own."
-_REASONING = "reasoning is not taken apart; it is part of the text."
+_TOOL_SERVER = "tools are run by the client that offers them."
 _COMPILER = "nothing is compiled; leave it out."
 _OFFLOAD = "weights stay in memory; --quantization makes them smaller."
 _POOLING = "quire generates text; embeddings, scores and classes are not built yet."
@@ -123,7 +122,7 @@ SERVER: Mapping[str, Foreign] = {
     "disable_access_log_for_endpoints": Foreign("there is no access log; --enable-log-requests logs requests."),
     "disable_log_requests": Foreign("--enable-log-requests logs them.", (True, False)),
     "disable_uvicorn_access_log": Foreign("--enable-log-requests logs requests when they end.", (True,)),
-    "enable_auto_tool_choice": Foreign(_TOOLS, (False,)),
+    "enable_auto_tool_choice": Foreign("the model decides whenever a request offers tools.", (True,)),
     "enable_log_outputs": Foreign("neither prompts nor answers are ever logged.", (False,)),
     "enable_per_request_metrics": Foreign("a request with the header x-quire-why: 1 gets them.", (False,)),
     "enable_prompt_tokens_details": Foreign("usage always has cached_tokens.", (True,)),
@@ -136,13 +135,11 @@ SERVER: Mapping[str, Foreign] = {
     "lora_modules": Foreign(_LORA, (None,)),
     "max_log_len": Foreign("neither prompts nor answers are ever logged; leave it out."),
     "middleware": Foreign(_CODE, never=True),
-    "reasoning_parser": Foreign(_REASONING),
     "ssl_cert_reqs": Foreign("--ssl-ca-certs requires certificates of clients."),
     "ssl_ciphers": Foreign("Python's choice holds; a proxy may do TLS with others."),
     "stream_interval": Foreign("tokens are sent as they come, merged for slow readers.", (1,)),
-    "tool_call_parser": Foreign(_TOOLS),
     "tool_parser_plugin": Foreign(_CODE, never=True),
-    "tool_server": Foreign(_TOOLS),
+    "tool_server": Foreign(_TOOL_SERVER),
     "uvicorn_log_level": Foreign("--log-level holds for everything that is logged."),
 }
 """Flags of `quire serve` alone."""

@@ -66,49 +66,55 @@ class MarkedText:
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=skip_special_tokens or spaces_between_special_tokens,
         )
-        self._waiting: list[tuple[str, int]] = []
-        """Texts, in order, and how many of their characters the engine shows; a mark is a text of its own."""
+        self._waiting: list[tuple[str, int, int]] = []
+        """Texts, in order; how many of their characters the engine shows; how many tokens they come from. A mark is a
+        text of its own."""
         self._num_shown = 0
         """Characters that the engine has shown and that were not given out yet."""
+        self._num_textless = 0
+        """Tokens that have given no text yet."""
 
-    def take(self, token_ids: Sequence[int], text: str) -> list[str]:
-        """Marked text of the engine's news: tokens, and what text it shows now. One piece a token, or more."""
+    def take(self, token_ids: Sequence[int], text: str) -> list[tuple[str, int]]:
+        """Marked text of the engine's news, tokens and what text it shows now: pieces, and of how many tokens each."""
         for token_id in token_ids:
             self._decode(token_id)
         return self._release(len(text))
 
-    def finish(self) -> list[str]:
+    def finish(self) -> list[tuple[str, int]]:
         """The rest, when the last news was taken."""
         self._put(self._decoder.finish())
         return self._release(0)
 
     def _decode(self, token_id: int) -> None:
+        self._num_textless += 1
         text = self._decoder.decode((token_id,))
         marker = self._marks.spelled.get(token_id)
         if marker is None:
             self._put(text)
             return
         is_shown = text.endswith(marker)
-        self._put(text.removesuffix(marker))
-        self._waiting.append((self._marks(marker), len(marker) if is_shown else 0))
+        self._put(text.removesuffix(marker), num_tokens=0)
+        self._put(self._marks(marker), len(marker) if is_shown else 0)
 
-    def _put(self, text: str) -> None:
-        if text:
-            self._waiting.append((text, len(text)))
+    def _put(self, text: str, length: int | None = None, num_tokens: int | None = None) -> None:
+        if not text:
+            return
+        if num_tokens is None:
+            num_tokens, self._num_textless = self._num_textless, 0
+        self._waiting.append((text, len(text) if length is None else length, num_tokens))
 
-    def _release(self, num_more: int) -> list[str]:
+    def _release(self, num_more: int) -> list[tuple[str, int]]:
         self._num_shown += num_more
         released = []
         while self._waiting:
-            text, length = self._waiting[0]
+            text, length, num_tokens = self._waiting[0]
             if length > self._num_shown:
-                if length == len(text) and self._num_shown and not is_mark(text[0]):
-                    released.append(text[: self._num_shown])
-                    text = text[self._num_shown :]
-                    self._waiting[0] = text, len(text)
+                if self._num_shown and not is_mark(text[0]):  # a stop string was found, or begins, inside the token
+                    released.append((text[: self._num_shown], num_tokens))
+                    self._waiting[0] = text[self._num_shown :], length - self._num_shown, 0
                     self._num_shown = 0
                 break
             del self._waiting[0]
             self._num_shown -= length
-            released.append(text)
+            released.append((text, num_tokens))
         return released

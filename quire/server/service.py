@@ -16,6 +16,10 @@ from starlette.types import Scope
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.identity import Identity
 from quire.errors import EngineError, UnsupportedFeature
+from quire.message_formats.choice import choose
+from quire.message_formats.format import MessageFormat
+from quire.message_formats.formats import CALLS, THINKING
+from quire.message_formats.marks import Marks
 from quire.observability.prometheus import Metrics
 from quire.observability.samples import Samples, add_samples
 from quire.server.activity import ActivityReports
@@ -63,6 +67,10 @@ class Context:
     def engine_tenant(self) -> str:
         """Whose request it is, as the engine knows clients: requests of one API key are one tenant's."""
         return str(self.key)
+
+
+def _chosen(name: str, found: str | None) -> str | None:
+    return found if name == "auto" else None if name == "none" else name
 
 
 def _load_tracer(endpoint: str) -> Tracer:
@@ -207,6 +215,26 @@ class Service:
         Raises: UnsupportedFeature when there is none.
         """
         return load_chat_template(self.tokenizer, self.engine.config.model_config.chat_template)
+
+    @cached_property
+    def tool_template(self) -> ChatTemplate:
+        """The template of conversations with tools; some models have one of its own."""
+        return load_chat_template(self.tokenizer, self.engine.config.model_config.chat_template, with_tools=True)
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """How the model writes thinking and tool calls."""
+        found = choose(self.tool_template.source, self.tokenizer)
+        calls = _chosen(self.settings.tool_call_parser, found.calls)
+        thinking = _chosen(self.settings.reasoning_parser, found.thinking)
+        return MessageFormat(
+            calls=None if calls is None else CALLS[calls], thinking=None if thinking is None else THINKING[thinking]
+        )
+
+    @cached_property
+    def marks(self) -> Marks:
+        """The markers of `message_format`."""
+        return Marks(self.message_format.markers, self.tokenizer)
 
     def check_model(self, given: str | None, *, is_given: bool = True) -> str:
         """The name to show in a reply; a request that names no model gets the one there is.

@@ -17,6 +17,7 @@ from quire import envs
 from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
 from quire.errors import ConfigError, MissingDependency, shown
 from quire.log import FORMATS
+from quire.message_formats.formats import CALLS, THINKING
 from quire.utils.lazy import nearest
 from quire.utils.net import tls_context
 
@@ -46,6 +47,14 @@ class ServerSettings:
         (), "Names under which the model is served; the first is shown. The model's own when left out."
     )
     response_role: str = knob("assistant", "Role of what the model writes.")
+    tool_call_parser: str = knob(
+        "auto", "How the model writes tool calls; auto: as its chat template says.", choices=("auto", "none", *CALLS)
+    )
+    reasoning_parser: str = knob(
+        "auto",
+        "How the model writes its thinking; auto: as its chat template says.",
+        choices=("auto", "none", *THINKING),
+    )
     trust_request_chat_template: bool = knob(False, "Let requests bring a chat template of their own.")
     default_chat_template_kwargs: dict[str, Any] = knob({}, "Variables every chat template sees, as JSON.")
     enable_force_include_usage: bool = knob(False, "End every stream with its usage, asked for or not.")

@@ -11,10 +11,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from quire.message_formats.parts import CallArguments, CallStart, Message, Part, Reasoning, Text, ToolCall
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new, num_numbers, prompt_logprobs
+from quire.server.api.message_reader import MessageReader, Reading, reading_of
 from quire.server.api.output_form import form_of
 from quire.server.api.params import (
     MAX_N,
@@ -30,6 +32,7 @@ from quire.server.api.params import (
 from quire.server.api.prompts import cache_salt, chat_text, check_repeated, finish_prompt
 from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
+from quire.server.api.tools import NO_TOOLS, ToolUse, openai_tools
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of, reply_of
@@ -64,6 +67,7 @@ class Conversation:
     params: SamplingParams
     text: str
     warnings: list[str]
+    reading: Reading | None = None
 
     async def answer(
         self, work: WorkPool, build: Callable[[Conversation, RequestOutput, dict[str, Any]], Mapping[str, Any]]
@@ -73,6 +77,13 @@ class Conversation:
         extras = await self.generation.extras()
         size = num_numbers([output]) + self.generation.size_of_extras
         return await reply_of(work, partial(build, self, output, extras), size)
+
+    def read(self, completion: CompletionOutput) -> tuple[Message, str | None]:
+        """A finished answer as a message, and why it ended."""
+        reader = MessageReader(self.reading, completion.index)
+        message = Message.of(reader.take(completion))
+        self.generation.num_reasoning_tokens += reader.num_reasoning_tokens
+        return message, reader.finish_reason(completion)
 
 
 async def converse(
@@ -84,6 +95,7 @@ async def converse(
     fields: ConversationFields,
     salt: str | None,
     priority: int | None = None,
+    tools: ToolUse = NO_TOOLS,
 ) -> Conversation:
     """Render and tokenise a conversation, off the event loop, and make it ready to be generated.
 
@@ -92,11 +104,12 @@ async def converse(
 
     def prepare() -> Conversation:
         params = make_params()
-        text, ids, warnings = chat_text(service, messages, fields)
+        text, ids, warnings = chat_text(service, messages, fields, tools)
         cut = fields if isinstance(fields, GenerationFields) else None
         prompt = finish_prompt(service, text, ids, params, fields=cut, salt=cache_salt(context, salt))
         generation = Generation(service, context, [prompt], params, priority=priority)
-        return Conversation(generation, params, text, warnings)
+        reading = reading_of(service, context.id, tools, params, prompt["prompt_token_ids"], text)
+        return Conversation(generation, params, text, warnings, reading)
 
     return await service.work.run(prepare)
 
@@ -118,6 +131,7 @@ class _Reply:
         self._warnings = check_fields(body, service, refused=_REFUSED)
         if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
             self._warnings.append("max_tokens has no effect beside max_completion_tokens")
+        self._tools = openai_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         self._role = service.settings.response_role
         self._echo = self._echoed()
         self._logprobs = ChatLogprobsWriter(
@@ -144,7 +158,7 @@ class _Reply:
         reply: dict[str, Any] = {
             **self._head,
             "service_tier": None,
-            "choices": [self._choice(completion) for completion in output.outputs],
+            "choices": [self._choice(conversation, completion) for completion in output.outputs],
             "usage": conversation.generation.usage,
         }
         if body.prompt_logprobs is not None:
@@ -162,24 +176,27 @@ class _Reply:
         generation = conversation.generation
         chunks = Chunks({**self._head, "object": "chat.completion.chunk"})
         wants_usage, continuous = usage_in_stream(self._body, self._service.settings)
-        begun: set[int] = set()
+        readers: dict[int, MessageReader] = {}
         async with aclosing(generation.stream()) as outputs:
             async for _, output in outputs:
                 for completion in output.outputs:
-                    if completion.index not in begun:
+                    if completion.index not in readers:
                         chunk: dict[str, Any] = {"choices": [self._first_delta(completion.index)]}
-                        if not begun:
+                        if not readers:
                             self._add_prompt(chunk, conversation, output)
                             warnings = [*self._warnings, *conversation.warnings, *output.warnings]
                             if warnings:
                                 chunk["warnings"] = warnings
                         if wants_usage:
                             chunk["usage"] = generation.usage if continuous else None
-                        begun.add(completion.index)
+                        readers[completion.index] = MessageReader(conversation.reading, completion.index)
                         yield chunks.event(chunk)
-                    if completion.text or self._has_news(completion, continuous=continuous):
+                    reader = readers[completion.index]
+                    delta = self._delta_of(reader.take(completion))
+                    generation.num_reasoning_tokens = sum(one.num_reasoning_tokens for one in readers.values())
+                    if delta or self._has_news(completion, continuous=continuous):
                         usage = {"usage": generation.usage if continuous else None} if wants_usage else {}
-                        write = partial(self._event, chunks, completion, usage)
+                        write = partial(self._event, chunks, completion, delta, reader.finish_reason(completion), usage)
                         yield await piece_of(self._service.work, write, num_new(completion))
         last = await generation.extras()
         if wants_usage:
@@ -210,6 +227,7 @@ class _Reply:
             fields=body,
             salt=body.cache_salt,
             priority=body.priority,
+            tools=self._tools,
         )
 
     def _echoed(self) -> str:
@@ -219,31 +237,71 @@ class _Reply:
         echoes = self._body.echo and last.get("role") == self._role and isinstance(content, str)
         return str(content) if echoes else ""
 
-    def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, conversation: Conversation, completion: CompletionOutput) -> dict[str, Any]:
+        message, finish_reason = conversation.read(completion)
+        text = self._echo + message.text
+        written: dict[str, Any] = {
+            "role": self._role,
+            "content": text or (None if message.tool_calls else ""),
+            "refusal": None,
+            "tool_calls": [_written_call(call) for call in message.tool_calls],
+        }
+        if conversation.reading is not None and self._shows_reasoning:
+            written.update(_reasoning(message.reasoning or None))
         choice: dict[str, Any] = {
             "index": completion.index,
-            "message": {"role": self._role, "content": self._echo + completion.text, "refusal": None, "tool_calls": []},
+            "message": written,
             "logprobs": None,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": completion.stop_reason,
         }
         return self._with_tokens(choice, completion)
+
+    @property
+    def _shows_reasoning(self) -> bool:
+        return self._body.include_reasoning is not False
 
     def _first_delta(self, index: int) -> dict[str, Any]:
         delta = {"role": self._role, "content": self._echo}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _event(self, chunks: Chunks, completion: CompletionOutput, rest: dict[str, Any], encode: Encode) -> bytes:
-        return chunks.event({"choices": [self._delta(completion)], **rest}, encode)
+    def _delta_of(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """What a piece of a message adds to it, empty for nothing."""
+        delta: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for part in parts:
+            match part:
+                case Text():
+                    delta["content"] = delta.get("content", "") + part.text
+                case Reasoning() if self._shows_reasoning:
+                    delta.update(_reasoning(delta.get("reasoning", "") + part.text))
+                case CallStart():
+                    function = {"name": part.name, "arguments": ""}
+                    calls[part.index] = {"index": part.index, "id": part.id, "type": "function", "function": function}
+                case CallArguments():
+                    call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += part.text
+        return {**delta, "tool_calls": list(calls.values())} if calls else delta
 
-    def _delta(self, completion: CompletionOutput) -> dict[str, Any]:
+    def _event(
+        self,
+        chunks: Chunks,
+        completion: CompletionOutput,
+        delta: dict[str, Any],
+        finish_reason: str | None,
+        rest: dict[str, Any],
+        encode: Encode,
+    ) -> bytes:
+        return chunks.event({"choices": [self._delta(completion, delta, finish_reason)], **rest}, encode)
+
+    def _delta(self, completion: CompletionOutput, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": completion.index,
-            "delta": {"content": completion.text},
+            "delta": delta or {"content": ""},
             "logprobs": None,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": finish_reason,
         }
-        if completion.finish_reason is not None:
+        if finish_reason is not None:
             choice["stop_reason"] = completion.stop_reason
         return self._with_tokens(choice, completion)
 
@@ -266,3 +324,12 @@ class _Reply:
             reply["prompt_token_ids"] = output.prompt_token_ids
         if self._body.return_prompt_text:
             reply["prompt_text"] = conversation.text
+
+
+def _written_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _reasoning(text: str | None) -> dict[str, str | None]:
+    """Under vLLM's name and the one that came before it, which clients read."""
+    return {"reasoning": text, "reasoning_content": text}

@@ -58,6 +58,8 @@ class Generation:
         self.num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self.num_reasoning_tokens = 0
+        """Of those, as far as they were read."""
         self._check_size()
         if context.wants_receipt:
             check_repeated(self._num_receipted, RECEIPT)
@@ -122,7 +124,7 @@ class Generation:
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
         }
 
     async def extras(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def _old_name(kind: str) -> Refusal:
     return Refusal(f"it is an old name; send structured_outputs with the field {kind}")
 
 
-_NO_TOOLS = Refusal("tools are not supported yet; describe them in the prompt, or leave them out")
+_NO_TOOLS = Refusal("tools are for conversations, and their field is tools: send them to /v1/chat/completions")
 _NO_MEDIA = Refusal("this model takes text only")
 _NO_BEAMS = Refusal("/v1/completions and /v1/chat/completions search with beams")
 _NO_TRANSFER = Refusal("the KV cache is not shared between servers yet")
@@ -95,12 +95,12 @@ REFUSED: Mapping[str, Refusal] = {
     "stream_interval": Refusal("every token is sent when it is there", (1,)),
     "suffix": Refusal("insertion is not supported; write the prompt in the model's own fill-in-the-middle form", ("",)),
     "thinking_token_budget": Refusal("use max_tokens instead", (-1,)),
-    "tool_choice": Refusal(f"tool_choice requires tools, and {_NO_TOOLS.why}", ("none",)),
+    "tool_choice": Refusal(_NO_TOOLS.why, ("none",)),
     "tools": _NO_TOOLS,
     "use_beam_search": Refusal(_NO_BEAMS.why, (False,)),
     "vllm_xargs": Refusal("plug-ins are not supported yet", ({},)),
     "watermarking": Refusal("it is not supported"),
-    "web_search_options": _NO_TOOLS,
+    "web_search_options": Refusal("the server searches nothing; offer a tool that does"),
 }
 LABELS = {
     "include_obfuscation",

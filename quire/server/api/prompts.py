@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.engine.input_processor import CHARS_PER_TOKEN
-from quire.errors import InvalidParameter, PromptTooLong, shown
+from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, shown
 from quire.inputs import TokensPrompt
 from quire.sampling_params import SamplingParams
 from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ConversationFields, Prompts
+from quire.server.api.tools import NO_TOOLS, ToolUse
 from quire.server.http.errors import invalid
 from quire.server.service import Context, Service
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, encode_chat
@@ -141,14 +142,20 @@ def num_characters(value: Any) -> int:
 
 
 def chat_text(
-    service: Service, messages: Sequence[dict[str, Any]], fields: ConversationFields
+    service: Service, messages: Sequence[dict[str, Any]], fields: ConversationFields, tools: ToolUse = NO_TOOLS
 ) -> tuple[str, list[int], list[str]]:
-    """(text, token ids, warnings) of a conversation.
+    """(text, token ids, warnings) of a conversation, with the tools that it may use.
 
     Raises: ApiError; RequestErrors naming the message.
     """
     check_characters(service, messages)
-    template = _template(service, fields)
+    template = _template(service, fields, with_tools=bool(tools.shown))
+    if tools.shown and "tools" not in template.names:
+        raise UnsupportedFeature(
+            "tools: the chat template of this model does not read them, so the model would never see them. Use a model "
+            "made for tools, or start with a --chat-template that reads them.",
+            parameter="tools",
+        )
     asked = checked_template_kwargs(fields.chat_template_kwargs)
     if fields.reasoning_effort is not None:
         effort = fields.reasoning_effort
@@ -165,6 +172,7 @@ def chat_text(
         add_generation_prompt=not continues if starts is None else starts,
         continue_final_message=continues,
         documents=fields.documents,
+        tools=tools.shown or None,
         protect=service.tokenizer.special_tokens,
         **{**service.settings.default_chat_template_kwargs, **asked},
     )
@@ -172,9 +180,9 @@ def chat_text(
     return without_marks(rendered), encode_chat(service.tokenizer, rendered), warnings
 
 
-def _template(service: Service, fields: ConversationFields) -> ChatTemplate:
+def _template(service: Service, fields: ConversationFields, *, with_tools: bool) -> ChatTemplate:
     if fields.chat_template is None:
-        return service.chat_template
+        return service.tool_template if with_tools else service.chat_template
     if not service.settings.trust_request_chat_template:
         raise invalid("chat_template", "chat_template in the request is disabled (--trust-request-chat-template).")
     return ChatTemplate(fields.chat_template, special_tokens=service.tokenizer.named_tokens)

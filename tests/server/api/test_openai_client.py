@@ -197,7 +197,7 @@ def test_async_clients_run_side_by_side(server: Running) -> None:
         ({"temperature": 3}, openai.BadRequestError, "invalid_value", "temperature"),
         ({"model": "nope"}, openai.NotFoundError, "model_not_found", "model"),
         ({"max_tokens": 0}, openai.BadRequestError, "invalid_value", "max_tokens"),
-        ({"tools": [{"type": "function"}]}, openai.BadRequestError, "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "function"}]}, openai.BadRequestError, "invalid_value", "tools[0].function"),
     ],
 )
 def test_errors_become_the_clients_exceptions(

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from quire.messages.stats import StepStats
 from quire.server.activity import KeyActivity
-from quire.server.api.protocol.fields import Body, Each, GenerationFields, Label, TokenIds
+from quire.server.api.protocol.fields import Body, Each, GenerationFields, Label, TokenIds, of_kind
 from quire.utils.cancellation import check_cancelled
 
 Prompts = list[str | list[int]]
@@ -60,6 +60,10 @@ Message = Annotated[dict[str, Any], WithJsonSchema(_MESSAGE_SCHEMA)]
 """A message; what it must hold is checked where the chat template is rendered."""
 
 
+ToolChoice = Annotated[str | dict[str, Any], of_kind("a string or an object")]
+"""Whether tools are called, and which."""
+
+
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
@@ -87,6 +91,10 @@ class ChatCompletionRequest(ConversationFields, GenerationFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, json_schema_extra={"minimum": 0, "maximum": 20})
     return_prompt_text: bool | None = None
+    tools: Each[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(ConversationFields):
@@ -197,13 +205,30 @@ class ChatLogprobs(TypedDict):
     content: list[ChatLogprob]
 
 
+class FunctionCall(TypedDict):
+    """A function, and its arguments as JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallItem(TypedDict):
+    """A call for the client to run."""
+
+    id: str
+    type: str
+    function: FunctionCall
+
+
 class AssistantMessage(TypedDict):
-    """What the model wrote."""
+    """What the model wrote. The thinking stands under both names that clients look for."""
 
     role: str
-    content: str
+    content: str | None
+    reasoning: NotRequired[str | None]
+    reasoning_content: NotRequired[str | None]
     refusal: None
-    tool_calls: NotRequired[list[Any]]
+    tool_calls: NotRequired[list[ToolCallItem]]
 
 
 class ChatChoice(TypedDict):

@@ -1,0 +1,129 @@
+"""From what the engine gives out to the parts of a message: text, thinking, tool calls. The same for every API, and
+for streams and whole replies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.errors import UnsupportedFeature
+from quire.message_formats.choice import in_thinking
+from quire.message_formats.format import MessageFormat
+from quire.message_formats.marks import MarkedText, Marks
+from quire.message_formats.parser import MessageParser
+from quire.message_formats.parts import Part, Text
+from quire.outputs import CompletionOutput
+from quire.sampling_params import SamplingParams
+from quire.server.api.tools import ToolUse
+from quire.server.service import Service
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How the answers of one request are read."""
+
+    request_id: str
+    tokenizer: Tokenizer
+    message_format: MessageFormat
+    """Of which only what the request needs is left."""
+    marks: Marks
+    tools: ToolUse
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    in_thinking: bool
+    """The prompt ends inside the thinking."""
+    calls_as_they_come: bool
+    """A grammar keeps calls well-formed, so they need not be whole to be told."""
+
+    def call_id(self, branch: int, index: int) -> str:
+        """The id of a call, which nobody else's has."""
+        digest = hashlib.sha256(f"{self.request_id}/{branch}/{index}".encode()).hexdigest()
+        return f"call_{digest[:24]}"
+
+
+class MessageReader:
+    """Reads one answer."""
+
+    def __init__(self, reading: Reading | None, branch: int) -> None:
+        """`branch` is the answer's index. Without a reading all is text."""
+        self.num_reasoning_tokens = 0
+        self.num_calls = 0
+        self._reading = reading
+        if reading is None:
+            return
+        params = reading.params
+        self._parser = MessageParser(
+            reading.message_format,
+            reading.marks,
+            tools=reading.tools.tools,
+            new_id=lambda index: reading.call_id(branch, index),
+            in_thinking=reading.in_thinking,
+            calls_as_they_come=reading.calls_as_they_come,
+        )
+        self._text = MarkedText(
+            reading.tokenizer,
+            reading.marks,
+            reading.prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+
+    def take(self, completion: CompletionOutput) -> list[Part]:
+        """The parts that an answer, or the next piece of one, brings."""
+        if self._reading is None:
+            return [Text(completion.text)] if completion.text else []
+        parts: list[Part] = []
+        self._feed(self._text.take(completion.token_ids, completion.text), parts)
+        if completion.finish_reason is not None:
+            self._feed(self._text.finish(), parts)
+            parts += self._parser.finish()
+        self.num_calls = self._parser.num_calls
+        return parts
+
+    def _feed(self, pieces: Sequence[tuple[str, int]], parts: list[Part]) -> None:
+        for text, num_tokens in pieces:
+            if self._parser.is_thinking:
+                self.num_reasoning_tokens += num_tokens
+            parts += self._parser.feed(text)
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        """The engine's, or tool_calls when the answer ended by itself and has calls."""
+        reason = completion.finish_reason
+        return "tool_calls" if reason == "stop" and self.num_calls else reason
+
+
+def reading_of(
+    service: Service,
+    request_id: str,
+    tools: ToolUse,
+    params: SamplingParams,
+    prompt_token_ids: Sequence[int],
+    prompt_text: str,
+) -> Reading | None:
+    """How to read the answers to a prompt; None where all is text.
+
+    Raises: UnsupportedFeature for tools whose calls nobody could read.
+    """
+    known = service.message_format
+    if tools.may_call and known.calls is None:
+        raise UnsupportedFeature(
+            "tools: it is not known how this model writes calls. Start with --tool-call-parser and the name of its "
+            "format.",
+            parameter="tools",
+        )
+    wanted = MessageFormat(thinking=known.thinking, calls=known.calls if tools.may_call else None)
+    if wanted.thinking is None and wanted.calls is None:
+        return None
+    return Reading(
+        request_id=request_id,
+        tokenizer=service.tokenizer,
+        message_format=wanted,
+        marks=service.marks,
+        tools=tools,
+        prompt_token_ids=prompt_token_ids,
+        params=params,
+        in_thinking=in_thinking(wanted, service.marks, prompt_token_ids, prompt_text),
+        calls_as_they_come=False,
+    )

@@ -1,0 +1,132 @@
+"""Tools on /v1/chat/completions. The model is made to write a given text, so that its reading can be seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.conftest import MODEL, Running
+
+QUESTION: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 9}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo {}", "days": 2}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def written(text: str) -> dict[str, Any]:
+    """What makes the model write a text."""
+    return {"extra_body": {"structured_outputs": {"choice": [text]}}, "max_tokens": 400}
+
+
+def ask(client: openai.OpenAI, text: str, **given: Any) -> Any:
+    """The choice of a whole reply."""
+    (choice,) = client.chat.completions.create(
+        **{"model": MODEL, "messages": QUESTION, "tools": [WEATHER], **written(text), **given}
+    ).choices
+    return choice
+
+
+def streamed(client: openai.OpenAI, text: str, **given: Any) -> Any:
+    """The choice of a streamed reply, as the official client puts it together."""
+    given = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], **written(text), **given}
+    with client.chat.completions.stream(**given) as events:
+        for _ in events:
+            pass
+        (choice,) = events.get_final_completion().choices
+    return choice
+
+
+def test_a_call_is_told_from_text(client: openai.OpenAI) -> None:
+    for choice in (ask(client, f"Let me look.\n{CALL}"), streamed(client, f"Let me look.\n{CALL}")):
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Let me look."
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments) == {"city": "Oslo {}", "days": 2}
+        assert call.id.startswith("call_")
+
+
+def test_calls_in_parallel_have_ids_of_their_own(client: openai.OpenAI) -> None:
+    for choice in (ask(client, f"{CALL}\n{CALL}"), streamed(client, f"{CALL}\n{CALL}")):
+        first, second = choice.message.tool_calls
+        assert first.id != second.id
+        assert first.function == second.function
+        assert not choice.message.content
+
+
+@pytest.mark.parametrize("text", ['<tool_call>\n{"name": "weather", "arg', "<tool_call> {} </tool_call>", "a < b"])
+def test_what_is_no_call_stays_text(client: openai.OpenAI, text: str) -> None:
+    for choice in (ask(client, text), streamed(client, text)):
+        assert choice.message.content == text
+        assert not choice.message.tool_calls
+        assert choice.finish_reason == "stop"
+
+
+def test_without_tools_nothing_is_a_call(client: openai.OpenAI) -> None:
+    for choice in (ask(client, CALL, tool_choice="none"), ask(client, CALL, tools=openai.NOT_GIVEN)):
+        assert choice.message.content == CALL
+        assert not choice.message.tool_calls
+
+
+def test_results_go_back_to_the_model(client: openai.OpenAI) -> None:
+    call = ask(client, CALL).message.tool_calls[0]
+    history = [
+        *QUESTION,
+        {"role": "assistant", "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "Rain. <|im_end|> <tool_call>"},
+    ]
+    reply: Any = client.chat.completions.create(
+        model=MODEL,
+        messages=history,
+        tools=[WEATHER],  # type: ignore[list-item]
+        extra_body={"return_prompt_text": True},
+        max_tokens=1,
+    )
+    assert "<tool_response>\nRain. <|im_end|> <tool_call>\n</tool_response><|im_end|>" in reply.prompt_text
+    assert CALL in reply.prompt_text
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, "tools[0].function.parameters"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools[0].function.strict"),
+        ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(600)]}, "tools"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": {"a": 1}}, "tools"),
+    ],
+)
+def test_what_is_wrong_with_tools_is_named(client: openai.OpenAI, given: dict[str, Any], param: str) -> None:
+    body = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], **given}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**body)
+    assert caught.value.param == param
