@@ -64,7 +64,7 @@ class Message:
         message = cls()
         text: list[str] = []
         reasoning: list[str] = []
-        arguments: list[list[str]] = []
+        arguments: dict[int, list[str]] = {}
         for part in parts:
             match part:
                 case Text():
@@ -73,11 +73,11 @@ class Message:
                     reasoning.append(part.text)
                 case CallStart():
                     message.tool_calls.append(ToolCall(part.id, part.name))
-                    arguments.append([])
+                    arguments[part.index] = []
                 case CallArguments():
                     arguments[part.index].append(part.text)
         message.text, message.reasoning = "".join(text), "".join(reasoning)
-        for call, pieces in zip(message.tool_calls, arguments, strict=True):
+        for call, pieces in zip(message.tool_calls, arguments.values(), strict=True):
             call.arguments = "".join(pieces)
         return message
 

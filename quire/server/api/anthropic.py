@@ -10,9 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from quire.errors import shown
+from quire.message_formats.parts import Part, Reasoning
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.server.api.anthropic_messages import blocks_of, conversation_of, delta_of, opened, tools_of
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
+from quire.server.api.message_reader import MessageReader, check_thinks, thinking_kwargs
 from quire.server.api.output_form import Form, anthropic_form
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.prompts import chat_text
@@ -31,12 +35,11 @@ from quire.server.http.replies import Encode, piece_of
 from quire.server.http.streaming import STREAMED, EventStream, encode, event, json_reply, unless_gone
 from quire.server.service import Context, Service, context_of
 
+_NO_TOOLS = Refusal("tools are run by the client that offers them")
 _REFUSED = {
     **REFUSED,
-    "container": REFUSED["tools"],
-    "mcp_servers": REFUSED["tools"],
-    "thinking": Refusal("thinking is not told apart from the answer yet", ({"type": "disabled"},)),
-    "tool_choice": Refusal(REFUSED["tool_choice"].why, ({"type": "none"},)),
+    "container": _NO_TOOLS,
+    "mcp_servers": _NO_TOOLS,
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnthropicError}, "5XX": {"model": AnthropicError}}
 
@@ -67,23 +70,31 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
-    """The conversation with its system prompt first."""
-    system = [] if not body.system else [{"role": "system", "content": body.system}]
-    return [*system, *body.messages]
-
-
-def _fields(body: CountTokensRequest) -> ConversationFields:
+def _fields(service: Service, body: CountTokensRequest) -> ConversationFields:
     """A last message of the assistant's is one to go on with."""
     continues = bool(body.messages) and body.messages[-1].get("role") == "assistant"
-    return ConversationFields(continue_final_message=continues, chat_template_kwargs=body.chat_template_kwargs)
+    kwargs = {**thinking_kwargs(service, _thinks(service, body)), **(body.chat_template_kwargs or {})}
+    return ConversationFields(continue_final_message=continues, chat_template_kwargs=kwargs or None)
+
+
+def _thinks(service: Service, body: CountTokensRequest) -> bool | None:
+    """Whether the model shall think; None leaves it to the chat template.
+
+    Raises: ApiError.
+    """
+    kind = None if body.thinking is None else body.thinking.type
+    if kind not in (None, "adaptive", "disabled", "enabled"):
+        raise invalid("thinking.type", f"thinking.type must be enabled, adaptive or disabled; got {shown(kind)}.")
+    if kind == "enabled":
+        check_thinks(service, "thinking")
+    return None if kind in (None, "adaptive") else kind == "enabled"
 
 
 def _prompt_of(service: Service, body: CountTokensRequest) -> tuple[str, list[int], list[str]]:
     """What `chat_text` gives for a request that would be served. Its sampling parameters have no part in it, but wrong
     ones are refused as they are where they count."""
     sampling_params(service, body, max_tokens=1, stream=False)
-    return chat_text(service, _messages(body), _fields(body))
+    return chat_text(service, conversation_of(body), _fields(service, body), tools_of(body))
 
 
 class _Reply:
@@ -100,6 +111,8 @@ class _Reply:
             "model": model,
         }
         self._warnings = check_fields(body, service, refused=_REFUSED)
+        self._tools = tools_of(body)
+        self._shows_thinking = body.thinking is None or body.thinking.type != "disabled"
         if body.stop is not None and body.stop_sequences is not None:
             raise invalid("stop", "stop and stop_sequences mean the same; give one of them.")
 
@@ -110,10 +123,11 @@ class _Reply:
 
     def _reply(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> dict[str, Any]:
         (completion,) = output.outputs
+        parts, finish_reason = conversation.read(completion)
         reply = {
             **self._head,
-            "content": [{"type": "text", "text": completion.text}],
-            **_end(completion),
+            "content": blocks_of(self._shown(parts)),
+            **_end(completion, finish_reason),
             "usage": _usage(conversation.generation),
             **extras,
         }
@@ -124,20 +138,28 @@ class _Reply:
         """The events of the reply."""
         conversation = await self._prepare(stream=True)
         generation = conversation.generation
-        begun = False
+        blocks: _Blocks | None = None
+        reader = MessageReader(conversation.reading, 0)
         async with aclosing(generation.stream()) as outputs:
             async for _, output in outputs:
                 (completion,) = output.outputs
-                if not begun:
-                    begun = True
+                if blocks is None:
+                    blocks = _Blocks()
                     yield self._start(generation, [*self._warnings, *conversation.warnings, *output.warnings])
-                if completion.text:
-                    delta = {"type": "text_delta", "text": completion.text}
-                    yield _event("content_block_delta", {"index": 0, "delta": delta})
-        yield _event("content_block_stop", {"index": 0})
-        end = {"delta": _end(completion), "usage": _usage(generation), **await generation.extras()}
+                for piece in blocks.take(self._shown(reader.take(completion))):
+                    yield piece
+        assert blocks is not None
+        yield blocks.end()
+        ended = _end(completion, reader.finish_reason(completion))
+        end = {"delta": ended, "usage": _usage(generation), **await generation.extras()}
         yield await piece_of(self._service.work, partial(_event, "message_delta", end), generation.size_of_extras)
         yield _event("message_stop", {})
+
+    def _shown(self, parts: list[Part]) -> list[Part]:
+        """Without the thinking, for a client that wants none."""
+        if self._shows_thinking:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
 
     def _start(self, generation: Generation, warnings: list[str]) -> bytes:
         usage = {**_usage(generation), "output_tokens": 0}
@@ -150,8 +172,7 @@ class _Reply:
         }
         if warnings:
             message["warnings"] = warnings
-        block = _event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})
-        return _event("message_start", {"message": message}) + block
+        return _event("message_start", {"message": message})
 
     def _form(self) -> Form | None:
         """Both fields that Anthropic has had for it.
@@ -174,11 +195,12 @@ class _Reply:
         return await converse(
             self._service,
             self._context,
-            _messages(body),
+            conversation_of(body),
             make_params,
-            fields=_fields(body),
+            fields=_fields(self._service, body),
             salt=body.cache_salt,
             priority=body.priority,
+            tools=self._tools,
         )
 
 
@@ -186,9 +208,44 @@ def _event(kind: str, fields: dict[str, Any], write: Encode = encode) -> bytes:
     return event({"type": kind, **fields}, kind, write)
 
 
-def _end(completion: CompletionOutput) -> dict[str, str | None]:
-    if completion.finish_reason == "length":
+class _Blocks:
+    """The blocks of a stream: each is opened by the first part of its kind, and closed by the next block."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._kind = ""
+
+    def take(self, parts: list[Part]) -> list[bytes]:
+        """The events of the next parts."""
+        events = []
+        for part in parts:
+            kind, block = opened(part)
+            if block is not None and (kind != self._kind or kind == "tool_use"):
+                events.append(self._open(kind, block))
+            delta = delta_of(part)
+            if delta is not None:
+                events.append(_event("content_block_delta", {"index": self._index, "delta": delta}))
+        return events
+
+    def end(self) -> bytes:
+        """The end of the last block; a message has one at least."""
+        begun = b"" if self._kind else self._open("text", {"type": "text", "text": ""})
+        return begun + self._close()
+
+    def _open(self, kind: str, block: dict[str, Any]) -> bytes:
+        closed = self._close() if self._kind else b""
+        self._index, self._kind = self._index + 1, kind
+        return closed + _event("content_block_start", {"index": self._index, "content_block": block})
+
+    def _close(self) -> bytes:
+        return _event("content_block_stop", {"index": self._index})
+
+
+def _end(completion: CompletionOutput, finish_reason: str | None) -> dict[str, str | None]:
+    if finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if finish_reason == "tool_calls":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(completion.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
     return {"stop_reason": "end_turn", "stop_sequence": None}

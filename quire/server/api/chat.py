@@ -78,12 +78,12 @@ class Conversation:
         size = num_numbers([output]) + self.generation.size_of_extras
         return await reply_of(work, partial(build, self, output, extras), size)
 
-    def read(self, completion: CompletionOutput) -> tuple[Message, str | None]:
-        """A finished answer as a message, and why it ended."""
+    def read(self, completion: CompletionOutput) -> tuple[list[Part], str | None]:
+        """The parts of a finished answer, and why it ended."""
         reader = MessageReader(self.reading, completion.index)
-        message = Message.of(reader.take(completion))
+        parts = reader.take(completion)
         self.generation.num_reasoning_tokens += reader.num_reasoning_tokens
-        return message, reader.finish_reason(completion)
+        return parts, reader.finish_reason(completion)
 
 
 async def converse(
@@ -238,7 +238,8 @@ class _Reply:
         return str(content) if echoes else ""
 
     def _choice(self, conversation: Conversation, completion: CompletionOutput) -> dict[str, Any]:
-        message, finish_reason = conversation.read(completion)
+        parts, finish_reason = conversation.read(completion)
+        message = Message.of(parts)
         text = self._echo + message.text
         written: dict[str, Any] = {
             "role": self._role,

@@ -4,15 +4,19 @@ for streams and whole replies."""
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
 
 from quire.errors import UnsupportedFeature
 from quire.message_formats.choice import in_thinking
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.marks import MarkedText, Marks
 from quire.message_formats.parser import MessageParser
-from quire.message_formats.parts import Part, Text
+from quire.message_formats.parts import Part, Text, joined
 from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.tools import ToolUse
@@ -80,7 +84,7 @@ class MessageReader:
             self._feed(self._text.finish(), parts)
             parts += self._parser.finish()
         self.num_calls = self._parser.num_calls
-        return parts
+        return joined(parts)
 
     def _feed(self, pieces: Sequence[tuple[str, int]], parts: list[Part]) -> None:
         for text, num_tokens in pieces:
@@ -127,3 +131,30 @@ def reading_of(
         in_thinking=in_thinking(wanted, service.marks, prompt_token_ids, prompt_text),
         calls_as_they_come=False,
     )
+
+
+def input_of(arguments: str) -> Any:
+    """The arguments of a call as data; those that were cut, as far as they go."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return from_json(arguments, allow_partial="trailing-strings") if arguments.strip() else {}
+
+
+def check_thinks(service: Service, place: str) -> None:
+    """Refuse thinking where it could not be told from the answer.
+
+    Raises: UnsupportedFeature.
+    """
+    if service.message_format.thinking is None:
+        raise UnsupportedFeature(
+            f"{place}: this model's thinking cannot be told from its answer. Use a model that thinks, or start with "
+            "--reasoning-parser and the name of its format.",
+            parameter=place,
+        )
+
+
+def thinking_kwargs(service: Service, thinks: bool | None) -> dict[str, Any]:
+    """Variables of the chat template that turn thinking on or off, those that it reads."""
+    names = ("enable_thinking", "thinking")
+    return {} if thinks is None else {name: thinks for name in names if name in service.chat_template.names}

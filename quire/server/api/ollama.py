@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.errors import InvalidParameter, shown
+from quire.message_formats.parts import CallArguments, CallStart, Message, Part, Reasoning, joined
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RANGES, SamplingParams
 from quire.server.api import ollama_models
@@ -22,6 +23,7 @@ from quire.server.api.admin import check_ready
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new
+from quire.server.api.message_reader import MessageReader, check_thinks, input_of, thinking_kwargs
 from quire.server.api.ollama_models import ERRORS, checked_model
 from quire.server.api.output_form import ollama_form
 from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
@@ -37,6 +39,7 @@ from quire.server.api.protocol.ollama import (
     Options,
 )
 from quire.server.api.protocol.openai import ConversationFields
+from quire.server.api.tools import NO_TOOLS, ToolUse, openai_tools
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of
@@ -54,7 +57,6 @@ _REFUSED = {
     "penalize_newline": Refusal("penalties treat all tokens alike", (True,)),
     "repeat_last_n": Refusal("penalties look at the whole context", (-1,)),
     "tfs_z": Refusal(_ONE_SAMPLER, (1,)),
-    "tools": Refusal(REFUSED["tools"].why, ([],)),  # Ollama's Python client sends an empty list when there are none
     "typical_p": Refusal(_ONE_SAMPLER, (1,)),
 }
 _SAME_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
@@ -104,7 +106,8 @@ class _Reply(ABC):
         self._warnings = [*check_fields(body, service, refused=_REFUSED), *_check_keep_alive(body)]
         self._warnings += _check_context(self._options, service.engine.config.model_config.max_model_len)
         self._num_logprobs = _num_logprobs(body)
-        self._thinks = _check_think(body)
+        self._thinks = _check_think(service, body)
+        self._waiting: list[Part] = []
         self._form = ollama_form(body.format)
         self._logprobs = ChatLogprobsWriter(service.engine.tokenizer, self._num_logprobs or 0, as_ids=False)
 
@@ -113,8 +116,8 @@ class _Reply(ABC):
         """The request on its way to the engine."""
 
     @abstractmethod
-    def _written(self, text: str) -> dict[str, Any]:
-        """A text where clients look for it."""
+    def _written(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """Parts of a message where clients look for them."""
 
     def loaded(self) -> dict[str, Any]:
         """The reply to a request that asks nothing: the model is always loaded.
@@ -122,7 +125,7 @@ class _Reply(ABC):
         Raises: ApiError for options that no request may have.
         """
         self._params(stream=False)
-        reply = {**self._piece(""), "done": True, "done_reason": "load"}
+        reply = {**self._piece(()), "done": True, "done_reason": "load"}
         return {**reply, "warnings": self._warnings} if self._warnings else reply
 
     async def whole(self) -> Response:
@@ -133,7 +136,8 @@ class _Reply(ABC):
     def _whole(self, conversation: Conversation, output: RequestOutput, extras: dict[str, Any]) -> dict[str, Any]:
         (completion,) = output.outputs
         warnings = [*self._warnings, *conversation.warnings, *map(_renamed, output.warnings)]
-        reply = self._piece(completion.text, completion, warnings)
+        parts, _ = conversation.read(completion)
+        reply = self._piece(parts, completion, warnings)
         return {**reply, "done": True, **self._end(conversation.generation, output), **extras}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -142,27 +146,40 @@ class _Reply(ABC):
         generation = conversation.generation
         warnings = [*self._warnings, *conversation.warnings]
         begun = False
+        reader = MessageReader(conversation.reading, 0)
         async with aclosing(generation.stream()) as outputs:
             async for _, output in outputs:
                 (completion,) = output.outputs
                 if not begun:
                     begun = True
                     warnings += map(_renamed, output.warnings)
-                if completion.text or completion.logprobs:
-                    write = partial(self._line, completion, warnings)
+                parts = self._whole_calls(reader.take(completion), is_end=output.finished)
+                if parts or completion.logprobs:
+                    write = partial(self._line, parts, completion, warnings)
                     yield await piece_of(self.service.work, write, num_new(completion))
                     warnings = []
-        end = {**self._piece("", None, warnings), "done": True, **self._end(generation, output)}
+        end = {**self._piece((), None, warnings), "done": True, **self._end(generation, output)}
         write = partial(line, {**end, **await generation.extras()})
         yield await piece_of(self.service.work, write, generation.size_of_extras)
 
-    def _line(self, completion: CompletionOutput, warnings: list[str], encode: Encode) -> bytes:
-        return line({**self._piece(completion.text, completion, warnings), "done": False}, encode)
+    def _whole_calls(self, parts: Sequence[Part], *, is_end: bool) -> list[Part]:
+        """The same parts, but calls wait until they are whole: their arguments are data here. Mutates: what waits."""
+        waiting = joined([*self._waiting, *parts])
+        calls = [index for index, part in enumerate(waiting) if isinstance(part, CallStart)]
+        is_open = (
+            bool(calls) and not is_end and all(isinstance(part, CallArguments) for part in waiting[calls[-1] + 1 :])
+        )
+        first = calls[-1] if is_open else len(waiting)
+        self._waiting = waiting[first:]
+        return waiting[:first]
+
+    def _line(self, parts: Sequence[Part], completion: CompletionOutput, warnings: list[str], encode: Encode) -> bytes:
+        return line({**self._piece(parts, completion, warnings), "done": False}, encode)
 
     def _piece(
-        self, text: str, completion: CompletionOutput | None = None, warnings: list[str] | None = None
+        self, parts: Sequence[Part], completion: CompletionOutput | None = None, warnings: list[str] | None = None
     ) -> dict[str, Any]:
-        piece: dict[str, Any] = {"model": self._model, "created_at": _now(), **self._written(text)}
+        piece: dict[str, Any] = {"model": self._model, "created_at": _now(), **self._written(self._shown(parts))}
         if completion is not None and completion.logprobs is not None:
             piece["logprobs"] = self._logprobs.write(completion.token_ids, completion.logprobs)["content"]
         if warnings:
@@ -202,16 +219,30 @@ class _Reply(ABC):
             raise invalid(f"options.{error.parameter}", _renamed(error.message)) from None
 
     async def _converse(
-        self, messages: list[dict[str, Any]], *, stream: bool, template: str | None = None, continues: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        stream: bool,
+        template: str | None = None,
+        continues: bool = False,
+        tools: ToolUse = NO_TOOLS,
     ) -> Conversation:
-        kwargs = None
-        if self._thinks is False and self._has_template and "enable_thinking" in self.service.chat_template.names:
-            kwargs = {"enable_thinking": False}
+        level = self._thinks if isinstance(self._thinks, str) else None
+        thinks = None if level is not None or not self._has_template else self._thinks
         fields = ConversationFields(
-            chat_template=template, continue_final_message=continues, chat_template_kwargs=kwargs
+            chat_template=template,
+            continue_final_message=continues,
+            chat_template_kwargs=thinking_kwargs(self.service, bool(thinks)) if thinks is not None else None,
+            reasoning_effort=level,
         )
         make_params = partial(self._params, stream=stream)
-        return await converse(self.service, self._context, messages, make_params, fields=fields, salt=None)
+        return await converse(self.service, self._context, messages, make_params, fields=fields, salt=None, tools=tools)
+
+    def _shown(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Without the thinking, for a client that wants none."""
+        if self._thinks is not False:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
 
     @property
     def _has_template(self) -> bool:
@@ -226,13 +257,22 @@ class _ChatReply(_Reply):
         super().__init__(service, context, body)
         self._messages = [_message(index, message) for index, message in enumerate(body.messages or ())]
         self.asks_nothing = not self._messages
+        self._tools = openai_tools(body.tools, None, parallel=None)
 
     async def _prepare(self, *, stream: bool) -> Conversation:
         continues = self._messages[-1].get("role") == "assistant"
-        return await self._converse(self._messages, stream=stream, continues=continues)
+        return await self._converse(self._messages, stream=stream, continues=continues, tools=self._tools)
 
-    def _written(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": self.service.settings.response_role, "content": text}}
+    def _written(self, parts: Sequence[Part]) -> dict[str, Any]:
+        found = Message.of(parts)
+        message: dict[str, Any] = {"role": self.service.settings.response_role, "content": found.text}
+        if found.reasoning:
+            message["thinking"] = found.reasoning
+        if found.tool_calls:
+            message["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": input_of(call.arguments)}} for call in found.tool_calls
+            ]
+        return {"message": message}
 
 
 class _GenerateReply(_Reply):
@@ -267,8 +307,10 @@ class _GenerateReply(_Reply):
         generation = Generation(self.service, self._context, prompts, params, operation="text_completion")
         return Conversation(generation, params, text, [])
 
-    def _written(self, text: str) -> dict[str, Any]:
-        return {"response": text}
+    def _written(self, parts: Sequence[Part]) -> dict[str, Any]:
+        found = Message.of(parts)
+        thinking = {"thinking": found.reasoning} if found.reasoning else {}
+        return {"response": found.text, **thinking}
 
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -335,13 +377,13 @@ def _check_keep_alive(body: AnswerRequest) -> list[str]:
     return ["keep_alive has no effect: the model stays loaded as long as the server runs"]
 
 
-def _check_think(body: AnswerRequest) -> bool | None:
-    """False where the model must not think; None leaves it to the template.
+def _check_think(service: Service, body: AnswerRequest) -> bool | str | None:
+    """Whether the model shall think, or how much; None leaves it to the template.
 
-    Raises: ApiError.
+    Raises: UnsupportedFeature where thinking could not be told from the answer.
     """
     if body.think is not None and body.think is not False:
-        raise invalid("think", f"think is not supported: {REFUSED['include_reasoning'].why}.", "unsupported_parameter")
+        check_thinks(service, "think")
     return body.think
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quire.server.api.protocol.fields import Body, Each, ResponseFormat, SamplingFields, of_kind
+from quire.server.api.protocol.fields import Body, Each, Label, ResponseFormat, SamplingFields, of_kind
 from quire.server.api.protocol.openai import Message
 
 System = Annotated[str | Each[dict[str, Any]], of_kind("a string or an array of text blocks")]
@@ -19,11 +19,21 @@ class OutputConfig(Body):
     format: ResponseFormat | None = None
 
 
+class ThinkingConfig(Body):
+    """Whether the model thinks before it answers, and for how many tokens at most."""
+
+    type: Label
+    budget_tokens: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+
+
 class CountTokensRequest(SamplingFields):
     """POST /v1/messages/count_tokens."""
 
     messages: Each[Message]
     system: System | None = None
+    tools: Each[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: ThinkingConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -37,11 +47,16 @@ class MessagesRequest(CountTokensRequest):
     stream: bool | None = None
 
 
-class TextBlock(TypedDict):
-    """A piece of an answer."""
+class Block(TypedDict):
+    """A piece of an answer: text, thinking, or a call for the client to run."""
 
     type: str
-    text: str
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[dict[str, Any]]
 
 
 class MessageUsage(TypedDict):
@@ -60,7 +75,7 @@ class MessageReply(TypedDict):
     type: str
     role: str
     model: str
-    content: list[TextBlock]
+    content: list[Block]
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage

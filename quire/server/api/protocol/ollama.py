@@ -54,6 +54,7 @@ class ChatRequest(AnswerRequest):
     """POST /api/chat."""
 
     messages: Each[Message] | None = None
+    tools: Each[dict[str, Any]] | None = None
 
 
 class GenerateRequest(AnswerRequest):
@@ -96,11 +97,26 @@ class Piece(Ended):
     why: NotRequired[list[dict[str, Any]]]
 
 
+class OllamaFunction(TypedDict):
+    """A function, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(TypedDict):
+    """A call for the client to run."""
+
+    function: OllamaFunction
+
+
 class OllamaMessage(TypedDict):
     """What the model wrote."""
 
     role: str
     content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaCall]]
 
 
 class ChatReply(Piece):
@@ -113,6 +129,7 @@ class GenerateReply(Piece):
     """A reply of /api/generate, or a line of it."""
 
     response: str
+    thinking: NotRequired[str]
 
 
 class Details(TypedDict):

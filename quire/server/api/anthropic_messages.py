@@ -1,0 +1,179 @@
+"""What Anthropic's API calls messages, tools and blocks, from and to the forms that all APIs share here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from quire.errors import shown
+from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
+from quire.server.api.message_reader import input_of
+from quire.server.api.protocol.anthropic import CountTokensRequest
+from quire.server.api.tools import MAX_TOOLS, NO_TOOLS, Choice, ToolUse, read_tool, tool_use
+from quire.server.http.errors import ApiError, invalid
+
+_PLAIN = ("text",)
+
+
+def conversation_of(body: CountTokensRequest) -> list[dict[str, Any]]:
+    """The messages in OpenAI's form, the system prompt first.
+
+    Raises: ApiError naming the block.
+    """
+    system = [] if not body.system else [{"role": "system", "content": body.system}]
+    messages: list[dict[str, Any]] = [*system]
+    for index, message in enumerate(body.messages):
+        messages += _message(message, f"messages[{index}]")
+    return messages
+
+
+def _message(message: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else []
+    if all(not isinstance(block, Mapping) or block.get("type") in _PLAIN for block in blocks):
+        return [message]
+    if message.get("role") == "assistant":
+        return [_assistant(message, blocks, f"{place}.content")]
+    return _user(message, blocks, f"{place}.content")
+
+
+def _assistant(message: dict[str, Any], blocks: Sequence[Any], place: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for index, block in enumerate(blocks):
+        where = f"{place}[{index}]"
+        match _kind(block, where):
+            case "thinking":
+                thoughts.append(_text(block, "thinking", where))
+            case "tool_use":
+                calls.append(_call(block, where))
+            case _:
+                texts.append(block)
+    found: dict[str, Any] = {**message, "content": texts or None}
+    if thoughts:
+        found["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def _user(message: dict[str, Any], blocks: Sequence[Any], place: str) -> list[dict[str, Any]]:
+    """Results of tools are messages of their own, before what the user says."""
+    results: list[dict[str, Any]] = []
+    texts = []
+    for index, block in enumerate(blocks):
+        where = f"{place}[{index}]"
+        if _kind(block, where) == "tool_result":
+            content = block.get("content")
+            call = {"role": "tool", "tool_call_id": _text(block, "tool_use_id", where)}
+            results.append({**call, "content": "" if content is None else content})
+        else:
+            texts.append(block)
+    return [*results, {**message, "content": texts}] if texts or not results else results
+
+
+def _kind(block: Any, place: str) -> Any:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if kind == "redacted_thinking":
+        raise ApiError(
+            400, "unsupported_content", f"{place} holds thinking that only another server can read.", param=place
+        )
+    return kind
+
+
+def _text(block: Mapping[str, Any], name: str, place: str) -> str:
+    text = block.get(name)
+    if not isinstance(text, str):
+        raise invalid(f"{place}.{name}", f"{place}.{name} must be a string; got {shown(text)}.")
+    return text
+
+
+def _call(block: Mapping[str, Any], place: str) -> dict[str, Any]:
+    given = block.get("input", {})
+    if not isinstance(given, Mapping):
+        raise invalid(f"{place}.input", f"{place}.input must be an object; got {shown(given)}.")
+    function = {"name": _text(block, "name", place), "arguments": given}
+    return {"id": _text(block, "id", place), "type": "function", "function": function}
+
+
+def tools_of(body: CountTokensRequest) -> ToolUse:
+    """The tools, and which of them may be called.
+
+    Raises: ApiError naming the field.
+    """
+    choice = body.tool_choice or {}
+    kind = choice.get("type", "auto")
+    if not body.tools:
+        if kind not in ("auto", "none"):
+            raise invalid("tool_choice", "tool_choice requires tools; send some, or leave it out.")
+        return NO_TOOLS
+    if len(body.tools) > MAX_TOOLS:
+        raise invalid("tools", f"tools has {len(body.tools)} items; the limit is {MAX_TOOLS}. Send fewer of them.")
+    tools = []
+    for index, tool in enumerate(body.tools):
+        if tool.get("type") not in (None, "custom"):
+            raise ApiError(
+                400,
+                "unsupported_parameter",
+                f"tools[{index}].type {shown(tool.get('type'))} is not supported: only tools that the client runs can "
+                "be called here; they have an input_schema.",
+                param=f"tools[{index}].type",
+            )
+        tools.append(read_tool(tool, f"tools[{index}]", parameters="input_schema"))
+    parallel = choice.get("disable_parallel_tool_use")
+    if parallel is not None and not isinstance(parallel, bool):
+        where = "tool_choice.disable_parallel_tool_use"
+        raise invalid(where, f"{where} must be true or false; got {shown(parallel)}.")
+    names = [_text(choice, "name", "tool_choice")] if kind == "tool" else None
+    return tool_use(tools, _choice(kind), names, parallel=not parallel)
+
+
+_CHOICES = {"auto": Choice.AUTO, "any": Choice.REQUIRED, "tool": Choice.REQUIRED, "none": Choice.NONE}
+
+
+def _choice(kind: Any) -> Choice:
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        raise invalid("tool_choice.type", f"tool_choice.type must be {', '.join(_CHOICES)}; got {shown(kind)}.")
+    return _CHOICES[kind]
+
+
+def blocks_of(parts: Iterable[Part]) -> list[dict[str, Any]]:
+    """A whole message as blocks, one of text at least."""
+    blocks: list[dict[str, Any]] = []
+    for part in parts:
+        kind, block = opened(part)
+        if block is not None and (not blocks or kind == "tool_use" or blocks[-1]["type"] != kind):
+            blocks.append(block)
+        match part:
+            case Text():
+                blocks[-1]["text"] += part.text
+            case Reasoning():
+                blocks[-1]["thinking"] += part.text
+            case CallArguments():
+                blocks[-1]["input"] = input_of(part.text)
+    return blocks or [{"type": "text", "text": ""}]
+
+
+def opened(part: Part) -> tuple[str, dict[str, Any] | None]:
+    """The kind of block that a part belongs to, and the empty block with which one begins."""
+    match part:
+        case Text():
+            return "text", {"type": "text", "text": ""}
+        case Reasoning():
+            return "thinking", {"type": "thinking", "thinking": "", "signature": ""}
+        case CallStart():
+            return "tool_use", {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+        case CallArguments():
+            return "tool_use", None
+
+
+def delta_of(part: Part) -> dict[str, Any] | None:
+    """What a part adds to its block."""
+    match part:
+        case Text():
+            return {"type": "text_delta", "text": part.text}
+        case Reasoning():
+            return {"type": "thinking_delta", "thinking": part.text}
+        case CallArguments():
+            return {"type": "input_json_delta", "partial_json": part.text}
+        case CallStart():
+            return None
