@@ -80,6 +80,7 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         _build_routes(app)
         collector = asyncio.create_task(garbage.collect_now_and_then(lambda: service.body_budget.used > MANY_BYTES))
+        await asyncio.to_thread(service.describe_conversations)
         # for the connections, which refuse before there is a request
         yield {"count_refused": service.count_refused, "error_shape": error_shape}
         collector.cancel()

@@ -15,7 +15,8 @@ from starlette.types import Scope
 
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.identity import Identity
-from quire.errors import EngineError, UnsupportedFeature
+from quire.errors import EngineError, RequestError, UnsupportedFeature
+from quire.log import get_logger
 from quire.message_formats.choice import choose
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.formats import CALLS, THINKING
@@ -28,7 +29,8 @@ from quire.server.http.errors import ApiError
 from quire.server.processes.link import FrontReport
 from quire.server.processes.peers import Alone, Peers
 from quire.server.settings import ServerSettings
-from quire.tokenizer.chat import ChatTemplate, load_chat_template
+from quire.tokenizer.chat import ChatTemplate, has_chat_template, load_chat_template
+from quire.tokenizer.template_doctor import dropped_parts
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.work_pool import WorkPool
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from quire.observability.tracing import Tracer
 
 
+log = get_logger(__name__)
 EXTENSION = "quire.stream"
 """Of a scope, by a connection: its `write` sends a piece of a chunked body."""
 
@@ -220,6 +223,28 @@ class Service:
     def tool_template(self) -> ChatTemplate:
         """The template of conversations with tools; some models have one of its own."""
         return load_chat_template(self.tokenizer, self.engine.config.model_config.chat_template, with_tools=True)
+
+    @cached_property
+    def dropped_parts(self) -> frozenset[str]:
+        """The parts of conversations that the chat template leaves out."""
+        return dropped_parts(self.tool_template)
+
+    def describe_conversations(self) -> None:
+        """Log how conversations are written and read, and warn of what the chat template leaves out."""
+        if not has_chat_template(self.engine.tokenizer, self.engine.config.model_config.chat_template):
+            return
+        try:
+            calls, thinking = self.message_format.calls, self.message_format.thinking
+            for part in sorted(self.dropped_parts):
+                log.warning("the chat template leaves out %s; requests that have them are told so in warnings", part)
+        except RequestError as error:
+            log.warning("the chat template cannot be used: %s", error.message)
+            return
+        log.info(
+            "conversations: tool calls %s, thinking %s",
+            "are text" if calls is None else f"begin with {' or '.join(calls.begins)}",
+            "is text" if thinking is None else f"begins with {thinking.begin}",
+        )
 
     @cached_property
     def message_format(self) -> MessageFormat:

@@ -91,3 +91,11 @@ def test_thinking_is_turned_off_where_the_template_reads_it(bare: Callable[..., 
     replies = [server.post("/api/chat", **ask, **more).json() for more in ({}, {"think": False})]
     counts = [server.post("/tokenize", prompt=text).json()["count"] for text in ("hi", "hi plainly")]
     assert [reply["prompt_eval_count"] for reply in replies] == counts
+
+
+def test_a_reply_names_what_the_chat_template_leaves_out(bare: Callable[..., Running]) -> None:
+    server = bare(chat_template="{{ messages[-1].content }}")
+    messages = [{"role": "system", "content": "Be brief."}, *QUESTION]
+    warnings = server.post("/v1/chat/completions", messages=messages, max_tokens=1).json()["warnings"]
+    assert warnings == ["messages: this model's chat template leaves out system messages, so the model never sees them"]
+    assert "warnings" not in server.post("/v1/chat/completions", messages=QUESTION, max_tokens=1).json()

@@ -16,6 +16,7 @@ from quire.server.api.tools import NO_TOOLS, ToolUse
 from quire.server.http.errors import invalid
 from quire.server.service import Context, Service
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, encode_chat
+from quire.tokenizer.template_doctor import parts_of
 from quire.tokenizer.tokenizer import without_marks
 from quire.utils.cancellation import check_cancelled
 
@@ -160,7 +161,7 @@ def chat_text(
     if fields.reasoning_effort is not None:
         effort = fields.reasoning_effort
         asked = {"reasoning_effort": effort, "enable_thinking": effort != "none", **asked}
-    warnings = []
+    warnings = _dropped(service, messages, fields, tools)
     if fields.reasoning_effort is not None and not {"reasoning_effort", "enable_thinking"} & template.names:
         warnings.append("reasoning_effort has no effect: this model's chat template does not read it")
     for name in (fields.chat_template_kwargs or {}).keys() - template.names:
@@ -178,6 +179,18 @@ def chat_text(
     )
     service.engine.input_processor.check_characters(rendered)
     return without_marks(rendered), encode_chat(service.tokenizer, rendered), warnings
+
+
+def _dropped(
+    service: Service, messages: Sequence[dict[str, Any]], fields: ConversationFields, tools: ToolUse
+) -> list[str]:
+    """A warning for each part of the conversation that the server's chat template leaves out."""
+    if fields.chat_template is not None or not service.dropped_parts:
+        return []
+    lost = service.dropped_parts & parts_of(messages, has_tools=bool(tools.shown))
+    return [
+        f"messages: this model's chat template leaves out {part}, so the model never sees them" for part in sorted(lost)
+    ]
 
 
 def _template(service: Service, fields: ConversationFields, *, with_tools: bool) -> ChatTemplate:
