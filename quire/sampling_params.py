@@ -15,6 +15,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from quire.errors import InvalidParameter, UnsupportedFeature, counted, shown
+from quire.structured.gate_fields import gate_of
+from quire.structured.grammar import Gate
 from quire.structured.params import StructuredOutputsParams
 from quire.utils.lazy import nearest
 from quire.utils.unicode import check_unicode
@@ -112,6 +114,11 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     """The form that the output must have, as such an object or as a mapping of its fields. The output then ends with
     the first end-of-sequence token, which comes when the form is complete."""
+    thinking_token_budget: int | None = None
+    """Most tokens of thinking before the answer; then the thinking is ended. None and -1 do not limit it."""
+    gate: Gate | None = None
+    """From where on `structured_outputs` counts: after the thinking, or after triggers. Set by the server's APIs and by
+    whoever writes a model's message format, as such an object or as a mapping of its fields."""
     warnings: tuple[str, ...] = field(default=(), init=False, compare=False)
     """What was adjusted; copied to the output."""
 
@@ -190,7 +197,8 @@ class SamplingParams:
         texts = (*self.stop_strings, *(self.bad_words or ()))
         lists = (self.stop_token_ids, self.logit_bias, self.allowed_token_ids)
         form = 0 if self.structured_outputs is None else self.structured_outputs.num_characters
-        return sum(map(len, texts)) + sum(len(entries or ()) for entries in lists) + form
+        gate = 0 if self.gate is None else self.gate.num_characters
+        return sum(map(len, texts)) + sum(len(entries or ()) for entries in lists) + form + gate
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -245,6 +253,7 @@ BOUNDS: dict[str, Bound] = {
     "bad_words": Bound(items=128, characters=256, total_characters=8192),
     "extra_args": Bound(items=0),
     "structured_outputs": Bound(items=16),
+    "gate": Bound(items=16),
 }
 """For every field that is no plain number or flag. An engine also refuses more allowed_token_ids than its vocabulary
 has tokens, and bad_words of more than `MAX_BAD_WORD_TOKENS` tokens. Fields bounded to 0 are refused by name."""
@@ -357,7 +366,10 @@ def _or_none(read: Reader) -> Reader:
 
 _KINDS: dict[str, tuple[Reader, str]] = {
     **dict.fromkeys(("n", "top_k", "min_tokens"), (read_integer, "an integer")),
-    **dict.fromkeys(("seed", "max_tokens", "best_of", "beam_width"), (_or_none(read_integer), "an integer or None")),
+    **dict.fromkeys(
+        ("seed", "max_tokens", "best_of", "beam_width", "thinking_token_budget"),
+        (_or_none(read_integer), "an integer or None"),
+    ),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), (_or_none(_read_count), "an integer or None")),
     **dict.fromkeys(
         (
@@ -392,6 +404,7 @@ _KINDS: dict[str, tuple[Reader, str]] = {
     "output_kind": (_read_kind, "a RequestOutputKind"),
     "extra_args": (_or_none(_read_mapping), "a mapping or None"),
     "structured_outputs": (_or_none(StructuredOutputsParams.of), "StructuredOutputsParams, a mapping or None"),
+    "gate": (_or_none(gate_of), "a Gate, a mapping or None"),
 }
 
 
@@ -442,6 +455,7 @@ RANGES = {
     "min_tokens": Range(0, 2**31 - 1),
     "logprobs": Range(-1, 2**31 - 1),
     "prompt_logprobs": Range(-1, 2**31 - 1),
+    "thinking_token_budget": Range(-1, 2**31 - 1),
 }
 
 
@@ -488,10 +502,27 @@ def _check_together(params: SamplingParams) -> None:
             "complete. Leave out one of the two.",
             parameter="ignore_eos",
         )
+    if params.gate is not None:
+        _check_gate(params, params.gate)
     if params.extra_args:
         raise UnsupportedFeature(
             f"extra_args is not supported: nothing would read {shown(next(iter(params.extra_args)))}",
             parameter="extra_args",
+        )
+
+
+def _check_gate(params: SamplingParams, gate: Gate) -> None:
+    if gate.triggers and params.structured_outputs is None:
+        raise InvalidParameter(
+            "gate.triggers needs structured_outputs: what must follow a trigger. Give it, or leave out the triggers.",
+            parameter="gate.triggers",
+        )
+    budgets = {params.thinking_token_budget, None if gate.thinking is None else gate.thinking.budget} - {None, -1}
+    if len(budgets) > 1:
+        raise InvalidParameter(
+            f"thinking_token_budget ({params.thinking_token_budget}) and gate.thinking.budget must not differ; give "
+            "one of them",
+            parameter="thinking_token_budget",
         )
 
 
@@ -508,6 +539,8 @@ _NOT_FOR_BEAMS = {
     "allowed_token_ids": None,
     "bad_words": None,
     "structured_outputs": None,
+    "thinking_token_budget": None,
+    "gate": None,
 }
 """Fields that a beam search cannot honour, and their defaults."""
 
@@ -570,8 +603,9 @@ def _normalise(params: SamplingParams) -> None:
         changes["beam_width"] = params.n
     if params.top_k == -1:
         changes["top_k"] = 0
-    if params.seed == -1:
-        changes["seed"] = None
+    for name in ("seed", "thinking_token_budget"):
+        if getattr(params, name) == -1:
+            changes[name] = None
     for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
         value = getattr(params, name)
         if isinstance(value, list):

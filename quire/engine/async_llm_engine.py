@@ -447,7 +447,11 @@ class AsyncLLMEngine:
         process = self._parts.input_processor.process
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
         has_lists = params is not None and (
-            params.bad_words or params.allowed_token_ids or params.structured_outputs is not None
+            params.bad_words
+            or params.allowed_token_ids
+            or params.structured_outputs is not None
+            or params.thinking_token_budget is not None
+            or params.gate is not None
         )
         if isinstance(token_ids, list) and len(token_ids) <= MAX_TOKENS_CHECKED_HERE and not has_lists:
             return process(core_id, prompt, params, tenant, received_at, priority)

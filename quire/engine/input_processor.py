@@ -5,18 +5,19 @@ Everything that depends on the model is checked here, once, before the core hear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
 from quire.config.engine import QuireConfig
+from quire.engine.thinking import gate_in_force
 from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, counted, shown
 from quire.inputs import PromptType
 from quire.messages.request import MAX_PRIORITY, EngineCoreRequest
 from quire.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams, checked_names, read_integer
 from quire.structured.checker import GrammarChecker
-from quire.structured.grammar import Grammar, Vocabulary
+from quire.structured.grammar import Gate, Grammar, Thinking, Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.tokenizer.vocabulary import vocabulary_of
 from quire.utils.lazy import nearest
@@ -59,6 +60,8 @@ class InputProcessor:
         """The tokenizer's own comes first: it ends an output without a stop reason, as in vLLM."""
         self.grammars = GrammarChecker(self._vocabulary, config.decoding_config.backend)
         """What requests ask for with structured_outputs, checked in a process of its own."""
+        self.thinking: Thinking | None = None
+        """How the model marks its thinking, for requests with thinking_token_budget that do not say it."""
         self._seeds = seeds
         self._seeds_lock = Lock()
         self._worked_out: tuple[_Lists, tuple[tuple[int, ...], ...], bytes | None] | None = None
@@ -93,9 +96,9 @@ class InputProcessor:
             token_ids = self.encode(text or "")
         max_tokens, warnings = self.check(token_ids, params)
         bad_words, allowed = self._lists_of(params)
-        grammar = self.grammar_of(params)
-        moved = {"allowed_token_ids": allowed, "structured_outputs": grammar}
-        changes = {name: None for name, value in moved.items() if value is not None}
+        grammar = self.grammar_of(params, token_ids)
+        moved = ("allowed_token_ids", "structured_outputs", "thinking_token_budget", "gate")
+        changes = dict.fromkeys(name for name in moved if getattr(params, name) is not None)
         core = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -123,12 +126,30 @@ class InputProcessor:
         self._check_params(params)
         return self._max_tokens(params, len(token_ids))
 
-    def grammar_of(self, params: SamplingParams) -> Grammar | None:
-        """The grammar of `structured_outputs`. May take a second; what was asked for before is remembered.
+    def grammar_of(self, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Grammar | None:
+        """The grammar of `structured_outputs`, and from where on it counts. May take a second; what was asked for
+        before is remembered.
 
         Raises: RequestErrors naming the field, the JSON pointer and the reason.
         """
-        return None if params.structured_outputs is None else self.grammars.check(params.structured_outputs)
+        gate = gate_in_force(params, self.thinking, prompt_token_ids)
+        if gate is not None:
+            self._check_gate(params, gate)
+        if params.structured_outputs is not None:
+            grammar = self.grammars.check(params.structured_outputs)
+            return grammar if gate is None else replace(grammar, gate=gate)
+        is_limited = gate is not None and gate.thinking is not None and gate.thinking.budget is not None
+        return Grammar(text="", backend=self.config.decoding_config.backend, gate=gate) if is_limited else None
+
+    def _check_gate(self, params: SamplingParams, gate: Gate) -> None:
+        """Whether the model has the tokens, and the bytes of all tokens are known, in which texts are looked for."""
+        name = "gate" if params.thinking_token_budget is None else "thinking_token_budget"
+        self._check_ids("gate", gate.token_ids)
+        try:
+            self.grammars.vocabulary()
+        except UnsupportedFeature as error:
+            reason = error.message.partition(": ")[2]
+            raise UnsupportedFeature(f"{name} is not supported here: {reason}", parameter=name) from None
 
     def _vocabulary(self) -> Vocabulary:
         return vocabulary_of(self.tokenizer, self.config.model_config.arch.vocab_size, self._eos_token_ids)

@@ -7,6 +7,7 @@ from collections import Counter
 from quire.config.memory_plan import WAITING_TOKEN_BYTES
 from quire.errors import EngineOverloaded
 from quire.messages.request import EngineCoreRequest
+from quire.structured.grammar import Gate, Grammar
 
 REQUEST_BYTES = 6 << 10
 """A request without its lists: the message, its group, its place in the queue, its timeline."""
@@ -23,6 +24,10 @@ WORD_TOKEN_BYTES = 200
 ALLOWED_BYTES = 9
 """A bit and a byte for each of eight tokens of the vocabulary, where only some are allowed."""
 CHARACTER_BYTES = 4
+MARKER_BYTES = 200
+"""Of a gate, without its text."""
+TOKEN_BYTES = 48
+"""Of a gate."""
 
 
 def bytes_of(request: EngineCoreRequest) -> int:
@@ -43,8 +48,14 @@ def bytes_of(request: EngineCoreRequest) -> int:
         + sum(len(word) for word in words if len(word) > 1) * WORD_TOKEN_BYTES
         + sum(map(len, texts)) * CHARACTER_BYTES
         + len(request.allowed_tokens or b"") * ALLOWED_BYTES
-        + (0 if request.grammar is None else len(request.grammar.text)) * CHARACTER_BYTES
+        + (0 if request.grammar is None else _bytes_of_grammar(request.grammar))
     )
+
+
+def _bytes_of_grammar(grammar: Grammar) -> int:
+    gate = grammar.gate or Gate()
+    characters = len(grammar.text) + gate.num_characters
+    return characters * CHARACTER_BYTES + len(gate.token_ids) * TOKEN_BYTES + len(gate.markers) * MARKER_BYTES
 
 
 class RequestMemory:

@@ -24,6 +24,7 @@ class GrammarMasks:
     """structured_outputs: a `Processor` for the rows that have a grammar.
 
     min_tokens counts here: before it, tokens that end the output are possible only where the grammar allows no other.
+    A row that is free in a step, and past its min_tokens, costs nothing in it.
     """
 
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
@@ -33,13 +34,17 @@ class GrammarMasks:
         self._indices = torch.tensor([index for index, _, _ in found], dtype=torch.int64)
         self._masks: Masks = np.zeros((len(found), mask_words(vocab_size)), np.int32)
         self._ends = [_as_words(row.controls.ends, self._masks.shape[1]) for row in self._rows]
+        self._counting: list[int] = []
+        """Which of them have a mask in this step: the first rows of `_masks`, in this order."""
         self._fill_now: Callable[[], None] | None = None
         """What `apply` waits for, or does."""
         self.is_needed = bool(found)
 
     def begin(self, backend: GrammarBackend, thread: ThreadPoolExecutor | None) -> None:
         """Compute the masks of the next step in a thread, beside what comes before `apply`; without one, in `apply`."""
-        if thread is None:
+        pairs = zip(self._rows, self._matchers, strict=True)
+        self._counting = [i for i, (row, matcher) in enumerate(pairs) if not matcher.is_free or _waits(row)]
+        if thread is None or not self._counting:
             self._fill_now = partial(self._fill, backend)
         else:  # one after the other: one of a step that failed may still run
             self._fill_now = thread.submit(self._fill, backend).result
@@ -49,15 +54,26 @@ class GrammarMasks:
         assert self._fill_now is not None, "begin comes before apply"
         self._fill_now()
         self._fill_now = None
-        F.apply_token_bitmask(logits, self._indices, torch.from_numpy(self._masks))
+        if self._counting:
+            masks = torch.from_numpy(self._masks[: len(self._counting)])
+            F.apply_token_bitmask(logits, self._indices[self._counting], masks)
 
     def _fill(self, backend: GrammarBackend) -> None:
-        backend.fill_masks(list(zip(self._matchers, range(len(self._matchers)), strict=True)), self._masks)
-        for mask, row, matcher, ends in zip(self._masks, self._rows, self._matchers, self._ends, strict=True):
+        matchers = [self._matchers[index] for index in self._counting]
+        self._masks[[place for place, matcher in enumerate(matchers) if matcher.is_free]] = -1
+        asked = [(matcher, place) for place, matcher in enumerate(matchers) if not matcher.is_free]
+        if asked:
+            backend.fill_masks(asked, self._masks)
+        for place, (index, matcher) in enumerate(zip(self._counting, matchers, strict=True)):
+            mask = self._masks[place]
             if matcher.error:
                 mask[:] = 0  # what the library leaves there would end the output
-            elif row.num_output_tokens < row.request.sampling_params.min_tokens and np.any(longer := mask & ~ends):
+            elif _waits(self._rows[index]) and np.any(longer := mask & ~self._ends[index]):
                 mask[:] = longer
+
+
+def _waits(row: SamplingRow) -> bool:
+    return row.num_output_tokens < row.request.sampling_params.min_tokens
 
 
 def _as_words(token_ids: Sequence[int], num_words: int) -> Masks:

@@ -56,9 +56,15 @@ def parameters_in_effect(request: EngineCoreRequest) -> list[str]:
         "repetition_penalty": params.repetition_penalty != 1,
         "presence_penalty": params.presence_penalty != 0,
         "frequency_penalty": params.frequency_penalty != 0,
-        "structured_outputs": request.grammar is not None,
+        "structured_outputs": request.grammar is not None and bool(request.grammar.text),
+        "thinking_token_budget": _has_budget(request),
     }
     return [name for name, is_set in in_effect.items() if is_set]
+
+
+def _has_budget(request: EngineCoreRequest) -> bool:
+    gate = None if request.grammar is None else request.grammar.gate
+    return gate is not None and gate.thinking is not None and gate.thinking.budget is not None
 
 
 class _Places:

@@ -29,6 +29,14 @@ class Matcher(Protocol):
     def error(self) -> str:
         """Why it cannot go on; empty while it can."""
 
+    @property
+    def is_free(self) -> bool:
+        """Whether every token may follow, so that no mask is needed."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is complete and nothing but its end may follow."""
+
     def advance(self, token_id: int) -> None:
         """Take the next token."""
 

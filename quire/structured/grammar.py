@@ -1,4 +1,6 @@
-"""`Grammar`: what an output must follow, in the words of a grammar library; and the vocabulary it is followed with."""
+"""`Grammar`: what an output must follow, in the words of a grammar library, and from where on (`Gate`); and the
+vocabulary it is followed with.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,67 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What separates the parts of an output."""
+
+    text: str
+    token_id: int | None = None
+    """Only this token is the marker. None: the text is looked for in the bytes of the output, in which special tokens
+    count as they are spelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """How a model marks the thinking that comes before its answer, and how much of it there may be."""
+
+    begin: Marker
+    end: Marker
+    is_open: bool = False
+    """The prompt ends inside the thinking. Otherwise there is thinking where the output begins with `begin`, white
+    space aside."""
+    budget: int | None = None
+    """Most tokens of thinking, without the begin marker. None: as many as the model likes."""
+    forced: tuple[int, ...] = ()
+    """Tokens that follow when the budget is used up; the thinking ends with the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """From where on a grammar counts. See `gate` for what that means token by token."""
+
+    thinking: Thinking | None = None
+    """The grammar counts after it."""
+    triggers: tuple[Marker, ...] = ()
+    """The grammar counts after each of these, until it is complete and can take nothing more. Without any it counts to
+    the end of the output."""
+
+    @property
+    def markers(self) -> tuple[Marker, ...]:
+        """All markers."""
+        return (*(() if self.thinking is None else (self.thinking.begin, self.thinking.end)), *self.triggers)
+
+    @property
+    def num_characters(self) -> int:
+        """Of all texts, a number counted as one."""
+        forced = () if self.thinking is None else self.thinking.forced
+        return sum(len(marker.text) for marker in self.markers) + len(forced)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens that are named."""
+        forced = () if self.thinking is None else self.thinking.forced
+        return (*(marker.token_id for marker in self.markers if marker.token_id is not None), *forced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
     """A grammar that was checked. Equal grammars are compiled once."""
 
     text: str
+    """Empty where only the gate counts: a budget of thinking."""
     backend: str = "llguidance"
+    gate: Gate | None = None
+    """None: it counts from the first token to the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,8 @@ class LLGuidance:
 class LLGuidanceMatcher:
     """One output in llguidance's parser."""
 
+    is_free = False
+
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
 
@@ -54,6 +56,11 @@ class LLGuidanceMatcher:
     def error(self) -> str:
         """See `Matcher`."""
         return self.matcher.get_error()
+
+    @property
+    def is_complete(self) -> bool:
+        """See `Matcher`."""
+        return self.matcher.is_stopped() and self.matcher.is_accepting()
 
     def advance(self, token_id: int) -> None:
         """See `Matcher`."""

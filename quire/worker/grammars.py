@@ -8,9 +8,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from queue import SimpleQueue
 
-from quire.structured.backend import GrammarBackend, Matcher, open_backend
+from quire.structured.backend import Matcher, open_backend
+from quire.structured.gate import GatedBackend
 from quire.structured.grammar import Grammar, Vocabulary
 from quire.utils.threads import start_essential
 
@@ -30,7 +32,7 @@ class Grammars:
     def __init__(self, num_threads: int = 1) -> None:
         """`num_threads` compute the masks of a step."""
         self._num_threads = num_threads
-        self.backend: GrammarBackend | None = None
+        self.backend: GatedBackend | None = None
         """None before there was a vocabulary."""
         self._vocabulary: Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, Future[Matcher]] = OrderedDict()
@@ -59,22 +61,28 @@ class Grammars:
             self._thread = None
 
     def _compile(self, grammar: Grammar) -> Future[Matcher]:
+        """A gate is a thin thing around a grammar that is compiled once for all gates."""
+        root = None if grammar.gate is None else self._compile(replace(grammar, gate=None))
         done = self._compiled.get(grammar)
         if done is None:
             done = self._compiled[grammar] = Future()
-            self._put(lambda: self._run(grammar, done))
+            self._put(lambda: self._run(grammar, root, done))
         self._compiled.move_to_end(grammar)
         while len(self._compiled) > MAX_KEPT:
             self._compiled.popitem(last=False)
         return done
 
-    def _run(self, grammar: Grammar, done: Future[Matcher]) -> None:
-        """In the thread."""
+    def _run(self, grammar: Grammar, root: Future[Matcher] | None, done: Future[Matcher]) -> None:
+        """In the thread, where `root`, of a grammar with a gate, came before."""
         try:
             if self.backend is None:
                 assert self._vocabulary is not None, "no vocabulary came before the first grammar"
-                self.backend = open_backend(grammar.backend, self._vocabulary, self._num_threads)
-            done.set_result(self.backend.compile(grammar))
+                opened = open_backend(grammar.backend, self._vocabulary, self._num_threads)
+                self.backend = GatedBackend(opened, self._vocabulary)
+            if root is None or grammar.gate is None:
+                done.set_result(self.backend.compile(grammar))
+            else:
+                done.set_result(self.backend.gated(grammar.gate, root.result()))
         except BaseException as error:
             done.set_exception(error)
 

@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[list[Any], str]] = {
     "min_tokens": ([-1, 2**63], "in [0, "),
     "logprobs": ([-2, 2**63], "in [-1, "),
     "prompt_logprobs": ([-2], "in [-1, "),
+    "thinking_token_budget": ([-2, 2**31, HUGE], "in [-1, "),
     "stop_token_ids": ([[-1], [2**31], [HUGE]], "no token id"),
     "allowed_token_ids": ([[-1], [2**40]], "no token id"),
     "logit_bias": ([{-1: 1.0}, {2**31: 1.0}], "no token id"),
@@ -46,7 +47,8 @@ VALUES: dict[str, tuple[list[Any], str]] = {
 TYPES: dict[str, tuple[list[Any], str]] = {
     **dict.fromkeys(("n", "top_k", "min_tokens"), ([None, True, 1.0, 2.5, "2", [1], NAN, INF, 1j], "an integer")),
     **dict.fromkeys(
-        ("seed", "max_tokens", "best_of", "beam_width"), ([False, 1.5, "1", NAN, {}], "an integer or None")
+        ("seed", "max_tokens", "best_of", "beam_width", "thinking_token_budget"),
+        ([False, 1.5, "1", NAN, {}], "an integer or None"),
     ),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), ([False, 1.0, "5", [5]], "an integer or None")),
     **dict.fromkeys(
@@ -85,6 +87,7 @@ TYPES: dict[str, tuple[list[Any], str]] = {
     "output_kind": ([0, 5, "DELTA", None], "a RequestOutputKind"),
     "extra_args": ([5, "x", [1]], "a mapping or None"),
     "structured_outputs": ([5, "x", [1]], "StructuredOutputsParams"),
+    "gate": ([5, "x", [1], {}], "gate"),
 }
 
 
@@ -119,6 +122,8 @@ NOT_FOR_BEAMS: dict[str, Any] = {
     "allowed_token_ids": [5, 6],
     "bad_words": ["a"],
     "structured_outputs": {"regex": "a"},
+    "thinking_token_budget": 3,
+    "gate": {"thinking": {"begin": {"text": "a"}, "end": {"text": "b"}}},
 }
 TOGETHER: dict[str, tuple[dict[str, Any], type[QuireError], list[str]]] = {
     "min above max": ({"min_tokens": 9, "max_tokens": 8}, InvalidParameter, ["min_tokens (9)", "max_tokens (8)"]),

@@ -1,0 +1,57 @@
+"""What `thinking_token_budget` and `gate` come to for one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.sampling_params import SamplingParams
+from quire.structured.grammar import Gate, Thinking
+
+FIELD = "thinking_token_budget"
+
+
+def gate_in_force(params: SamplingParams, known: Thinking | None, prompt_token_ids: Sequence[int]) -> Gate | None:
+    """The gate of a request; `known` is how the model marks its thinking, for requests that do not say it.
+
+    Raises: UnsupportedFeature, InvalidParameter.
+    """
+    gate, budget = params.gate, params.thinking_token_budget
+    if budget is None:
+        return gate
+    thinking = None if gate is None else gate.thinking
+    if thinking is None:
+        thinking = _of_prompt(known, prompt_token_ids)
+    limited = replace(thinking, budget=budget, forced=thinking.forced or _end_of(thinking))
+    return replace(gate or Gate(), thinking=limited)
+
+
+def _of_prompt(known: Thinking | None, prompt_token_ids: Sequence[int]) -> Thinking:
+    if known is None:
+        raise UnsupportedFeature(
+            f"{FIELD} is not supported here: this engine was not told how the model marks its thinking. Start it with "
+            "--reasoning-parser, or limit the whole answer with max_tokens.",
+            parameter=FIELD,
+        )
+    return replace(known, is_open=_is_open(known, prompt_token_ids))
+
+
+def _is_open(known: Thinking, prompt_token_ids: Sequence[int]) -> bool:
+    """Whether a prompt ends inside the thinking, by the marker that comes last in it; `known` says it otherwise."""
+    begin, end = known.begin.token_id, known.end.token_id
+    if begin is None or end is None:
+        return known.is_open
+    return next(
+        (token_id == begin for token_id in reversed(prompt_token_ids) if token_id in (begin, end)), known.is_open
+    )
+
+
+def _end_of(thinking: Thinking) -> tuple[int, ...]:
+    if thinking.end.token_id is None:
+        raise InvalidParameter(
+            f"{FIELD} needs gate.thinking.forced, the tokens that end the thinking: its end marker "
+            f"{thinking.end.text!r} is no token of its own",
+            parameter=FIELD,
+        )
+    return (thinking.end.token_id,)
