@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
-from quire.message_formats.marks import is_mark
-
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """A part of the reading; yields to wait for more text."""
@@ -170,30 +168,27 @@ class Reader:
 
         Raises: Malformed where a value cannot go on, or does not end.
         """
+        yield from self.spaces()
+        if (yield from self.peek()) not in ("{", "[", '"'):
+            if not (yield from self.matching(_ATOM, on_piece)):
+                raise Malformed
+            return
         depth = 0
         while True:
-            on_space = yield from self.spaces()
-            if on_space and depth:
-                on_piece(on_space)
             character = yield from self.peek()
-            if not character or is_mark(character):
-                raise Malformed
             if character == '"':
                 yield from self._string(on_piece)
-            elif character in "[{":
+            elif character and character in "[{" and depth < MAX_DEPTH:
                 depth += 1
                 self._one(on_piece)
-                if depth > MAX_DEPTH:
-                    raise Malformed
-            elif character in "]}" and depth:
+            elif character and character in "]}":
                 depth -= 1
                 self._one(on_piece)
-            elif character in ",:" and depth:
-                self._one(on_piece)
-            elif not (yield from self.matching(_ATOM, on_piece)):
+            else:
                 raise Malformed
             if depth == 0:
                 return
+            yield from self.matching(_BETWEEN, on_piece)
 
     def _one(self, on_piece: Callable[[str], None]) -> None:
         self._at += 1
@@ -216,6 +211,8 @@ class Reader:
 
 _SPACES = re.compile(f"[{SPACE}]*")
 _ATOM = re.compile(r"[-+.0-9A-Za-z]*")
+_BETWEEN = re.compile(f"[-+.0-9A-Za-z,:{SPACE}]*")
+"""What stands between brackets and strings."""
 _STRING = re.compile(r'[^"\\]*')
 
 

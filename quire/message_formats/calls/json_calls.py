@@ -126,11 +126,11 @@ class JsonCalls:
         while goes_on:
             yield from reader.spaces()
             key = yield from _text(reader)
+            if is_bare and key not in _OF_CALLS:
+                raise Malformed
             yield from reader.spaces()
             yield from reader.expect(":")
             yield from reader.spaces()
-            if is_bare and key not in _OF_CALLS:
-                raise Malformed
             yield from self._value(source, calls, key, is_bare)
             yield from reader.spaces()
             goes_on = yield from reader.accept(",")
