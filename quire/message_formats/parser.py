@@ -74,6 +74,8 @@ class MessageParser:
             if self._format.thinking is not None and marker == self._marks(self._format.thinking.begin):
                 self._text.marker()
                 yield from self._think()
+                if self._text.is_blank and not self._calls.num_calls:
+                    yield from self._bare_calls()
             else:
                 yield from self._read_calls(marker)
 
