@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from quire.message_formats.marks import Marks
-from quire.message_formats.parts import CallArguments, CallStart, Part
+from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.message_formats.reader import SPACE, Malformed
 
 MAX_NAME = 256
@@ -129,6 +129,26 @@ class CallWriter:
         self._emit(CallStart(self.num_calls, self._id or self._new_id(self.num_calls), self._name))
         for piece in self._pieces if self._as_they_come else ():  # they stood before the name
             self._emit(CallArguments(self.num_calls, piece))
+
+
+class MessageWriter:
+    """The parts of a message: marked text and thinking as they stand, and calls."""
+
+    def __init__(self, emit: Callable[[Part], None], marks: Marks, calls: CallWriter | None) -> None:
+        """`calls` is None where the request allows no calls."""
+        self.calls = calls
+        self.is_thinking = False
+        """The message is inside its thinking."""
+        self._emit = emit
+        self._marks = marks
+
+    def text(self, text: str) -> None:
+        """The next piece of the answer."""
+        self._emit(Text(self._marks.spell(text)))
+
+    def reasoning(self, text: str) -> None:
+        """The next piece of the thinking."""
+        self._emit(Reasoning(self._marks.spell(text)))
 
 
 def checked_arguments(text: str) -> str:
