@@ -69,7 +69,7 @@ THINKING: Mapping[str, Thinking] = {
     ),
     "deepseek_r1": _ALWAYS_THINKS,
     "deepseek_v3": _THINK,
-    "ernie45": Thinking(begin="<think>", end="</think>", is_implied=True, answer=("<response>", "</response>")),
+    "ernie45": Thinking(begin="<think>", end="</think>", answer=("<response>", "</response>")),
     "gemma4": Thinking(begin="<|channel>", end="<channel|>", heading="thought\n", ends_before=("<|tool_call>",)),
     "glm45": _THINK,
     "glm47": _THINK,

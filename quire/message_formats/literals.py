@@ -30,7 +30,7 @@ def json_of_literal(text: str) -> str | None:
     reader.feed(text)
     reader.is_closed = True
     try:
-        for _ in literal(reader, pieces.append):
+        for _ in Literals(reader).read(pieces.append):
             pass  # a closed reader waits for nothing
         for _ in reader.spaces():
             pass
@@ -39,30 +39,101 @@ def json_of_literal(text: str) -> str | None:
     return None if reader.num_left else "".join(pieces)
 
 
-def literal(reader: Reader, tell: Tell, depth: int = 0) -> Steps[None]:
-    """One value: a text, a number, True, False, None, or a list, a tuple or a dict of such.
+class Literals:
+    """Reads values: texts, numbers, True, False, None, and lists, tuples and dicts of such."""
 
-    Raises: Malformed.
-    """
-    if depth > MAX_DEPTH:
-        raise Malformed
-    yield from reader.spaces()
-    match (yield from reader.peek()):
-        case "'" | '"':
-            yield from _text(reader, tell)
-        case "[":
-            reader.skip(1)
-            tell("[")
-            yield from _items(reader, tell, "]", depth)
-            tell("]")
-        case "(":
-            reader.skip(1)
-            yield from _tuple(reader, tell, depth)
-        case "{":
-            reader.skip(1)
-            yield from _dict(reader, tell, depth)
-        case _:
-            tell(_atom((yield from reader.matching(_ATOM))))
+    def __init__(self, reader: Reader, stops: tuple[str, ...] = ()) -> None:
+        """`stops`: what no text holds."""
+        self._reader = reader
+        self._stops = stops
+
+    def read(self, tell: Tell, depth: int = 0) -> Steps[None]:
+        """One value. Raises: Malformed."""
+        if depth > MAX_DEPTH:
+            raise Malformed
+        yield from self._reader.spaces()
+        match (yield from self._reader.peek()):
+            case "'" | '"':
+                yield from self._text(tell)
+            case "[":
+                self._reader.skip(1)
+                tell("[")
+                yield from self._items(tell, "]", depth)
+                tell("]")
+            case "(":
+                self._reader.skip(1)
+                yield from self._tuple(tell, depth)
+            case "{":
+                self._reader.skip(1)
+                yield from self._dict(tell, depth)
+            case _:
+                tell(_atom((yield from self._reader.matching(_ATOM))))
+
+    def _items(self, tell: Tell, end: str, depth: int) -> Steps[tuple[int, bool]]:
+        """How many items there are, and whether a comma follows the last one."""
+        count, is_open = 0, False
+        while True:
+            yield from self._reader.spaces()
+            if (count == 0 or is_open) and (yield from self._reader.accept(end)):
+                return count, is_open
+            if count:
+                tell(", ")
+            yield from self.read(tell, depth + 1)
+            count += 1
+            yield from self._reader.spaces()
+            is_open = yield from self._reader.accept(",")
+            if not is_open:
+                yield from self._reader.expect(end)
+                return count, False
+
+    def _tuple(self, tell: Tell, depth: int) -> Steps[None]:
+        pieces: list[str] = []
+        count, has_comma = yield from self._items(pieces.append, ")", depth)
+        inner = "".join(pieces)
+        tell(inner if count == 1 and not has_comma else f"[{inner}]")
+
+    def _dict(self, tell: Tell, depth: int) -> Steps[None]:
+        tell("{")
+        is_first = True
+        while True:
+            yield from self._reader.spaces()
+            if (yield from self._reader.accept("}")):
+                break
+            tell("" if is_first else ", ")
+            is_first = False
+            yield from self._key(tell, depth)
+            yield from self._reader.spaces()
+            yield from self._reader.expect(":")
+            tell(": ")
+            yield from self.read(tell, depth + 1)
+            yield from self._reader.spaces()
+            if not (yield from self._reader.accept(",")):
+                yield from self._reader.expect("}")
+                break
+        tell("}")
+
+    def _key(self, tell: Tell, depth: int) -> Steps[None]:
+        pieces: list[str] = []
+        yield from self.read(pieces.append, depth + 1)
+        key = "".join(pieces)
+        if key[0] in "[{":
+            raise Malformed
+        tell(key if key[0] == '"' else f'"{key}"')
+
+    def _text(self, tell: Tell) -> Steps[None]:
+        ahead = yield from self._reader.peek(3)
+        end = ahead if ahead in ("'''", '"""') else ahead[0]
+        self._reader.skip(len(end))
+        tell('"')
+        while True:
+            marker = yield from self._reader.until((end, "\\", *self._stops), lambda text: tell(quoted(text)))
+            if marker is None or marker in self._stops:
+                self._reader.unread(marker or "")
+                raise Malformed
+            if marker == end:
+                tell('"')
+                return
+            tell((yield from _escape(self._reader)))
 
 
 def _atom(text: str) -> str:
@@ -77,76 +148,6 @@ def _atom(text: str) -> str:
     if not math.isfinite(number):
         raise Malformed
     return json.dumps(number)
-
-
-def _items(reader: Reader, tell: Tell, end: str, depth: int) -> Steps[tuple[int, bool]]:
-    """How many items there are, and whether a comma follows the last one."""
-    count, is_open = 0, False
-    while True:
-        yield from reader.spaces()
-        if (count == 0 or is_open) and (yield from reader.accept(end)):
-            return count, is_open
-        if count:
-            tell(", ")
-        yield from literal(reader, tell, depth + 1)
-        count += 1
-        yield from reader.spaces()
-        is_open = yield from reader.accept(",")
-        if not is_open:
-            yield from reader.expect(end)
-            return count, False
-
-
-def _tuple(reader: Reader, tell: Tell, depth: int) -> Steps[None]:
-    pieces: list[str] = []
-    count, has_comma = yield from _items(reader, pieces.append, ")", depth)
-    inner = "".join(pieces)
-    tell(inner if count == 1 and not has_comma else f"[{inner}]")
-
-
-def _dict(reader: Reader, tell: Tell, depth: int) -> Steps[None]:
-    tell("{")
-    is_first = True
-    while True:
-        yield from reader.spaces()
-        if (yield from reader.accept("}")):
-            break
-        tell("" if is_first else ", ")
-        is_first = False
-        yield from _key(reader, tell, depth)
-        yield from reader.spaces()
-        yield from reader.expect(":")
-        tell(": ")
-        yield from literal(reader, tell, depth + 1)
-        yield from reader.spaces()
-        if not (yield from reader.accept(",")):
-            yield from reader.expect("}")
-            break
-    tell("}")
-
-
-def _key(reader: Reader, tell: Tell, depth: int) -> Steps[None]:
-    pieces: list[str] = []
-    yield from literal(reader, pieces.append, depth + 1)
-    key = "".join(pieces)
-    if key[0] in "[{":
-        raise Malformed
-    tell(key if key[0] == '"' else f'"{key}"')
-
-
-def _text(reader: Reader, tell: Tell) -> Steps[None]:
-    ahead = yield from reader.peek(3)
-    end = ahead if ahead in ("'''", '"""') else ahead[0]
-    reader.skip(len(end))
-    tell('"')
-    while True:
-        marker = yield from reader.until((end, "\\"), lambda text: tell(quoted(text)))
-        if marker is None:
-            raise Malformed
-        if marker == end:
-            tell('"')
-            return
-        tell((yield from _escape(reader)))
 
 
 def _escape(reader: Reader) -> Steps[str]:

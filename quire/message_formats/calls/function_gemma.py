@@ -14,7 +14,7 @@ from quire.message_formats.typed_values import ValueType, value_type
 from quire.message_formats.writer import CallWriter
 
 _NAME = pattern(r"[\w.:/$@+-]*")
-_ATOM = pattern("[^,{}\\[\\]<>\n\ud800-\udfff]*")
+_ATOM = pattern("[^,:{}\\[\\]<>\n\ud800-\udfff]*")
 _WORD = ValueType()
 
 
@@ -85,8 +85,9 @@ class GemmaCalls:
             yield from reader.spaces()
             yield from reader.expect(":")
         else:
-            key, marker = yield from reader.within((":", *",{}[]\n"))
+            key, marker = yield from reader.within((":", *",{}[]\n", *source.marks.tokens(self.markers)))
             if marker != ":":
+                reader.unread(marker)
                 raise Malformed
         key = source.marks.spell(key).strip()
         if not key:

@@ -7,7 +7,7 @@ from re import compile as pattern
 
 from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
-from quire.message_formats.literals import literal, quoted
+from quire.message_formats.literals import Literals, quoted
 from quire.message_formats.reader import Malformed, Steps
 from quire.message_formats.writer import CallWriter
 
@@ -72,6 +72,7 @@ class PythonicCalls:
         calls.name(name)
         calls.arguments("{")
         known: set[str] = set()
+        literals = Literals(reader, source.marks.tokens(self.markers))
         while True:
             yield from reader.spaces()
             if (yield from reader.accept(")")):
@@ -83,7 +84,7 @@ class PythonicCalls:
                 raise Malformed
             calls.arguments(f'{", " if known else ""}"{quoted(key)}": ')
             known.add(key)
-            yield from literal(reader, calls.arguments)
+            yield from literals.read(calls.arguments)
             yield from reader.spaces()
             if not (yield from reader.accept(",")):
                 yield from reader.expect(")")

@@ -77,6 +77,8 @@ class TaggedCalls:
         calls.begin()
         name = yield from reader.matching(NAME)
         yield from reader.expect(marks(self.name[1]))
+        if not (yield from reader.peek()):
+            raise Malformed  # the name may be cut
         calls.name(name)
         calls.arguments("{")
         known: set[str] = set()
