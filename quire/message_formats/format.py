@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.marks import Marks
 from quire.message_formats.reader import Reader, Steps
 from quire.message_formats.tools import Tool
-from quire.message_formats.writer import CallWriter
+from quire.message_formats.writer import CallWriter, MessageWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,20 @@ class Thinking:
     """Every message begins inside the thinking, whether its prompt says so or not."""
     ends_before: tuple[str, ...] = ()
     """What also ends it, and is not part of it."""
+    heading: str = ""
+    """Stands behind `begin` and is not part of it."""
+    answer: tuple[str, str] | None = None
+    """Markers around the text behind it, which are not part of the text."""
+    is_shown: bool = False
+    """It is told as part of the text, with its markers."""
+    layout: Layout | None = None
+    """Reads the whole message instead."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """All markers."""
-        return (self.begin, self.end, *self.ends_before)
+        layout = () if self.layout is None else self.layout.markers
+        return (self.begin, self.end, *self.ends_before, *(self.answer or ()), *layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +78,38 @@ class CallSyntax(Protocol):
         """A message that consists of one or more calls, the first opening marker included, as an expression."""
 
 
+@runtime_checkable
+class Layout(Protocol):
+    """How whole messages are written that are not thinking, then text and calls in turn."""
+
+    answer: str
+    """What stands before the answer. The form of an answer counts from there on."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+
+    def read_message(self, source: Source, message: MessageWriter, *, in_thinking: bool) -> Steps[None]:
+        """Read a message to its end; `in_thinking`: the prompt has begun the thinking."""
+
+    def ends_in_thinking(self, marks: Marks, prompt_token_ids: Sequence[int], prompt_text: str) -> bool:
+        """Whether a prompt ends inside the thinking."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFormat:
-    """How messages are written: thinking, then text and calls in turn."""
+    """How messages are written: thinking, then text and calls in turn, or as `layout` has it."""
 
     thinking: Thinking | None = None
     calls: CallSyntax | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """What reads whole messages, where thinking or calls are part of such a layout."""
+        calls: object = self.calls
+        if isinstance(calls, Layout):
+            return calls
+        return None if self.thinking is None else self.thinking.layout
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quire.message_formats.calls.function_gemma import GemmaCalls
 from quire.message_formats.calls.json_calls import JsonCalls
 from quire.message_formats.calls.named_json import NamedJson
+from quire.message_formats.calls.pythonic import PythonicCalls
+from quire.message_formats.calls.tagged import TaggedCalls
 from quire.message_formats.format import CallSyntax, Thinking
+from quire.message_formats.harmony import Harmony
 
 _IN_TAGS: dict[str, Any] = {"before": "\n", "after": "\n"}
 _ARRAY: dict[str, Any] = {"before": "[", "between": ", ", "after": "]"}
@@ -21,6 +25,21 @@ def _deepseek(words: str) -> str:
 
 _HERMES = JsonCalls(begins=("<tool_call>",), ends=("</tool_call>",), **_IN_TAGS)
 _LLAMA = JsonCalls(begins=("<|python_tag|>",), bare="{", arguments_key="parameters", separator=";", between="; ")
+
+_HARMONY = Harmony()
+_QWEN3_XML = TaggedCalls(
+    begin="<tool_call>",
+    end="</tool_call>",
+    name=("<function=", ">"),
+    call_end="</function>",
+    key=("<parameter=", ">"),
+    value=("", "</parameter>"),
+    margin="\n",
+    is_section_optional=True,
+)
+_GLM = TaggedCalls(
+    begin="<tool_call>", end="</tool_call>", key=("<arg_key>", "</arg_key>"), value=("<arg_value>", "</arg_value>")
+)
 
 CALLS: Mapping[str, CallSyntax] = {
     "apertus": JsonCalls(begins=("<|tools_prefix|>",), ends=("<|tools_suffix|>",), name_key="", **_ARRAY),
@@ -50,6 +69,10 @@ CALLS: Mapping[str, CallSyntax] = {
         name_end=_deepseek("tool sep"),
     ),
     "ernie45": _HERMES,
+    "functiongemma": GemmaCalls(begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
+    "gemma4": GemmaCalls(begin="<|tool_call>", end="<tool_call|>", quote='<|"|>'),
+    "glm45": _GLM,
+    "glm47": _GLM,
     "granite": JsonCalls(begins=("<|tool_call|>", "<tool_call>"), **_ARRAY),
     "granite-20b-fc": JsonCalls(begins=("<function_call>",), before=" "),
     "granite4": _HERMES,
@@ -71,10 +94,20 @@ CALLS: Mapping[str, CallSyntax] = {
         name_end="<|tool_call_argument_begin|>",
         is_numbered=True,
     ),
+    "lfm2": PythonicCalls(begins=("<|tool_call_start|>",), end="<|tool_call_end|>"),
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
+    "llama4_pythonic": PythonicCalls(begins=("<|python_start|>",), end="<|python_end|>", bare="["),
     "longcat": JsonCalls(begins=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), **_IN_TAGS),
     "minimax": JsonCalls(begins=("<tool_calls>",), ends=("</tool_calls>",), between="\n", **_IN_TAGS),
+    "minimax_m2": TaggedCalls(
+        begin="<minimax:tool_call>",
+        end="</minimax:tool_call>",
+        name=('<invoke name="', '">'),
+        call_end="</invoke>",
+        key=('<parameter name="', '">'),
+        value=("", "</parameter>"),
+    ),
     "mistral": NamedJson(
         begins=("[TOOL_CALLS]",),
         id_begin="[CALL_ID]",
@@ -82,13 +115,53 @@ CALLS: Mapping[str, CallSyntax] = {
         objects=JsonCalls(begins=("[TOOL_CALLS]",), **{**_ARRAY, "before": " ["}),
     ),
     "nemotron_json": JsonCalls(begins=("<TOOLCALL>",), ends=("</TOOLCALL>",), **_ARRAY),
+    "olmo3": PythonicCalls(begins=("<function_calls>",), end="</function_calls>", is_list=False),
+    "openai": _HARMONY,
     "phi4_mini_json": JsonCalls(begins=("functools", "<|tool_call|>"), ends=("", "<|/tool_call|>"), **_ARRAY),
+    "pythonic": PythonicCalls(bare="["),
+    "qwen3_coder": _QWEN3_XML,
     "qwen3_json": _HERMES,
+    "qwen3_xml": _QWEN3_XML,
+    "seed_oss": TaggedCalls(
+        begin="<seed:tool_call>",
+        end="</seed:tool_call>",
+        name=("<function=", ">"),
+        call_end="</function>",
+        key=("<parameter=", ">"),
+        value=("", "</parameter>"),
+    ),
+    "step3p5": _QWEN3_XML,
     "xlam": JsonCalls(bare="[", **_ARRAY),
 }
 """--tool-call-parser."""
+
+_THINK = Thinking(begin="<think>", end="</think>")
+_ALWAYS_THINKS = Thinking(begin="<think>", end="</think>", is_implied=True)
 THINKING: Mapping[str, Thinking] = {
-    "deepseek_r1": Thinking(begin="<think>", end="</think>", is_implied=True),
-    "qwen3": Thinking(begin="<think>", end="</think>"),
+    "cohere_command3": Thinking(
+        begin="<|START_THINKING|>",
+        end="<|END_THINKING|>",
+        ends_before=("<|START_ACTION|>",),
+        answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    "deepseek_r1": _ALWAYS_THINKS,
+    "deepseek_v3": _THINK,
+    "ernie45": Thinking(begin="<think>", end="</think>", answer=("<response>", "</response>")),
+    "gemma4": Thinking(begin="<|channel>", end="<channel|>", heading="thought\n", ends_before=("<|tool_call>",)),
+    "glm45": _THINK,
+    "glm47": _THINK,
+    "granite": Thinking(begin="Here is my thought process:", end="Here is my response:"),
+    "hunyuan_a13b": Thinking(begin="<think>", end="</think>", answer=("<answer>", "</answer>")),
+    "kimi_k2": Thinking(begin="<think>", end="</think>", ends_before=("<|tool_calls_section_begin|>",)),
+    "minimax_m2": Thinking(begin="<think>", end="</think>", is_implied=True, ends_before=("<minimax:tool_call>",)),
+    "minimax_m2_append_think": Thinking(begin="<think>", end="</think>", is_implied=True, is_shown=True),
+    "mistral": Thinking(begin="[THINK]", end="[/THINK]", ends_before=("[TOOL_CALLS]",)),
+    "nemotron_v3": _THINK,
+    "olmo3": _THINK,
+    "openai_gptoss": Thinking(begin="<|channel|>analysis<|message|>", end="<|end|>", layout=_HARMONY),
+    "qwen3": _THINK,
+    "seed_oss": Thinking(begin="<seed:think>", end="</seed:think>"),
+    "step3": _ALWAYS_THINKS,
+    "step3p5": _ALWAYS_THINKS,
 }
 """--reasoning-parser."""

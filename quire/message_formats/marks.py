@@ -26,12 +26,17 @@ class Marks:
         self.ids: dict[str, int] = {marker: ids[marker] for marker in found}
         """Token ids of the markers that are tokens."""
         self.spelled: dict[int, str] = {ids[marker]: marker for marker in found}
+        self.added_tokens = tokenizer.added_tokens
         self._characters = {marker: chr(_FIRST + index) for index, marker in enumerate(found)}
         self._texts = {ord(character): marker for marker, character in self._characters.items()}
 
     def __call__(self, marker: str) -> str:
         """What stands for a marker in marked text."""
         return self._characters.get(marker, marker)
+
+    def tokens(self, markers: Iterable[str]) -> tuple[str, ...]:
+        """What stands in marked text for those markers that are tokens."""
+        return tuple(self._characters[marker] for marker in markers if marker in self._characters)
 
     def spell(self, text: str) -> str:
         """Marked text as it reads."""

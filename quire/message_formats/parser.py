@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 
 from quire.message_formats.format import MessageFormat, Source
 from quire.message_formats.marks import Marks
-from quire.message_formats.parts import Part, Reasoning, Text, joined
+from quire.message_formats.parts import Part, joined
 from quire.message_formats.reader import Malformed, Reader, Steps
 from quire.message_formats.tools import Tool
-from quire.message_formats.writer import CallWriter, Trimmed
+from quire.message_formats.writer import CallWriter, MessageWriter, Trimmed
 
 
 class MessageParser:
@@ -29,7 +29,6 @@ class MessageParser:
         calls_as_they_come: bool = False,
     ) -> None:
         """`new_id` makes the id of a call from its number; `in_thinking`: the prompt has begun the thinking."""
-        self.is_thinking = False
         self._format = message_format
         self._marks = marks
         self._parts: list[Part] = []
@@ -38,9 +37,16 @@ class MessageParser:
         self._calls = CallWriter(
             self._parts.append, marks, new_id, on_told=self._reader.keep, as_they_come=calls_as_they_come
         )
-        self._text = Trimmed(lambda text: self._parts.append(Text(marks.spell(text))), after_marker=in_thinking)
+        self._writer = MessageWriter(self._parts.append, marks, None if message_format.calls is None else self._calls)
+        self._text = Trimmed(self._writer.text, after_marker=in_thinking)
+        self._answer_end: tuple[str, ...] = ()
         self._steps = self._message(in_thinking=in_thinking)
         next(self._steps, None)
+
+    @property
+    def is_thinking(self) -> bool:
+        """What was read so far ends inside the thinking."""
+        return self._writer.is_thinking
 
     @property
     def num_calls(self) -> int:
@@ -66,16 +72,24 @@ class MessageParser:
         return news
 
     def _message(self, *, in_thinking: bool) -> Steps[None]:
-        """Thinking, text and calls in turn, to the end."""
+        """The message, to its end."""
+        if self._format.layout is None:
+            yield from self._turns(in_thinking=in_thinking)
+        else:
+            yield from self._format.layout.read_message(self._source, self._writer, in_thinking=in_thinking)
+
+    def _turns(self, *, in_thinking: bool) -> Steps[None]:
+        """Thinking, text and calls in turn."""
         if in_thinking:
             yield from self._think()
-        yield from self._bare_calls()
+        yield from self._begin_text()
         while (marker := (yield from self._reader.until(self._markers, self._text.put))) is not None:
             if self._format.thinking is not None and marker == self._marks(self._format.thinking.begin):
-                self._text.marker()
                 yield from self._think()
-                if self._text.is_blank and not self._calls.num_calls:
-                    yield from self._bare_calls()
+                yield from self._begin_text()
+            elif marker in self._answer_end:
+                self._answer_end = ()
+                self._text.marker()
             else:
                 yield from self._read_calls(marker)
 
@@ -86,26 +100,41 @@ class MessageParser:
         markers = () if calls is None else calls.begins
         if thinking is not None and (thinking.begin in self._marks.ids or self._text.is_blank):
             markers = (thinking.begin, *markers)
-        return tuple(map(self._marks, markers))
+        return (*map(self._marks, markers), *self._answer_end)
 
     def _think(self) -> Steps[None]:
         thinking, marks = self._format.thinking, self._marks
         assert thinking is not None
-        reasoning = Trimmed(lambda text: self._parts.append(Reasoning(marks.spell(text))), after_marker=True)
-        self.is_thinking = True
+        reasoning = self._text if thinking.is_shown else Trimmed(self._writer.reasoning, after_marker=True)
+        if thinking.is_shown:
+            self._text.put(thinking.begin)
+        else:
+            self._text.marker()
+        self._writer.is_thinking = True
+        if thinking.heading:
+            yield from self._reader.accept(thinking.heading)
         ends = tuple(map(marks, (thinking.end, *thinking.ends_before)))
         marker = yield from self._reader.until(ends, reasoning.put)
-        self.is_thinking = False
+        self._writer.is_thinking = False
         if marker is None:
             reasoning.end()
         elif marker != ends[0]:
             self._reader.unread(marker)
-        self._text.marker()
+        elif thinking.is_shown:
+            self._text.put(marker)
+        if not thinking.is_shown:
+            self._text.marker()
 
-    def _bare_calls(self) -> Steps[None]:
-        """Calls that begin without a marker, with the message."""
-        calls = self._format.calls
-        if calls is None or not calls.bare:
+    def _begin_text(self) -> Steps[None]:
+        """What may stand where text begins: the marker of an answer, calls without a marker."""
+        thinking, calls = self._format.thinking, self._format.calls
+        if thinking is not None and thinking.answer is not None:
+            begin, end = map(self._marks, thinking.answer)
+            self._text.put((yield from self._reader.spaces()))
+            if (yield from self._reader.accept(begin)):
+                self._text.marker()
+                self._answer_end = (end,)
+        if calls is None or not calls.bare or not self._text.is_blank or self._calls.num_calls:
             return
         self._text.put((yield from self._reader.spaces()))
         following = yield from self._reader.peek()

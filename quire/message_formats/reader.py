@@ -41,6 +41,11 @@ class Reader:
         self._text = self._text[self._at :] + text
         self._at = self._kept_from = 0
 
+    @property
+    def num_left(self) -> int:
+        """Characters that are there and were not read."""
+        return len(self._text) - self._at
+
     def keep(self) -> None:
         """Remember what is read from here on."""
         self._kept = []
@@ -136,8 +141,9 @@ class Reader:
             match = pattern.search(self._text, self._at) if markers else None
             end = match.start() if match else len(self._text) - self._num_open(markers)
             if end > self._at:
-                on_text(self._text[self._at : end])
-                self._at = end
+                piece = self._text[self._at : end]
+                self._at = end  # before it is told: what was told is not kept
+                on_text(piece)
             if match:
                 self._at = match.end()
                 return match[0]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from quire.message_formats.marks import Marks
-from quire.message_formats.parts import CallArguments, CallStart, Part
+from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.message_formats.reader import SPACE, Malformed
 
 MAX_NAME = 256
@@ -137,6 +137,26 @@ class CallWriter:
 
 
 _NO_NAME = re.compile(f"[{SPACE}\ud800-\udfff]")
+
+
+class MessageWriter:
+    """The parts of a message: marked text and thinking as they stand, and calls."""
+
+    def __init__(self, emit: Callable[[Part], None], marks: Marks, calls: CallWriter | None) -> None:
+        """`calls` is None where the request allows no calls."""
+        self.calls = calls
+        self.is_thinking = False
+        """The message is inside its thinking."""
+        self._emit = emit
+        self._marks = marks
+
+    def text(self, text: str) -> None:
+        """The next piece of the answer."""
+        self._emit(Text(self._marks.spell(text)))
+
+    def reasoning(self, text: str) -> None:
+        """The next piece of the thinking."""
+        self._emit(Reasoning(self._marks.spell(text)))
 
 
 def checked_arguments(text: str) -> str:

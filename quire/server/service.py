@@ -229,9 +229,25 @@ class Service:
         """The parts of conversations that the chat template leaves out."""
         return dropped_parts(self.tool_template)
 
+    @property
+    def has_conversations(self) -> bool:
+        """Whether there is a chat template."""
+        return has_chat_template(self.engine.tokenizer, self.engine.config.model_config.chat_template)
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether the model is shown tools, and its calls are told from text."""
+        has_format = self.has_conversations and self.message_format.calls is not None
+        return has_format and "tools" in self.tool_template.names
+
+    @property
+    def reads_thinking(self) -> bool:
+        """Whether thinking is told from the answer."""
+        return self.has_conversations and self.message_format.thinking is not None
+
     def describe_conversations(self) -> None:
         """Log how conversations are written and read, and warn of what the chat template leaves out."""
-        if not has_chat_template(self.engine.tokenizer, self.engine.config.model_config.chat_template):
+        if not self.has_conversations:
             return
         try:
             calls, thinking = self.message_format.calls, self.message_format.thinking

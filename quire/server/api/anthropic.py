@@ -186,9 +186,23 @@ class _Reply:
             raise invalid(form.place, f"{form.place} and structured_outputs both say what the output is; send one.")
         return form
 
+    def _translated(self) -> dict[str, Any]:
+        """Fields under the names that all APIs share here.
+
+        Raises: ApiError.
+        """
+        body = self._body
+        found: dict[str, Any] = {} if body.stop_sequences is None else {"stop": body.stop_sequences}
+        budget = None if body.thinking is None else body.thinking.budget_tokens
+        if budget is None or body.thinking is None or body.thinking.type != "enabled":
+            return found
+        if budget < 1:
+            raise invalid("thinking.budget_tokens", f"thinking.budget_tokens must be at least 1, got {budget}.")
+        return {**found, "thinking_token_budget": budget}
+
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
-        fields = body if body.stop_sequences is None else body.model_copy(update={"stop": body.stop_sequences})
+        fields = body.model_copy(update=self._translated())
         make_params = partial(
             sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream, form=self._form()
         )

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from quire.message_formats.parts import CallArguments, CallStart, Message, Part, Reasoning, Text, ToolCall
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.server.api.constraints import constrained
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new, num_numbers, prompt_logprobs
 from quire.server.api.message_reader import MessageReader, Reading, reading_of
@@ -107,8 +108,11 @@ async def converse(
         text, ids, warnings = chat_text(service, messages, fields, tools)
         cut = fields if isinstance(fields, GenerationFields) else None
         prompt = finish_prompt(service, text, ids, params, fields=cut, salt=cache_salt(context, salt))
-        generation = Generation(service, context, [prompt], params, priority=priority)
         reading = reading_of(service, context.id, tools, params, prompt["prompt_token_ids"], text)
+        if reading is not None:
+            found = constrained(params, reading, service.engine.input_processor.grammars)
+            params, reading, warnings = found.params, found.reading, [*warnings, *found.warnings]
+        generation = Generation(service, context, [prompt], params, priority=priority)
         return Conversation(generation, params, text, warnings, reading)
 
     return await service.work.run(prepare)

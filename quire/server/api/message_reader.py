@@ -12,11 +12,11 @@ from typing import Any
 from pydantic_core import from_json
 
 from quire.errors import UnsupportedFeature
-from quire.message_formats.choice import in_thinking
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.marks import MarkedText, Marks
 from quire.message_formats.parser import MessageParser
 from quire.message_formats.parts import Part, Text, joined
+from quire.message_formats.thinking import in_thinking
 from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.tools import ToolUse

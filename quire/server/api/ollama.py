@@ -45,7 +45,6 @@ from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of
 from quire.server.http.streaming import STREAMED_LINES, LineStream, json_reply, line, unless_gone
 from quire.server.service import Context, Service, context_of
-from quire.tokenizer.chat import has_chat_template
 
 _NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 _ONE_SAMPLER = "it is not built; use temperature, top_k, top_p and min_p"
@@ -228,7 +227,7 @@ class _Reply(ABC):
         tools: ToolUse = NO_TOOLS,
     ) -> Conversation:
         level = self._thinks if isinstance(self._thinks, str) else None
-        thinks = None if level is not None or not self._has_template else self._thinks
+        thinks = None if level is not None or not self.service.has_conversations else self._thinks
         fields = ConversationFields(
             chat_template=template,
             continue_final_message=continues,
@@ -243,11 +242,6 @@ class _Reply(ABC):
         if self._thinks is not False:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
-
-    @property
-    def _has_template(self) -> bool:
-        engine = self.service.engine
-        return has_chat_template(engine.tokenizer, engine.config.model_config.chat_template)
 
 
 class _ChatReply(_Reply):
@@ -293,7 +287,7 @@ class _GenerateReply(_Reply):
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
         prompt = body.prompt or ""
-        if body.raw or not (self._has_template or body.template or body.system):
+        if body.raw or not (self.service.has_conversations or body.template or body.system):
             return await self.service.work.run(self._raw, prompt, stream=stream)
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": prompt}]

@@ -144,9 +144,14 @@ def _shown(service: Service, name: str) -> Shown:
         "template": _template(service),
         "details": _details(service),
         "model_info": info,
-        "capabilities": ["completion"],
+        "capabilities": _capabilities(service),
         "modified_at": _made_at(service),
     }
+
+
+def _capabilities(service: Service) -> list[str]:
+    found = {"completion": True, "tools": service.reads_calls, "thinking": service.reads_thinking}
+    return [name for name, has_it in found.items() if has_it]
 
 
 def _template(service: Service) -> str:

@@ -39,6 +39,7 @@ _DIRECT = (
     "spaces_between_special_tokens",
     "allowed_token_ids",
     "bad_words",
+    "thinking_token_budget",
 )
 """Fields that SamplingParams has under the same name and with the same meaning."""
 _BRANCHING = ("n", "best_of", "use_beam_search", "beam_width", "length_penalty", "early_stopping")
@@ -77,7 +78,7 @@ REFUSED: Mapping[str, Refusal] = {
     "guided_json": _old_name("json"),
     "guided_regex": _old_name("regex"),
     "guided_whitespace_pattern": _old_name("whitespace_pattern"),
-    "include_reasoning": Refusal("reasoning is not told apart from the answer yet", (True,)),
+    "include_reasoning": Refusal("/v1/chat/completions tells thinking from the answer", (True,)),
     "kv_transfer_params": _NO_TRANSFER,
     "length_penalty": Refusal(_NO_BEAMS.why, (1, 1.0)),
     "logprob_token_ids": Refusal("ask for logprobs instead"),
@@ -94,7 +95,6 @@ REFUSED: Mapping[str, Refusal] = {
     "routed_experts_prompt_start": Refusal("it is not supported", (0,)),
     "stream_interval": Refusal("every token is sent when it is there", (1,)),
     "suffix": Refusal("insertion is not supported; write the prompt in the model's own fill-in-the-middle form", ("",)),
-    "thinking_token_budget": Refusal("use max_tokens instead", (-1,)),
     "tool_choice": Refusal(_NO_TOOLS.why, ("none",)),
     "tools": _NO_TOOLS,
     "use_beam_search": Refusal(_NO_BEAMS.why, (False,)),
@@ -188,7 +188,8 @@ def sampling_params(
         return SamplingParams(**values)
     with form.named():
         params = SamplingParams(**values, structured_outputs=StructuredOutputsParams.of(form.fields))
-        service.engine.input_processor.grammar_of(params)
+        if params.structured_outputs is not None:
+            service.engine.input_processor.grammars.check(params.structured_outputs)
     return params
 
 

@@ -12,7 +12,7 @@ import ollama
 import pytest
 
 from quire.server.http.streaming import line
-from tests.server.conftest import MODEL, TIMEOUT, Running, stand_in, wait_for
+from tests.server.conftest import MODEL, TIMEOUT, Running, Serve, stand_in, wait_for
 
 QUESTION: Any = [{"role": "user", "content": "What is a KV cache?"}]
 GREEDY = {"temperature": 0, "num_predict": 8}
@@ -181,7 +181,7 @@ def test_the_model_is_described(server: Running, client: ollama.Client) -> None:
     assert shown.details.quantization_level == "BF16"
     assert shown.modelinfo is not None
     assert shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"] == limit
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools"]
     assert shown.parameters is not None
     assert "temperature 0.7" in shown.parameters.splitlines()
     assert "messages" in (shown.template or "")
@@ -199,7 +199,7 @@ def test_a_request_that_asks_nothing_finds_the_model_loaded(client: ollama.Clien
 IMAGE = "iVBORw0KGgo="
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (chat, {"tools": [TOOL]}, "tools is not supported: "),
+    (chat, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name must be"),
     (chat, {"messages": [{"role": "user", "content": "a", "images": [IMAGE]}]}, "messages[0].images is not supported"),
     (chat, {"messages": [{"role": "nobody", "content": "a"}]}, "messages[0].role "),
     (generate, {"images": [IMAGE]}, "images is not supported: this model takes text only"),
@@ -211,8 +211,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 for _ask in (chat, generate):
     REFUSED += [
         (_ask, {"format": {"not": {}}}, "format: '#/not': not is not supported"),
-        (_ask, {"think": True}, "think is not supported: "),
-        (_ask, {"think": "high"}, "think is not supported: "),
+        (_ask, {"think": True}, "think: this model's thinking cannot be told"),
+        (_ask, {"think": "high"}, "think: this model's thinking cannot be told"),
         (_ask, {"keep_alive": "soon"}, "keep_alive must be a duration such as 5m or 300"),
         (_ask, {"top_logprobs": 2}, "top_logprobs requires logprobs"),
         (_ask, {"logprobs": True, "top_logprobs": 21}, "top_logprobs must be between 0 and 20, got 21"),
@@ -415,3 +415,35 @@ def test_a_session_as_open_webui_has_it(serve: Any) -> None:
         server.wait_idle()
         unload = http.post("/api/generate", json={"model": model["model"], "prompt": "", "keep_alive": 0})
         assert unload.status_code == 200
+
+
+CALL = {"name": "f", "parameters": {"city": "Oslo", "days": [1, 2]}}
+FORMAT = {"const": CALL}
+"""What makes the model write that call, as Llama 3 does."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_come_whole_and_their_results_go_back(serve: Serve, stream: bool) -> None:
+    with serve(tool_call_parser="llama3_json") as running, ollama.Client(host=running.url, timeout=TIMEOUT) as client:
+        given: dict[str, Any] = {"options": {"num_predict": 200}, "tools": [TOOL], "format": FORMAT}
+        reply = chat(client, **given, stream=stream)
+        parts = list(reply) if stream else [reply]
+        calls = [call for part in parts for call in part.message.tool_calls or ()]
+        assert [(call.function.name, call.function.arguments) for call in calls] == [("f", CALL["parameters"])]
+        assert "".join(part.message.content or "" for part in parts) == ""
+        history = [*QUESTION, {"role": "assistant", "tool_calls": [calls[0].model_dump()]}]
+        history += [{"role": "tool", "tool_name": "f", "content": "Rain."}]
+        assert chat(client, messages=history, tools=[TOOL]).done
+
+
+@pytest.mark.parametrize("think", [None, True, False])
+def test_thinking_is_told_from_the_answer(serve: Serve, think: bool | None) -> None:
+    with serve(reasoning_parser="deepseek_r1") as running, ollama.Client(host=running.url, timeout=TIMEOUT) as client:
+        for ask in (chat, generate):
+            whole = ask(client, think=think)
+            parts = list(ask(client, think=think, stream=True))
+            found = [part.message if ask is chat else part for part in (whole, *parts)]
+            thoughts = ["".join(one.thinking or "" for one in some) for some in (found[:1], found[1:])]
+            assert thoughts == ["" if think is False else ANSWER] * 2
+            texts = [one.content if ask is chat else one.response for one in found]
+            assert "".join(texts) == ""

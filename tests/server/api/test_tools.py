@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -130,3 +131,67 @@ def test_what_is_wrong_with_tools_is_named(client: openai.OpenAI, given: dict[st
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**body)
     assert caught.value.param == param
+
+
+def arguments_of(call: Any) -> dict[str, Any]:
+    found = json.loads(call.function.arguments)
+    jsonschema.validate(found, WEATHER["function"]["parameters"])
+    return dict(found)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_call_that_must_be_made_follows_its_schema(client: openai.OpenAI, choice: Any, seed: int) -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "tool_choice": choice}
+    given |= {"seed": seed, "temperature": 1, "max_tokens": 400, "parallel_tool_calls": False}
+    whole = client.chat.completions.create(**given).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**given, stream=True) if chunk.choices]
+    calls = [call for piece in pieces for call in piece.delta.tool_calls or ()]
+    assert whole.finish_reason == pieces[-1].finish_reason == "tool_calls"
+    assert whole.message.tool_calls is not None
+    assert len(whole.message.tool_calls) == 1
+    arguments = "".join(call.function.arguments or "" for call in calls if call.function)
+    assert arguments == whole.message.tool_calls[0].function.arguments
+    assert len(calls) > 2, "arguments come piece by piece"
+    arguments_of(whole.message.tool_calls[0])
+
+
+def test_a_call_that_is_cut_has_the_arguments_so_far(client: openai.OpenAI) -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "tool_choice": "required"}
+    given |= {"seed": 1, "temperature": 1}
+    full = client.chat.completions.create(**given, max_tokens=400).choices[0].message.tool_calls[0]
+    for length in (4, 16, 20, 24):
+        whole = client.chat.completions.create(**given, max_tokens=length).choices[0]
+        assert whole.finish_reason == "length"
+        for call in whole.message.tool_calls or ():
+            assert full.function.arguments.startswith(call.function.arguments)
+            assert not whole.message.content
+
+
+def test_tools_change_nothing_before_a_call_begins(client: openai.OpenAI) -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "max_tokens": 60, "seed": 5}
+    free = client.chat.completions.create(**given).choices[0].message.content
+    plain = client.chat.completions.create(**given, tool_choice="none").choices[0].message.content
+    assert free == plain
+
+
+@pytest.mark.parametrize("strict", [True, None])
+def test_a_schema_that_cannot_be_kept_is_told(client: openai.OpenAI, strict: bool | None) -> None:
+    function = {**WEATHER["function"], "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    tools: Any = [{"type": "function", "function": {**function, "strict": strict}}]
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": tools, "max_tokens": 2}
+    if strict:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**given)
+        assert "#/properties/a/not" in caught.value.message
+        assert caught.value.param == "tools[0].function.parameters"
+    else:
+        reply: Any = client.chat.completions.create(**given)
+        assert any("#/properties/a" in warning for warning in reply.warnings)
+
+
+def test_calls_cannot_be_asked_for_beside_another_form(client: openai.OpenAI) -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "tool_choice": "required"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**given, response_format={"type": "json_object"})
+    assert caught.value.param == "tool_choice"

@@ -114,6 +114,7 @@ class SamplingFields(Body):
     bad_words: Each[str] | None = None
     logit_bias: Annotated[dict[str, float], of_kind("an object of numbers by token id")] | None = None
     structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = bounded("thinking_token_budget")
     cache_salt: str | None = None
     priority: int | None = Field(
         default=None, json_schema_extra={"minimum": -MAX_PRIORITY - 1, "maximum": MAX_PRIORITY}

@@ -1,0 +1,101 @@
+"""Calls as Python writes them: `f(a=1, b="x")`. They are read, never evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from re import compile as pattern
+
+from quire.message_formats.call_grammar import CallGrammar
+from quire.message_formats.format import Source
+from quire.message_formats.literals import Literals, quoted
+from quire.message_formats.reader import Malformed, Steps
+from quire.message_formats.writer import CallWriter
+
+_NAME = pattern(r"[\w.]*")
+_KEY = pattern(r"\w*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonicCalls:
+    """A list of calls, `[f(a=1), g()]`, or calls on lines of their own; between markers, or the whole message."""
+
+    begins: tuple[str, ...] = ()
+    end: str = ""
+    is_list: bool = True
+
+    bare: str = ""
+    """`[` where a message may begin with a list of calls and no marker. Such a list names only tools that there are."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """See `CallSyntax`."""
+        return tuple(marker for marker in (*self.begins, self.end) if marker)
+
+    def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
+        """See `CallSyntax`."""
+        reader = source.reader
+        yield from reader.spaces()
+        if self.is_list:
+            yield from reader.expect("[")
+        while True:
+            yield from reader.spaces()
+            yield from self._call(source, begin, calls)
+            yield from reader.spaces()
+            if not (yield from self._another(source)):
+                break
+        if begin and self.end:
+            yield from reader.spaces()
+            if (yield from reader.peek()):
+                yield from reader.expect(source.marks(self.end))
+
+    def _another(self, source: Source) -> Steps[bool]:
+        """Whether another call follows. Reads what stands between, or what ends a list."""
+        reader = source.reader
+        if not self.is_list:
+            following = yield from reader.peek()
+            return following.isalpha() or following == "_"
+        has_comma = yield from reader.accept(",")
+        yield from reader.spaces()
+        if (yield from reader.accept("]")):
+            return False
+        if not has_comma:
+            raise Malformed
+        return True
+
+    def _call(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
+        reader = source.reader
+        calls.begin()
+        name = yield from reader.matching(_NAME)
+        yield from reader.expect("(")
+        if not begin and source.tools and name not in source.tools:
+            raise Malformed
+        calls.name(name)
+        calls.arguments("{")
+        known: set[str] = set()
+        literals = Literals(reader, source.marks.tokens(self.markers))
+        while True:
+            yield from reader.spaces()
+            if (yield from reader.accept(")")):
+                break
+            key = yield from reader.matching(_KEY)
+            yield from reader.spaces()
+            yield from reader.expect("=")
+            if not key or key in known:
+                raise Malformed
+            calls.arguments(f'{", " if known else ""}"{quoted(key)}": ')
+            known.add(key)
+            yield from literals.read(calls.arguments)
+            yield from reader.spaces()
+            if not (yield from reader.accept(",")):
+                yield from reader.expect(")")
+                break
+        calls.arguments("}")
+        calls.end()
+
+    def rest(self, grammar: CallGrammar, begin: str) -> str:
+        """See `CallSyntax`."""
+        raise NotImplementedError
+
+    def several(self, grammar: CallGrammar) -> str:
+        """See `CallSyntax`."""
+        raise NotImplementedError

@@ -1,0 +1,155 @@
+"""Calls whose name and parameters stand between tags, the values as plain text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from re import compile as pattern
+
+from quire.message_formats.call_grammar import CallGrammar
+from quire.message_formats.format import Source
+from quire.message_formats.literals import Tell, quoted
+from quire.message_formats.marks import is_mark
+from quire.message_formats.reader import Malformed, Steps
+from quire.message_formats.typed_values import ValueType, value_type
+from quire.message_formats.writer import CallWriter
+
+NAME = pattern(r"[\w.:/$@+-]*")
+"""Characters of a function's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedCalls:
+    """`begin`, then calls, then `end`. A call is `name[0]`, its name, `name[1]`, parameters and `call_end`; a
+    parameter is `key[0]`, its name, `key[1]`, `value[0]`, the value, `value[1]`. White space may stand between all.
+
+    What a value is, the tool's schema says: texts stay as they stand, others are JSON or values of Python.
+    """
+
+    begin: str
+    end: str
+    name: tuple[str, str] = ("", "")
+    call_end: str = ""
+    """Empty: a section is one call, and `end` ends it."""
+    key: tuple[str, str]
+    value: tuple[str, str]
+    margin: str = ""
+    """Stands between a value and its tags, and is not part of it."""
+    is_section_optional: bool = False
+    """Calls may stand without `begin` and `end` around them."""
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """See `CallSyntax`."""
+        return (self.begin, self.name[0]) if self.is_section_optional else (self.begin,)
+
+    @property
+    def bare(self) -> str:
+        """See `CallSyntax`."""
+        return ""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """See `CallSyntax`."""
+        every = (self.begin, self.end, *self.name, self.call_end, *self.key, *self.value)
+        return tuple(marker for marker in dict.fromkeys(every) if len(marker) > 1)
+
+    def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
+        """See `CallSyntax`."""
+        reader, marks = source.reader, source.marks
+        if begin == self.begin:
+            yield from reader.spaces()
+            yield from reader.expect(marks(self.name[0]))
+        while True:
+            yield from self._call(source, calls)
+            if not self.call_end:
+                return
+            yield from reader.spaces()
+            if not (yield from reader.accept(marks(self.name[0]))):
+                break
+        if begin == self.begin and (yield from reader.peek()):
+            yield from reader.expect(marks(self.end))
+        elif self.is_section_optional:
+            yield from reader.accept(marks(self.end))
+
+    def _call(self, source: Source, calls: CallWriter) -> Steps[None]:
+        reader, marks = source.reader, source.marks
+        calls.begin()
+        name = yield from reader.matching(NAME)
+        yield from reader.expect(marks(self.name[1]))
+        if not (yield from reader.peek()):
+            raise Malformed  # the name may be cut
+        calls.name(name)
+        calls.arguments("{")
+        known: set[str] = set()
+        yield from reader.spaces()
+        while (yield from reader.accept(marks(self.key[0]))):
+            key = yield from self._key(source)
+            if key in known:
+                raise Malformed
+            calls.arguments(f"{', ' if known else ''}{json.dumps(key, ensure_ascii=False)}: ")
+            known.add(key)
+            yield from self._value(source, value_type(source.tools.get(name), key), calls.arguments)
+            yield from reader.spaces()
+        yield from reader.expect(marks(self.call_end or self.end))
+        if not (known or self.call_end or name in source.tools) and source.tools:
+            raise Malformed  # a word between two markers
+        calls.arguments("}")
+        calls.end()
+
+    def _key(self, source: Source) -> Steps[str]:
+        marks = source.marks
+        end = marks(self.key[1])
+        key, marker = yield from source.reader.within((end, "\n", *marks.tokens(self.markers)))
+        key = key.strip()
+        if marker != end or not key:
+            if is_mark(marker[0]):
+                source.reader.unread(marker)
+            raise Malformed
+        if self.value[0]:
+            yield from source.reader.spaces()
+            yield from source.reader.expect(marks(self.value[0]))
+        return key
+
+    def _value(self, source: Source, kind: ValueType, tell: Tell) -> Steps[None]:
+        """A value, up to and with the tag behind it, told as JSON. A text is told as it comes."""
+        reader, marks = source.reader, source.marks
+        if self.margin:
+            yield from reader.accept(self.margin)
+        pieces: list[str] = []
+        put = (lambda text: tell(quoted(marks.spell(text)))) if kind.is_text else pieces.append
+        if kind.is_text:
+            tell('"')
+        end, text = marks(self.value[1]), _WithoutEnd(self.margin, put)
+        marker = yield from reader.until((end, *marks.tokens(self.markers)), text.put)
+        if marker is None:
+            raise Malformed
+        if marker != end:
+            reader.unread(marker)
+            raise Malformed
+        tell('"' if kind.is_text else kind.json(marks.spell("".join(pieces))))
+
+    def rest(self, grammar: CallGrammar, begin: str) -> str:
+        """See `CallSyntax`."""
+        raise NotImplementedError
+
+    def several(self, grammar: CallGrammar) -> str:
+        """See `CallSyntax`."""
+        raise NotImplementedError
+
+
+class _WithoutEnd:
+    """Passes text on, but not one margin at its end."""
+
+    def __init__(self, margin: str, put: Tell) -> None:
+        self._margin = margin
+        self._put = put
+        self._held = ""
+
+    def put(self, text: str) -> None:
+        """The next piece."""
+        text = self._held + text
+        self._held = self._margin if self._margin and text.endswith(self._margin) else ""
+        body = text.removesuffix(self._held)
+        if body:
+            self._put(body)

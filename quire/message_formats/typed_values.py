@@ -1,0 +1,145 @@
+"""`ValueType`: what a schema says of a parameter whose value a model wrote as plain text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from quire.message_formats.literals import json_of_literal
+from quire.message_formats.reader import SPACE
+from quire.message_formats.tools import Tool
+
+ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
+MAX_HOPS = 16
+"""Of references and of schemas inside anyOf and its like."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """The types that a value may have."""
+
+    kinds: frozenset[str] = ANY
+    """Names of JSON Schema."""
+    texts: frozenset[str] = frozenset()
+    """Texts that are values as they stand."""
+
+    @property
+    def is_text(self) -> bool:
+        """Every value is a text."""
+        return self.kinds == {"string"}
+
+    def json(self, text: str) -> str:
+        """The value that a text stands for, as JSON.
+
+        A text stays one where only texts are allowed. Else it is JSON or a value of Python if it can be read as what is
+        allowed. What can be read as nothing stays a text: a wrong value is for the tool to refuse.
+        """
+        if self.is_text or text in self.texts:
+            return json.dumps(text, ensure_ascii=False)
+        spelled = _as_json(text.strip(SPACE))
+        if spelled is not None and _kinds_of(json.loads(spelled)) & self.kinds - {"string"}:
+            return spelled
+        return json.dumps(text, ensure_ascii=False) if spelled is None or "string" in self.kinds else spelled
+
+
+def parameter_schema(tool: Tool | None, name: str) -> Any:
+    """The schema of a tool's parameter; true, which allows anything, where there is none."""
+    if tool is None:
+        return True
+    properties = tool.parameters.get("properties")
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    return tool.parameters.get("additionalProperties", True)
+
+
+def value_type(tool: Tool | None, name: str) -> ValueType:
+    """What the values of a tool's parameter may be."""
+    return type_of_schema(parameter_schema(tool, name), {} if tool is None else tool.parameters)
+
+
+def type_of_schema(schema: Any, root: Mapping[str, Any], hops: int = MAX_HOPS) -> ValueType:
+    """What a schema allows; where it cannot be told, anything. `root` is what its references are looked up in."""
+    if not isinstance(schema, Mapping) or hops == 0:
+        return ValueType()
+    if "$ref" in schema:
+        return type_of_schema(_target(schema["$ref"], root), root, hops - 1)
+    found = _own_type(schema)
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list) and schema[keyword]:
+            found = _both(found, _either([type_of_schema(one, root, hops - 1) for one in schema[keyword]]))
+    for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+        found = _both(found, type_of_schema(one, root, hops - 1))
+    return ValueType(found.kinds | {"null"}, found.texts) if schema.get("nullable") is True else found
+
+
+def _own_type(schema: Mapping[str, Any]) -> ValueType:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and values:
+        kinds = frozenset[str]().union(*map(_kinds_of, values))
+        return ValueType(kinds, frozenset(value for value in values if isinstance(value, str)))
+    names = schema.get("type")
+    names = [names] if isinstance(names, str) else names
+    kinds = ANY.intersection(name for name in names if isinstance(name, str)) if isinstance(names, list) else ANY
+    return ValueType(kinds or ANY)
+
+
+def _either(types: list[ValueType]) -> ValueType:
+    texts = frozenset[str]().union(*(one.texts for one in types))
+    return ValueType(frozenset[str]().union(*(one.kinds for one in types)), texts)
+
+
+def _both(first: ValueType, second: ValueType) -> ValueType:
+    return ValueType(first.kinds & second.kinds or ANY, first.texts | second.texts)
+
+
+def _target(reference: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference inside a schema means; true for what is not there."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return root if reference == "#" else True
+    found: Any = root
+    for part in unquote(reference[2:]).split("/"):
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or part not in found:
+            return True
+        found = found[part]
+    return found
+
+
+def _kinds_of(value: Any) -> frozenset[str]:
+    match value:
+        case None:
+            return frozenset({"null"})
+        case bool():
+            return frozenset({"boolean"})
+        case int():
+            return frozenset({"integer", "number"})
+        case float():
+            return frozenset({"number", "integer"} if value.is_integer() else {"number"})
+        case str():
+            return frozenset({"string"})
+        case list():
+            return frozenset({"array"})
+    return frozenset({"object"})
+
+
+def _as_json(text: str) -> str | None:
+    """A text that is JSON, or a value of Python, as JSON. Numbers stay as they are written."""
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _checked(json_of_literal(text))
+    return text
+
+
+def _checked(text: str | None) -> str | None:
+    try:
+        return text if text is None or json.loads(text) is not Ellipsis else None
+    except (ValueError, RecursionError):  # an integer of too many digits
+        return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
