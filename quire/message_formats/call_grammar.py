@@ -64,7 +64,7 @@ class CallGrammar:
     @staticmethod
     def literal(text: str) -> str:
         """A text as it stands."""
-        return _without_ebnf(json.dumps(text, ensure_ascii=False))
+        return without_ebnf(json.dumps(text, ensure_ascii=False))
 
     def sequence(self, *parts: str) -> str:
         """Markers, texts and rules after each other: those that are not empty, of expressions."""
@@ -92,7 +92,7 @@ class CallGrammar:
 
     def _arguments_of(self, tool: Tool, index: int, unkept: Mapping[str, str]) -> str:
         found = argument_schema(tool, index)
-        text = _without_ebnf(json_expression(found.schema))
+        text = without_ebnf(json_expression(found.schema))
         why = unkept.get(tool.name, "")
         if self._num_characters + len(text) > MAX_SCHEMA_CHARACTERS:
             why = f"the schemas of all tools have more than {MAX_SCHEMA_CHARACTERS} characters together"
@@ -107,6 +107,6 @@ class CallGrammar:
         return self.rule(text)
 
 
-def _without_ebnf(text: str) -> str:
+def without_ebnf(text: str) -> str:
     """The same JSON. Grammars that hold `::=` are taken for EBNF."""
     return text.replace("::=", ":\\u003a=")

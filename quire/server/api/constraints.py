@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature
-from quire.message_formats.call_grammar import CallGrammar
+from quire.message_formats.call_grammar import CallGrammar, without_ebnf
 from quire.message_formats.format import CallSyntax
 from quire.sampling_params import SamplingParams
 from quire.server.api.message_reader import Reading
@@ -14,6 +15,8 @@ from quire.server.api.tools import Choice
 from quire.server.http.errors import invalid
 from quire.structured.checker import GrammarChecker
 from quire.structured.grammar import Gate, Marker, Thinking
+from quire.structured.json_expression import json_expression
+from quire.structured.json_schema import JsonSchema
 from quire.structured.params import StructuredOutputsParams
 
 
@@ -42,7 +45,7 @@ def constrained(params: SamplingParams, reading: Reading, grammars: GrammarCheck
                 "tool_choice",
                 "tool_choice asks for calls, and response_format or structured_outputs for another form; send one.",
             )
-        return Constrained(params.clone(gate=_form_gate(reading)), reading)
+        return _with_form(params, params.structured_outputs, reading, grammars)
     if not tools.may_call:
         return _free(params, reading)
     return _with_calls(params, reading, grammars)
@@ -70,6 +73,24 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
     return Constrained(params.clone(structured_outputs=forms, gate=gate), read, found.warnings)
 
 
+def _with_form(
+    params: SamplingParams, form: StructuredOutputsParams, reading: Reading, grammars: GrammarChecker
+) -> Constrained:
+    """The answer has a form. Where that is JSON and the model may call tools, it is that or calls."""
+    gate = _form_gate(reading)
+    alone = Constrained(params.clone(gate=gate), reading)
+    syntax = reading.message_format.calls
+    if not reading.tools.may_call or syntax is None or form.kind not in ("json", "json_object"):
+        return alone
+    if reading.message_format.layout is not None or form != StructuredOutputsParams(
+        **{form.kind: getattr(form, form.kind)}
+    ):
+        return replace(alone, warnings=("tools: the answer has the form that was asked for, so it calls nothing",))
+    found = _checked(syntax, reading, grammars, form)
+    forms = StructuredOutputsParams(grammar=found.text)
+    return Constrained(params.clone(structured_outputs=forms, gate=gate), reading, found.warnings)
+
+
 def _free(params: SamplingParams, reading: Reading) -> Constrained:
     """Nothing but a budget of thinking counts."""
     is_limited = params.thinking_token_budget is not None
@@ -83,14 +104,17 @@ class _Found:
     warnings: tuple[str, ...]
 
 
-def _checked(syntax: CallSyntax, reading: Reading, grammars: GrammarChecker) -> _Found:
-    """The grammar of calls. Schemas that are too much for the grammar library give way, but for strict ones.
+def _checked(
+    syntax: CallSyntax, reading: Reading, grammars: GrammarChecker, form: StructuredOutputsParams | None = None
+) -> _Found:
+    """The grammar of calls, or of them and a form that the answer may have instead. Schemas that are too much for the
+    grammar library give way, but for strict ones.
 
     Raises: InvalidParameter, UnsupportedFeature.
     """
     unkept: dict[str, str] = {}
     while True:
-        found = _grammar(syntax, reading, unkept)
+        found = _grammar(syntax, reading, unkept, form)
         try:
             grammars.check(StructuredOutputsParams(grammar=found.text))
         except (InvalidParameter, UnsupportedFeature) as error:
@@ -101,15 +125,28 @@ def _checked(syntax: CallSyntax, reading: Reading, grammars: GrammarChecker) -> 
             return found
 
 
-def _grammar(syntax: CallSyntax, reading: Reading, unkept: Mapping[str, str]) -> _Found:
+def _grammar(
+    syntax: CallSyntax,
+    reading: Reading,
+    unkept: Mapping[str, str],
+    form: StructuredOutputsParams | None = None,
+) -> _Found:
     tools = reading.tools
     is_single = tools.is_named or not tools.is_parallel
     grammar = CallGrammar(reading.marks, list(tools.tools.values()), parallel=not is_single, unkept=unkept)
-    if tools.choice is Choice.REQUIRED:
+    if form is not None:
+        start = f"{grammar.rule(syntax.several(grammar))} | {grammar.rule(_json_of(form))}"
+    elif tools.choice is Choice.REQUIRED:
         start = syntax.several(grammar)
     else:
         start = " | ".join(dict.fromkeys(syntax.rest(grammar, begin) for begin in syntax.begins))
     return _Found(grammar.text(start), grammar.is_binding, tuple(grammar.warnings))
+
+
+def _json_of(form: StructuredOutputsParams) -> str:
+    """JSON that has the form, which was checked."""
+    root = {"type": "object"} if form.kind == "json_object" else json.loads(str(form.json))
+    return without_ebnf(json_expression(JsonSchema(root, "json")))
 
 
 def _blamed(

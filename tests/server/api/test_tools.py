@@ -195,3 +195,19 @@ def test_calls_cannot_be_asked_for_beside_another_form(client: openai.OpenAI) ->
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**given, response_format={"type": "json_object"})
     assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_answer_of_a_form_may_be_a_call_instead(client: openai.OpenAI, seed: int) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}},
+    }
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "response_format": form}
+    choice = client.chat.completions.create(**given, seed=seed, temperature=2, max_tokens=400).choices[0]
+    assert choice.finish_reason in ("stop", "tool_calls")
+    if choice.message.tool_calls:
+        arguments_of(choice.message.tool_calls[0])
+    else:
+        jsonschema.validate(json.loads(choice.message.content or ""), schema)
