@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.errors import shown
+from quire.message_formats.call_grammar import MAX_TOOLS
 from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.server.api.message_reader import input_of
 from quire.server.api.protocol.anthropic import CountTokensRequest
-from quire.server.api.tools import MAX_TOOLS, NO_TOOLS, Choice, ToolUse, read_tool, tool_use
+from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, read_tool, tool_use
 from quire.server.http.errors import ApiError, invalid
 
 _PLAIN = ("text",)

@@ -251,7 +251,7 @@ class _ChatReply(_Reply):
         super().__init__(service, context, body)
         self._messages = [_message(index, message) for index, message in enumerate(body.messages or ())]
         self.asks_nothing = not self._messages
-        self._tools = openai_tools(body.tools, None, parallel=None)
+        self._tools = openai_tools(body.tools or None, None, parallel=None)
 
     async def _prepare(self, *, stream: bool) -> Conversation:
         continues = self._messages[-1].get("role") == "assistant"

@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Any
 
 from quire.errors import shown
+from quire.message_formats.call_grammar import MAX_TOOLS
 from quire.message_formats.tools import Tool
 from quire.server.http.errors import ApiError, invalid
 from quire.utils.lazy import nearest
 
-MAX_TOOLS = 512
 MAX_DESCRIPTION = 1 << 16
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -111,15 +111,21 @@ def openai_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | N
 
     Raises: ApiError.
     """
+    if tools is not None and not is_flat:
+        _check_count(tools)
     if not tools:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "tool_choice requires tools; send some, or leave it out.")
         return NO_TOOLS
-    if len(tools) > MAX_TOOLS:
-        raise invalid("tools", f"tools has {len(tools)} items; the limit is {MAX_TOOLS}. Send fewer of them.")
+    _check_count(tools)
     found = [_openai_tool(tool, f"tools[{index}]", is_flat=is_flat) for index, tool in enumerate(tools)]
     kind, names = _openai_choice(choice, is_flat=is_flat)
     return tool_use(found, kind, names, parallel=parallel)
+
+
+def _check_count(tools: Sequence[Any]) -> None:
+    if not 0 < len(tools) <= MAX_TOOLS:
+        raise invalid("tools", f"tools must have 1 to {MAX_TOOLS} items, or be left out; got {len(tools)}.")
 
 
 def _openai_tool(given: Any, place: str, *, is_flat: bool) -> Tool:

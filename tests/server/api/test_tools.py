@@ -122,7 +122,8 @@ def test_results_go_back_to_the_model(client: openai.OpenAI) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": []}, "tools"),
         ({"tools": {"a": 1}}, "tools"),
     ],
 )
