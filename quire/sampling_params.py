@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from quire.errors import InvalidParameter, UnsupportedFeature, counted, shown
-from quire.structured.gate_fields import gate_of
+from quire.structured.gate_fields import check_gate, gate_of
 from quire.structured.grammar import Gate
 from quire.structured.params import StructuredOutputsParams
 from quire.utils.lazy import nearest
@@ -117,8 +117,7 @@ class SamplingParams:
     thinking_token_budget: int | None = None
     """Most tokens of thinking before the answer; then the thinking is ended. None and -1 do not limit it."""
     gate: Gate | None = None
-    """From where on `structured_outputs` counts: after the thinking, or after triggers. Set by the server's APIs and by
-    whoever writes a model's message format, as such an object or as a mapping of its fields."""
+    """From where on `structured_outputs` counts. Set by the server's APIs and by whoever writes a message format."""
     warnings: tuple[str, ...] = field(default=(), init=False, compare=False)
     """What was adjusted; copied to the output."""
 
@@ -196,9 +195,8 @@ class SamplingParams:
         """Entries of all lists and mappings, and characters of all texts: what writing them down costs."""
         texts = (*self.stop_strings, *(self.bad_words or ()))
         lists = (self.stop_token_ids, self.logit_bias, self.allowed_token_ids)
-        form = 0 if self.structured_outputs is None else self.structured_outputs.num_characters
-        gate = 0 if self.gate is None else self.gate.num_characters
-        return sum(map(len, texts)) + sum(len(entries or ()) for entries in lists) + form + gate
+        forms = sum(form.num_characters for form in (self.structured_outputs, self.gate) if form is not None)
+        return sum(map(len, texts)) + sum(len(entries or ()) for entries in lists) + forms
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -252,8 +250,7 @@ BOUNDS: dict[str, Bound] = {
     "allowed_token_ids": Bound(items=2**18),
     "bad_words": Bound(items=128, characters=256, total_characters=8192),
     "extra_args": Bound(items=0),
-    "structured_outputs": Bound(items=16),
-    "gate": Bound(items=16),
+    **dict.fromkeys(("structured_outputs", "gate"), Bound(items=16)),
 }
 """For every field that is no plain number or flag. An engine also refuses more allowed_token_ids than its vocabulary
 has tokens, and bad_words of more than `MAX_BAD_WORD_TOKENS` tokens. Fields bounded to 0 are refused by name."""
@@ -366,10 +363,8 @@ def _or_none(read: Reader) -> Reader:
 
 _KINDS: dict[str, tuple[Reader, str]] = {
     **dict.fromkeys(("n", "top_k", "min_tokens"), (read_integer, "an integer")),
-    **dict.fromkeys(
-        ("seed", "max_tokens", "best_of", "beam_width", "thinking_token_budget"),
-        (_or_none(read_integer), "an integer or None"),
-    ),
+    **dict.fromkeys(("seed", "max_tokens", "best_of", "beam_width"), (_or_none(read_integer), "an integer or None")),
+    "thinking_token_budget": (_or_none(read_integer), "an integer or None"),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), (_or_none(_read_count), "an integer or None")),
     **dict.fromkeys(
         (
@@ -503,26 +498,11 @@ def _check_together(params: SamplingParams) -> None:
             parameter="ignore_eos",
         )
     if params.gate is not None:
-        _check_gate(params, params.gate)
+        check_gate(params.gate, params.thinking_token_budget, has_form=params.structured_outputs is not None)
     if params.extra_args:
         raise UnsupportedFeature(
             f"extra_args is not supported: nothing would read {shown(next(iter(params.extra_args)))}",
             parameter="extra_args",
-        )
-
-
-def _check_gate(params: SamplingParams, gate: Gate) -> None:
-    if gate.triggers and params.structured_outputs is None:
-        raise InvalidParameter(
-            "gate.triggers needs structured_outputs: what must follow a trigger. Give it, or leave out the triggers.",
-            parameter="gate.triggers",
-        )
-    budgets = {params.thinking_token_budget, None if gate.thinking is None else gate.thinking.budget} - {None, -1}
-    if len(budgets) > 1:
-        raise InvalidParameter(
-            f"thinking_token_budget ({params.thinking_token_budget}) and gate.thinking.budget must not differ; give "
-            "one of them",
-            parameter="thinking_token_budget",
         )
 
 

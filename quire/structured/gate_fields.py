@@ -36,6 +36,26 @@ def gate_of(given: object) -> Gate:
     return gate
 
 
+def check_gate(gate: Gate, thinking_token_budget: int | None, *, has_form: bool) -> None:
+    """Check a gate against the fields beside it; `has_form`: there are structured_outputs.
+
+    Raises: InvalidParameter.
+    """
+    if gate.triggers and not has_form:
+        raise InvalidParameter(
+            f"{PLACE}.triggers needs structured_outputs: what must follow a trigger. Give it, or leave out the "
+            "triggers.",
+            parameter=f"{PLACE}.triggers",
+        )
+    budget = None if gate.thinking is None else gate.thinking.budget
+    if len({thinking_token_budget, budget} - {None, -1}) > 1:
+        raise InvalidParameter(
+            f"thinking_token_budget ({thinking_token_budget}) and {PLACE}.thinking.budget ({budget}) must not differ; "
+            "give one of them",
+            parameter="thinking_token_budget",
+        )
+
+
 def _thinking(place: str, given: object) -> Thinking:
     read = _fields(Thinking, place, given)
     budget, is_open = read["budget"], read["is_open"]

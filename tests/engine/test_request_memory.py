@@ -19,12 +19,15 @@ from quire.errors import EngineOverloaded
 from quire.messages.request import EngineCoreRequest
 from quire.sampling.controls import Controls
 from quire.sampling_params import SamplingParams
+from quire.structured.grammar import Gate, Grammar, Marker
 from tests.conftest import Checkpoint
 from tests.fakes import FakeCore
 
 
 def request_of(request_id: str = "r", *, num_tokens: int = 1, tenant: str = "", **fields: Any) -> EngineCoreRequest:
-    words, allowed = fields.pop("words", ()), fields.pop("allowed", None)
+    words, allowed, grammar = (
+        fields.pop(name, given) for name, given in (("words", ()), ("allowed", None), ("grammar", None))
+    )
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=[1000 + token for token in range(num_tokens)],
@@ -34,6 +37,7 @@ def request_of(request_id: str = "r", *, num_tokens: int = 1, tenant: str = "", 
         tenant=tenant,
         bad_words_token_ids=words,
         allowed_tokens=allowed,
+        grammar=grammar,
     )
 
 
@@ -45,6 +49,12 @@ CASES: dict[str, dict[str, Any]] = {
     "words": {"words": tuple(tuple(1000 + 16 * word + place for place in range(16)) for word in range(128))},
     "short words": {"words": tuple((1000 + word,) for word in range(2048))},
     "allowed tokens": {"allowed": bytes(20_000)},
+    "gate": {
+        "grammar": Grammar(
+            text="a" * 1000,
+            gate=Gate(triggers=tuple(Marker(text=200 * chr(0x1F600 + i), token_id=1000 + i) for i in range(64))),
+        )
+    },
     "branches": {"n": 64, "num_tokens": 1000},
 }
 

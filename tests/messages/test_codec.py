@@ -23,7 +23,12 @@ from quire.messages.output import EngineCoreOutput, EngineCoreOutputs, Failure, 
 from quire.messages.request import AbortRequest, EngineCoreRequest, RequestProgress
 from quire.messages.stats import RequestStats, StepStats
 from quire.sampling_params import RequestOutputKind
+from quire.structured.grammar import Gate, Grammar, Marker, Thinking
 
+GATE = Gate(
+    thinking=Thinking(begin=Marker(text="<t>", token_id=5), end=Marker(text="</t>"), budget=5, forced=(7, 8)),
+    triggers=(Marker(text="\N{SNOWMAN}"),),
+)
 PARAMS = SamplingParams(
     n=3,
     temperature=0.7,
@@ -44,6 +49,9 @@ PARAMS = SamplingParams(
     allowed_token_ids=[1, 2, 3],
     bad_words=["no"],
     output_kind=RequestOutputKind.DELTA,
+    structured_outputs={"regex": "a"},  # type: ignore[arg-type]
+    thinking_token_budget=5,
+    gate=GATE,
 )
 MESSAGES = [
     EngineCoreRequest(
@@ -55,6 +63,7 @@ MESSAGES = [
         eos_token_ids=(2, 3),
         bad_words_token_ids=((1, 2), (3,)),
         allowed_tokens=b"\x0e",
+        grammar=Grammar(text="start: a", gate=GATE),
         cache_salt="tenant",
         arrived_at=12.25,
         progress=RequestProgress(branches={0: [1, 2], 2: [5]}, num_prompt_logprobs=2, stats=RequestStats()),

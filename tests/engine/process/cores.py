@@ -25,12 +25,21 @@ PATIENT = RestartPolicy(max_engine_restarts=10_000, engine_restart_pause=0)
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True, output_kind=DELTA)
 FINAL = LONG.clone(output_kind=RequestOutputKind.FINAL_ONLY)
 
+GATED: Any = {
+    "ignore_eos": False,
+    "structured_outputs": {"regex": r"[a-c]{3,6}\)!"},
+    "gate": {
+        "thinking": {"begin": {"text": "<t>"}, "end": {"text": "=="}, "is_open": True, "budget": 9, "forced": [65, 66]},
+        "triggers": [{"text": "("}, {"text": "def "}],
+    },
+}
+"""Calls after some thinking."""
 Request = tuple[Any, SamplingParams]
 
 
 def requests(num_tokens: int = 120) -> list[Request]:
     """One of each kind: greedy, drawn, forked, penalised, scored, stopped by a string, cut short by its end, the best
-    of several, searched with beams, constrained by a grammar."""
+    of several, searched with beams, constrained by a grammar, by one that counts after triggers."""
     base = SamplingParams(max_tokens=num_tokens, ignore_eos=True, output_kind=DELTA, logprobs=2, seed=1)
     many = [{"prompt_token_ids": [(7 * i + j) % 900 for j in range(200)]} for i in range(3)]
     return [
@@ -70,6 +79,7 @@ def requests(num_tokens: int = 120) -> list[Request]:
         ),
         ("{", base.clone(seed=12, n=3, ignore_eos=False, min_tokens=9, structured_outputs={"json_object": True})),
         ("0", base.clone(seed=13, ignore_eos=False, structured_outputs={"regex": "([0-9]{2,30},){20,80}"})),
+        ("import os\n", base.clone(seed=14, n=2, min_tokens=num_tokens // 2, **GATED)),
     ]
 
 
