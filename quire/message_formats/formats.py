@@ -82,7 +82,7 @@ CALLS: Mapping[str, CallSyntax] = {
         objects=JsonCalls(begins=("[TOOL_CALLS]",), **{**_ARRAY, "before": " ["}),
     ),
     "nemotron_json": JsonCalls(begins=("<TOOLCALL>",), ends=("</TOOLCALL>",), **_ARRAY),
-    "phi4_mini_json": JsonCalls(begins=("functools", "<|tool_call|>"), ends=("", "<|/tool_call|>"), **_ARRAY),
+    "phi4_mini_json": JsonCalls(begins=("<|tool_call|>", "functools"), ends=("<|/tool_call|>", ""), **_ARRAY),
     "qwen3_json": _HERMES,
     "xlam": JsonCalls(bare="[", **_ARRAY),
 }
