@@ -289,12 +289,13 @@ def test_schemas_of_arguments_are_objects_and_name_what_they_allow() -> None:
         "properties": {},
         "additionalProperties": False,
     }
-    for open_one in (
+    open_ones: list[dict[str, Any]] = [
         {"properties": {}, "additionalProperties": True},
         {"properties": {}, "required": ["a"]},
         {"properties": {}, "allOf": [{"required": ["a"]}]},
         {"properties": {}, "patternProperties": {"^a": {}}},
-    ):
+    ]
+    for open_one in open_ones:
         assert root(open_one) == {"type": "object", **open_one}
     given = {"properties": {"description": {"description": "x", "default": 1}}}
     assert root(given)["properties"] == {"description": {}}
