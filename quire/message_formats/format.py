@@ -71,11 +71,13 @@ class CallSyntax(Protocol):
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """What follows a marker of `begins` (empty: in a message that is a call without marker), as an expression of
-        the grammar: one call of any of its tools, up to and with the last closing marker. Adds rules.
+        the grammar: one call of any of its tools, or as many as the markers hold where the grammar has `parallel`, up
+        to and with the last closing marker. Adds rules.
         """
 
     def several(self, grammar: CallGrammar) -> str:
-        """A message that consists of one or more calls, the first opening marker included, as an expression."""
+        """A message that consists of one call, or more where the grammar has `parallel`, the first opening marker
+        included, as an expression."""
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ import pytest
 from quire.errors import RequestError
 from quire.structured.backend import open_backend
 from quire.structured.checker import GrammarChecker
+from quire.structured.json_expression import FORMATS
 from quire.structured.json_schema import KEPT, REFUSED
 from quire.structured.params import StructuredOutputsParams
 from tests.structured.conftest import TOKENS, VOCABULARY
@@ -130,3 +131,30 @@ def test_formats_that_are_not_in_the_table_are_refused(checker: GrammarChecker) 
     for name in ("color", "json-pointer", "regex", "iri", "idn-email", "uri-reference", "relative-json-pointer"):
         with pytest.raises(RequestError, match=f"Unknown format: {name}"):
             checker.check(StructuredOutputsParams(json={"type": "string", "format": name}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "date",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "int32",
+        "ipv4",
+        "ipv6",
+        "iri",
+        "regex",
+        "time",
+        "uri",
+        "uuid",
+    ],
+)
+def test_the_list_of_formats_is_the_library_s(checker: GrammarChecker, name: str) -> None:
+    params = StructuredOutputsParams(json={"type": "string", "format": name})
+    if name in FORMATS:
+        checker.check(params)
+    else:
+        with pytest.raises(RequestError, match="Unknown format"):
+            checker.check(params)
