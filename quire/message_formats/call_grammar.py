@@ -3,19 +3,58 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
+from quire.errors import InvalidParameter
+from quire.message_formats.argument_schema import any_object, argument_schema, field_of
 from quire.message_formats.marks import Marks
 from quire.message_formats.tools import Tool
+from quire.structured.json_expression import json_expression
+
+MAX_TOOLS = 128
+"""Of one request."""
+MAX_SCHEMA_CHARACTERS = 80_000
+"""Of the schemas of all tools together, without descriptions. What a grammar may hold is little more."""
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class CallGrammar:
     """Collects rules. A syntax of calls adds its own; `text` is the grammar."""
 
-    def __init__(self, marks: Marks, tools: Sequence[Tool]) -> None:
+    def __init__(
+        self, marks: Marks, tools: Sequence[Tool], *, parallel: bool = True, unkept: Mapping[str, str] = _NOTHING
+    ) -> None:
+        """`parallel`: a message may hold several calls. `unkept`: names of tools whose schemas turned out to be more
+        than the grammar library can keep, and why; strict ones are refused.
+
+        Raises: InvalidParameter naming the tool and the JSON pointer.
+        """
+        if not 0 < len(tools) <= MAX_TOOLS:
+            raise InvalidParameter(f"tools: 1 to {MAX_TOOLS} tools can be called, got {len(tools)}", parameter="tools")
         self.tools = tools
+        self.parallel = parallel
+        self.warnings: list[str] = []
+        """Where arguments follow less than their tool's schema."""
         self._marks = marks
-        self._rules: list[str] = []
+        self._rules: dict[str, str] = {}
+        """Names by expression."""
+        self._num_characters = 0
+        self._arguments = {id(tool): self._arguments_of(tool, index, unkept) for index, tool in enumerate(tools)}
+
+    @property
+    def is_binding(self) -> bool:
+        """Whether it holds for every tool. Otherwise (`strict` is False for one) nothing is forced on an output that
+        may call tools but need not; where it must call one, the arguments of such a tool are any JSON object."""
+        return all(tool.strict is not False for tool in self.tools)
+
+    def is_token(self, marker: str) -> bool:
+        """Whether a marker is one token."""
+        return marker in self._marks.ids
+
+    def first(self, markers: Sequence[str]) -> str:
+        """Of markers for the same thing: that which this tokenizer knows as a token, or else the first."""
+        return next(filter(self.is_token, markers), markers[0])
 
     def marker(self, marker: str) -> str:
         """A marker: the one token where it is one, else its text."""
@@ -25,14 +64,49 @@ class CallGrammar:
     @staticmethod
     def literal(text: str) -> str:
         """A text as it stands."""
-        return json.dumps(text, ensure_ascii=False)
+        return _without_ebnf(json.dumps(text, ensure_ascii=False))
+
+    def sequence(self, *parts: str) -> str:
+        """Markers, texts and rules after each other: those that are not empty, of expressions."""
+        return " ".join(part for part in parts if part and part != '""')
 
     def rule(self, expression: str) -> str:
-        """The name of a new rule."""
-        name = f"rule_{len(self._rules)}"
-        self._rules.append(f"{name}: {expression}")
-        return name
+        """The name of the rule for an expression."""
+        return self._rules.setdefault(expression, f"rule_{len(self._rules)}")
+
+    def arguments(self, tool: Tool) -> str:
+        """The rule for the arguments of a tool: a JSON object by its schema."""
+        return self._arguments[id(tool)]
+
+    def one_of(self, call: Callable[[Tool], str]) -> str:
+        """The rule for a call of any tool, of the expression for a call of each."""
+        return self.rule(" | ".join(self.rule(call(tool)) for tool in self.tools))
+
+    def repeated(self, item: str, between: str) -> str:
+        """One item, or several with something between them where a message may hold several calls."""
+        return f"{item} ({self.sequence(between, item)})*" if self.parallel else item
 
     def text(self, start: str) -> str:
         """The whole grammar, for outputs that follow `start`."""
-        return "\n".join([f"start: {start}", *self._rules])
+        return "\n".join([f"start: {start}", *(f"{name}: {rule}" for rule, name in self._rules.items())])
+
+    def _arguments_of(self, tool: Tool, index: int, unkept: Mapping[str, str]) -> str:
+        found = argument_schema(tool, index)
+        text = _without_ebnf(json_expression(found.schema))
+        why = unkept.get(tool.name, "")
+        if self._num_characters + len(text) > MAX_SCHEMA_CHARACTERS:
+            why = f"the schemas of all tools have more than {MAX_SCHEMA_CHARACTERS} characters together"
+        if why and tool.strict is not False:
+            why = f"{field_of(index)}: {why}"
+            if tool.strict:
+                raise InvalidParameter(why, parameter=field_of(index))
+            found = any_object(index, why)
+            text = json_expression(found.schema)
+        self.warnings += found.warnings
+        self._num_characters += len(text)
+        return self.rule(text)
+
+
+def _without_ebnf(text: str) -> str:
+    """The same JSON. Grammars that hold `::=` are taken for EBNF."""
+    return text.replace("::=", ":\\u003a=")

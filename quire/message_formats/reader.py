@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
-from quire.message_formats.marks import is_mark
-
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """A part of the reading; yields to wait for more text."""
@@ -32,15 +30,16 @@ class Reader:
         """No more text comes."""
         self._text = ""
         self._at = 0
-        self._kept_from: int | None = None
+        self._kept: list[str] | None = None
+        """What was read and is remembered, but for what is still in the text."""
+        self._kept_from = 0
 
     def feed(self, text: str) -> None:
         """Add text."""
-        start = self._at if self._kept_from is None else self._kept_from
-        self._text = self._text[start:] + text
-        self._at -= start
-        if self._kept_from is not None:
-            self._kept_from = 0
+        if self._kept is not None:
+            self._kept.append(self._text[self._kept_from : self._at])
+        self._text = self._text[self._at :] + text
+        self._at = self._kept_from = 0
 
     @property
     def num_left(self) -> int:
@@ -49,15 +48,16 @@ class Reader:
 
     def keep(self) -> None:
         """Remember what is read from here on."""
+        self._kept = []
         self._kept_from = self._at
 
     def kept(self) -> str:
         """What was read since `keep`."""
-        return self._text[self._kept_from : self._at]
+        return "".join([*(self._kept or ()), self._text[self._kept_from : self._at]])
 
     def forget(self) -> None:
         """Remember what is read no longer."""
-        self._kept_from = None
+        self._kept = None
 
     def skip(self, count: int) -> None:
         """Read characters that are there."""
@@ -70,7 +70,12 @@ class Reader:
         return self._text[self._at : self._at + count]
 
     def unread(self, text: str) -> None:
-        """Go back before the text that was just read, a marker."""
+        """Go back before the text that was just read. If it came in pieces, it must have been kept."""
+        while self._at < len(text):
+            assert self._kept
+            piece = self._kept.pop()
+            self._text = piece + self._text
+            self._at += len(piece)
         self._at -= len(text)
 
     def spaces(self) -> Steps[str]:
@@ -78,13 +83,11 @@ class Reader:
         return (yield from self.matching(_SPACES))
 
     def after_spaces(self) -> Steps[str]:
-        """The first character behind white space, or nothing at the end. Reads neither."""
-        while True:
-            match = _SPACES.match(self._text, self._at)
-            assert match is not None
-            if match.end() < len(self._text) or self.is_closed:
-                return self._text[match.end() : match.end() + 1]
-            yield
+        """The first character behind white space, or nothing at the end. Reads neither; both must be kept."""
+        spaces = yield from self.spaces()
+        following = yield from self.peek()
+        self.unread(spaces)
+        return following
 
     def matching(self, pattern: re.Pattern[str], on_piece: Callable[[str], None] | None = None) -> Steps[str]:
         """Characters as long as the pattern, a repeated class, takes them. Each piece is told as it comes."""
@@ -106,6 +109,14 @@ class Reader:
         if (yield from self._comes(literal)):
             self._at += len(literal)
             return True
+        return False
+
+    def accept_after_spaces(self, literal: str) -> Steps[bool]:
+        """Read white space and a literal, if it comes next; or else neither. They must be kept."""
+        spaces = yield from self.spaces()
+        if (yield from self.accept(literal)):
+            return True
+        self.unread(spaces)
         return False
 
     def _comes(self, literal: str) -> Steps[bool]:
@@ -163,30 +174,27 @@ class Reader:
 
         Raises: Malformed where a value cannot go on, or does not end.
         """
+        yield from self.spaces()
+        if (yield from self.peek()) not in ("{", "[", '"'):
+            if not (yield from self.matching(_ATOM, on_piece)):
+                raise Malformed
+            return
         depth = 0
         while True:
-            on_space = yield from self.spaces()
-            if on_space and depth:
-                on_piece(on_space)
             character = yield from self.peek()
-            if not character or is_mark(character):
-                raise Malformed
             if character == '"':
                 yield from self._string(on_piece)
-            elif character in "[{":
+            elif character and character in "[{" and depth < MAX_DEPTH:
                 depth += 1
                 self._one(on_piece)
-                if depth > MAX_DEPTH:
-                    raise Malformed
-            elif character in "]}" and depth:
+            elif character and character in "]}":
                 depth -= 1
                 self._one(on_piece)
-            elif character in ",:" and depth:
-                self._one(on_piece)
-            elif not (yield from self.matching(_ATOM, on_piece)):
+            else:
                 raise Malformed
             if depth == 0:
                 return
+            yield from self.matching(_BETWEEN, on_piece)
 
     def _one(self, on_piece: Callable[[str], None]) -> None:
         self._at += 1
@@ -209,6 +217,8 @@ class Reader:
 
 _SPACES = re.compile(f"[{SPACE}]*")
 _ATOM = re.compile(r"[-+.0-9A-Za-z]*")
+_BETWEEN = re.compile(f"[-+.0-9A-Za-z,:{SPACE}]*")
+"""What stands between brackets and strings."""
 _STRING = re.compile(r'[^"\\]*')
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -76,6 +77,8 @@ class CallWriter:
         self._as_they_come = as_they_come
         self._name = ""
         self._id = ""
+        self._ids: set[str] = set()
+        """Those that the model wrote: what it writes again is no id."""
         self._pieces: list[str] = []
         self._is_told = False
 
@@ -88,7 +91,7 @@ class CallWriter:
     def name(self, name: str, call_id: str = "") -> None:
         """The function's name, and an id if the model wrote one. Raises: Malformed for what is no name."""
         name = self._marks.spell(name)
-        if not name or len(name) > MAX_NAME or self._name or any(character in SPACE for character in name):
+        if not name or len(name) > MAX_NAME or self._name or _NO_NAME.search(name):
             raise Malformed
         self._name, self._id = name, call_id
         if self._as_they_come:
@@ -126,9 +129,14 @@ class CallWriter:
     def _start(self) -> None:
         self._is_told = True
         self._on_told()
-        self._emit(CallStart(self.num_calls, self._id or self._new_id(self.num_calls), self._name))
+        call_id = self._id if self._id and self._id not in self._ids else self._new_id(self.num_calls)
+        self._ids.add(call_id)
+        self._emit(CallStart(self.num_calls, call_id, self._name))
         for piece in self._pieces if self._as_they_come else ():  # they stood before the name
             self._emit(CallArguments(self.num_calls, piece))
+
+
+_NO_NAME = re.compile(f"[{SPACE}\ud800-\udfff]")
 
 
 class MessageWriter:
@@ -152,25 +160,24 @@ class MessageWriter:
 
 
 def checked_arguments(text: str) -> str:
-    """Arguments as a JSON object in a text; those that are one inside a JSON string come out of it.
+    """Arguments as a JSON object in a text; those that are one inside a JSON string come out of it. Nothing and null
+    are no arguments.
 
     Raises: Malformed.
     """
-    if not text.strip(SPACE):
-        return "{}"
     value = _parsed(text)
     if isinstance(value, str):
         text, value = value, _parsed(value)
+    if value is None:
+        return "{}"
     if not isinstance(value, dict):
         raise Malformed
-    try:
-        json.loads(text)
-    except ValueError:  # line breaks inside strings, which models write
-        return json.dumps(value, ensure_ascii=False)
-    return text
+    return text if _is_json(text) else _dumped(value)
 
 
 def _parsed(text: str) -> Any:
+    if not text.strip(SPACE):
+        return None
     try:
         return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -179,3 +186,22 @@ def _parsed(text: str) -> Any:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text that `_parsed` takes is JSON to the letter: without line breaks inside strings, which models
+    write, and without lone surrogates."""
+    try:
+        text.encode()
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _dumped(value: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return text if _is_json(text) else json.dumps(value)
+    except ValueError:  # a number that JSON has no spelling for
+        raise Malformed from None

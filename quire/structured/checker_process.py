@@ -209,7 +209,7 @@ def _pointer(params: StructuredOutputsParams, error: str) -> str:
     """The JSON pointer to what a message is about, if it is known."""
     if params.kind != "json":
         return ""
-    schema = JsonSchema(parse_json("json", str(params.json)))
+    schema = JsonSchema(parse_json(_place(params), str(params.json)))
     unknown = error.partition("Unknown format: ")[2].strip() or None
     for words, keyword in (
         ("oneOf needs", "oneOf"),

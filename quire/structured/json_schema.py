@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from quire.errors import InvalidParameter, shown
-from quire.structured.params import MAX_DEPTH
+from quire.structured.params import MAX_DEPTH, PLACE
 
 MAX_NODES = 50_000
 """Objects, arrays and values of a schema."""
@@ -92,15 +92,12 @@ class Node:
     pointer: str
 
 
-def refusal(kind: str, pointer: str, why: str) -> InvalidParameter:
-    """The error for a part of a schema."""
-    return InvalidParameter(
-        f"structured_outputs.{kind}: {shown(pointer) if pointer else 'the schema'}: {why}",
-        parameter=f"structured_outputs.{kind}",
-    )
+def refusal(field: str, pointer: str, why: str) -> InvalidParameter:
+    """The error for a part of a schema that a field of a request holds."""
+    return InvalidParameter(f"{field}: {shown(pointer) if pointer else 'the schema'}: {why}", parameter=field)
 
 
-def parse_json(kind: str, text: str) -> Any:
+def parse_json(field: str, text: str) -> Any:
     """A JSON text as data. Raises: InvalidParameter, also for JSON that is nested too deeply."""
 
     def refuse(constant: str) -> None:
@@ -109,21 +106,22 @@ def parse_json(kind: str, text: str) -> Any:
     try:
         value = json.loads(text, parse_constant=refuse)
     except RecursionError:
-        raise refusal(kind, "", f"it is nested deeper than {MAX_DEPTH}") from None
+        raise refusal(field, "", f"it is nested deeper than {MAX_DEPTH}") from None
     except ValueError as error:
-        raise refusal(kind, "", f"it is not JSON: {error}") from None
-    _check_size(kind, value)
+        raise refusal(field, "", f"it is not JSON: {error}") from None
+    check_size(field, value)
     return value
 
 
-def _check_size(kind: str, value: Any) -> None:
+def check_size(field: str, value: Any) -> None:
+    """Refuse JSON that is nested too deeply or holds too many values. Raises: InvalidParameter."""
     level, depth, total = [value], 0, 0
     while level:
         depth, total = depth + 1, total + len(level)
         if depth > MAX_DEPTH:
-            raise refusal(kind, "", f"it is nested deeper than {MAX_DEPTH}")
+            raise refusal(field, "", f"it is nested deeper than {MAX_DEPTH}")
         if total > MAX_NODES:
-            raise refusal(kind, "", f"it holds more than {MAX_NODES} values; make it smaller")
+            raise refusal(field, "", f"it holds more than {MAX_NODES} values; make it smaller")
         level = [
             item
             for one in level
@@ -135,12 +133,12 @@ def _check_size(kind: str, value: Any) -> None:
 class JsonSchema:
     """A schema that was parsed, and all schemas in it."""
 
-    def __init__(self, root: Any, kind: str = "json") -> None:
-        """`kind`: the field that brought it, for messages. Raises: InvalidParameter."""
+    def __init__(self, root: Any, field: str = f"{PLACE}.json") -> None:
+        """`field`: the one that brought it, for messages. Raises: InvalidParameter."""
         if not isinstance(root, (dict, bool)):
-            raise refusal(kind, "", f"a schema is an object, true or false; got {shown(root)}")
+            raise refusal(field, "", f"a schema is an object, true or false; got {shown(root)}")
         self.root = root
-        self.kind = kind
+        self.field = field
         self.nodes = list(_nodes(Node(root, "")))
         """In the order in which they stand, the whole schema first; then those that only references reach."""
         self._add_targets()
@@ -187,11 +185,11 @@ class JsonSchema:
             place = _below(node.pointer, keyword)
             if keyword in REFUSED:
                 if value not in _NEUTRAL.get(keyword, ()):
-                    raise refusal(self.kind, place, f"{keyword} is not supported; {REFUSED[keyword]}")
+                    raise refusal(self.field, place, f"{keyword} is not supported; {REFUSED[keyword]}")
             elif keyword in KEPT:
                 words, fits = _WANTS[KEPT[keyword]]
                 if not fits(value):
-                    raise refusal(self.kind, place, f"{keyword} must be {words}, got {shown(value)}")
+                    raise refusal(self.field, place, f"{keyword} must be {words}, got {shown(value)}")
 
     def _check_references(self) -> None:
         for node in self.nodes:
@@ -201,13 +199,13 @@ class JsonSchema:
             place = _below(node.pointer, "$ref")
             if not reference.startswith("#") and not self._has_ids:
                 raise refusal(
-                    self.kind,
+                    self.field,
                     place,
                     f"{shown(reference)} is in another document, and nothing is fetched; put it under $defs and refer "
                     "to it with #/$defs/...",
                 )
             if reference.startswith("#") and not self._has_ids and self._target(reference) is None:
-                raise refusal(self.kind, place, f"{shown(reference)} refers to nothing in the schema")
+                raise refusal(self.field, place, f"{shown(reference)} refers to nothing in the schema")
 
     def _check_recursion(self) -> None:
         """Refuse what only an endless text could satisfy. A least fixed point: what has a base ends, and so does what
@@ -224,7 +222,7 @@ class JsonSchema:
     def _refuse_endless(self, endless: list[Node]) -> None:
         node = next((node for node in reversed(endless) if "$ref" in node.schema), endless[-1])
         raise refusal(
-            self.kind,
+            self.field,
             _below(node.pointer, "$ref") if "$ref" in node.schema else node.pointer,
             "this recursion has no base: only an endless text would satisfy it. Make a property on the way optional, "
             "or allow null or an empty array",

@@ -10,15 +10,14 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from quire.errors import UnsupportedFeature
 from quire.structured.grammar import Grammar
+from quire.structured.json_expression import OPTIONS, WHITE_SPACE, json_expression, with_options
 from quire.structured.json_schema import JsonSchema, parse_json, refusal
-from quire.structured.params import StructuredOutputsParams
+from quire.structured.params import PLACE, StructuredOutputsParams
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
 """Every spelling of a text in tokens is allowed. Otherwise the library allows only one where a text has no alternative,
 and for that it would need the tokenizer."""
-WHITE_SPACE = r"(\n {0,16}| )"
-"""Between two tokens of JSON: a space, or a new line with its indentation. So every output of a schema that is bounded
-ends by itself; models that write JSON by themselves indent by 2 or 4."""
+_TAG = f"{PLACE}.structural_tag"
 
 
 def grammar_of(params: StructuredOutputsParams) -> Grammar:
@@ -30,34 +29,26 @@ def grammar_of(params: StructuredOutputsParams) -> Grammar:
 
 
 def _of_json(params: StructuredOutputsParams) -> str:
-    schema = JsonSchema(parse_json("json", str(params.json)))
+    schema = JsonSchema(parse_json(f"{PLACE}.json", str(params.json)))
     schema.check()
     return _of_schema(schema, params)
 
 
 def _of_object(params: StructuredOutputsParams) -> str:
-    return _of_schema(JsonSchema({"type": "object"}, "json_object"), params)
+    return _of_schema(JsonSchema({"type": "object"}, f"{PLACE}.json_object"), params)
 
 
 def _of_schema(schema: JsonSchema, params: StructuredOutputsParams) -> str:
     if params.disable_additional_properties:
         _close(schema)
-    return f"start: %json {json.dumps(_with_options(schema, _options(params)))}"
-
-
-def _with_options(schema: JsonSchema, options: dict[str, Any]) -> dict[str, Any]:
-    """The schema as the library reads it. Mutates: schema."""
-    schema.without_neutral()
-    root: dict[str, Any] = schema.root if isinstance(schema.root, dict) else {"allOf": [schema.root]}
-    return {**root, "x-guidance": options}
+    return f"start: {json_expression(schema, _options(params))}"
 
 
 def _options(params: StructuredOutputsParams) -> dict[str, Any]:
     if params.disable_any_whitespace:
-        white_space: dict[str, Any] = {"whitespace_flexible": False}
-    else:
-        white_space = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
-    return {**white_space, "lenient": False, "coerce_one_of": False}
+        others = {name: value for name, value in OPTIONS.items() if name != "whitespace_pattern"}
+        return {"whitespace_flexible": False, **others}
+    return {**OPTIONS, "whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
 
 
 def _close(schema: JsonSchema) -> None:
@@ -83,17 +74,16 @@ def _of_grammar(params: StructuredOutputsParams) -> str:
         try:
             text = gbnf_to_lark(text)
         except Exception as error:  # the converter raises what it comes to
-            raise refusal("grammar", "", f"it is no EBNF: {error}") from None
+            raise refusal(f"{PLACE}.grammar", "", f"it is no EBNF: {error}") from None
     return text
 
 
 def _of_tag(params: StructuredOutputsParams) -> str:
-    raw = parse_json("structural_tag", str(params.structural_tag))
+    raw = parse_json(_TAG, str(params.structural_tag))
     if not isinstance(raw, dict) or "format" in raw:
         raise UnsupportedFeature(
-            'structured_outputs.structural_tag: only {"structures": [...], "triggers": [...]} is supported, not the '
-            'form with "format"',
-            parameter="structured_outputs.structural_tag",
+            _TAG + ': only {"structures": [...], "triggers": [...]} is supported, not the form with "format"',
+            parameter=_TAG,
         )
     return StructTag.to_grammar(_tags(raw), assume_special=False)
 
@@ -102,23 +92,23 @@ def _tags(raw: dict[str, Any]) -> list[StructTag]:
     structures, triggers = raw.get("structures"), raw.get("triggers")
     for name, value in (("structures", structures), ("triggers", triggers)):
         if not isinstance(value, list) or not value:
-            raise refusal("structural_tag", f"#/{name}", "it must be an array, not empty")
+            raise refusal(_TAG, f"#/{name}", "it must be an array, not empty")
     unknown = raw.keys() - {"type", "structures", "triggers"}
     if unknown:
-        raise refusal("structural_tag", f"#/{min(unknown)}", "there is no such field")
+        raise refusal(_TAG, f"#/{min(unknown)}", "there is no such field")
     return [_tag(f"#/structures/{index}", one, triggers) for index, one in enumerate(structures or ())]
 
 
 def _tag(pointer: str, one: Any, triggers: Any) -> StructTag:
     if not isinstance(one, dict) or not {"begin", "schema"} <= one.keys() <= {"begin", "schema", "end"}:
-        raise refusal("structural_tag", pointer, "it must be an object with begin, schema and end")
+        raise refusal(_TAG, pointer, "it must be an object with begin, schema and end")
     begin, end = one["begin"], one.get("end", "")
     trigger = next((t for t in triggers if isinstance(t, str) and t and str(begin).startswith(t)), None)
     if not isinstance(begin, str) or not isinstance(end, str) or trigger is None:
-        raise refusal("structural_tag", pointer, "begin and end must be strings, and begin must start with a trigger")
-    schema = JsonSchema(one["schema"], "structural_tag")
+        raise refusal(_TAG, pointer, "begin and end must be strings, and begin must start with a trigger")
+    schema = JsonSchema(one["schema"], _TAG)
     schema.check()
-    bounded = _with_options(schema, {"whitespace_pattern": WHITE_SPACE})
+    bounded = with_options(schema, {"whitespace_pattern": WHITE_SPACE})
     return StructTag(trigger=trigger, begin=begin, grammar=bounded, end=end)
 
 

@@ -93,4 +93,4 @@ def test_keywords_that_would_not_be_kept_are_refused_with_what_to_do(keyword: st
 @pytest.mark.parametrize("text", ["{", "[" * 10**5, '{"a":NaN}', '{"anyOf":[' * 70 + "{}" + "]}" * 70])
 def test_what_is_no_json_or_too_deep_is_refused(text: str) -> None:
     with pytest.raises(InvalidParameter, match=r"structured_outputs\.json"):
-        parse_json("json", text)
+        parse_json("structured_outputs.json", text)

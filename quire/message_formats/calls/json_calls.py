@@ -8,104 +8,151 @@ from dataclasses import dataclass
 from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
 from quire.message_formats.reader import Malformed, Reader, Steps
+from quire.message_formats.tools import Tool
 from quire.message_formats.writer import CallWriter
 
-NAMES = ("name",)
+NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
+_OF_CALLS = (*NAMES, *ARGUMENTS, "id", "type")
+"""Keys of what may be a call where no marker says so."""
+NUMBER = "/[0-9]{1,3}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls:
     """`{"name": ..., "arguments": {...}}`: one, several after each other, or an array of them, behind a marker.
 
-    The key of the arguments may be `parameters`, other keys are skipped, and the closing marker may be missing at the
-    end of the message.
+    All of these are read. The rest of a row is what the family's template writes, which grammars follow. Other keys are
+    skipped, and a closing marker may be missing.
     """
 
-    begins: tuple[str, ...]
-    end: str = ""
+    begins: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    """The closing markers for `begins`, empty where there is none."""
     prefix: str = ""
-    """Stands between the marker and the objects."""
+    """A marker behind the opening one."""
     bare: str = ""
     separator: str = ""
     """Stands between objects that are in no array."""
+    name_key: str = "name"
+    """Empty: the name itself is the only key, and its value the arguments."""
+    arguments_key: str = "arguments"
+    id_key: str = ""
+    """Of a number in front of the name."""
+    before: str = ""
+    """Text between the opening marker and the first call. A space in front of it may be missing."""
+    between: str = ""
+    """Between calls behind one marker; empty if each call has its own."""
+    after: str = ""
+    """Between the last call and the closing marker."""
+    apart: str = "\n"
+    """Between calls with markers of their own."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """See `CallSyntax`."""
-        return tuple(marker for marker in (*self.begins, self.prefix, self.end) if marker)
+        return tuple(marker for marker in (*self.begins, self.prefix, *self.ends) if marker)
 
     def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
         """See `CallSyntax`."""
         reader, marks = source.reader, source.marks
-        if self.prefix:
+        if self.prefix and begin:
             yield from reader.spaces()
             yield from reader.expect(marks(self.prefix))
         yield from reader.spaces()
-        if (yield from reader.accept("[")):
-            yield from self._array(reader, calls)
-        else:
-            yield from self._objects(reader, calls)
-        if self.end and begin:
-            yield from self._close(reader, marks(self.end))
+        yield from self._list(source, calls, is_bare=not begin)
+        end = self._end_of(begin)
+        if end and (yield from reader.accept_after_spaces(marks(end))):
+            reader.keep()
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
-        raise NotImplementedError
+        call = grammar.one_of(lambda tool: self._call(grammar, tool))
+        end = self._end_of(begin)
+        return grammar.sequence(
+            grammar.marker(self.prefix) if self.prefix and begin else "",
+            '" "?' if self.before.startswith(" ") else "",
+            grammar.literal(self.before.lstrip(" ")),
+            grammar.repeated(call, grammar.literal(self.between)) if self.between else call,
+            grammar.literal(self.after),
+            grammar.marker(end) if end else "",
+        )
 
     def several(self, grammar: CallGrammar) -> str:
         """See `CallSyntax`."""
-        raise NotImplementedError
+        if self.bare:
+            return self.rest(grammar, "")
+        begin = grammar.first(self.begins)
+        block = grammar.rule(grammar.sequence(grammar.marker(begin), self.rest(grammar, begin)))
+        return block if self.between else grammar.repeated(block, grammar.literal(self.apart))
 
-    def _array(self, reader: Reader, calls: CallWriter) -> Steps[None]:
-        while True:
-            yield from reader.spaces()
-            yield from _call(reader, calls)
-            yield from reader.spaces()
-            if not (yield from reader.accept(",")):
-                break
-        yield from reader.expect("]")
+    def _end_of(self, begin: str) -> str:
+        return dict(zip(self.begins, self.ends, strict=False)).get(begin, "")
 
-    def _objects(self, reader: Reader, calls: CallWriter) -> Steps[None]:
-        while True:
-            yield from _call(reader, calls)
-            following = yield from reader.after_spaces()
-            if self.separator and following == self.separator:
-                yield from reader.spaces()
-                yield from reader.expect(self.separator)
-                yield from reader.spaces()
-            elif following == "{" and (self.end or self.separator):
-                yield from reader.spaces()
+    def _call(self, grammar: CallGrammar, tool: Tool) -> str:
+        name = json.dumps(tool.name, ensure_ascii=False)
+        head = f'"{self.name_key}": {name}, "{self.arguments_key}": ' if self.name_key else f"{name}: "
+        number = [grammar.literal(f'{{"{self.id_key}": "'), NUMBER] if self.id_key else []
+        head = f'", {head}' if number else "{" + head
+        return grammar.sequence(*number, grammar.literal(head), grammar.arguments(tool), '"}"')
+
+    def _list(self, source: Source, calls: CallWriter, *, is_bare: bool) -> Steps[None]:
+        """Calls in an array, or after each other. Without a marker only those of known tools are calls."""
+        reader = source.reader
+        is_array = yield from reader.accept("[")
+        goes_on = True
+        while goes_on:
+            yield from reader.spaces()
+            yield from self._read_call(source, calls, is_bare)
+            if is_array:
+                goes_on = yield from reader.accept_after_spaces(",")
             else:
-                return
-
-    def _close(self, reader: Reader, end: str) -> Steps[None]:
-        """The closing marker, or the end of the message."""
-        yield from reader.spaces()
-        if (yield from reader.peek()):
-            yield from reader.expect(end)
-
-
-def _call(reader: Reader, calls: CallWriter) -> Steps[None]:
-    calls.begin()
-    yield from reader.expect("{")
-    while True:
-        yield from reader.spaces()
-        key = yield from _text(reader)
-        yield from reader.spaces()
-        yield from reader.expect(":")
-        if key in NAMES:
+                goes_on = yield from self._has_another(reader)
+        if is_array:
             yield from reader.spaces()
-            calls.name((yield from _text(reader)))
-        elif key in ARGUMENTS:
-            yield from reader.json(calls.arguments)
+            yield from reader.expect("]")
+            reader.keep()
+
+    def _has_another(self, reader: Reader) -> Steps[bool]:
+        if self.separator and (yield from reader.accept_after_spaces(self.separator)):
+            return True
+        return (yield from reader.after_spaces()) == "{"
+
+    def _read_call(self, source: Source, calls: CallWriter, is_bare: bool) -> Steps[None]:
+        reader = source.reader
+        calls.begin()
+        yield from reader.expect("{")
+        goes_on = True
+        while goes_on:
+            yield from reader.spaces()
+            key = yield from _text(reader)
+            if is_bare and key not in _OF_CALLS:
+                raise Malformed
+            yield from reader.spaces()
+            yield from reader.expect(":")
+            yield from reader.spaces()
+            yield from self._value(source, calls, key, is_bare)
+            yield from reader.spaces()
+            goes_on = yield from reader.accept(",")
+        yield from reader.expect("}")
+        calls.end()
+
+    def _value(self, source: Source, calls: CallWriter, key: str, is_bare: bool) -> Steps[None]:
+        if not self.name_key:
+            calls.name(key)
+        if key in ARGUMENTS or not self.name_key:
+            yield from source.reader.json(calls.arguments)
+        elif key in NAMES:
+            name = yield from _text(source.reader)
+            if is_bare and name not in source.tools:
+                raise Malformed
+            calls.name(name)
         else:
-            yield from reader.json(lambda _: None)
-        yield from reader.spaces()
-        if not (yield from reader.accept(",")):
-            break
-    yield from reader.expect("}")
-    calls.end()
+            yield from source.reader.json(_skip)
+
+
+def _skip(_: str) -> None:
+    """Of no interest."""
 
 
 def _text(reader: Reader) -> Steps[str]:
