@@ -56,12 +56,24 @@ class Harmony:
         return last == MESSAGE and prompt_text.rpartition(CHANNEL)[2].startswith(THINKING_CHANNEL)
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
-        """See `CallSyntax`."""
-        raise NotImplementedError
+        """See `CallSyntax`. Calls begin with no marker of their own."""
+        return self.several(grammar)
 
     def several(self, grammar: CallGrammar) -> str:
-        """See `CallSyntax`."""
-        raise NotImplementedError
+        """See `CallSyntax`. One call, since it ends the output; thinking may come before it."""
+        channel, constrain, message = map(grammar.marker, (CHANNEL, CONSTRAIN, MESSAGE))
+        thought = grammar.sequence(grammar.literal(THINKING_CHANNEL), message, grammar.free_text(ENDS[0]))
+        thinking = f'({channel} {thought} {grammar.marker(START)} "assistant")?' if grammar.is_token(ENDS[0]) else ""
+        call = grammar.one_of(
+            lambda tool: grammar.sequence(
+                grammar.literal(f"commentary to={FUNCTIONS}{tool.name} "),
+                constrain,
+                '"json"',
+                message,
+                grammar.arguments(tool),
+            )
+        )
+        return grammar.sequence(thinking, channel, call)
 
 
 class _Messages:

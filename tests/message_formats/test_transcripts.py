@@ -43,7 +43,6 @@ FAMILIES = [
             "<tool_call>\nnothing of the kind\n</tool_call>",
             "<tool_call>\n<function=weather>\n<parameter=city>\nx\n</parameter>\nand so on",
             "<tool_call>\n<function=>\n</function>\n</tool_call>",
-            "<tool_call>\n<function=weather>\n<parameter=days>1</parameter><parameter=days>2</parameter></function>",
             "<function=weather",
         ),
     ),
