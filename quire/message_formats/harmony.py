@@ -154,14 +154,14 @@ class _Messages:
                 continue
             yield from reader.accept(self._constrain)
             word = yield from reader.matching(_WORD)
+            if not word:
+                if (yield from reader.peek()):
+                    raise Malformed
+                return None
             if word.startswith("to="):
                 recipient = word.removeprefix("to=")
             elif is_channel and not channel:
                 channel = word
-            elif not word:
-                if (yield from reader.peek()):
-                    raise Malformed
-                return None
         raise Malformed
 
     def _is_call(self, header: _Header) -> bool:
@@ -174,7 +174,10 @@ class _Messages:
             raise Malformed
         calls.begin()
         calls.name(header.recipient.removeprefix(FUNCTIONS))
+        is_empty = not (yield from self._reader.peek())
         yield from self._until_end(calls.arguments)
+        if is_empty:
+            raise Malformed  # the output ends before the arguments
         calls.end()
 
     def _body(self, header: _Header) -> Steps[None]:
