@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, shown
 from quire.message_formats.argument_schema import any_object, argument_schema, field_of
 from quire.message_formats.marks import Marks
 from quire.message_formats.tools import Tool
 from quire.structured.json_expression import json_expression
+from quire.structured.json_schema import JsonSchema
 
 MAX_TOOLS = 128
 """Of one request."""
@@ -37,8 +40,11 @@ class CallGrammar:
         self.warnings: list[str] = []
         """Where arguments follow less than their tool's schema."""
         self._marks = marks
-        self._rules: dict[str, str] = {}
-        """Names by expression."""
+        self._rules: dict[tuple[str, str], str] = {}
+        """Names by expression and options."""
+        self._schemas: dict[int, Mapping[str, Any]] = {}
+        self._terminals: dict[str, str] = {}
+        """Names by pattern."""
         self._num_characters = 0
         self._arguments = {id(tool): self._arguments_of(tool, index, unkept) for index, tool in enumerate(tools)}
 
@@ -47,6 +53,11 @@ class CallGrammar:
         """Whether it holds for every tool. Otherwise (`strict` is False for one) nothing is forced on an output that
         may call tools but need not; where it must call one, the arguments of such a tool are any JSON object."""
         return all(tool.strict is not False for tool in self.tools)
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The markers that are tokens."""
+        return tuple(self._marks.ids)
 
     def is_token(self, marker: str) -> bool:
         """Whether a marker is one token."""
@@ -70,13 +81,40 @@ class CallGrammar:
         """Markers, texts and rules after each other: those that are not empty, of expressions."""
         return " ".join(part for part in parts if part and part != '""')
 
-    def rule(self, expression: str) -> str:
-        """The name of the rule for an expression."""
-        return self._rules.setdefault(expression, f"rule_{len(self._rules)}")
+    def rule(self, expression: str, options: str = "") -> str:
+        """The name of the rule for an expression. `options` are the library's, in brackets."""
+        return self._rules.setdefault((expression, options), f"rule_{len(self._rules)}")
+
+    def free_text(self, end: str, *, margin: str = "", without: Sequence[str] = (), length: str = "*") -> str:
+        """Any text and the marker `end` behind it, which it does not hold, nor the texts `without`. A margin stands
+        before a marker that is no token. `length` counts characters as a regular expression does.
+        """
+        pattern = f"/(?s:.{length})/" + "".join(f" & ~/(?s:.*){_regex(text)}(?s:.*)/" for text in without)
+        terminal = self._terminals.setdefault(pattern, f"TEXT_{len(self._terminals)}")
+        if end in self._marks.ids:
+            return f"{terminal} {self.marker(end)}"
+        return self.rule(terminal, f"[suffix={self.literal(margin + end)}]")
 
     def arguments(self, tool: Tool) -> str:
         """The rule for the arguments of a tool: a JSON object by its schema."""
         return self._arguments[id(tool)]
+
+    def schema(self, tool: Tool) -> Mapping[str, Any]:
+        """The schema that the arguments of a tool follow."""
+        return self._schemas[id(tool)]
+
+    def value(self, schema: Any, tool: Tool) -> str:
+        """The rule for a JSON value by a part of a tool's schema."""
+        root = self.schema(tool)
+        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        return self.rule(without_ebnf(json_expression(JsonSchema({**definitions, "allOf": [schema]}))))
+
+    def leave_out(self, tool: Tool, pointer: str, why: str) -> None:
+        """Arguments of a tool cannot follow a part of its schema: say so. Raises: InvalidParameter for a strict one."""
+        field = field_of(next(index for index, one in enumerate(self.tools) if one is tool))
+        if tool.strict:
+            raise InvalidParameter(f"{field}: {shown(pointer)}: {why}", parameter=field)
+        self.warnings.append(f"{field}: {shown(pointer)}: {why}; it was left out")
 
     def one_of(self, call: Callable[[Tool], str]) -> str:
         """The rule for a call of any tool, of the expression for a call of each."""
@@ -88,7 +126,9 @@ class CallGrammar:
 
     def text(self, start: str) -> str:
         """The whole grammar, for outputs that follow `start`."""
-        return "\n".join([f"start: {start}", *(f"{name}: {rule}" for rule, name in self._rules.items())])
+        rules = (f"{name}{options}: {expression}" for (expression, options), name in self._rules.items())
+        terminals = (f"{name}: {pattern}" for pattern, name in self._terminals.items())
+        return "\n".join([f"start: {start}", *rules, *terminals])
 
     def _arguments_of(self, tool: Tool, index: int, unkept: Mapping[str, str]) -> str:
         found = argument_schema(tool, index)
@@ -104,7 +144,14 @@ class CallGrammar:
             text = json_expression(found.schema)
         self.warnings += found.warnings
         self._num_characters += len(text)
+        root = found.schema.root
+        self._schemas[id(tool)] = root if isinstance(root, dict) else {}
         return self.rule(text)
+
+
+def _regex(text: str) -> str:
+    """A text in a regular expression between slashes."""
+    return re.sub(r"([!-/:;=?@\[-^`{-~])", r"\\\1", text)
 
 
 def without_ebnf(text: str) -> str:

@@ -32,6 +32,11 @@ class _Rule:
         return has_texts and not (self.absent and self.absent in template) and (not self.token or self.token in tokens)
 
 
+def _deepseek(words: str) -> str:
+    """A marker of the family."""
+    return "<\uff5c" + words.replace(" ", "\u2581") + "\uff5c>"
+
+
 _CALLS = (
     _Rule("openai", ("<|channel|>", "functions."), token="<|channel|>"),
     _Rule("functiongemma", ("<start_function_call>",)),
@@ -41,8 +46,8 @@ _CALLS = (
     _Rule("glm45", ("<tool_call>", "<arg_key>", "<arg_value>")),
     _Rule("step3", ("<steptml:invoke",)),
     _Rule("deepseek_v32", ("DSML", "function_calls")),
-    _Rule("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
-    _Rule("deepseek_v31", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
+    _Rule("deepseek_v3", (_deepseek("tool calls begin"), "```json")),
+    _Rule("deepseek_v31", (_deepseek("tool calls begin"), _deepseek("tool sep"))),
     _Rule("kimi_k2", ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>")),
     _Rule("lfm2", ("<|tool_call_start|>",)),
     _Rule("lfm2", ("List of tools: ",), token="<|tool_call_start|>"),
@@ -81,8 +86,8 @@ _THINKING = (
     _Rule("step3", ("<steptml:invoke", "</think>")),
     _Rule("step3p5", ("<function=", "<|im_start|>assistant\\n<think>\\n"), absent="enable_thinking"),
     _Rule("ernie45", ("<response>", "</think>")),
-    _Rule("deepseek_v3", ("<｜Assistant｜>", "</think>", "thinking is ")),
-    _Rule("deepseek_r1", ("<｜Assistant｜>", "</think>")),
+    _Rule("deepseek_v3", (_deepseek("Assistant"), "</think>", "thinking is ")),
+    _Rule("deepseek_r1", (_deepseek("Assistant"), "</think>")),
     _Rule("olmo3", ("<function_calls>", "<think>")),
     _Rule("qwen3", ("<think>",)),
     _Rule("qwen3", ("</think>",)),

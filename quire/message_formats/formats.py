@@ -25,7 +25,6 @@ def _deepseek(words: str) -> str:
 
 _HERMES = JsonCalls(begins=("<tool_call>",), ends=("</tool_call>",), **_IN_TAGS)
 _LLAMA = JsonCalls(begins=("<|python_tag|>",), bare="{", arguments_key="parameters", separator=";", between="; ")
-
 _HARMONY = Harmony()
 _QWEN3_XML = TaggedCalls(
     begin="<tool_call>",
@@ -37,9 +36,12 @@ _QWEN3_XML = TaggedCalls(
     margin="\n",
     is_section_optional=True,
 )
-_GLM = TaggedCalls(
-    begin="<tool_call>", end="</tool_call>", key=("<arg_key>", "</arg_key>"), value=("<arg_value>", "</arg_value>")
-)
+_GLM: dict[str, Any] = {
+    "begin": "<tool_call>",
+    "end": "</tool_call>",
+    "key": ("<arg_key>", "</arg_key>"),
+    "value": ("<arg_value>", "</arg_value>"),
+}
 
 CALLS: Mapping[str, CallSyntax] = {
     "apertus": JsonCalls(begins=("<|tools_prefix|>",), ends=("<|tools_suffix|>",), name_key="", **_ARRAY),
@@ -71,8 +73,8 @@ CALLS: Mapping[str, CallSyntax] = {
     "ernie45": _HERMES,
     "functiongemma": GemmaCalls(begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
     "gemma4": GemmaCalls(begin="<|tool_call>", end="<tool_call|>", quote='<|"|>'),
-    "glm45": _GLM,
-    "glm47": _GLM,
+    "glm45": TaggedCalls(**_GLM),
+    "glm47": TaggedCalls(**_GLM, line=""),
     "granite": JsonCalls(begins=("<|tool_call|>", "<tool_call>"), **_ARRAY),
     "granite-20b-fc": JsonCalls(begins=("<function_call>",), before=" "),
     "granite4": _HERMES,
@@ -107,6 +109,7 @@ CALLS: Mapping[str, CallSyntax] = {
         call_end="</invoke>",
         key=('<parameter name="', '">'),
         value=("", "</parameter>"),
+        is_section_shared=True,
     ),
     "mistral": NamedJson(
         begins=("[TOOL_CALLS]",),

@@ -57,12 +57,24 @@ class Harmony:
         return last == MESSAGE and prompt_text.rpartition(CHANNEL)[2].startswith(THINKING_CHANNEL)
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
-        """See `CallSyntax`."""
-        raise NotImplementedError
+        """See `CallSyntax`. Calls begin with no marker of their own."""
+        return self.several(grammar)
 
     def several(self, grammar: CallGrammar) -> str:
-        """See `CallSyntax`."""
-        raise NotImplementedError
+        """See `CallSyntax`. One call, since it ends the output; thinking may come before it."""
+        channel, constrain, message = map(grammar.marker, (CHANNEL, CONSTRAIN, MESSAGE))
+        thought = grammar.sequence(grammar.literal(THINKING_CHANNEL), message, grammar.free_text(ENDS[0]))
+        thinking = f'({channel} {thought} {grammar.marker(START)} "assistant")?' if grammar.is_token(ENDS[0]) else ""
+        call = grammar.one_of(
+            lambda tool: grammar.sequence(
+                grammar.literal(f"commentary to={FUNCTIONS}{tool.name} "),
+                constrain,
+                '"json"',
+                message,
+                grammar.arguments(tool),
+            )
+        )
+        return grammar.sequence(thinking, channel, call)
 
 
 class _Messages:
@@ -143,14 +155,14 @@ class _Messages:
                 continue
             yield from reader.accept(self._constrain)
             word = yield from reader.matching(_WORD)
+            if not word:
+                if (yield from reader.peek()):
+                    raise Malformed
+                return None
             if word.startswith("to="):
                 recipient = word.removeprefix("to=")
             elif is_channel and not channel:
                 channel = word
-            elif not word:
-                if (yield from reader.peek()):
-                    raise Malformed
-                return None
         raise Malformed
 
     def _is_call(self, header: _Header) -> bool:
@@ -163,7 +175,10 @@ class _Messages:
             raise Malformed
         calls.begin()
         calls.name(header.recipient.removeprefix(FUNCTIONS))
+        is_empty = not (yield from self._reader.peek())
         yield from self._until_end(calls.arguments)
+        if is_empty:
+            raise Malformed  # the output ends before the arguments
         calls.end()
 
     def _body(self, header: _Header) -> Steps[None]:

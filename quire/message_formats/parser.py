@@ -92,13 +92,15 @@ class MessageParser:
                 self._text.marker()
             else:
                 yield from self._read_calls(marker)
+                if self._text.is_blank:
+                    yield from self._begin_text()
 
     @property
     def _markers(self) -> tuple[str, ...]:
         """Those that matter in the text."""
         thinking, calls = self._format.thinking, self._format.calls
         markers = () if calls is None else calls.begins
-        if thinking is not None and (thinking.begin in self._marks.ids or self._text.is_blank):
+        if thinking is not None and thinking.begin in self._marks.ids:
             markers = (thinking.begin, *markers)
         return (*map(self._marks, markers), *self._answer_end)
 
@@ -126,20 +128,30 @@ class MessageParser:
             self._text.marker()
 
     def _begin_text(self) -> Steps[None]:
-        """What may stand where text begins: the marker of an answer, calls without a marker."""
-        thinking, calls = self._format.thinking, self._format.calls
+        """What may stand where text begins, and nowhere else: thinking whose marker is no token, the marker of an
+        answer, calls without a marker.
+        """
+        self._text.put((yield from self._reader.spaces()))
+        thinking = self._format.thinking
+        if thinking is not None and thinking.begin not in self._marks.ids:
+            while self._text.is_blank and (yield from self._reader.accept(thinking.begin)):
+                yield from self._think()
+                self._text.put((yield from self._reader.spaces()))
         if thinking is not None and thinking.answer is not None:
             begin, end = map(self._marks, thinking.answer)
-            self._text.put((yield from self._reader.spaces()))
             if (yield from self._reader.accept(begin)):
                 self._text.marker()
                 self._answer_end = (end,)
-        if calls is None or not calls.bare or not self._text.is_blank or self._calls.num_calls:
-            return
-        self._text.put((yield from self._reader.spaces()))
+                self._text.put((yield from self._reader.spaces()))
+        calls = self._format.calls
         following = yield from self._reader.peek()
-        if following and following in calls.bare:
+        if calls is not None and following and following in calls.bare and self._has_nothing:
             yield from self._read_calls("")
+
+    @property
+    def _has_nothing(self) -> bool:
+        """Neither text nor calls have come."""
+        return self._text.is_blank and not self._calls.num_calls
 
     def _read_calls(self, begin: str) -> Steps[None]:
         """Calls, or the text that it turns out to be."""

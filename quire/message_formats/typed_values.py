@@ -62,10 +62,9 @@ def value_type(tool: Tool | None, name: str) -> ValueType:
 
 def type_of_schema(schema: Any, root: Mapping[str, Any], hops: int = MAX_HOPS) -> ValueType:
     """What a schema allows; where it cannot be told, anything. `root` is what its references are looked up in."""
+    schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or hops == 0:
         return ValueType()
-    if "$ref" in schema:
-        return type_of_schema(_target(schema["$ref"], root), root, hops - 1)
     found = _own_type(schema)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list) and schema[keyword]:
@@ -73,6 +72,15 @@ def type_of_schema(schema: Any, root: Mapping[str, Any], hops: int = MAX_HOPS) -
     for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
         found = _both(found, type_of_schema(one, root, hops - 1))
     return ValueType(found.kinds | {"null"}, found.texts) if schema.get("nullable") is True else found
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a schema that is a reference refers to."""
+    for _ in range(MAX_HOPS):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            return schema
+        schema = _target(schema["$ref"], root)
+    return True
 
 
 def _own_type(schema: Mapping[str, Any]) -> ValueType:

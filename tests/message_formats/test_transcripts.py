@@ -43,7 +43,6 @@ FAMILIES = [
             "<tool_call>\nnothing of the kind\n</tool_call>",
             "<tool_call>\n<function=weather>\n<parameter=city>\nx\n</parameter>\nand so on",
             "<tool_call>\n<function=>\n</function>\n</tool_call>",
-            "<tool_call>\n<function=weather>\n<parameter=days>1</parameter><parameter=days>2</parameter></function>",
             "<function=weather",
         ),
     ),
@@ -62,8 +61,8 @@ FAMILIES = [
     Family(
         calls="glm45",
         tokens=(*TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        two_calls="<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Sao Paulo</arg_value>\n<arg_key>days</arg_key>\n"
-        "<arg_value>3</arg_value>\n<arg_key>exact</arg_key>\n<arg_value>true</arg_value>\n<arg_key>tags</arg_key>\n"
+        two_calls="<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Sao Paulo</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>exact</arg_key>\n<arg_value>true</arg_value>\n<arg_key>tags</arg_key>\n"
         '<arg_value>["a", "b, c"]</arg_value>\n<arg_key>options</arg_key>\n<arg_value>{"x": null}</arg_value>\n'
         "</tool_call><tool_call>now</tool_call>",
         code=f"<tool_call>weather<arg_key>city</arg_key><arg_value>{CODE}</arg_value></tool_call>",
@@ -138,8 +137,8 @@ FAMILIES = [
     Family(
         calls="gemma4",
         tokens=("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
-        two_calls='<|tool_call>call:weather{city:<|"|>Sao Paulo<|"|>,days:3,exact:true,tags:[<|"|>a<|"|>,<|"|>b, c<|"|>]'
-        ",options:{x:None}}<tool_call|><|tool_call>call:now{}<tool_call|>",
+        two_calls='<|tool_call>call:weather{city:<|"|>Sao Paulo<|"|>,days:3,exact:true,tags:'
+        '[<|"|>a<|"|>,<|"|>b, c<|"|>],options:{x:None}}<tool_call|><|tool_call>call:now{}<tool_call|>',
         code=f'<|tool_call>call:weather{{city:<|"|>{CODE}<|"|>}}<tool_call|>',
         thinking="gemma4",
         thought=("<|channel>thought\n", "<channel|>"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from re import compile as pattern
 
 from quire.message_formats.call_grammar import CallGrammar
+from quire.message_formats.calls.gemma_grammar import GemmaGrammar
 from quire.message_formats.format import Source
 from quire.message_formats.literals import Tell, quoted
 from quire.message_formats.reader import MAX_DEPTH, Malformed, Steps
@@ -71,8 +72,6 @@ class GemmaCalls:
                 yield from reader.expect(",")
                 yield from reader.spaces()
             key = yield from self._key(source)
-            if key in known:
-                raise Malformed
             tell(f'{", " if known else ""}"{quoted(key)}": ')
             known.add(key)
             yield from self._value(source, tell, type_of(key), depth + 1)
@@ -144,8 +143,12 @@ class GemmaCalls:
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
-        raise NotImplementedError
+        call = grammar.one_of(
+            lambda tool: f"{grammar.literal(f'call:{tool.name}')} {GemmaGrammar(grammar, tool, self.quote).call()}"
+        )
+        return grammar.sequence(call, grammar.marker(self.end))
 
     def several(self, grammar: CallGrammar) -> str:
         """See `CallSyntax`."""
-        raise NotImplementedError
+        call = grammar.rule(grammar.sequence(grammar.marker(self.begin), self.rest(grammar, self.begin)))
+        return grammar.repeated(call, '""')

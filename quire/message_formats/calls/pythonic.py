@@ -8,10 +8,13 @@ from re import compile as pattern
 from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
 from quire.message_formats.literals import Literals, quoted
+from quire.message_formats.parameter_grammar import Parameter, parameters_of, separated
 from quire.message_formats.reader import Malformed, Steps
+from quire.message_formats.tools import Tool
+from quire.message_formats.typed_values import type_of_schema
 from quire.message_formats.writer import CallWriter
 
-_NAME = pattern(r"[\w.]*")
+_NAME = pattern(r"[\w.:/$@-]*")
 _KEY = pattern(r"\w*")
 
 
@@ -80,7 +83,7 @@ class PythonicCalls:
             key = yield from reader.matching(_KEY)
             yield from reader.spaces()
             yield from reader.expect("=")
-            if not key or key in known:
+            if not key:
                 raise Malformed
             calls.arguments(f'{", " if known else ""}"{quoted(key)}": ')
             known.add(key)
@@ -94,8 +97,37 @@ class PythonicCalls:
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
-        raise NotImplementedError
+        call = grammar.one_of(lambda tool: self._written(grammar, tool))
+        end = grammar.marker(self.end) if begin and self.end else ""
+        if self.is_list:
+            return grammar.sequence('"["', grammar.repeated(call, '", "'), '"]"', end)
+        return grammar.sequence('"\\n"', grammar.repeated(call, '"\\n"'), '"\\n"', end)
 
     def several(self, grammar: CallGrammar) -> str:
         """See `CallSyntax`."""
-        raise NotImplementedError
+        if self.bare or not self.begins:
+            return self.rest(grammar, "")
+        return grammar.sequence(grammar.marker(self.begins[0]), self.rest(grammar, self.begins[0]))
+
+    def _written(self, grammar: CallGrammar, tool: Tool) -> str:
+        parameters = [one for one in parameters_of(grammar, tool) if self._can_write(grammar, tool, one)]
+        items = [
+            (grammar.sequence(grammar.literal(f"{one.name}="), _value(grammar, tool, one)), one.is_required)
+            for one in parameters
+        ]
+        return grammar.sequence(grammar.literal(f"{tool.name}("), separated(grammar, items, '", "'), '")"')
+
+    def _can_write(self, grammar: CallGrammar, tool: Tool, parameter: Parameter) -> bool:
+        if _KEY.fullmatch(parameter.name):
+            return True
+        grammar.leave_out(tool, f"#/properties/{parameter.name}", "this model's format has no name like this")
+        return False
+
+
+def _value(grammar: CallGrammar, tool: Tool, parameter: Parameter) -> str:
+    """A value. JSON reads as Python does, but for the names of constants."""
+    kinds = type_of_schema(parameter.schema, grammar.schema(tool)).kinds
+    return _CONSTANTS.get(kinds) or grammar.value(parameter.schema, tool)
+
+
+_CONSTANTS = {frozenset({"boolean"}): '("True" | "False")', frozenset({"null"}): '"None"'}

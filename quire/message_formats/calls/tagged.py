@@ -10,7 +10,9 @@ from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
 from quire.message_formats.literals import Tell, quoted
 from quire.message_formats.marks import is_mark
+from quire.message_formats.parameter_grammar import Parameter, parameters_of, plain_text
 from quire.message_formats.reader import Malformed, Steps
+from quire.message_formats.tools import Tool
 from quire.message_formats.typed_values import ValueType, value_type
 from quire.message_formats.writer import CallWriter
 
@@ -35,6 +37,10 @@ class TaggedCalls:
     value: tuple[str, str]
     margin: str = ""
     """Stands between a value and its tags, and is not part of it."""
+    line: str = "\n"
+    """What the model writes between tags."""
+    is_section_shared: bool = False
+    """Several calls stand in one section."""
     is_section_optional: bool = False
     """Calls may stand without `begin` and `end` around them."""
 
@@ -85,8 +91,6 @@ class TaggedCalls:
         yield from reader.spaces()
         while (yield from reader.accept(marks(self.key[0]))):
             key = yield from self._key(source)
-            if key in known:
-                raise Malformed
             calls.arguments(f"{', ' if known else ''}{json.dumps(key, ensure_ascii=False)}: ")
             known.add(key)
             yield from self._value(source, value_type(source.tools.get(name), key), calls.arguments)
@@ -131,11 +135,42 @@ class TaggedCalls:
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
-        raise NotImplementedError
+        if begin != self.begin:
+            return grammar.one_of(lambda tool: self._behind_name(grammar, tool))
+        call = grammar.one_of(lambda tool: f"{grammar.marker(self.name[0])} {self._behind_name(grammar, tool)}")
+        line = grammar.literal(self.line)
+        calls = grammar.repeated(call, line) if self.is_section_shared else call
+        end = (line, grammar.marker(self.end)) if self.call_end else ()
+        return grammar.sequence(line if self.name[0] else "", calls, *end)
 
     def several(self, grammar: CallGrammar) -> str:
         """See `CallSyntax`."""
-        raise NotImplementedError
+        section = grammar.rule(grammar.sequence(grammar.marker(self.begin), self.rest(grammar, self.begin)))
+        return section if self.is_section_shared else grammar.repeated(section, grammar.literal(self.line))
+
+    def _behind_name(self, grammar: CallGrammar, tool: Tool) -> str:
+        """A call from the function's name on."""
+        parameters = [self._parameter(grammar, tool, one) for one in parameters_of(grammar, tool)]
+        return grammar.sequence(
+            grammar.literal(tool.name),
+            grammar.marker(self.name[1]),
+            grammar.literal(self.line),
+            *parameters,
+            grammar.marker(self.call_end or self.end),
+        )
+
+    def _parameter(self, grammar: CallGrammar, tool: Tool, parameter: Parameter) -> str:
+        begin, middle = self.key
+        rule = grammar.sequence(
+            grammar.marker(begin),
+            grammar.literal(parameter.name),
+            grammar.marker(middle),
+            *((grammar.literal(self.line), grammar.marker(self.value[0])) if self.value[0] else ()),
+            grammar.literal(self.margin),
+            plain_text(grammar, tool, parameter, self.value[1], margin=self.margin),
+            grammar.literal(self.line),
+        )
+        return grammar.rule(rule) if parameter.is_required else f"({rule})?"
 
 
 class _WithoutEnd:

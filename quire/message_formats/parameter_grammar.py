@@ -1,0 +1,93 @@
+"""Grammars of parameters that stand one by one, not in a JSON object: which there are, and values as plain text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.message_formats.call_grammar import CallGrammar
+from quire.message_formats.tools import Tool
+from quire.message_formats.typed_values import ANY, resolved, type_of_schema
+
+_SIMPLE = frozenset({"type", "enum", "const", "minLength", "maxLength", "title", "description", "default"})
+"""Keywords of texts that plain text can follow."""
+_SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a tool."""
+
+    name: str
+    schema: Any
+    is_required: bool
+
+
+def parameters_of(grammar: CallGrammar, tool: Tool) -> Iterator[Parameter]:
+    """A tool's parameters in the order of its schema; those that it only requires come last."""
+    schema = grammar.schema(tool)
+    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
+        if keyword in schema:
+            grammar.leave_out(tool, f"#/{keyword}", "calls of this model's format cannot follow it")
+    for name, one in properties.items():
+        yield Parameter(name, one, name in required)
+    others = schema.get("additionalProperties", True)
+    for name in dict.fromkeys(required):
+        if name not in properties:
+            yield Parameter(name, others, True)
+
+
+def separated(grammar: CallGrammar, items: Sequence[tuple[str, bool]], between: str) -> str:
+    """Items in their order with something between two, as an expression; those marked False may be left out."""
+    rest = ""
+    starts: list[str] = []
+    for item, is_required in reversed(items):
+        if is_required:
+            starts = []
+        starts.append(grammar.sequence(item, rest))
+        following = grammar.sequence(between, item)
+        rest = grammar.rule(grammar.sequence(following if is_required else f"({following})?", rest))
+    whole = " | ".join(starts)
+    return f"({whole})" if any(is_required for _, is_required in items) else f"({whole})?" if whole else ""
+
+
+def plain_text(grammar: CallGrammar, tool: Tool, parameter: Parameter, end: str, *, margin: str = "") -> str:
+    """A parameter's value as plain text, and the marker behind it. Texts stand as they are.
+
+    `margin` stands between the two. No text holds a marker that is a token.
+    """
+    closing = grammar.sequence(grammar.literal(margin), grammar.marker(end))
+    root = grammar.schema(tool)
+    schema = resolved(parameter.schema, root)
+    kind = type_of_schema(schema, root)
+    if "string" not in kind.kinds:
+        return grammar.sequence(grammar.value(schema, tool), closing)
+    keywords = schema if isinstance(schema, dict) else {}
+    values = [keywords["const"]] if "const" in keywords else keywords.get("enum")
+    if values:
+        texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+        return f"({' | '.join(map(grammar.literal, texts))}) {closing}"
+    if kind.kinds != ANY and not _is_kept(keywords, kind.kinds):
+        pointer = f"#/properties/{parameter.name}"
+        grammar.leave_out(tool, pointer, "calls of this model's format write texts as they stand and cannot follow it")
+        return grammar.free_text(end, margin=margin, without=grammar.tokens)
+    length = length_of(keywords) if kind.is_text else "*"
+    return grammar.free_text(end, margin=margin, without=grammar.tokens, length=length)
+
+
+def _is_kept(keywords: dict[str, Any], kinds: frozenset[str]) -> bool:
+    """Whether any text of the right length is a value."""
+    if kinds == {"string"}:
+        return keywords.keys() <= _SIMPLE
+    branches = keywords.get("anyOf") or keywords.get("oneOf") or [keywords]
+    is_plain = all(isinstance(one, dict) and one.keys() <= {"type", "title", "description"} for one in branches)
+    return is_plain and kinds <= _SCALARS
+
+
+def length_of(keywords: Mapping[str, Any]) -> str:
+    """How many characters a text may have, in a regular expression."""
+    least, most = keywords.get("minLength", 0), keywords.get("maxLength")
+    return "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
