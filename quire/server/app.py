@@ -20,9 +20,10 @@ from quire import __version__
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.errors import QuireError
 from quire.server import console
-from quire.server.api import admin, anthropic, chat, completions, ollama, responses
+from quire.server.api import admin, anthropic, chat, completions, ollama
 from quire.server.api.errors import error_shape
 from quire.server.api.protocol.openai import Error
+from quire.server.api.responses import routes as responses
 from quire.server.console import docs
 from quire.server.http.errors import ApiError, ErrorShapes, as_api_error, error_response, route_of
 from quire.server.http.middleware import Authentication, Limits, RequestContext

@@ -99,6 +99,13 @@ class ServerSettings:
         "answered with status 503.",
         least=1,
     )
+    response_store_size: int = knob(
+        64 << 20,
+        "Size of the responses of /v1/responses that are kept in memory, for previous_response_id; 0 keeps none. With "
+        "several processes (--api-server-count) none are kept.",
+        least=0,
+    )
+    max_stored_responses: int = knob(4096, "Responses that are kept, the newest of them.", least=1)
     max_queued_work: int = knob(
         1024,
         "Requests of one front that may wait to be read and tokenised; where there are several API keys, one may have "

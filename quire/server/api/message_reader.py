@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,21 +76,25 @@ class MessageReader:
 
     def take(self, completion: CompletionOutput) -> list[Part]:
         """The parts that an answer, or the next piece of one, brings."""
-        if self._reading is None:
-            return [Text(completion.text)] if completion.text else []
-        parts: list[Part] = []
-        self._feed(self._text.take(completion.token_ids, completion.text), parts)
-        if completion.finish_reason is not None:
-            self._feed(self._text.finish(), parts)
-            parts += self._parser.finish()
-        self.num_calls = self._parser.num_calls
-        return joined(parts)
+        return joined(part for _, parts in self.pieces(completion) for part in parts)
 
-    def _feed(self, pieces: Sequence[tuple[str, int]], parts: list[Part]) -> None:
-        for text, num_tokens in pieces:
-            if self._parser.is_thinking:
-                self.num_reasoning_tokens += num_tokens
-            parts += self._parser.feed(text)
+    def pieces(self, completion: CompletionOutput) -> Iterator[tuple[int, list[Part]]]:
+        """The same in the steps in which it is read: the number of tokens of a step, and the parts that it brings."""
+        if self._reading is None:
+            yield len(completion.token_ids), [Text(completion.text)] if completion.text else []
+            return
+        for piece in self._text.take(completion.token_ids, completion.text):
+            yield self._feed(*piece)
+        if completion.finish_reason is not None:
+            for piece in self._text.finish():
+                yield self._feed(*piece)
+            yield 0, self._parser.finish()
+        self.num_calls = self._parser.num_calls
+
+    def _feed(self, text: str, num_tokens: int) -> tuple[int, list[Part]]:
+        if self._parser.is_thinking:
+            self.num_reasoning_tokens += num_tokens
+        return num_tokens, self._parser.feed(text)
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
         """The engine's, or tool_calls when the answer ended by itself and has calls."""

@@ -13,10 +13,13 @@ import pytest
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.startup import EngineParts
 from quire.errors import EngineOverloaded
-from quire.server.api import chat, completions, ollama, responses
+from quire.server.api import chat, completions, ollama
 from quire.server.api.protocol.ollama import GenerateRequest
 from quire.server.api.protocol.openai import ChatCompletionRequest, CompletionRequest
 from quire.server.api.protocol.responses import ResponsesRequest
+from quire.server.api.responses.reply import ResponseWriter
+from quire.server.api.responses.request import LOGPROBS
+from quire.server.api.responses.routes import store_of
 from quire.server.http.replies import SMALL_REPLY, piece_of
 from quire.server.service import Context, Service
 from quire.server.settings import ServerSettings
@@ -53,9 +56,9 @@ def streamed(service: Service, name: str) -> AsyncIterator[bytes]:
             asked = ChatCompletionRequest(messages=MESSAGES, max_tokens=200, **logprobs, **LONG)
             return chat._Reply(service, context, asked, "m").stream()
         case "responses":
-            include = {"include": [responses.LOGPROBS], "top_logprobs": 20}
+            include = {"include": [LOGPROBS], "top_logprobs": 20}
             wanted = ResponsesRequest(input="hi", max_output_tokens=200, **include, **LONG)
-            return responses._Reply(service, context, wanted, "m").stream()
+            return ResponseWriter(service, store_of(service.settings), context, wanted, "m").stream()
         case _:
             options = {"num_predict": 200, "temperature": 0.0}
             given = GenerateRequest(prompt="import os", raw=True, options=options, **logprobs)

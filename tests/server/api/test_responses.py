@@ -93,16 +93,20 @@ def test_logprobs_are_there_when_included(client: openai.OpenAI) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x " * 30_000}, "input"),
     ],
 )
-def test_what_needs_a_store_or_tools_is_refused(client: openai.OpenAI, given: dict[str, Any], param: str) -> None:
+def test_what_cannot_be_done_is_refused(client: openai.OpenAI, given: dict[str, Any], param: str) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(**{"model": MODEL, "input": "hi", "stream": stream, **given})

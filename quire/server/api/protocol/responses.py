@@ -1,4 +1,4 @@
-"""OpenAI's responses API, without what needs a store or tools."""
+"""OpenAI's responses API. The only tools are functions, which the client runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from quire.server.api.protocol.fields import Body, Each, Label, ResponseFormat, SamplingFields, of_kind
+from quire.server.api.protocol.openai import ToolChoice
 
 Input = Annotated[str | Each[dict[str, Any]], of_kind("a string or an array of input items")]
 
@@ -47,6 +48,11 @@ class ResponsesRequest(SamplingFields):
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: Metadata | None = None
+    tools: Each[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+    previous_response_id: Label | None = None
 
 
 class InputTokensDetails(TypedDict):
@@ -78,23 +84,43 @@ class ResponseReply(TypedDict):
     object: str
     created_at: int
     status: str
+    background: bool
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, Any]
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, Any]
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[Any]
     top_logprobs: int
     top_p: float
     truncation: str
     usage: ResponseUsage | None
     warnings: NotRequired[list[str]]
+
+
+class DeletedResponse(TypedDict):
+    """A reply to DELETE /v1/responses/{id}."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class InputItems(TypedDict):
+    """A page of a stored response's input."""
+
+    object: str
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

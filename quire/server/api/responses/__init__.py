@@ -1,0 +1,1 @@
+"""OpenAI's responses API, translated onto the path of chat completions."""
