@@ -8,7 +8,8 @@ Where an output stands is a function of the grammar and the output's tokens, as 
 2. *Answer without triggers*. The grammar counts from the end of the thinking to the end of the output. If the output
    may begin with thinking, the begin marker's token is allowed as the first one beside what the grammar allows.
 3. *Answer with triggers*. Everything is allowed until a trigger has come. From just after it the grammar counts, until
-   it is complete and can take nothing more; then everything is allowed, and a trigger may come again. Where the grammar
+   it is complete and can take nothing more; then everything is allowed, and a trigger may come again, or the output
+   ends if the gate does not repeat. Where the grammar
    is complete and could take more, it can only be continued, or the output ended: so end such grammars with a mark.
 
 A marker without a token of its own may end inside a token. The bytes after it belong to what follows: a trigger whose
@@ -164,6 +165,11 @@ class GatedMatcher:
                 self._think(gate.thinking)
 
     @property
+    def _reopens(self) -> bool:
+        """Whether everything is allowed again when the grammar is complete."""
+        return bool(self._gate.triggers) and self._gate.repeats
+
+    @property
     def error(self) -> str:
         """See `Matcher`."""
         return "" if self.inner is None else self.inner.error
@@ -178,7 +184,7 @@ class GatedMatcher:
     @property
     def is_complete(self) -> bool:
         """See `Matcher`."""
-        return not self._gate.triggers and self.inner is not None and self.inner.is_complete
+        return not self._reopens and self.inner is not None and self.inner.is_complete
 
     def clone(self) -> GatedMatcher:
         """See `Matcher`."""
@@ -284,7 +290,7 @@ class GatedMatcher:
     def _advance_answer(self, token_id: int) -> None:
         if self.inner is not None:
             self.inner.advance(token_id)
-            if self._gate.triggers and self.inner.is_complete:
+            if self._reopens and self.inner.is_complete:
                 self.inner, self._tail = None, b""
         elif token_id in self._trigger_ids:
             self._open(self._root.clone())
@@ -303,7 +309,7 @@ class GatedMatcher:
             seen = end
             matcher = self._root.clone()
             taken = 0 if matcher.error else take(matcher, window[end:], self._spelling)
-            if taken is not None and not matcher.is_complete:
+            if taken is not None and not (matcher.is_complete and self._reopens):
                 return self._open(matcher)
             if taken is not None:  # opened and closed again
                 self._part = Part.ANSWER

@@ -27,9 +27,12 @@ def gate_of(given: object) -> Gate:
     """
     read = _fields(Gate, PLACE, given)
     thinking = read["thinking"]
+    if not isinstance(read["repeats"], bool):
+        raise _wrong(f"{PLACE}.repeats", "True or False", read["repeats"])
     gate = Gate(
         thinking=None if thinking is None else _thinking(f"{PLACE}.thinking", thinking),
         triggers=tuple(_list(f"{PLACE}.triggers", read["triggers"], MAX_TRIGGERS, _marker)),
+        repeats=read["repeats"],
     )
     if gate.thinking is None and not gate.triggers:
         raise InvalidParameter(f"{PLACE} needs thinking or triggers; got neither", parameter=PLACE)

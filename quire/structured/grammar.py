@@ -41,6 +41,8 @@ class Gate:
     triggers: tuple[Marker, ...] = ()
     """The grammar counts after each of these, until it is complete and can take nothing more. Without any it counts to
     the end of the output."""
+    repeats: bool = True
+    """A trigger may come again. Otherwise the output ends when the grammar behind the first one is complete."""
 
     @property
     def markers(self) -> tuple[Marker, ...]:

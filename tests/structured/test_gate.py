@@ -121,7 +121,7 @@ class Naive:
         for token_id in self.output[first:]:
             if part is not None:
                 part += TOKENS[token_id]
-                if self._is_complete(part):
+                if self._is_complete(part) and self.gate.repeats:
                     part, free = None, b""
             elif any(marker.token_id == token_id for marker in self.gate.triggers):
                 part = b""
@@ -138,7 +138,7 @@ class Naive:
                 rest = whole[end:]
                 done = next((n for n in range(1, len(rest) + 1) if self._is_complete(rest[:n])), None)
                 if done is not None and self._can_be_said(rest[:done]):
-                    return self._free(b"", rest[done:])
+                    return self._free(b"", rest[done:]) if self.gate.repeats else (rest[:done], b"")
                 if self._continues(rest):
                     return rest, b""
         return None, whole
@@ -200,6 +200,7 @@ def random_gate(rng: random.Random, words: tuple[str, ...]) -> Gate:
     return Gate(
         thinking=thinking if rng.random() < 0.8 else None,
         triggers=rng.choice(TRIGGERS) if words else (),
+        repeats=rng.random() < 0.8,
     )
 
 

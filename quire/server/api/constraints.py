@@ -68,6 +68,8 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
     if not is_required and not found.is_binding:
         return replace(free, warnings=found.warnings)
     gate = _gate(reading, triggers)
+    if gate is not None and not tools.is_parallel:
+        gate = replace(gate, repeats=False)
     forms = StructuredOutputsParams(grammar=found.text)
     read = replace(reading, calls_as_they_come=is_required or not syntax.bare)
     return Constrained(params.clone(structured_outputs=forms, gate=gate), read, found.warnings)
