@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from quire.structured.grammar import Marker
 from quire.tokenizer.detokenizer import incremental_decoder
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -37,6 +38,10 @@ class Marks:
     def tokens(self, markers: Iterable[str]) -> tuple[str, ...]:
         """What stands in marked text for those markers that are tokens."""
         return tuple(self._characters[marker] for marker in markers if marker in self._characters)
+
+    def marker(self, text: str) -> Marker:
+        """A marker as grammars know it."""
+        return Marker(text=text, token_id=self.ids.get(text))
 
     def spell(self, text: str) -> str:
         """Marked text as it reads."""

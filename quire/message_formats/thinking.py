@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.marks import Marks
 from quire.message_formats.reader import SPACE
+from quire.structured.grammar import Thinking
+from quire.tokenizer.tokenizer import Tokenizer
 
 
 def in_thinking(message_format: MessageFormat, marks: Marks, prompt_token_ids: Sequence[int], prompt_text: str) -> bool:
@@ -27,6 +29,16 @@ def in_thinking(message_format: MessageFormat, marks: Marks, prompt_token_ids: S
         return False
     is_begun = last == thinking.begin if thinking.begin in marks.ids else text.endswith(thinking.begin)
     return is_begun or thinking.is_implied
+
+
+def marked_thinking(message_format: MessageFormat, marks: Marks, tokenizer: Tokenizer) -> Thinking | None:
+    """The marks around the thinking as grammars know them, and what ends it; None where there is none."""
+    known = message_format.thinking
+    if known is None:
+        return None
+    end = marks.marker(known.end)
+    forced = tokenizer.encode(known.end, add_special_tokens=False) if end.token_id is None else [end.token_id]
+    return Thinking(begin=marks.marker(known.begin), end=end, is_open=known.is_implied, forced=tuple(forced))
 
 
 _TAIL = 4096

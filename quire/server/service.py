@@ -17,10 +17,11 @@ from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.identity import Identity
 from quire.errors import EngineError, RequestError, UnsupportedFeature
 from quire.log import get_logger
-from quire.message_formats.choice import choose
+from quire.message_formats.choice import Choice, choose
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.formats import CALLS, THINKING
 from quire.message_formats.marks import Marks
+from quire.message_formats.thinking import marked_thinking
 from quire.observability.prometheus import Metrics
 from quire.observability.samples import Samples, add_samples
 from quire.server.activity import ActivityReports
@@ -246,31 +247,35 @@ class Service:
         return self.has_conversations and self.message_format.thinking is not None
 
     def describe_conversations(self) -> None:
-        """Log how conversations are written and read, and warn of what the chat template leaves out."""
+        """Say how conversations are written and read: to the engine, for budgets of prompts that are no conversations,
+        and in the log, with what the chat template leaves out."""
         if not self.has_conversations:
             return
         try:
-            calls, thinking = self.message_format.calls, self.message_format.thinking
+            marked = marked_thinking(self.message_format, self.marks, self.tokenizer)
+            self.engine.input_processor.thinking = marked
             for part in sorted(self.dropped_parts):
                 log.warning("the chat template leaves out %s; requests that have them are told so in warnings", part)
         except RequestError as error:
             log.warning("the chat template cannot be used: %s", error.message)
             return
-        log.info(
-            "conversations: tool calls %s, thinking %s",
-            "are text" if calls is None else f"begin with {' or '.join(calls.begins)}",
-            "is text" if thinking is None else f"begins with {thinking.begin}",
-        )
+        chosen = self._chosen_formats
+        log.info("formats of messages tool_calls=%s thinking=%s (%s)", chosen.calls, chosen.thinking, chosen.why)
 
     @cached_property
     def message_format(self) -> MessageFormat:
         """How the model writes thinking and tool calls."""
-        found = choose(self.tool_template.source, self.tokenizer)
-        calls = _chosen(self.settings.tool_call_parser, found.calls)
-        thinking = _chosen(self.settings.reasoning_parser, found.thinking)
+        calls, thinking = self._chosen_formats.calls, self._chosen_formats.thinking
         return MessageFormat(
             calls=None if calls is None else CALLS[calls], thinking=None if thinking is None else THINKING[thinking]
         )
+
+    @cached_property
+    def _chosen_formats(self) -> Choice:
+        given = self.settings.tool_call_parser, self.settings.reasoning_parser
+        found = choose(self.tool_template.source, self.tokenizer)
+        why = found.why if "auto" in given else "as the flags say"
+        return Choice(_chosen(given[0], found.calls), _chosen(given[1], found.thinking), why)
 
     @cached_property
     def marks(self) -> Marks:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature
 from quire.message_formats.call_grammar import CallGrammar, without_ebnf
 from quire.message_formats.format import CallSyntax
+from quire.message_formats.thinking import marked_thinking
 from quire.sampling_params import SamplingParams
 from quire.server.api.message_reader import Reading
 from quire.server.api.tools import Choice
@@ -55,7 +56,7 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
     syntax, tools = reading.message_format.calls, reading.tools
     assert syntax is not None
     is_required = tools.choice is Choice.REQUIRED
-    triggers = () if is_required else tuple(_marker(reading, begin) for begin in syntax.begins)
+    triggers = () if is_required else tuple(reading.marks.marker(begin) for begin in syntax.begins)
     free = _free(params, reading)
     if not is_required and not triggers:
         return free
@@ -187,18 +188,5 @@ def _gate(reading: Reading, triggers: tuple[Marker, ...] = ()) -> Gate | None:
 
 def _thinking(reading: Reading) -> Thinking | None:
     """How the thinking of this prompt's answer is marked."""
-    known = reading.message_format.thinking
-    if known is None:
-        return None
-    end = reading.marks.ids.get(known.end)
-    forced = reading.tokenizer.encode(known.end, add_special_tokens=False) if end is None else [end]
-    return Thinking(
-        begin=_marker(reading, known.begin),
-        end=_marker(reading, known.end),
-        is_open=reading.in_thinking,
-        forced=tuple(forced),
-    )
-
-
-def _marker(reading: Reading, text: str) -> Marker:
-    return Marker(text=text, token_id=reading.marks.ids.get(text))
+    known = marked_thinking(reading.message_format, reading.marks, reading.tokenizer)
+    return None if known is None else replace(known, is_open=reading.in_thinking)
