@@ -120,7 +120,7 @@ CALLS: Mapping[str, CallSyntax] = {
     "nemotron_json": JsonCalls(begins=("<TOOLCALL>",), ends=("</TOOLCALL>",), **_ARRAY),
     "olmo3": PythonicCalls(begins=("<function_calls>",), end="</function_calls>", is_list=False),
     "openai": _HARMONY,
-    "phi4_mini_json": JsonCalls(begins=("functools", "<|tool_call|>"), ends=("", "<|/tool_call|>"), **_ARRAY),
+    "phi4_mini_json": JsonCalls(begins=("<|tool_call|>", "functools"), ends=("<|/tool_call|>", ""), **_ARRAY),
     "pythonic": PythonicCalls(bare="["),
     "qwen3_coder": _QWEN3_XML,
     "qwen3_json": _HERMES,

@@ -80,6 +80,8 @@ class Reader:
 
     def spaces(self) -> Steps[str]:
         """White space."""
+        if self._at < len(self._text) and self._text[self._at] not in SPACE:
+            return ""  # as mostly
         return (yield from self.matching(_SPACES))
 
     def after_spaces(self) -> Steps[str]:
@@ -105,11 +107,15 @@ class Reader:
             yield
 
     def accept(self, literal: str) -> Steps[bool]:
-        """Read a literal, if it comes next."""
-        if (yield from self._comes(literal)):
-            self._at += len(literal)
-            return True
-        return False
+        """Read a literal, if it comes next. Waits only while it may."""
+        while True:
+            have = self._text[self._at : self._at + len(literal)]
+            if have == literal:
+                self._at += len(literal)
+                return True
+            if not literal.startswith(have) or self.is_closed:
+                return False
+            yield
 
     def accept_after_spaces(self, literal: str) -> Steps[bool]:
         """Read white space and a literal, if it comes next; or else neither. They must be kept."""
@@ -118,16 +124,6 @@ class Reader:
             return True
         self.unread(spaces)
         return False
-
-    def _comes(self, literal: str) -> Steps[bool]:
-        """Whether a literal comes next; waits only while it may."""
-        while True:
-            have = self._text[self._at : self._at + len(literal)]
-            if have == literal:
-                return True
-            if not literal.startswith(have) or self.is_closed:
-                return False
-            yield
 
     def expect(self, literal: str) -> Steps[None]:
         """Read a literal. Raises: Malformed when another text comes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from quire.message_formats.calls.json_calls import JsonCalls
+from quire.message_formats.calls.named_json import NamedJson
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.formats import CALLS
 from quire.message_formats.marks import Marks
@@ -12,6 +14,7 @@ from quire.message_formats.parser import MessageParser
 from quire.message_formats.parts import Message, Part
 from quire.message_formats.tools import Tool
 
+JSON_FORMATS = [name for name, calls in CALLS.items() if isinstance(calls, JsonCalls | NamedJson)]
 Call = tuple[str, str]
 """A name, and arguments as JSON text."""
 Mark = Callable[[str], str]

@@ -23,7 +23,7 @@ from quire.structured.grammar import Vocabulary
 from quire.structured.llguidance_backend import LLGuidance, LLGuidanceMatcher
 from quire.structured.llguidance_source import grammar_of
 from quire.structured.params import StructuredOutputsParams
-from tests.message_formats.families import FAMILIES, Family, Tokens
+from tests.message_formats.families import FAMILIES, JSON_FORMATS, Family, Tokens
 
 WEATHER = Tool(
     name="get_weather",
@@ -128,7 +128,7 @@ def names_of(tokens: Tokens) -> list[str]:
 
 
 @both
-@pytest.mark.parametrize("family", CALLS)
+@pytest.mark.parametrize("family", JSON_FORMATS)
 def test_what_grammars_allow_reads_as_calls_with_valid_arguments(family: str, as_tokens: bool) -> None:
     walker, chance = Walker(family, as_tokens=as_tokens), random.Random(1)
     calls = walker.calls
@@ -173,7 +173,7 @@ def test_grammars_take_what_the_template_writes(name: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("family", CALLS)
+@pytest.mark.parametrize("family", JSON_FORMATS)
 def test_one_call_where_several_are_not_wanted(family: str, as_tokens: bool) -> None:
     walker, chance = Walker(family, as_tokens=as_tokens), random.Random(2)
     grammar = CallGrammar(walker.marks, TOOLS, parallel=False)
