@@ -12,8 +12,20 @@ from quire.message_formats.parts import Message
 from tests.message_formats.reading import Reading, marked, marks_of, message_format
 from tests.message_formats.test_transcripts import FAMILIES, Family
 
-PIECES = ["weather", "city", "city='x', ", "(", ")", "[", "]", "{", "}", ":", ",", "'", '"', "\\", "=", "\n", " ", "text", "5",
-          "call:weather{", "True", "null", "to=functions.weather", "analysis", "weather(", "f(a=[{'b': (1,)}])"]  # fmt: skip
+PIECES = [
+    *"()[]{}:,'\"\\=\n 5",
+    "weather",
+    "city",
+    "city='x', ",
+    "text",
+    "call:weather{",
+    "True",
+    "null",
+    "to=functions.weather",
+    "analysis",
+    "weather(",
+    "f(a=[{'b': (1,)}])",
+]
 
 
 def squeezed(text: str) -> str:
