@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,13 @@ WRITTEN = {
 
 def test_every_family_is_tested() -> None:
     assert THINKING.keys() - WRITTEN.keys() == {"minimax_m2_append_think"}
+
+
+def test_the_page_lists_every_family() -> None:
+    root = Path(__file__).parents[2]
+    rows = [line for line in (root / "docs" / "reasoning.md").read_text().splitlines() if line.startswith("| `")]
+    assert sorted(name for row in rows for name in re.findall("`([^`]*)`", row.split("|")[1])) == sorted(THINKING)
+    assert "reasoning.md" in (root / "mkdocs.yml").read_text()
 
 
 @pytest.mark.parametrize("name", WRITTEN)
