@@ -44,6 +44,40 @@ def test_langchain_asks_and_streams(server: Running) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("careless")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_langchain_calls_tools_by_responses(server: Running, stream: bool, goes_on: bool) -> None:
+    langchain_openai = pytest.importorskip("langchain_openai")
+    messages = pytest.importorskip("langchain_core.messages")
+    model = langchain_openai.ChatOpenAI(
+        base_url=f"{server.url}/v1",
+        api_key="any",
+        model=MODEL,
+        temperature=0,
+        use_responses_api=True,
+        use_previous_response_id=goes_on,
+    )
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+    def say(text: str, history: list[Any]) -> Any:
+        bound = model.bind_tools([tool]).bind(extra_body={"structured_outputs": {"choice": [text]}})
+        if not stream:
+            return bound.invoke(history)
+        first, *pieces = bound.stream(history)
+        return sum(pieces, first)
+
+    history = [messages.HumanMessage("What is the weather in Oslo?")]
+    called = say('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>', history)
+    (call,) = called.tool_calls
+    assert (call["name"], call["args"]) == ("weather", {"city": "Oslo"})
+    history += [called, messages.ToolMessage("Rain.", tool_call_id=call["id"])]
+    said = say("It rains.", history)
+    assert said.text == "It rains."
+    assert say("Yes.", [*history, said, messages.HumanMessage("Sure?")]).text == "Yes."
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("careless")
 def test_litellm_asks_and_maps_errors(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no look-up in the network
     litellm = pytest.importorskip("litellm")

@@ -20,8 +20,8 @@ from quire.server.http.streaming import STREAMED, EventStream, json_reply, unles
 from quire.server.service import Service, context_of
 from quire.server.settings import ServerSettings
 
-VALUES_PER_ITEM = 16
-"""Of a list of input items, about."""
+BYTES_PER_NUMBER = 64
+"""Of stored items, to decode as many as take as long as a number of a reply."""
 
 
 def routes(service: Service) -> APIRouter:
@@ -62,7 +62,7 @@ def routes(service: Service) -> APIRouter:
     ) -> Response:
         """The input of a stored response, a page at a time."""
         found = _found(store, request, response_id)
-        size = VALUES_PER_ITEM * min(limit, found.turn.num_inputs)
+        size = found.turn.num_bytes // BYTES_PER_NUMBER
         return await reply_of(service.work, lambda: _page(found, limit, order, after), size)
 
     return router
@@ -94,7 +94,7 @@ def _not_found(store: ResponseStore, response_id: str) -> ApiError:
 
 
 def _page(found: StoredResponse, limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """A page of input items; each is decoded for the reply alone."""
+    """A page of input items. All of them are decoded, since an item may have an id of its own."""
     inputs = found.turn.items[: found.turn.num_inputs]
     numbered = [(f"item_{found.id.removeprefix('resp_')}_{index}", item) for index, item in enumerate(inputs)]
     items = [listed(msgspec.json.decode(item), item_id) for item_id, item in numbered]

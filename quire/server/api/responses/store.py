@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 BYTES_PER_RESPONSE = 2048
-BYTES_PER_ITEM = 512
+BYTES_PER_ITEM = 256
 """What they take in memory, about, beside their text."""
 
 
