@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,11 @@ def fields(words: Tensor, bits: int) -> Tensor:
     stored = words.view(torch.uint8).view(*words.shape, words.element_size())
     if bits == 8:
         return stored
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-    return (stored.unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(-2)
+    per_byte = 8 // bits
+    out = torch.empty(*stored.shape, per_byte, dtype=torch.uint8)
+    for place in range(per_byte):
+        out[..., place] = stored >> place * bits & (1 << bits) - 1
+    return out.flatten(-2)
 
 
 def along_rows(words: Tensor, bits: int) -> Tensor:
@@ -26,7 +31,19 @@ def along_rows(words: Tensor, bits: int) -> Tensor:
 
 def along_columns(words: Tensor, bits: int) -> Tensor:
     """Values packed along the first dimension, transposed. Shapes: words [K, C] -> [C, K * F] uint8."""
-    return fields(words, bits).permute(1, 0, 2).flatten(-2)
+    return along_rows(words.t(), bits)
+
+
+def shuffled_along_rows(words: Tensor, bits: int, places: Sequence[int]) -> Tensor:
+    """Values packed along the last dimension, transposed; places[i] is the field of a word that has its i-th value.
+
+    Shapes: words [R, K] int32 -> [K * F, R] uint8.
+    """
+    columns = words.t().contiguous()
+    out = torch.empty(columns.shape[0], len(places), columns.shape[1], dtype=torch.uint8)
+    for index, place in enumerate(places):
+        out[:, index] = columns >> place * bits & (1 << bits) - 1
+    return out.flatten(0, 1)
 
 
 def signed(values: Tensor, bits: int) -> Tensor:

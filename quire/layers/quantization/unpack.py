@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.config.quantized.find import BLOCK_ROWS
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
-from quire.layers.quantization.bits import FLOAT4_LEVELS, along_columns, along_rows, fields, signed
+from quire.layers.quantization.bits import FLOAT4_LEVELS, along_columns, along_rows, shuffled_along_rows, signed
 from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
 from quire.layers.quantization.gguf_blocks import unpack_gguf
 from quire.ops.operands import QuantizedRows
@@ -21,8 +21,8 @@ from quire.ops.operands import QuantizedRows
 Stored = Mapping[str, Tensor]
 """The tensors of a weight, by role."""
 Unpack = Callable[[StoredFormat, Stored], QuantizedRows]
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which field of a word has each of its eight columns."""
+AWQ_PLACES = MappingProxyType({4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)})
+"""Bits of a value -> which field of a word has each of its columns."""
 
 
 def _gptq(format: StoredFormat, stored: Stored) -> QuantizedRows:
@@ -35,19 +35,13 @@ def _gptq(format: StoredFormat, stored: Stored) -> QuantizedRows:
 
 
 def _awq(format: StoredFormat, stored: Stored) -> QuantizedRows:
-    bits = format.bits
-    values = signed(_awq_fields(stored["qweight"], bits), bits).t()
+    bits, places = format.bits, AWQ_PLACES[format.bits]
+    values = signed(shuffled_along_rows(stored["qweight"], bits, places), bits)
     zeros = None
     if "qzeros" in stored:
-        zeros = _narrow(format, _awq_fields(stored["qzeros"], bits).t().to(torch.int16) - (1 << bits - 1))
+        unsigned = shuffled_along_rows(stored["qzeros"], bits, places)
+        zeros = _narrow(format, unsigned.to(torch.int16) - (1 << bits - 1))
     return _grouped(format, values, stored["scales"].t().to(torch.float32), zeros)
-
-
-def _awq_fields(words: Tensor, bits: int) -> Tensor:
-    """Shapes: words [R, K] -> [R, K * F] uint8."""
-    unpacked = fields(words, bits)
-    places = AWQ_PLACES if bits == 4 else (0, 2, 1, 3)
-    return unpacked[..., list(places)].flatten(-2)
 
 
 def _packed(format: StoredFormat, stored: Stored) -> QuantizedRows:
