@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import write_gguf
+from benchmarks import disturbance, write_gguf
 from benchmarks.checkpoints import QWEN3_06B, QWEN3_MOE, write_checkpoint
 from benchmarks.convert import as_it_is, num_bytes, safetensors, write_tokenizer
 from benchmarks.peers import FORMATS, ONE_FILE_CASES, SHORT_CASES, Case, Engine, Format, known_cases, models, start
@@ -144,3 +147,22 @@ def test_a_checkpoint_that_lacks_an_expert_is_refused(tmp_path: Path) -> None:
     tensors = ((name, bits) for name, bits in stored_tensors(path) if ".experts.3." not in name)
     with pytest.raises(AssertionError, match="experts are missing"):
         dict(stacked(tensors, 4))
+
+
+def test_time_of_others_is_told_from_that_of_a_process_and_its_children() -> None:
+    """A child that computes is its parent's time, and an other's seen from elsewhere."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as parent:
+        try:
+            time.sleep(0.3)
+            own, mine, start = disturbance.read(parent.pid), disturbance.read(os.getpid()), time.perf_counter()
+            time.sleep(0.5)
+            seconds = time.perf_counter() - start
+            of_family = disturbance.read(parent.pid)
+            assert of_family.own - own.own >= 5
+            with_it = of_family.others_since(own, seconds)
+            without_it = disturbance.Reading(of_family.all, own.own).others_since(own, seconds)
+            assert without_it > with_it >= 0
+            assert disturbance.read(os.getpid()).own - mine.own >= 5  # the grandchild is this process's, too
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
