@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 QWEN3_06B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -139,6 +139,30 @@ def write_checkpoint(directory: Path, config: dict[str, object] = QWEN3_06B, see
     save_file(tensors, str(directory / "model.safetensors"))
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return directory
+
+
+def quantize(checkpoint: Path, target: Path, method: str, group_size: int) -> None:
+    """Round the linear layers of a checkpoint to 4 bits and write it as `gptq` or `awq`; the rest stays as it is."""
+    from tests.quantized_checkpoints import awq, gptq
+
+    common = {"quant_method": method, "bits": 4, "group_size": group_size}
+    if method == "gptq":
+        write = partial(gptq, bits=4, group_size=group_size, symmetric=True)
+        settings = common | {"sym": True, "desc_act": False, "checkpoint_format": "gptq"}
+    else:
+        write = partial(awq, group_size=group_size)
+        settings = common | {"zero_point": True, "version": "gemm"}
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            written = write(tensor).tensors
+            stored |= {f"{name.removesuffix('weight')}{part}": value.contiguous() for part, value in written.items()}
+        else:
+            stored[name] = tensor
+    target.mkdir(parents=True, exist_ok=True)
+    save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((checkpoint / "config.json").read_text()) | {"quantization_config": settings}
+    (target / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def write_family(directory: Path, family: str, config: dict[str, Any], dtype: str) -> Path:

@@ -28,7 +28,8 @@ def quire(model: str, weights: str, threads: int, kv_cache_dtype: str) -> Genera
     """This project."""
     from quire import LLM, SamplingParams
 
-    options = {"kv_cache_dtype": kv_cache_dtype} | ({} if weights == "bf16" else {"quantization": weights})
+    rounding = {"quantization": weights} if weights in ("int8", "int4") else {}
+    options = {"kv_cache_dtype": kv_cache_dtype} | rounding
     llm = LLM(model, num_threads=threads, max_model_len=16384, kv_cache_memory_bytes=2 << 30, **options)
 
     def generate(prompts: Tokens, output: int) -> Tokens:

@@ -143,7 +143,7 @@ def converted(name: str, bits: Any, config: Config) -> Iterator[tuple[str, Any]]
 
 
 def add_metadata(writer: Any, arch: str, config: Config, keys: Config) -> None:
-    """The family's keys, and a vocabulary without text: token i is `ti`."""
+    """The family's keys, and a vocabulary without text: token i is `ti`, but for the parts of the one merge."""
     import gguf
 
     keys = {
@@ -162,7 +162,7 @@ def add_metadata(writer: Any, arch: str, config: Config, keys: Config) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"t{i}" for i in range(size)])
+    writer.add_token_list(["t", "0", "t0", *(f"t{i}" for i in range(3, size))])
     writer.add_token_types([gguf.TokenType.NORMAL] * size)
     writer.add_token_merges(["t 0"])
     writer.add_eos_token_id(config["eos_token_id"])

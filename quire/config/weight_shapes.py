@@ -444,7 +444,10 @@ def _compact_panel_bytes(depth: int) -> int:
 def weight_bytes(
     arch: ModelArch, dtype: str, quantization: str | None = None, *, ops: str = "cpu", isa: str = ""
 ) -> int:
-    """Bytes of all weights once loaded. Quantised, a tied table is held twice: rows in `dtype`, the head in int8."""
+    """Bytes of all weights once loaded. Quantised, a tied table is held twice: rows in `dtype`, and the head.
+
+    That is int8, or what the checkpoint has it in.
+    """
     shapes = weight_shapes(arch)
     body = sum(
         shape.count * packed_bytes(shape, shape.dtype or quantization or dtype, ops=ops, isa=isa)
@@ -458,15 +461,20 @@ def weight_bytes(
 
 
 def keeps(arch: ModelArch, format: StoredFormat) -> bool:
-    """Whether a quantised weight stays quantised: not a table of embeddings, nor one whose transpose is needed."""
+    """Whether a quantised weight stays quantised: not a table that is no head, nor one whose transpose is needed."""
     last = format.name.removesuffix(".weight").rpartition(".")[2]
+    if _is_table(arch, format):
+        return arch.tie_word_embeddings
     return last not in (arch.family.names.embedding.rpartition(".")[2], "kv_b_proj")
 
 
 def has_quantized_table(arch: ModelArch) -> bool:
     """Whether the table of token embeddings is quantised in the checkpoint."""
-    name = f"{arch.family.names.embedding}.weight"
-    return any(format.name.endswith(name) for format in arch.quantized)
+    return any(_is_table(arch, format) for format in arch.quantized)
+
+
+def _is_table(arch: ModelArch, format: StoredFormat) -> bool:
+    return format.name.endswith(f"{arch.family.names.embedding}.weight")
 
 
 def _saved_bytes(format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int:

@@ -1,8 +1,13 @@
-"""The protocol of benchmarks.peers, with two engines that run here, and tensors on their way to GGUF."""
+"""The protocol of benchmarks.peers, with two engines that run here, and the forms of a checkpoint that they load."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.checkpoints import QWEN3_MOE, write_checkpoint
-from benchmarks.convert import write_tokenizer
-from benchmarks.peers import Case, start
+from benchmarks import disturbance, write_gguf
+from benchmarks.checkpoints import QWEN3_06B, QWEN3_MOE, write_checkpoint
+from benchmarks.convert import as_it_is, num_bytes, safetensors, write_tokenizer
+from benchmarks.peers import FORMATS, ONE_FILE_CASES, SHORT_CASES, Case, Engine, Format, known_cases, models, start
 from benchmarks.write_gguf import converted, stacked, stored_tensors, widened
 
 SMALL = QWEN3_MOE | {
@@ -26,6 +32,81 @@ SMALL = QWEN3_MOE | {
     "num_experts": 4,
     "num_experts_per_tok": 2,
 }
+DENSE = QWEN3_06B | {
+    "vocab_size": 32000,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "eos_token_id": 31999,
+    "bos_token_id": 31998,
+}
+EIGHT = Case("8 sequences", 8, 16, 4)
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    """The plain checkpoint of a working directory."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", DENSE)
+    write_tokenizer(checkpoint)
+    return checkpoint
+
+
+def started(model: Path, weights: str) -> Engine:
+    """quire, after one run."""
+    engine = start("quire", sys.executable, model, weights, 1, "auto")
+    EIGHT.rate(engine, seed=0)
+    engine.close()
+    return engine
+
+
+def test_the_gguf_file_is_the_checkpoint(dense: Path) -> None:
+    """quire reads the file, vocabulary included, and chooses the tokens of the plain checkpoint."""
+    file = dense.parent / "model-bf16.gguf"
+    subprocess.run([sys.executable, write_gguf.__file__, str(dense), str(file)], check=True)
+    of_file, of_checkpoint = started(file, "q4_0"), started(dense, "bf16")
+    assert of_file.first_tokens == of_checkpoint.first_tokens
+    assert num_bytes(file) == file.stat().st_size
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_the_quantised_checkpoint_loads_and_keeps_the_model(method: str, dense: Path) -> None:
+    """The layers are a quarter of the size. Names of other tensors, and what config.json says, stay."""
+    target = safetensors(method, 64)(dense, dense.parent)
+    plain, quantized = (load_file(path / "model.safetensors") for path in (dense, target))
+    layers = {name for name in plain if name.endswith("_proj.weight")}
+    assert set(plain) - layers == {name for name in quantized if not name.split(".")[-2].endswith("_proj")}
+    assert all(quantized[f"{name[:-6]}qweight"].nbytes * 4 == plain[name].nbytes for name in layers)
+    config = json.loads((target / "config.json").read_text())
+    assert config.pop("quantization_config")["quant_method"] == method
+    assert config == json.loads((dense / "config.json").read_text())
+    assert len(started(target, method).first_tokens[EIGHT.name, 1]) == EIGHT.batch
+
+
+def test_engines_run_what_they_have_a_form_of(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those without a form, nor those that are not installed or not wanted."""
+    for engine in ("vllm", "openvino", "llamacpp"):
+        monkeypatch.setenv(f"QUIRE_PEER_{engine.upper()}", f"/{engine}/bin/python")
+    monkeypatch.delenv("QUIRE_PEER_TRANSFORMERS", raising=False)
+    format = Format(dict.fromkeys(("quire", "vllm", "transformers", "llamacpp"), as_it_is))
+    found = models(dense.parent, format, "qwen3-0.6b", ["openvino", "vllm", "transformers"])
+    assert found == {"quire": (sys.executable, dense), "vllm": ("/vllm/bin/python", dense)}
+    only_llamacpp = models(dense.parent, format, "mamba2", ["vllm", "llamacpp"])
+    assert set(only_llamacpp) == {"quire", "llamacpp"}
+
+
+def test_a_form_that_nobody_can_write_names_what_is_missing(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUIRE_PEER_LLAMACPP", raising=False)
+    with pytest.raises(SystemExit, match="QUIRE_PEER_LLAMACPP is not set"):
+        models(dense.parent, FORMATS["q4_k_m"], "qwen3-0.6b", [])
+
+
+def test_cases_belong_to_shapes_and_weights() -> None:
+    assert known_cases("qwen3-0.6b", FORMATS["q4_0"]) == known_cases("qwen3-0.6b", FORMATS["gptq"]) == ONE_FILE_CASES
+    assert known_cases("mamba2", FORMATS["bf16"]) == SHORT_CASES
+    assert len(known_cases("qwen3-0.6b", FORMATS["int4"])) == 5
 
 
 def test_engines_of_two_projects_choose_the_same_first_tokens(tmp_path: Path) -> None:
@@ -66,3 +147,22 @@ def test_a_checkpoint_that_lacks_an_expert_is_refused(tmp_path: Path) -> None:
     tensors = ((name, bits) for name, bits in stored_tensors(path) if ".experts.3." not in name)
     with pytest.raises(AssertionError, match="experts are missing"):
         dict(stacked(tensors, 4))
+
+
+def test_time_of_others_is_told_from_that_of_a_process_and_its_children() -> None:
+    """A child that computes is its parent's time, and an other's seen from elsewhere."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as parent:
+        try:
+            time.sleep(0.3)
+            own, mine, start = disturbance.read(parent.pid), disturbance.read(os.getpid()), time.perf_counter()
+            time.sleep(0.5)
+            seconds = time.perf_counter() - start
+            of_family = disturbance.read(parent.pid)
+            assert of_family.own - own.own >= 5
+            with_it = of_family.others_since(own, seconds)
+            without_it = disturbance.Reading(of_family.all, own.own).others_since(own, seconds)
+            assert without_it > with_it >= 0
+            assert disturbance.read(os.getpid()).own - mine.own >= 5  # the grandchild is this process's, too
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)

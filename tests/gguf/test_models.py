@@ -17,11 +17,14 @@ from torch import Tensor
 from quire.config.arch import ModelArch
 from quire.config.gguf.config_json import gguf_config, report_unknown
 from quire.config.gguf.tensor_types import QUANTIZED
+from quire.config.weight_shapes import weight_bytes
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import open_checkpoint
 from quire.loader.model_impl import read_model_arch
 from quire.ops import table
 from tests.checkpoints import in_transformers, make_checkpoint
+from tests.config.test_weight_shapes import tensors_of
+from tests.engine.test_parity import available_ops
 from tests.gguf.files import ARCHITECTURES, GgufFile
 from tests.models.harness import Harness, arch_of
 
@@ -179,3 +182,15 @@ def test_bytes_of_an_expert_are_its_own(tmp_path: Path) -> None:
         assert torch.equal(ours, plain.view(f"{layer}.{expert}.w2.weight"))
         source.drop([f"{layer}.{expert}.down_proj.weight"])
     assert torch.equal(source.view(f"{layer}.0.up_proj.weight"), plain.view(f"{layer}.0.w3.weight"))
+
+
+@pytest.mark.parametrize("ops", available_ops())
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_the_plan_counts_what_a_file_takes(family: str, ops: str, tmp_path: Path) -> None:
+    """A quantised table is held as rows of numbers; where it is the head, too (qwen3), also as it is stored."""
+    file, _ = converted(tmp_path, family, "Q8_0")
+    table.use(ops)
+    arch = read_model_arch(gguf_config(file), file)
+    model = Harness(file, arch=arch).model
+    loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
+    assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)

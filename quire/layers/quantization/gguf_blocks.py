@@ -84,8 +84,9 @@ def _unpacked(field: Tensor, shifts: tuple[int, ...], width: int, mask: int) -> 
 
     Shapes: field [n, k] uint8 -> [n, k * len(shifts)] uint8.
     """
-    runs = field.reshape(field.shape[0], -1, 1, width)
-    return ((runs >> torch.tensor(shifts, dtype=torch.uint8).view(1, 1, -1, 1)) & mask).flatten(1)
+    runs = field.reshape(field.shape[0], -1, width)
+    # One shift at a time: torch shifts by a number several times as fast as by a tensor that it broadcasts.
+    return torch.stack([(runs >> shift) & mask for shift in shifts], dim=2).flatten(1)
 
 
 def _signed(codes: Tensor, zero: int) -> Tensor:
