@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional as F
 
 from quire.attention.context import AttentionMetadata
-from quire.config.weight_formats import BY_NAME, Codes, Shift
+from quire.config.weight_formats import BITS, BY_NAME, Codes, Shift
 from quire.ops import table
 from quire.ops.cpu import library, memory
 from quire.ops.operands import (
@@ -128,8 +128,8 @@ def linear_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Cas
 def quantized(ops: dict[str, table.Op], name: str, out: int, inner: int) -> LinearWeight:
     """Random values of a format of `weight_formats`, as a checkpoint would bring them."""
     format = BY_NAME[name]
-    half_a_byte = format.codes in (Codes.INT4, Codes.LEVELS)
-    low, high = {Codes.INT4: (-8, 8), Codes.LEVELS: (0, 16)}.get(format.codes, (-127, 120))
+    bits = BITS[format.codes]
+    low, high = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-127, 120)}.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))
     values = torch.randint(low, high, (out, inner), dtype=torch.int8)
     if format.codes is Codes.FLOAT8:
         values = values.clamp(min=0).view(torch.float8_e4m3fn)
@@ -137,7 +137,7 @@ def quantized(ops: dict[str, table.Op], name: str, out: int, inner: int) -> Line
     shift = torch.randint(-8, 8, (out, groups), dtype=torch.int8)
     rows = QuantizedRows(
         values=values,
-        bits=4 if half_a_byte else 8,
+        bits=bits,
         scales=torch.rand(out, groups) / 64,
         group_size=format.group or inner,
         zero_points=shift if format.shift is Shift.ZERO_POINTS else None,

@@ -20,11 +20,13 @@ struct Product {
 };
 
 inline bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
-inline bool is_format(int32_t format) { return format >= QR_INT8 && format <= QR_FLOAT8; }
+inline bool is_format(int32_t format) { return format >= QR_INT8 && format <= QR_INT6; }
+// Whether values have their bits above the fourth apart.
+inline bool is_in_planes(int32_t format) { return format == QR_INT5 || format == QR_INT6; }
 inline bool is_group(int32_t format, int64_t group) {
   if (group == 0) return format == QR_INT8 || format == QR_FLOAT8;
   if (format == QR_FLOAT8) return group == kFloat8Group;
-  return group == 16 || group == 32 || group == 64 || group == 128;
+  return group == 16 || group == 32 || (!is_in_planes(format) && (group == 64 || group == 128));
 }
 // Whether a layer of n outputs may write this dtype.
 inline bool is_output(int32_t out_dtype, int64_t n) {
@@ -54,9 +56,14 @@ inline bool is_product(const void* out, const void* x, const void* packed, int64
 inline bool is_activation(int32_t activation) { return activation >= QR_NONE && activation <= QR_RELU2; }
 
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k);
+// Of a value.
+inline int64_t bits_of(int32_t format) {
+  if (is_in_planes(format)) return format == QR_INT5 ? 5 : 6;
+  return format == QR_INT4 || format == QR_LEVELS ? 4 : 8;
+}
 inline int64_t quantized_panel_bytes(int32_t format, int64_t k) {
   if (format == QR_FLOAT8) return round_up(k, kDepth) * kPanel;
-  return round_up(k, 64) * kPanel / (format == QR_INT8 ? 1 : 2);
+  return round_up(k, 64) * kPanel / 8 * bits_of(format);
 }
 Weight quantized_weight(const qr_weight& w, int32_t x_dtype, int64_t k);
 bool is_quantized_weight(const qr_weight& w, int64_t k);

@@ -16,7 +16,7 @@ constexpr int64_t kPanel = 32;
 // Weights are padded with zeros to a multiple of this along K when they are 16 bits wide (the depth of an AMX tile).
 constexpr int64_t kDepth = 32;
 // Inputs that may share a scale of a quantised weight: 16, 32, 64 or 128.
-constexpr int64_t kLeastGroup = 16, kNumGroups = 4, kFloat8Group = 128;
+constexpr int64_t kLeastGroup = 16, kNumGroups = 4, kNumSmallGroups = 2, kFloat8Group = 128;
 // Rows of x that one piece of work multiplies at most.
 constexpr int64_t kBlockRows = 256;
 
@@ -319,6 +319,8 @@ struct Kernels {
   Gemm gemm_int8;                        // a scale for each output
   Gemm gemm_int8_groups[kNumGroups];
   Gemm gemm_int4[kNumGroups];
+  Gemm gemm_int5[kNumSmallGroups];
+  Gemm gemm_int6[kNumSmallGroups];
   Gemm gemm_levels[kNumGroups];
   Gemm gemm_float8;        // e4m3 weights, bf16 activations
   Gemm gemm_float8_float;  // any other

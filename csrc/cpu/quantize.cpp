@@ -24,8 +24,34 @@ bool pack_float8_row(char* panel, int64_t column, int64_t k, const int8_t* row) 
   return !has_nan;
 }
 
+// One row of 5 or 6 bits into its column of a panel, 64 k at a time; false where a number does not fit. See Planes in
+// kernels/gemm_quantized.h.
+bool pack_planes_row(char* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
+  const int bits = int(bits_of(format)), high = bits - 4, rows_of_line = 4 / high, bias = 1 << (bits - 1);
+  const int64_t half_bytes = bits * 128;
+  char* out = panel + column / 16 * half_bytes + column % 16 * 4;
+  int outside = 0;
+  for (int64_t i = 0; i < k; i += 64, out += 2 * half_bytes) {
+    int8_t values[64] = {};
+    std::memcpy(values, row + i, size_t(k - i < 64 ? k - i : 64));
+    uint8_t nibbles[8][4], lines[4][4] = {};
+    for (int at = 0; at < 64; ++at) {
+      const int code = values[at] + bias, eight = at / 8, four = at / 4 % 2;
+      outside |= code;
+      uint8_t& both = nibbles[eight][at % 4];
+      both = uint8_t(four == 0 ? code & 15 : both | (code & 15) << 4);
+      const int place = eight % rows_of_line * 2 * high + four * high;
+      lines[eight / rows_of_line][at % 4] |= uint8_t((code >> 4 & (1 << high) - 1) << place);
+    }
+    for (int eight = 0; eight < 8; ++eight) std::memcpy(out + eight * 64, nibbles[eight], 4);
+    for (int line = 0; line < 2 * high; ++line) std::memcpy(out + 512 + line * 64, lines[line], 4);
+  }
+  return (outside & ~(2 * bias - 1)) == 0;
+}
+
 // One row into its column of a panel, 8 k at a time; false where a number does not fit four bits.
 bool pack_row(char* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
+  if (is_in_planes(format)) return pack_planes_row(panel, format, column, k, row);
   const int bias = format == QR_INT4 ? 8 : 0;
   int outside = 0;
   for (int64_t i = 0; i < k; i += 8) {

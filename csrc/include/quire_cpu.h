@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 6
+#define QR_ABI_VERSION 7
 
 enum {
   QR_OK = 0,
@@ -43,7 +43,7 @@ typedef enum {
   QR_BFLOAT16_TILES = 5
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
-typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4 } qr_format;
+typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6 } qr_format;
 /* A library has those of one kind of processor: the first four (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
  * the matrix products of bytes, i8mm, too). */
 typedef enum {
@@ -116,10 +116,12 @@ QR_API int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int3
  * share them. Values are
  *   QR_INT8    -128 .. 127
  *   QR_INT4    -8 .. 7
+ *   QR_INT5    -16 .. 15
+ *   QR_INT6    -32 .. 31
  *   QR_LEVELS  0 .. 15, which stand for levels[0 .. 15]
  *   QR_FLOAT8  float8_e4m3fn, none of which is NaN
- * Activations of the first three are rounded to int8 on the way in, each group of a row (128 where an output has one
- * scale) by its largest magnitude. */
+ * Activations are rounded to int8 on the way in, each group of a row (128 where an output has one scale) by its
+ * largest magnitude; not beside QR_FLOAT8. */
 
 /* Bytes of packed values, or a negative status. */
 QR_API int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features);
@@ -138,7 +140,8 @@ QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, in
 /* A weight of `outputs` rows; every member has 8 bytes. format 0: packed as qr_linear takes it, of `dtype`; what is
  * between packed and bias is not read. bias (float32) may be null.
  *
- * group: 16, 32, 64 or 128; 0 (QR_INT8 and QR_FLOAT8): an output has one scale. QR_FLOAT8: 128 or 0.
+ * group: 16, 32, 64 or 128; 0 (QR_INT8 and QR_FLOAT8): an output has one scale. QR_FLOAT8: 128 or 0. QR_INT5 and
+ * QR_INT6: 16 or 32.
  * scales: float16 [panels of 32 outputs][groups][32], of which `unit` is 1; float32 where group is 0, and of
  * QR_FLOAT8, unit being 1. zero_points (int8), offsets (float16, in units): like scales; only where those are float16,
  * at most one of the two, null for none. levels: of QR_LEVELS, int8[16]. order: input m is x[order[m]], int32; not of

@@ -66,8 +66,11 @@ struct Layer {
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  static int low(int64_t format) { return format == QR_INT8 ? -128 : format == QR_INT4 ? -8 : 0; }
-  static int high(int64_t format) { return format == QR_INT8 ? 127 : format == QR_INT4 ? 7 : 15; }
+  static int low(int64_t format) { return format == QR_LEVELS ? 0 : -1 - high(format); }
+  static int high(int64_t format) {
+    if (format == QR_INT5 || format == QR_INT6) return format == QR_INT5 ? 15 : 31;
+    return format == QR_INT8 ? 127 : format == QR_INT4 ? 7 : 15;
+  }
   void pack(int32_t format) {
     CHECK(qr_pack_quantized(packed, format, n, k, numbers.data(), n, k, 0) == QR_OK);
   }
@@ -130,10 +133,11 @@ void check_bits(const Layer& layer, int64_t most) {
 
 TEST(quantised_products_match_naive_loops_and_rows_have_the_same_bits_in_every_batch) {
   for (auto [n, k] : {std::pair<int64_t, int64_t>{32, 64}, {40, 72}, {96, 320}, {7, 45}}) {
-    for (int32_t format : {QR_INT8, QR_INT4, QR_LEVELS})
+    for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4, QR_LEVELS})
       for (int64_t group : {16, 32, 64, 128})
         for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
-          if ((format == QR_LEVELS && shift == kZeroPoints) || !runs_case(5)) continue;
+          const bool is_in_planes = format == QR_INT5 || format == QR_INT6;
+          if ((format == QR_LEVELS && shift == kZeroPoints) || (is_in_planes && group > 32) || !runs_case(5)) continue;
           const Layer layer(format, n, k, group, shift, group == 32);
           for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, QR_BFLOAT16, rows);
           check_bits(layer, 40);
@@ -146,8 +150,8 @@ TEST(quantised_products_match_naive_loops_and_rows_have_the_same_bits_in_every_b
 }
 
 TEST(quantised_products_of_the_largest_integers_do_not_overflow) {
-  for (int32_t format : {QR_INT8, QR_INT4}) {
-    Layer layer(format, 32, 256, 128);
+  for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4}) {
+    Layer layer(format, 32, 256, format == QR_INT8 || format == QR_INT4 ? 128 : 32);
     for (int8_t sign : {1, -1}) {
       for (int8_t& number : layer.numbers) number = int8_t(sign > 0 ? Layer::high(format) : Layer::low(format));
       layer.pack(format);
@@ -160,6 +164,23 @@ TEST(quantised_products_of_the_largest_integers_do_not_overflow) {
       }
     }
   }
+}
+
+TEST(integers_of_five_and_six_bits_give_the_bits_of_the_same_ones_in_eight) {
+  for (int32_t format : {QR_INT5, QR_INT6})
+    for (int64_t group : {16, 32})
+      for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
+        Layer small(format, 72, 200, group, shift);
+        const std::vector<char> x = encode(random_floats(40 * small.k), QR_BFLOAT16);
+        std::vector<float> got(size_t(40 * small.n)), want(got.size());
+        CHECK(small.run(got.data(), x.data(), QR_BFLOAT16, 40, nullptr) == QR_OK);
+        small.weight.format = QR_INT8;
+        std::free(small.packed);
+        small.weight.packed = small.packed = aligned_zeros(qr_quantized_bytes(QR_INT8, small.n, small.k));
+        small.pack(QR_INT8);
+        CHECK(small.run(want.data(), x.data(), QR_BFLOAT16, 40, nullptr) == QR_OK);
+        CHECK(std::memcmp(got.data(), want.data(), got.size() * 4) == 0, "format %d group %ld", format, long(group));
+      }
 }
 
 TEST(the_unit_of_a_quantised_weight_multiplies_its_outputs) {
@@ -251,8 +272,9 @@ TEST(quantised_weights_that_are_none_are_refused) {
   check("both shifts", [&](qr_weight& w) { w.offsets = &offset; });
   check("no levels", [](qr_weight& w) { w.format = QR_LEVELS; });
   check("an input that is not there", [&](qr_weight& w) { w.order = order.data(); });
-  check("a format", [](qr_weight& w) { w.format = 5; });
+  check("a format", [](qr_weight& w) { w.format = 7; });
   check("a group", [](qr_weight& w) { w.group = 48; });
+  check("a large group", [](qr_weight& w) { w.format = QR_INT6, w.group = 64; });
   check("one scale", [](qr_weight& w) { w.group = 0; });
   check("zero points of float8", [](qr_weight& w) { w.format = QR_FLOAT8, w.group = 128, w.order = nullptr; });
   for (double unit : {0.0, -1.0, HUGE_VAL, std::nan("")}) check("a unit", [&](qr_weight& w) { w.unit = unit; });
@@ -260,4 +282,14 @@ TEST(quantised_weights_that_are_none_are_refused) {
   std::vector<int8_t> numbers(64, 8);
   CHECK(qr_pack_quantized(right.packed, QR_INT4, 1, 64, numbers.data(), 1, 64, 0) == QR_EUNSUPPORTED);
   CHECK(qr_pack_quantized(right.packed, QR_LEVELS, 1, 64, numbers.data(), 1, 64, 0) == QR_OK);
+  for (int32_t format : {QR_INT5, QR_INT6}) {
+    char* packed = aligned_zeros(qr_quantized_bytes(format, 1, 64));
+    for (int outside : {Layer::low(format) - 1, Layer::high(format) + 1}) {
+      numbers[63] = int8_t(outside);
+      CHECK(qr_pack_quantized(packed, format, 1, 64, numbers.data(), 1, 64, 0) == QR_EUNSUPPORTED);
+    }
+    numbers[63] = 0;
+    CHECK(qr_pack_quantized(packed, format, 1, 64, numbers.data(), 1, 64, 0) == QR_OK);
+    std::free(packed);
+  }
 }

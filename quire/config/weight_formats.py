@@ -18,10 +18,20 @@ class Codes(StrEnum):
     """What a stored value is."""
 
     INT8 = "int8"
+    INT6 = "int6"
+    INT5 = "int5"
     INT4 = "int4"
     LEVELS = "levels"
     """Four bits that stand for one of sixteen values of int8."""
     FLOAT8 = "float8"
+
+
+BITS = {Codes.INT8: 8, Codes.INT6: 6, Codes.INT5: 5, Codes.INT4: 4, Codes.LEVELS: 4, Codes.FLOAT8: 8}
+"""Of a stored value."""
+INTEGERS = {4: Codes.INT4, 5: Codes.INT5, 6: Codes.INT6}
+"""By the bits that values need; those of seven have eight."""
+GROUPS_OF = {Codes.INT6: (32, 16), Codes.INT5: (32, 16)}
+"""Where they are not all of `GROUPS`."""
 
 
 class Shift(StrEnum):
@@ -43,15 +53,14 @@ class WeightFormat:
 
     @property
     def name(self) -> str:
-        """As `LinearWeight.format` has it: int8, int4_g128, int8_g16, int4_g32_zeros, levels_g32, float8_g128, ..."""
+        """As `LinearWeight.format` has it: int8, int4_g128, int6_g16, int4_g32_zeros, levels_g32, float8_g128, ..."""
         return "_".join(part for part in (self.codes, f"g{self.group}" if self.group else "", self.shift) if part)
 
     def num_bytes(self, out_features: int, in_features: int) -> int:
         """Of a packed weight, with scales and what else its groups have, but without an order of inputs."""
         outputs = round_up(out_features, PANEL)
         depth = round_up(in_features, PANEL if self.codes is Codes.FLOAT8 else 64)
-        half_a_byte = self.codes in (Codes.INT4, Codes.LEVELS)
-        values = outputs * depth // 2 if half_a_byte else outputs * depth
+        values = outputs * depth // 8 * BITS[self.codes]
         groups = outputs * (cdiv(in_features, self.group) if self.group else 1)
         shifts = {Shift.NONE: 0, Shift.ZERO_POINTS: 1, Shift.OFFSETS: 2}[self.shift]
         has_floats = self.group == 0 or self.codes is Codes.FLOAT8
@@ -78,12 +87,13 @@ def native_format(
         return _float8(has_row_scale, group_size) if shift is Shift.NONE and not has_levels else None
     if not 1 <= bits <= 8 or (has_levels and bits > 4) or (has_zero_points and (has_offsets or has_levels)):
         return None
-    codes = Codes.LEVELS if has_levels else Codes.INT4 if bits <= 4 else Codes.INT8
+    codes = Codes.LEVELS if has_levels else INTEGERS.get(max(4, bits), Codes.INT8)
     if codes is Codes.INT8 and has_row_scale and shift is Shift.NONE:
         return WeightFormat(codes=codes, group=0)
-    group = next((group for group in (group_size, *GROUPS) if group in GROUPS and group_size % group == 0), None)
+    groups = GROUPS_OF.get(codes, GROUPS)
+    group = next((group for group in (group_size, *groups) if group in groups and group_size % group == 0), None)
     if group is None and has_row_scale:
-        group = GROUPS[0]
+        group = groups[0]
     return None if group is None else WeightFormat(codes=codes, group=group, shift=shift)
 
 
@@ -106,8 +116,8 @@ BY_NAME = {
         WeightFormat(codes=Codes.FLOAT8, group=FLOAT8_GROUP),
         *(
             WeightFormat(codes=codes, group=group, shift=shift)
-            for codes in (Codes.INT8, Codes.INT4, Codes.LEVELS)
-            for group in GROUPS
+            for codes in (Codes.INT8, *INTEGERS.values(), Codes.LEVELS)
+            for group in GROUPS_OF.get(codes, GROUPS)
             for shift in Shift
             if not (codes is Codes.LEVELS and shift is Shift.ZERO_POINTS)
         ),

@@ -12,7 +12,7 @@ from quire.ops.cpu import library
 if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
-from quire.config.weight_formats import BY_NAME, Codes, Shift, WeightFormat
+from quire.config.weight_formats import BITS, BY_NAME, Codes, Shift, WeightFormat
 from quire.errors import ConfigError
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.graphs import Graphs
@@ -64,9 +64,8 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     rows, columns = shape
     group_size = format.group or columns
     groups = -(-columns // group_size)
-    low, high = {Codes.INT8: (-128, 128), Codes.INT4: (-8, 8), Codes.LEVELS: (0, 16), Codes.FLOAT8: (-128, 127)}[
-        format.codes
-    ]
+    bits = BITS[format.codes]
+    low, high = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-128, 127)}.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))
     values = integers(low, high, rows, columns)
     if format.codes is Codes.FLOAT8:
         values[values == -1] = 3  # -1 is a NaN, and 127 was not drawn; 3 has no exponent
@@ -76,7 +75,7 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     offsets = torch.randn(rows, groups, generator=generator).half().float() if format.shift is Shift.OFFSETS else None
     made = QuantizedRows(
         values=values,
-        bits=4 if format.codes in (Codes.INT4, Codes.LEVELS) else 8,
+        bits=bits,
         scales=scales,
         group_size=group_size,
         zero_points=zero_points,
@@ -139,7 +138,9 @@ def test_inputs_may_stand_in_another_order(name: str) -> None:
         assert_close(linear(x, weight), made.products(x))
 
 
-@pytest.mark.parametrize("name", ["int8_g16", "int4_g32_offsets", "levels_g32", "float8_g128"])
+@pytest.mark.parametrize(
+    "name", ["int8_g16", "int6_g16", "int5_g32_offsets", "int4_g32_offsets", "levels_g32", "float8_g128"]
+)
 @pytest.mark.parametrize("half", [64, 20])
 def test_gated_products_are_gate_times_up(name: str, half: int) -> None:
     made = make(BY_NAME[name], (2 * half, 160))
@@ -148,7 +149,7 @@ def test_gated_products_are_gate_times_up(name: str, half: int) -> None:
     assert_close(gated_linear(x, pack_quantized([made.rows]), activation="silu"), torch.nn.functional.silu(gate) * up)
 
 
-MIXED = ("int4_g32_offsets", "int8_g16", "int8_g16", "float8", "int4_g128")
+MIXED = ("int5_g32_offsets", "int6_g16", "int6_g16", "float8", "int4_g128")
 """Formats of parts of 40, 7, 33, 48 and 64 rows."""
 
 
@@ -165,7 +166,7 @@ def mixed(columns: int) -> tuple[LinearWeight, list[Made], torch.Tensor]:
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_parts_of_different_formats_are_computed_side_by_side(dtype: torch.dtype, rows: int) -> None:
     weight, parts, dense = mixed(208)
-    assert [part.format for part in weight.parts] == ["int4_g32_offsets", "int8_g16", "float8", "int4_g128", "dense"]
+    assert [part.format for part in weight.parts] == ["int5_g32_offsets", "int6_g16", "float8", "int4_g128", "dense"]
     x = rand(rows, 208, seed=1, dtype=dtype) / 256  # no product of gate and up is beyond float16
     bias, residual = rand(224), rand(rows, 224, dtype=dtype)
     products = torch.cat([*(part.products(x) for part in parts), x.double() @ dense.double().T], dim=1)
@@ -185,7 +186,7 @@ def test_a_row_of_a_mixed_weight_has_the_same_bits_in_every_batch() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["mixed", "int8_g16_zeros", "levels_g64", "float8"])
+@pytest.mark.parametrize("name", ["mixed", "int8_g16_zeros", "int6_g32", "int5_g32", "levels_g64", "float8"])
 def test_graphs_replay_them(name: str) -> None:
     weight = mixed(160)[0] if name == "mixed" else pack_quantized([make(BY_NAME[name], (64, 160)).rows])
     x = rand(40, 160, dtype=torch.bfloat16)
@@ -200,7 +201,7 @@ def scaled(made: Made, factor: float) -> Made:
     return replace(made, rows=made.rows.times(factor))
 
 
-@pytest.mark.parametrize("name", ["int4_g32", "int4_g32_offsets", "int8_g16", "levels_g32"])
+@pytest.mark.parametrize("name", ["int4_g32", "int5_g32_offsets", "int6_g16", "int8_g16", "levels_g32"])
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**30, 1e-9, 3e7])
 def test_scales_that_float16_does_not_hold_keep_their_precision(name: str, factor: float) -> None:
     made = scaled(make(BY_NAME[name], (40, 96)), factor)
@@ -228,6 +229,8 @@ def broken() -> Iterator[tuple[str, QuantizedRows]]:
     yield "not finite", replace(rows, scales=rows.scales * float("inf"))
     yield "name each of them once", replace(rows, order=torch.zeros(64, dtype=torch.int32))
     yield "does not have", replace(rows, values=rows.values + 1)
+    yield "does not have", replace(rows, values=rows.values + 9, bits=5)
+    yield "does not have", replace(rows, values=rows.values - 26, bits=6)
     yield "does not have", replace(rows, values=rows.values, levels=LEVELS)
     yield "no product", replace(rows, group_size=24, scales=torch.ones(8, 3))
     yield "no product", replace(rows, values=rows.values.to(torch.float8_e4m3fn), group_size=32)

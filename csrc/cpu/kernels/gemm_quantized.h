@@ -1,4 +1,4 @@
-// Products with weights of 8 and 4 bits. Activations are quantised too, each group of k in a row by its largest
+// Products with weights of 8, 6, 5 and 4 bits. Activations are quantised too, each group of k in a row by its largest
 // magnitude; products are summed as integers within a group, exactly, and over groups in float32 in order of k. So
 // every instruction set and every number of rows give the same sums, and nothing is widened on the way from memory.
 //
@@ -6,6 +6,9 @@
 //   int4  [K/64][2 halves][8 rows of 8 k][16 columns][4]: k 0..3 of a row in the low nibbles, k 4..7 in the high ones,
 //         in two's complement; shifted into the upper half of a byte, a nibble is 16 times its value
 //   levels  as int4, each nibble the index of a level
+//   int6, int5  codes: the integers and 32 or 16. [K/64][2 halves] of 8 rows as int4 has them, with the low four bits of
+//         codes, then lines of 64 bytes with the others: of 2 rows (int5: 4), from the lowest bits of a byte upwards
+//         those of k 0..3 of the first row, of its k 4..7, of k 0..3 of the second row ...
 #pragma once
 
 #include "gemm.h"
@@ -147,11 +150,14 @@ QR_INLINE vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
 // ---- weights ----
 
 // What a row of 8 k of one half is made of, for one vector of columns: integers of k 0..3 and of k 4..7. `unsigned_row`
-// gives 128 more than they are (in sixteenths of int4), `signed_four` one of the two as they are.
+// gives kBias more than they are (in sixteenths of int4), `signed_four` one of the two as they are. Formats of fewer than
+// 8 bits have `codes_of_row`, too: what `unsigned_row` gives, shifted right by kCodeShift.
 template <int Group, bool Grouped>
 struct Int8Of {
   static constexpr int kGroup = Group;
   static constexpr bool kGrouped = Grouped;  // or one scale for a column; activations keep groups, which hold an outlier
+  static constexpr int kBits = 8, kBias = 128;
+  static constexpr int kRowsTogether = 1;      // rows of 8 k that are unpacked best side by side
   static constexpr int64_t kHalfBytes = 1024;  // 64 k of 16 columns
   static constexpr float kUnit = 1.0f;         // value of an integer 1
   explicit Int8Of(const GemmArgs&) {}
@@ -173,9 +179,18 @@ template <int Group>
 struct Int4 {
   static constexpr int kGroup = Group;
   static constexpr bool kGrouped = true;
+  static constexpr int kBits = 4, kCodeShift = 4, kBias = 128;
+  static constexpr int kRowsTogether = 1;
   static constexpr int64_t kHalfBytes = 512;
   static constexpr float kUnit = 1.0f / 16;
   explicit Int4(const GemmArgs&) {}
+#if !defined(__ARM_NEON)
+  __attribute__((always_inline)) void codes_of_row(const char* half, int row, vi& first, vi& second) const {
+    const vi both = flip(load_bytes(half + row * 64), 0x88);
+    first = low_nibbles(both);
+    second = high_nibbles(both);
+  }
+#endif
 #if defined(__AVX512F__)
   __attribute__((always_inline)) void unsigned_row(const char* half, int row, vi& first, vi& second) const {
     const vi both = flip(load_bytes(half + row * 64), 0x88);
@@ -185,10 +200,44 @@ struct Int4 {
 #endif
 };
 
+template <int Bits, int Group>
+struct Planes {
+  static constexpr int kGroup = Group;
+  static constexpr bool kGrouped = true;
+  static constexpr int kBits = Bits, kCodeShift = 0, kBias = 1 << (Bits - 1);
+  static constexpr int kHigh = Bits - 4;         // bits of a code above its nibble
+  static constexpr int kRowsOfLine = 4 / kHigh;  // rows of 8 k whose high bits share 64 bytes
+  static constexpr int kRowsTogether = kRowsOfLine < Group / 8 ? kRowsOfLine : Group / 8;
+  static constexpr int64_t kHalfBytes = 128 * Bits;
+  static constexpr float kUnit = 1.0f;
+  explicit Planes(const GemmArgs&) {}
+
+  __attribute__((always_inline)) void codes_of_row(const char* half, int row, Bytes& first, Bytes& second) const {
+    const Bytes both = load_bytes_of(half + row * 64), line = load_bytes_of(half + 512 + row / kRowsOfLine * 64);
+    const int place = int(unsigned(row) % kRowsOfLine) * 2 * kHigh;
+    first = either(low_nibbles(both), high_bits(line, place));
+    second = either(high_nibbles(both), high_bits(line, place + kHigh));
+  }
+  __attribute__((always_inline)) void unsigned_row(const char* half, int row, Bytes& first, Bytes& second) const {
+    codes_of_row(half, row, first, second);
+  }
+
+ private:
+  QR_INLINE Bytes high_bits(Bytes line, int place) {
+    return bits_of(place < 4 ? words_left(line, 4 - place) : words_right(line, place - 4), (1 << Bits) - 16);
+  }
+};
+template <int Group>
+using Int5 = Planes<5, Group>;
+template <int Group>
+using Int6 = Planes<6, Group>;
+
 template <int Group>
 struct Levels {
   static constexpr int kGroup = Group;
   static constexpr bool kGrouped = true;
+  static constexpr int kBits = 8, kBias = 128;
+  static constexpr int kRowsTogether = 1;
   static constexpr int64_t kHalfBytes = 512;
   static constexpr float kUnit = 1.0f;
   Bytes levels;
@@ -307,9 +356,13 @@ Gemm quantized_gemm() {
 }
 
 template <template <int> class Format>
-void fill_groups(Gemm* gemms) {
+void fill_small_groups(Gemm* gemms) {
   gemms[0] = quantized_gemm<Format<16>>();
   gemms[1] = quantized_gemm<Format<32>>();
+}
+template <template <int> class Format>
+void fill_groups(Gemm* gemms) {
+  fill_small_groups<Format>(gemms);
   gemms[2] = quantized_gemm<Format<64>>();
   gemms[3] = quantized_gemm<Format<128>>();
 }
@@ -318,6 +371,8 @@ void fill_quantized(Kernels& kernels) {
   kernels.gemm_int8 = quantized_gemm<Int8>();
   fill_groups<Int8Groups>(kernels.gemm_int8_groups);
   fill_groups<Int4>(kernels.gemm_int4);
+  fill_small_groups<Int5>(kernels.gemm_int5);
+  fill_small_groups<Int6>(kernels.gemm_int6);
   fill_groups<Levels>(kernels.gemm_levels);
 }
 

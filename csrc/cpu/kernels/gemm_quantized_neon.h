@@ -11,22 +11,32 @@ constexpr int kUnits = 8;  // of 8 k in a step of 64
 
 // Four columns, k 0..3 and k 4..7 of a unit of a half; of int4 in sixteenths.
 template <int Group, bool Grouped>
-QR_INLINE void unit_of(const Int8Of<Group, Grouped>&, const char* weight, int four, int8x16_t& first,
+QR_INLINE void unit_of(const Int8Of<Group, Grouped>&, const char* half, int unit, int four, int8x16_t& first,
                        int8x16_t& second) {
-  const auto* bytes = reinterpret_cast<const int8_t*>(weight) + four * 16;
+  const auto* bytes = reinterpret_cast<const int8_t*>(half) + unit * 128 + four * 16;
   first = vld1q_s8(bytes);
   second = vld1q_s8(bytes + 64);
 }
 template <int Group>
-QR_INLINE void unit_of(const Int4<Group>&, const char* weight, int four, int8x16_t& first, int8x16_t& second) {
-  const int8x16_t both = vld1q_s8(reinterpret_cast<const int8_t*>(weight) + four * 16);
+QR_INLINE void unit_of(const Int4<Group>&, const char* half, int unit, int four, int8x16_t& first,
+                       int8x16_t& second) {
+  const int8x16_t both = vld1q_s8(reinterpret_cast<const int8_t*>(half) + unit * 64 + four * 16);
   first = vshlq_n_s8(both, 4);
   second = vandq_s8(both, vdupq_n_s8(int8_t(0xf0)));
 }
-template <int Group>
-QR_INLINE void unit_of(const Levels<Group>& format, const char* weight, int four, int8x16_t& first,
+template <int Bits, int Group>
+QR_INLINE void unit_of(const Planes<Bits, Group>& format, const char* half, int unit, int four, int8x16_t& first,
                        int8x16_t& second) {
-  const Bytes both = load_bytes_of(weight + four * 16);
+  const int8x16_t bias = vdupq_n_s8(int8_t(Planes<Bits, Group>::kBias));
+  Bytes lower, upper;
+  format.codes_of_row(half + four * 16, unit, lower, upper);
+  first = vsubq_s8(vreinterpretq_s8_u8(lower), bias);
+  second = vsubq_s8(vreinterpretq_s8_u8(upper), bias);
+}
+template <int Group>
+QR_INLINE void unit_of(const Levels<Group>& format, const char* half, int unit, int four, int8x16_t& first,
+                       int8x16_t& second) {
+  const Bytes both = load_bytes_of(half + unit * 64 + four * 16);
   first = vreinterpretq_s8_u8(look_up(format.levels, low_nibbles(both)));
   second = vreinterpretq_s8_u8(look_up(format.levels, high_nibbles(both)));
 }
@@ -57,12 +67,12 @@ class RowSumsOfHalf {
       for (auto& four : row) four = vdupq_n_s32(0);
   }
 
-  // A unit; `x`: 8 k of the first row, the others kQuantizedDepth apart.
+  // A unit of a half; `x`: 8 k of the first row, the others kQuantizedDepth apart.
   template <class Format>
-  __attribute__((always_inline)) void add(const Format& format, const char* weight, const int8_t* x) {
+  __attribute__((always_inline)) void add(const Format& format, const char* half, int unit, const int8_t* x) {
     for (int four = 0; four < 4; ++four) {
       int8x16_t first, second;
-      unit_of(format, weight, four, first, second);
+      unit_of(format, half, unit, four, first, second);
       for (int r = 0; r < R; ++r) {
         acc[r][four] = dot(acc[r][four], first, four_bytes(x + r * kQuantizedDepth));
         acc[r][four] = dot(acc[r][four], second, four_bytes(x + r * kQuantizedDepth + 4));
@@ -88,7 +98,7 @@ class PairSumsOfHalf {
   }
 
   template <class Format>
-  __attribute__((always_inline)) void add(const Format& format, const char* weight, const int8_t* x) {
+  __attribute__((always_inline)) void add(const Format& format, const char* half, int unit, const int8_t* x) {
     int8x16_t rows[kPairs];
     for (int p = 0; p < kPairs; ++p) {
       const int other = 2 * p + 1 < R ? 2 * p + 1 : 2 * p;
@@ -96,7 +106,7 @@ class PairSumsOfHalf {
     }
     for (int four = 0; four < 4; ++four) {
       int8x16_t first, second;
-      unit_of(format, weight, four, first, second);
+      unit_of(format, half, unit, four, first, second);
       const int32x4_t a = vreinterpretq_s32_s8(first), b = vreinterpretq_s32_s8(second);
       const int8x16_t left = vreinterpretq_s8_s32(vzip1q_s32(a, b)), right = vreinterpretq_s8_s32(vzip2q_s32(a, b));
       for (int p = 0; p < kPairs; ++p) {
@@ -143,9 +153,9 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
       SumsOfHalf<R> products;
       for (int64_t unit = first; unit < end && unit < all; ++unit) {
         const int64_t step = unit / kUnits, in_step = unit % kUnits;
-        const char* weight = packed + (step * 2 + half) * Format::kHalfBytes + in_step * kUnitBytes;
-        for (int64_t at = 0; at < kUnitBytes; at += 64) prefetch_stream(weight + at);
-        products.add(format, weight, x.line(row, step) + in_step * 8);
+        const char* weight = packed + (step * 2 + half) * Format::kHalfBytes;
+        for (int64_t at = 0; at < kUnitBytes; at += 64) prefetch_stream(weight + in_step * kUnitBytes + at);
+        products.add(format, weight, int(in_step), x.line(row, step) + in_step * 8);
       }
       scales.by_kind([&](auto kind) __attribute__((always_inline)) {
         for (int r = 0; r < R; ++r) {

@@ -1,5 +1,5 @@
 // Integer products without dot product instructions, on AVX2 and AVX-512: pairs of bytes are multiplied and added in 16
-// bits, where the pairs of int8 just fit, and those of eight int4 together.
+// bits, where the pairs of int8 just fit, and those of eight int4, four int5 or two int6 together.
 #pragma once
 
 #include "gemm_quantized_rows.h"
@@ -15,12 +15,12 @@ constexpr int64_t kNextVector = W == 16 ? Format::kHalfBytes : 32;
 QR_INLINE vi multiply_pairs(vi a, vi b) { return _mm512_maddubs_epi16(a, b); }
 QR_INLINE vi add_shorts(vi a, vi b) { return _mm512_add_epi16(a, b); }
 QR_INLINE vi pairs(vi sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
-QR_INLINE vi sixteen_times(vi v) { return _mm512_slli_epi32(v, 4); }
+QR_INLINE vi shifted(vi v, int bits) { return _mm512_slli_epi32(v, unsigned(bits)); }
 #else
 QR_INLINE vi multiply_pairs(vi a, vi b) { return _mm256_maddubs_epi16(a, b); }
 QR_INLINE vi add_shorts(vi a, vi b) { return _mm256_add_epi16(a, b); }
 QR_INLINE vi pairs(vi sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
-QR_INLINE vi sixteen_times(vi v) { return _mm256_slli_epi32(v, 4); }
+QR_INLINE vi shifted(vi v, int bits) { return _mm256_slli_epi32(v, bits); }
 #endif
 
 // Weights as their sizes, up to 128, and as what gives x their signs.
@@ -38,24 +38,28 @@ struct SignedWeights {
 #endif
 };
 
-// Fetch what comes after a line of each vector.
-template <class Format>
-QR_INLINE void fetch_after(const char* line) {
-  for (int64_t at = 0; at < kAtOnce * W * 4; at += 64) prefetch_stream(line + at / 64 * Format::kHalfBytes);
+// Fetch what comes after so many rows of 8 k of each vector.
+template <class Format, int Rows>
+QR_INLINE void fetch_after(const char* half, int row) {
+  constexpr int64_t kLines = Format::kHalfBytes / 64;
+  const char* line = half + row * kLines / 8 * 64;
+  for (int64_t i = 0; i < Rows * kLines / 8; ++i, line += 64)
+    for (int64_t at = 0; at < kAtOnce * W * 4; at += 64) prefetch_stream(line + at / 64 * Format::kHalfBytes);
 }
 
 template <class Format>
-constexpr int64_t kRowBytes = Format::kHalfBytes / 8;
-template <class Format>
 constexpr int kAdded = Format::kGroup < 32 ? Format::kGroup / 8 : 4;  // rows of 8 k that are added at once
 
-// acc += the products of kAdded rows of 8 k of so many vectors, whose columns have 4 bytes side by side. `lines`: of x,
-// 64 in a row.
+// acc += the products of kAdded rows of 8 k from `begin` of so many vectors, whose columns have 4 bytes side by side.
+// `lines`: of x, 64 in a row.
 template <int R, class Format>
-QR_INLINE void add_products(const Format& format, vi (&acc)[R][kAtOnce], const int8_t* lines, const char* weight) {
-  for (int row = 0; row < kAdded<Format>; ++row, weight += kRowBytes<Format>)
+QR_INLINE void add_products(const Format& format, vi (&acc)[R][kAtOnce], const int8_t* lines, const char* half,
+                            int begin) {
+  constexpr int64_t kRowBytes = Format::kHalfBytes / 8;
+  const char* weight = half + begin * kRowBytes;
+  for (int row = 0; row < kAdded<Format>; ++row, weight += kRowBytes) {
+    fetch_after<Format, 1>(half, begin + row);
     for (int four = 0; four < 2; ++four) {
-      if (four * 64 < kRowBytes<Format>) fetch_after<Format>(weight + four * 64);
       const SignedWeights w[kAtOnce] = {SignedWeights(format.signed_four(weight, four)),
                                         SignedWeights(format.signed_four(weight + kNextVector<Format>, four))};
       for (int r = 0; r < R; ++r) {
@@ -65,37 +69,40 @@ QR_INLINE void add_products(const Format& format, vi (&acc)[R][kAtOnce], const i
           acc[r][v] = add(acc[r][v], pairs(multiply_pairs(w[v].size, w[v].sign(x))));
       }
     }
+  }
 }
 
-template <int R, int Group>
-QR_INLINE void add_products(const Int4<Group>&, vi (&acc)[R][kAtOnce], const int8_t* lines, const char* weight) {
-  constexpr int kRows = kAdded<Int4<Group>>;
-  for (int row = 0; row < kRows; ++row) fetch_after<Int4<Group>>(weight + row * 64);
+// The same with codes of fewer bits.
+template <int R, class Format>
+QR_INLINE void add_codes(const Format& format, vi (&acc)[R][kAtOnce], const int8_t* lines, const char* half,
+                         int begin) {
+  constexpr int kFours = 2 * kAdded<Format>;
+  constexpr int kTogether = 1 << (7 - Format::kBits);  // 2 * 127 times the largest code: so many fit 16 bits
+  fetch_after<Format, kAdded<Format>>(half, begin);
   for (int v = 0; v < kAtOnce; ++v) {
     asm volatile("" ::: "memory");  // x is read again: kept for the next v, it would crowd out the weights
-    vi w[2 * kRows];
-    for (int row = 0; row < kRows; ++row) {
-      const vi both = flip(load_bytes(weight + row * 64 + v * kNextVector<Int4<Group>>), 0x88);
-      w[2 * row] = low_nibbles(both);
-      w[2 * row + 1] = high_nibbles(both);
-    }
+    vi w[kFours];
+    for (int row = 0; row < kAdded<Format>; ++row)
+      format.codes_of_row(half + v * kNextVector<Format>, begin + row, w[2 * row], w[2 * row + 1]);
     for (int r = 0; r < R; ++r) {
       const int8_t* x = lines + r * kQuantizedDepth;
-      vi sums = multiply_pairs(w[0], four_bytes(x));  // eight times two products of 15 * 127 at most
-      for (int i = 1; i < 2 * kRows; ++i) sums = add_shorts(sums, multiply_pairs(w[i], four_bytes(x + i * 4)));
-      acc[r][v] = add(acc[r][v], pairs(sums));
+      for (int first = 0; first < kFours; first += kTogether) {
+        vi sums = multiply_pairs(w[first], four_bytes(x + first * 4));
+        for (int i = first + 1; i < first + kTogether && i < kFours; ++i)
+          sums = add_shorts(sums, multiply_pairs(w[i], four_bytes(x + i * 4)));
+        acc[r][v] = add(acc[r][v], pairs(sums));
+      }
     }
   }
 }
 
-// Sums of products as floats, exactly; of int4 in sixteenths, as Format::kUnit has it.
+// Sums of products as floats, exactly, in units of Format::kUnit.
 template <class Format>
-QR_INLINE vf products_of(const Format&, vi sums, RowGroup) {
-  return floats(sums);
-}
-template <int Group>
-QR_INLINE vf products_of(const Int4<Group>&, vi sums, RowGroup x) {
-  return add(floats(sixteen_times(sums)), set1(-128.0f * float(x.sum)));
+QR_INLINE vf products_of(vi sums, RowGroup x) {
+  if constexpr (Format::kBits == 8)
+    return floats(sums);
+  else
+    return add(floats(shifted(sums, Format::kCodeShift)), set1(float(-Format::kBias) * float(x.sum)));
 }
 
 template <class Format, int R>
@@ -115,16 +122,21 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
       vi acc[R][kAtOnce];
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < kAtOnce; ++v) acc[r][v] = none();
-      for (int64_t part = first; part < last && part < end; ++part)
-        add_products<R>(format, acc, x.line(row, part / kParts) + part % kParts * kAdded<Format> * 8,
-                        packed + (part / kParts * 2 + half) * Format::kHalfBytes +
-                            part % kParts * kAdded<Format> * kRowBytes<Format>);
+      for (int64_t part = first; part < last && part < end; ++part) {
+        const int begin = int(uint64_t(part) % kParts) * kAdded<Format>;
+        const int8_t* lines = x.line(row, part / kParts) + begin * 8;
+        const char* weight = packed + (part / kParts * 2 + half) * Format::kHalfBytes;
+        if constexpr (Format::kBits == 8)
+          add_products<R>(format, acc, lines, weight, begin);
+        else
+          add_codes<R>(format, acc, lines, weight, begin);
+      }
       scales.by_kind([&](auto kind) __attribute__((always_inline)) {
         for (int r = 0; r < R; ++r) {
           const RowGroup of = x.row_groups[(row + r) * x.groups + group];
           for (int v = 0; v < kAtOnce; ++v) {
             vf& own = total[r][first_vector + v];
-            own = scales.add(kind, own, products_of(format, acc[r][v], of), of, first_vector + v);
+            own = scales.add(kind, own, products_of<Format>(acc[r][v], of), of, first_vector + v);
           }
         }
       });

@@ -1,5 +1,5 @@
-// Integer products by vpdpbusd: four products of unsigned weights (128 more than they are) and signed x are summed into
-// 32 bits. Sums start at what the 128 are too many.
+// Integer products by vpdpbusd: four products of unsigned weights (kBias more than they are) and signed x are summed into
+// 32 bits. Sums start at what the biases are too many.
 //
 // The sums of eight rows and 32 columns take half of the registers. More rows pass eight at a time over each group of
 // weights, which stays in L1 meanwhile.
@@ -37,9 +37,10 @@ template <int R>
 struct GroupSums {
   vi chains[kChains<R>][R][kVectors];
 
+  template <int Bias>
   QR_INLINE void start(GroupSums& sums, const RowGroup* of, int64_t groups) {
     each<R>([&](auto r) __attribute__((always_inline)) {
-      const vi begin = _mm512_set1_epi32(-128 * of[r * groups].sum);
+      const vi begin = _mm512_set1_epi32(-Bias * of[r * groups].sum);
       each<kVectors>([&](auto v) __attribute__((always_inline)) {
         sums.chains[0][r][v] = begin;
         if constexpr (kChains<R> == 2) sums.chains[1][r][v] = none();
@@ -100,19 +101,22 @@ struct VnniPanel {
     return last < x.steps ? last : x.steps;
   }
 
-  // The products of R rows and a group are added to `total`. fetch(step, row of 8 k) fetches what is read later.
+  // The products of R rows and a group are added to `total`. fetch(step, row of 8 k) fetches what is read later,
+  // for kRowsTogether rows.
   template <int R, class Fetch>
   __attribute__((always_inline)) void add_group(int64_t row, int64_t group, const GroupScales<Format>& scales,
                                                 const Fetch& fetch, float* total) const {
     const RowGroup* of = x.row_groups + row * x.groups + group;
-    const int begin = Format::kGroup < 64 ? int(group % (64 / kGroupInStep)) * kEights : 0;
+    const int begin = Format::kGroup < 64 ? int(uint64_t(group) % (64 / kGroupInStep)) * kEights : 0;
     const int8_t* lines = x.line(row, first_step(group));
     GroupSums<R> sums;
-    GroupSums<R>::start(sums, of, x.groups);
+    GroupSums<R>::template start<Format::kBias>(sums, of, x.groups);
     for (int64_t step = first_step(group); step < last_step(group); ++step) {
-      for (int i = begin; i < begin + kEights; ++i) {
+      for (int i = begin; i < begin + kEights; i += Format::kRowsTogether) {
         fetch(step, i);
-        GroupSums<R>::add(sums, format, lines, packed + step * kStepBytes, i);
+        each<Format::kRowsTogether>([&](auto row) __attribute__((always_inline)) {
+          GroupSums<R>::add(sums, format, lines, packed + step * kStepBytes, i + row);
+        });
       }
       lines += x.step_bytes();
     }
@@ -135,12 +139,12 @@ struct VnniPanel {
     if constexpr (R > 1)
       if (rows < R) return multiply_few<R - 1>(row, rows, sums);
     const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
-      constexpr int64_t kRowBytes = Format::kHalfBytes / 8;
+      constexpr int64_t kLines = Format::kHalfBytes / 64, kAtOnce = kLines * Format::kRowsTogether / 8;
       const char *soon = at(step * kStepBytes + kSoon), *later = at(step * kStepBytes + kLater);
-      for (int64_t line = i * kRowBytes; line < (i + 1) * kRowBytes; line += 64)
+      for (int64_t line = 0, first = i * kLines / 8 * 64; line < kAtOnce * 64; line += 64)
         for (int64_t half = 0; half < kStepBytes; half += Format::kHalfBytes) {
-          prefetch(soon + half + line);
-          prefetch_to_l2(later + half + line);
+          prefetch(soon + half + first + line);
+          prefetch_to_l2(later + half + first + line);
         }
     };
     for (int64_t group = 0; group < x.groups; ++group)
@@ -155,8 +159,7 @@ struct VnniPanel {
       if (rows < R) return add_rows<R - 1>(row, rows, group, scales, ahead, sums);
     const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
       const char* lines = ahead + (step - first_step(group)) * kStepBytes + i * 128;
-      prefetch(lines);
-      prefetch(lines + 64);
+      for (int64_t line = 0; line < 128 * Format::kRowsTogether; line += 64) prefetch(lines + line);
     };
     add_group<R>(row, group, scales, fetch, sums);
   }

@@ -14,7 +14,7 @@ from quire.ops.cpu.dtypes import WEIGHT_DTYPES
 from quire.ops.cpu.library import word
 from quire.ops.operands import LinearWeight
 
-CODES = {Codes.INT8: 1, Codes.INT4: 2, Codes.LEVELS: 3, Codes.FLOAT8: 4}
+CODES = {Codes.INT8: 1, Codes.INT4: 2, Codes.LEVELS: 3, Codes.FLOAT8: 4, Codes.INT5: 5, Codes.INT6: 6}
 """By `qr_format`."""
 TENSORS = ("packed", "scales", "zero_points", "offsets", "levels", "order")
 """Of `LinearWeight.tensors`, in the order of `qr_weight`."""
