@@ -64,6 +64,8 @@ class Spelling:
         self.tokens = vocabulary.tokens
         """By token id, special tokens as they are spelled."""
         self._special_ids = vocabulary.special_ids
+        self._completing: tuple[bytes, list[int]] | None = None
+        """The last answer: a model has one mark for the end of its thinking."""
 
     @cached_property
     def of_bytes(self) -> dict[int, int]:
@@ -73,10 +75,11 @@ class Spelling:
 
     def completing(self, text: bytes) -> list[int]:
         """Tokens that can complete a text and say more after it."""
-        ends = tuple(text[start:] for start in range(1, len(text)))
-        return [
-            token_id for token_id, token in enumerate(self.tokens) if (ends and token.startswith(ends)) or text in token
-        ]
+        if self._completing is None or self._completing[0] != text:
+            ends = tuple(text[start:] for start in range(1, len(text)))
+            found = [i for i, token in enumerate(self.tokens) if token.startswith(ends) or text in token]
+            self._completing = text, found
+        return self._completing[1]
 
 
 class Texts:
@@ -121,15 +124,24 @@ class Exits:
 
     def __init__(self, end: Marker, root: Matcher, spelling: Spelling) -> None:
         self._text = end.text.encode()
+        self._root, self._spelling = root, spelling
+        self._can_begin: dict[bytes, bool] = {}
         candidates = [] if end.token_id is not None or root.is_free else spelling.completing(self._text)
         self._wrong = [
-            np.array([token_id for token_id in candidates if self._is_wrong(size, token_id, root, spelling)], np.int64)
+            np.array([token_id for token_id in candidates if self._is_wrong(size, token_id)], np.int64)
             for size in range(len(self._text))
         ]
 
-    def _is_wrong(self, size: int, token_id: int, root: Matcher, spelling: Spelling) -> bool:
-        _, found, rest = (self._text[:size] + spelling.tokens[token_id]).partition(self._text)
-        return bool(found and rest.strip()) and take(root.clone(), rest, spelling) != len(rest)
+    def _is_wrong(self, size: int, token_id: int) -> bool:
+        _, found, rest = (self._text[:size] + self._spelling.tokens[token_id]).partition(self._text)
+        return bool(found and rest.strip()) and not self._takes(rest)
+
+    def _takes(self, data: bytes) -> bool:
+        """Most are wrong from the first byte on, which is tried once."""
+        first = data[:1]
+        if first not in self._can_begin:
+            self._can_begin[first] = take(self._root.clone(), first, self._spelling) == 1
+        return self._can_begin[first] and take(self._root.clone(), data, self._spelling) == len(data)
 
     def wrong(self, tail: bytes) -> NDArray[np.int64]:
         """Those that are impossible after these bytes."""
@@ -210,14 +222,11 @@ class GatedMatcher:
         if thinking is None:
             return
         if self._part is Part.FORCED:
-            mask[:] = 0
-            _set(mask, [thinking.forced[self._count]])
+            mask[:] = _words([thinking.forced[self._count]], len(mask))
         elif self._part is Part.THINKING:
-            mask[:] = 0
-            _set(mask, self._wrong_exits())
-            np.invert(mask, out=mask)
+            mask[:] = ~_words(self._wrong_exits(), len(mask))
         elif self._part is Part.START and thinking.begin.token_id is not None:
-            _set(mask, [thinking.begin.token_id])
+            mask |= _words([thinking.begin.token_id], len(mask))
 
     def _wrong_exits(self) -> Sequence[int] | NDArray[np.int64]:
         return () if self._exits is None else self._exits.wrong(self._tail)
@@ -318,9 +327,10 @@ class GatedMatcher:
         return None
 
 
-def _set(mask: Masks, token_ids: Sequence[int] | NDArray[np.int64]) -> None:
-    for token_id in token_ids:
-        mask.view(np.uint8)[token_id >> 3] |= 1 << (token_id & 7)
+def _words(token_ids: Sequence[int] | NDArray[np.int64], num_words: int) -> Masks:
+    bits = np.zeros(num_words * 32, np.uint8)
+    bits[np.asarray(token_ids, np.int64)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class GatedBackend:
