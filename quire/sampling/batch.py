@@ -40,8 +40,11 @@ class SamplingBatch:
         )
         self.processors = processors_for(self.rows, vocab_size)
         """What changes logits, in order."""
-        self.grammar_masks = next((one for one in self.processors if isinstance(one, GrammarMasks)), None)
-        """That of them which is computed beside the model."""
+        has_grammar = any(row.matcher is not None for row in self.rows)
+        self.grammar_masks = GrammarMasks(self.rows, vocab_size) if has_grammar else None
+        """What grammars allow, after the processors; None where no row has one."""
+        self.random_mask_of = self.grammar_masks.mask_of[random] if self.grammar_masks is not None else None
+        """The mask of each random row, -1 where it has none."""
         self.needs_penalties = any(row.needs_penalties for row in self.rows)
         counts = [row.request.num_logprobs for row in self.rows]
         self.logprobs_rows = [index for index, count in enumerate(counts) if count is not None]
