@@ -28,7 +28,7 @@ from benchmarks.checkpoints import QWEN3_06B, write_checkpoint
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.ops import functional as F
 from quire.ops import table
-from quire.ops.threads import one_thread
+from quire.ops.cpu import set_num_threads
 from quire.structured.backend import grammar_of, mask_words, open_backend
 from quire.structured.grammar import Vocabulary
 from quire.tokenizer.tokenizer import byte_alphabet
@@ -72,14 +72,17 @@ def vocabulary() -> Vocabulary:
 
 
 def masks(rounds: int) -> None:
-    """Microseconds a token: masks, taking a token, applying the mask."""
+    """Microseconds a token on one thread: masks, taking a token, and drawing with and without the mask."""
     known = vocabulary()
     backend = open_backend("llguidance", known)
     table.use("cpu")
-    logits = torch.zeros(NUM_SEQUENCES, VOCAB_SIZE)
+    set_num_threads(1)
+    logits = torch.randn(NUM_SEQUENCES, VOCAB_SIZE)
     filled = np.zeros((NUM_SEQUENCES, mask_words(VOCAB_SIZE)), np.int32)
     rows = torch.arange(NUM_SEQUENCES)
-    times: dict[str, list[float]] = {"mask": [], "advance": [], "apply": []}
+    settings = torch.ones(len(rows)), torch.zeros_like(rows), torch.ones(len(rows)), torch.zeros(len(rows))
+    numbers = torch.rand(len(rows), 1, dtype=torch.float64)
+    times: dict[str, list[float]] = {"mask": [], "advance": [], "draw": [], "draw freely": []}
     for number in range(rounds):
         rng = random.Random(number)
         matchers = [backend.compile(grammar_of(FORMS[index % len(FORMS)])) for index in range(NUM_SEQUENCES)]
@@ -87,17 +90,19 @@ def masks(rounds: int) -> None:
             began_at = time.perf_counter()
             backend.fill_masks(list(zip(matchers, range(NUM_SEQUENCES), strict=True)), filled)
             masked_at = time.perf_counter()
-            with one_thread():
-                F.apply_token_bitmask(logits, rows, torch.from_numpy(filled))
-            applied_at = time.perf_counter()
+            F.allowed_max(logits, rows, torch.from_numpy(filled))
+            F.sample(logits, *settings, numbers, rows, torch.from_numpy(filled))
+            drawn_at = time.perf_counter()
+            F.sample(logits, *settings, numbers)
+            freely_at = time.perf_counter()
             chosen = [_draw(rng, row) for row in filled]
             chosen_at = time.perf_counter()
             for matcher, token_id in zip(matchers, chosen, strict=True):
                 matcher.advance(token_id)
             times["advance"].append(time.perf_counter() - chosen_at)
             times["mask"].append(masked_at - began_at)
-            times["apply"].append(applied_at - masked_at)
-            logits.zero_()
+            times["draw"].append(drawn_at - masked_at)
+            times["draw freely"].append(freely_at - drawn_at)
     for name, seconds in times.items():
         each = [1e6 * second / NUM_SEQUENCES for second in seconds]
         p90 = statistics.quantiles(each, n=10)[-1]

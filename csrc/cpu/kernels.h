@@ -343,6 +343,8 @@ struct Kernels {
   void (*sample_weights)(int64_t* out, const float* logits, int64_t n, double largest, double temperature);
   int64_t (*count_not_below)(const float* x, int64_t n, float value, int64_t same_before);
   int64_t (*next_above)(const float* x, int64_t n, int64_t begin, float value);
+  // Those of x[0 .. n) whose bit is set, one after the other; tells how many. `out` has room for n and 16 more.
+  int64_t (*gather_allowed)(float* out, const float* x, const uint32_t* bits, int64_t n);
   uint64_t (*read_sum)(const void* data, int64_t bytes);
 };
 

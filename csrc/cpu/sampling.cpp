@@ -84,6 +84,46 @@ bool smallest_kept(const int64_t* weights, int64_t n, int64_t total, int64_t top
   return true;
 }
 
+// Which tokens rows may draw. A row whose number of a mask is negative may draw any.
+struct Masks {
+  const int64_t* mask_of;  // null: no row has one
+  const uint32_t* words;
+  int64_t vocab;
+
+  const uint32_t* of(int64_t row) const {
+    return mask_of == nullptr || mask_of[row] < 0 ? nullptr : words + mask_of[row] * divide_up(vocab, 32);
+  }
+};
+
+// The allowed logits of x[0 .. n), one after the other; null where there is no memory. Order is that of ids, so equal
+// weights keep their order among them.
+const float* gather(const float* x, const uint32_t* bits, int64_t n, int64_t* count) {
+  auto* values = static_cast<float*>(scratch(1, (n + 16) * 4));
+  if (values != nullptr) *count = kernels()->gather_allowed(values, x, bits, n);
+  return values;
+}
+
+// The id of the allowed token number `index`, counted from 0.
+int64_t allowed_id(const uint32_t* bits, int64_t index) {
+  int64_t word = 0;
+  for (int64_t here; (here = __builtin_popcount(bits[word])) <= index; ++word) index -= here;
+  uint32_t rest = bits[word];
+  for (; index > 0; --index) rest &= rest - 1;
+  return word * 32 + __builtin_ctz(rest);
+}
+
+// The largest allowed logit of a row and its id; -inf and 0 where nothing is allowed.
+bool allowed_largest(Largest* found, const float* x, const uint32_t* bits, int64_t n) {
+  int64_t count = 0;
+  const float* values = gather(x, bits, n, &count);
+  if (values == nullptr) return false;
+  *found = Largest{-INFINITY, 0};
+  if (count == 0) return true;
+  *found = kernels()->find_largest(values, count);
+  found->index = allowed_id(bits, found->index);
+  return true;
+}
+
 struct SampleArgs {
   int64_t* ids;
   const float* logits;
@@ -113,13 +153,12 @@ int64_t invert(const int64_t* weights, int64_t n, int64_t total, double uniform)
 
 // A truncated row by its few best tokens alone: the limit of what is looked at is the k-th largest of the maxima of
 // blocks, which at least k tokens reach. False where these do not decide; then the whole row does, to the same token.
-bool sample_narrow(const SampleArgs& args, int64_t row, const Largest& largest) {
+bool sample_narrow(const SampleArgs& args, int64_t row, const float* logits, int64_t n, const Largest& largest) {
   constexpr int64_t kBlock = 256, kMost = 4096, kMostBlocks = 2048;
-  const int64_t n = args.vocab, blocks = divide_up(n, kBlock), top_k = args.top_k[row];
+  const int64_t blocks = divide_up(n, kBlock), top_k = args.top_k[row];
   const int64_t wanted = top_k > 0 ? top_k : 256;
   if (blocks < wanted || blocks > kMostBlocks || largest.value != largest.value) return false;
   const Kernels* table = kernels();
-  const float* logits = args.logits + row * n;
   const double temperature = double(args.temperature[row]);
   // 1. candidates, with a margin that keeps tokens apart whose weights could round to the same integer
   float maxima[kMostBlocks];
@@ -173,15 +212,14 @@ bool sample_narrow(const SampleArgs& args, int64_t row, const Largest& largest) 
   return true;
 }
 
-bool sample_row(const SampleArgs& args, int64_t row) {
-  const int64_t n = args.vocab;
-  const float* logits = args.logits + row * n;
+// Of the n logits, all or those that are allowed: writes their indices.
+bool sample_logits(const SampleArgs& args, int64_t row, const float* logits, int64_t n) {
   const Largest largest = kernels()->find_largest(logits, n);
   if (!is_finite(largest.value)) {  // no distribution: its weights would be no numbers
     for (int64_t draw = 0; draw < args.draws; ++draw) args.ids[row * args.draws + draw] = largest.index;
     return true;
   }
-  if ((args.top_k[row] > 0 || args.top_p[row] < 1) && sample_narrow(args, row, largest)) return true;
+  if ((args.top_k[row] > 0 || args.top_p[row] < 1) && sample_narrow(args, row, logits, n, largest)) return true;
   auto* weights = static_cast<int64_t*>(scratch(0, n * 8));
   if (weights == nullptr) return false;
   // 1. weights
@@ -207,6 +245,25 @@ bool sample_row(const SampleArgs& args, int64_t row) {
   for (int64_t draw = 0; draw < args.draws; ++draw)
     args.ids[row * args.draws + draw] = invert(weights, n, total, args.uniforms[row * args.draws + draw]);
   return true;
+}
+
+bool sample_row(const SampleArgs& args, const Masks& masks, int64_t row) {
+  const float* logits = args.logits + row * args.vocab;
+  const uint32_t* bits = masks.of(row);
+  if (bits == nullptr) return sample_logits(args, row, logits, args.vocab);
+  int64_t count = 0;
+  const float* values = gather(logits, bits, args.vocab, &count);
+  if (values == nullptr) return false;
+  int64_t* ids = args.ids + row * args.draws;
+  std::fill(ids, ids + args.draws, 0);
+  if (count == 0) return true;
+  if (!sample_logits(args, row, values, count)) return false;
+  for (int64_t draw = 0; draw < args.draws; ++draw) ids[draw] = allowed_id(bits, ids[draw]);
+  return true;
+}
+
+bool are_below(const int64_t* numbers, int64_t count, int64_t first, int64_t end) {
+  return std::all_of(numbers, numbers + count, [&](int64_t number) { return number >= first && number < end; });
 }
 
 // The k largest of x in order, ties by lower id: a sorted list where k is small, a selection of keys otherwise.
@@ -269,6 +326,27 @@ int32_t qr_row_max(float* values, int64_t* ids, const float* logits, int64_t row
   return QR_OK;
 }
 
+int32_t qr_allowed_max(float* values, int64_t* ids, const float* logits, int64_t rows, int64_t vocab,
+                       const int64_t* row_of, const int32_t* masks, int64_t num_masks) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (vocab <= 0 || !are_sizes(rows, vocab) || !are_sizes(num_masks, divide_up(vocab, 32))) return QR_EINVAL;
+  if (num_masks == 0) return QR_OK;
+  if (!are_there(values, ids, logits, row_of, masks) || !are_below(row_of, num_masks, 0, rows)) return QR_EINVAL;
+  const auto* words = reinterpret_cast<const uint32_t*>(masks);
+  std::atomic<int32_t> status{QR_OK};
+  parallel_for(num_masks, [&](int64_t index) {
+    Largest found;
+    const uint32_t* bits = words + index * divide_up(vocab, 32);
+    if (!allowed_largest(&found, logits + row_of[index] * vocab, bits, vocab)) {
+      status.store(QR_ENOMEM);
+      return;
+    }
+    values[index] = found.value;
+    ids[index] = found.index;
+  });
+  return status.load();
+}
+
 int32_t qr_top_logprobs(float* chosen_logprobs, int64_t* ranks, int64_t* top_ids, float* top, const float* logits,
                         const int64_t* chosen, int64_t rows, int64_t vocab, int64_t k) {
   const Kernels* table = kernels();
@@ -314,9 +392,11 @@ int32_t qr_apply_penalties(float* logits, int64_t rows, int64_t vocab, const int
 
 int32_t qr_sample(int64_t* ids, const float* logits, int64_t rows, int64_t vocab, const float* temperature,
                   const int64_t* top_k, const float* top_p, const float* min_p, const double* uniforms,
-                  int64_t draws) {
+                  int64_t draws, const int64_t* mask_of, const int32_t* masks, int64_t num_masks) {
   if (kernels() == nullptr) return QR_ESTATE;
-  if (vocab <= 0 || vocab > kLastId + 1 || !are_sizes(rows, vocab) || !are_sizes(rows, draws)) return QR_EINVAL;
+  if (vocab <= 0 || vocab > kLastId + 1 || !are_sizes(rows, vocab) || !are_sizes(rows, draws) ||
+      !are_sizes(num_masks, divide_up(vocab, 32)))
+    return QR_EINVAL;
   if (rows == 0 || draws == 0) return QR_OK;
   if (!are_there(ids, logits, temperature, top_k, top_p, min_p, uniforms)) return QR_EINVAL;
   for (int64_t row = 0; row < rows; ++row)
@@ -325,10 +405,13 @@ int32_t qr_sample(int64_t* ids, const float* logits, int64_t rows, int64_t vocab
       return QR_EINVAL;
   for (int64_t i = 0; i < rows * draws; ++i)
     if (!(uniforms[i] >= 0 && uniforms[i] < 1)) return QR_EINVAL;
+  if (mask_of != nullptr && (!are_below(mask_of, rows, -1, num_masks) || (num_masks > 0 && masks == nullptr)))
+    return QR_EINVAL;
   const SampleArgs args{ids, logits, vocab, temperature, top_k, top_p, min_p, uniforms, draws};
+  const Masks allowed{mask_of, reinterpret_cast<const uint32_t*>(masks), vocab};
   std::atomic<int32_t> status{QR_OK};
   parallel_for(rows, [&](int64_t row) {
-    if (!sample_row(args, row)) status.store(QR_ENOMEM);
+    if (!sample_row(args, allowed, row)) status.store(QR_ENOMEM);
   });
   return status.load();
 }

@@ -205,6 +205,11 @@ const Call kCalls[] = {
      [](P p, S s) { return qr_embedding(p[0], p[1], s[0], s[1], as<int64_t>(p[2]), s[2]); }},
     {"qr_row_max", {2, 64}, {false, false, false},
      [](P p, S s) { return qr_row_max(as<float>(p[0]), as<int64_t>(p[1]), as<float>(p[2]), s[0], s[1]); }},
+    {"qr_allowed_max", {2, 64, 1}, {false, false, false, false, false},
+     [](P p, S s) {
+       return qr_allowed_max(as<float>(p[0]), as<int64_t>(p[1]), as<float>(p[2]), s[0], s[1], as<int64_t>(p[3]),
+                             as<int32_t>(p[4]), s[2]);
+     }},
     {"qr_top_logprobs", {2, 64, 3}, {false, false, false, false, false, false},
      [](P p, S s) {
        return qr_top_logprobs(as<float>(p[0]), as<int64_t>(p[1]), as<int64_t>(p[2]), as<float>(p[3]), as<float>(p[4]),
@@ -215,10 +220,11 @@ const Call kCalls[] = {
        return qr_apply_penalties(as<float>(p[0]), s[0], s[1], as<int64_t>(p[1]), as<int64_t>(p[2]), as<uint8_t>(p[3]),
                                  as<int64_t>(p[4]), s[2], as<float>(p[5]), as<float>(p[6]), as<float>(p[7]));
      }},
-    {"qr_sample", {2, 64, 1}, {false, false, false, false, false, false, false},
+    {"qr_sample", {2, 64, 1, 1}, {false, false, false, false, false, false, false, true, true},
      [](P p, S s) {
        return qr_sample(as<int64_t>(p[0]), as<float>(p[1]), s[0], s[1], as<float>(p[2]), as<int64_t>(p[3]),
-                        as<float>(p[4]), as<float>(p[5]), as<double>(p[6]), s[2]);
+                        as<float>(p[4]), as<float>(p[5]), as<double>(p[6]), s[2], as<int64_t>(p[7]),
+                        as<int32_t>(p[8]), s[3]);
      }},
     {"qr_scale_add", {32}, {false, false, true},
      [](P p, S s) { return qr_scale_add(p[0], p[1], p[2], QR_FLOAT32, 1.0f, s[0]); }},
@@ -355,7 +361,7 @@ TEST(ids_slots_and_draws_out_of_range_are_refused) {
   }
   const double half = 0.5;
   const auto sample = [&](float temperature, int64_t top_k, float top_p, float min_p, double uniform) {
-    return qr_sample(ids.data(), x.data(), 1, 4, &temperature, &top_k, &top_p, &min_p, &uniform, 1);
+    return qr_sample(ids.data(), x.data(), 1, 4, &temperature, &top_k, &top_p, &min_p, &uniform, 1, nullptr, nullptr, 0);
   };
   for (float wrong : {0.0f, -1.0f, kNan, kInfinite}) CHECK(sample(wrong, 0, 1, 0, half) == QR_EINVAL);
   for (float wrong : {-1.0f, kNan, 1.5f}) {
@@ -364,6 +370,14 @@ TEST(ids_slots_and_draws_out_of_range_are_refused) {
     CHECK(sample(1, 0, 1, 0, double(wrong)) == QR_EINVAL);
   }
   CHECK(sample(1, -1, 1, 0, half) == QR_EINVAL);
+  for (int64_t wrong : {int64_t(-2), int64_t(1), INT64_MAX, INT64_MIN}) {
+    const int32_t mask = -1;
+    const float warm = 1, all_of_it = 1, none = 0;
+    const int64_t off = 0;
+    CHECK(qr_sample(ids.data(), x.data(), 1, 4, &warm, &off, &all_of_it, &none, &half, 1, &wrong, &mask, 1) ==
+          QR_EINVAL);
+    CHECK(qr_allowed_max(out.data(), ids.data(), x.data(), 1, 4, &wrong, &mask, 1) == QR_EINVAL);
+  }
   for (float value : out) CHECK(value == 7.0f);
   for (int64_t id : ids) CHECK(id == 7);
   CHECK(memory.is_untouched());

@@ -27,8 +27,19 @@ from quire.config.stored_plan import (
 from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
 from quire.errors import ConfigError, counted
 from quire.messages.kv import KVLayout
+from quire.structured.grammar import (
+    COMPILED_BYTES,
+    COMPILED_BYTES_PER_CHARACTER,
+    MAX_COMPILED,
+    MAX_COMPILED_CHARACTERS,
+)
 from quire.utils.math import cdiv, round_up
 
+GRAMMAR_PROCESS_BYTES = 36 << 20
+"""The process that checks grammars, without a vocabulary, as measured."""
+GRAMMAR_BYTES_PER_TOKEN = 870
+"""Of the vocabulary, for grammars: 350 in the process that checks them, 410 in the core, 110 in the front, measured
+with 152,000 tokens."""
 PROCESS_BYTES = 240 << 20
 """The interpreter, torch and its libraries, as measured after import."""
 TRANSFORMERS_BYTES = 112 << 20
@@ -52,6 +63,8 @@ class MemoryPlan:
     """What reporting takes: logits as they were, and the candidates of every position of a step."""
     requests: int
     """Lists of requests, of those that run at their bounds, and what is kept of every block and its tokens."""
+    grammars: int
+    """Of structured outputs: the vocabulary as grammars need it, the process that checks them, compiled ones."""
     loading: int
     """What reading the weights takes beyond everything above; 0 where that is more than the reading."""
     process: int
@@ -116,6 +129,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
         logits=logits,
         logprobs=logprobs,
         requests=requests,
+        grammars=grammar_bytes(arch.vocab_size),
         loading=max(0, loading - kv_cache - kv_ram - workspace - logits - logprobs - requests),
         process=PROCESS_BYTES + (0 if arch.stored is None else TRANSFORMERS_BYTES),
     )
@@ -131,6 +145,12 @@ def _model_bytes(arch: ModelArch, use: MemoryUse) -> tuple[int, int]:
     return weights + 4 * use.max_model_len * numbers, loading_bytes(
         arch, use.dtype, use.quantization, ops=use.ops, isa=use.isa
     )
+
+
+def grammar_bytes(vocab_size: int) -> int:
+    """What structured outputs take once they are used, with as many grammars as a core keeps compiled."""
+    compiled = MAX_COMPILED * COMPILED_BYTES + MAX_COMPILED_CHARACTERS * COMPILED_BYTES_PER_CHARACTER
+    return GRAMMAR_PROCESS_BYTES + vocab_size * GRAMMAR_BYTES_PER_TOKEN + compiled
 
 
 # -- KV cache -------------------------------------------------------------------------------------------------

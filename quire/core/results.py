@@ -33,15 +33,17 @@ class Results:
             seq_id = seq.seq_id
             if seq.status is not running:
                 continue  # aborted while the step ran
+            prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
+            if prompt_logprobs:
+                seq.group.num_prompt_logprobs += len(prompt_logprobs)
             if seq_id in result.errors:
+                if prompt_logprobs:  # as where the prompt was computed in earlier steps
+                    outputs.append(_output(seq, [], None, prompt_logprobs))
                 outputs += self._fail(seq, result.errors[seq_id])
                 continue
             seq.num_computed_tokens += num_tokens
             retire(seq)
             logprobs = result.logprobs.get(seq_id) if result.logprobs else None
-            prompt_logprobs = result.prompt_logprobs.get(seq_id) if result.prompt_logprobs else None
-            if prompt_logprobs:
-                seq.group.num_prompt_logprobs += len(prompt_logprobs)
             if seq.group.beams is not None:
                 if prompt_logprobs:
                     outputs.append(_output(seq, [], None, prompt_logprobs))

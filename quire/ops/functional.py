@@ -483,6 +483,15 @@ def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
     return cast("tuple[list[float], list[int]]", op("row_max")(logits))
 
 
+def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:
+    """`row_max` of row `rows[i]` among the tokens that `masks[i]` allows; (-inf, 0) where it allows none.
+
+    Bit b of word w stands for token 32 * w + b; bits beyond V count for nothing.
+    Shapes: logits [R, V] float32, rows [M] int64, masks [M, ceil(V / 32)] int32 -> [M], [M].
+    """
+    return cast("tuple[list[float], list[int]]", op("allowed_max")(logits, rows, masks))
+
+
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """float32 log-softmax of each row: that of the chosen token, its rank, and the k best.
 
@@ -514,18 +523,15 @@ def apply_penalties(
     op("apply_penalties")(logits, rows, token_ids, in_prompt, output_counts, repetition, presence, frequency)
 
 
-def apply_token_bitmask(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Make tokens impossible: row `rows[i]` keeps token 32 * w + b where bit b of `masks[i, w]` is set.
-
-    Shapes: logits [R, V] float32, rows [M] int64 without repeats, masks [M, ceil(V / 32)] int32; bits beyond V count
-    for nothing.
-    Mutates: logits.
-    """
-    op("apply_token_bitmask")(logits, rows, masks)
-
-
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+    mask_of: Tensor | None = None,
+    masks: Tensor | None = None,
 ) -> Tensor:
     """Draw tokens: temperature, then min-p, then top-k, then top-p, then one uniform number per draw.
 
@@ -537,8 +543,10 @@ def sample(
     4. The token drawn is the first, in order of token id, at which the running sum of the kept weights exceeds
        floor(uniform * sum), the product in float64 and its floor at most sum - 1.
     So a draw is a pure function of the row and the number, and nothing needs sorting unless something truncates.
+    With masks, row r draws as if the logits were -inf of the tokens that `masks[mask_of[r]]` does not allow (see
+    `allowed_max`), and any token where `mask_of[r]` is -1. A row that is allowed none draws token 0.
     Shapes: logits [R, V] float32 (V <= 2**22; -inf excludes a token, at least one of each row is finite, none is NaN or
     +inf), temperature > 0, top_p, min_p [R] float32, top_k [R] int64 (0 keeps all), uniforms [R, n] float64 in [0, 1)
-    -> [R, n] int64.
+    mask_of [R] int64, masks [M, ceil(V / 32)] int32 -> [R, n] int64.
     """
-    return cast("Tensor", op("sample")(logits, temperature, top_k, top_p, min_p, uniforms))
+    return cast("Tensor", op("sample")(logits, temperature, top_k, top_p, min_p, uniforms, mask_of, masks))

@@ -58,9 +58,9 @@ OPS = (
     "paged_attention",
     "chunked_attention",
     "row_max",
+    "allowed_max",
     "top_logprobs",
     "apply_penalties",
-    "apply_token_bitmask",
     "sample",
 )
 

@@ -30,6 +30,8 @@ class SamplingBatch:
         """Every row draws."""
         self.random_rows = random
         """Rows that draw."""
+        self.random_indices = torch.tensor(random, dtype=torch.int64)
+        """The same, [D]."""
         self.temperature = torch.tensor([params[i].temperature for i in random], dtype=torch.float32)
         """Of the random rows, as are the next four."""
         self.top_k = torch.tensor([params[i].top_k for i in random], dtype=torch.int64)
@@ -40,8 +42,9 @@ class SamplingBatch:
         )
         self.processors = processors_for(self.rows, vocab_size)
         """What changes logits, in order."""
-        self.grammar_masks = next((one for one in self.processors if isinstance(one, GrammarMasks)), None)
-        """That of them which is computed beside the model."""
+        has_grammar = any(row.matcher is not None for row in self.rows)
+        self.grammar_masks = GrammarMasks(self.rows, vocab_size) if has_grammar else None
+        """What grammars allow, after the processors; None where no row has one."""
         self.needs_penalties = any(row.needs_penalties for row in self.rows)
         counts = [row.request.num_logprobs for row in self.rows]
         self.logprobs_rows = [index for index, count in enumerate(counts) if count is not None]

@@ -1,5 +1,7 @@
-"""`GrammarMasks`: which tokens grammars allow in a step, applied to its logits. Where a core is free they are computed
-beside the model.
+"""`GrammarMasks`: which tokens grammars allow in a step. Where a core is free they are computed beside the model.
+
+Logits stay as they are: what chooses a token looks at the allowed ones only. To write -inf to the others would cost
+more than the masks do.
 
 A matcher's state is a function of the grammar and the output's tokens, and to ask it changes nothing: a step that runs
 again gets the same masks.
@@ -21,7 +23,7 @@ from quire.structured.backend import GrammarBackend, Masks, Matcher, mask_words
 
 
 class GrammarMasks:
-    """structured_outputs: a `Processor` for the rows that have a grammar.
+    """structured_outputs: masks of the rows that have a grammar.
 
     min_tokens counts here: before it, tokens that end the output are possible only where the grammar allows no other.
     A row that is free in a step, and past its min_tokens, costs nothing in it.
@@ -31,44 +33,60 @@ class GrammarMasks:
         found = [(index, row, row.matcher) for index, row in enumerate(rows) if row.matcher is not None]
         self._rows = [row for _, row, _ in found]
         self._matchers: list[Matcher] = [matcher for _, _, matcher in found]
-        self._indices = torch.tensor([index for index, _, _ in found], dtype=torch.int64)
+        self._indices = np.array([index for index, _, _ in found], np.int64)
         self._masks: Masks = np.zeros((len(found), mask_words(vocab_size)), np.int32)
+        self.masks = torch.from_numpy(self._masks)
+        """[M, ceil(V / 32)] int32, valid after `restrict`."""
+        self._mask_of = np.full(len(rows), -1, np.int64)
+        self.mask_of = torch.from_numpy(self._mask_of)
+        """[R]: the mask of each row in this step, -1 where it has none."""
         self._ends = [_as_words(row.controls.ends, self._masks.shape[1]) for row in self._rows]
         self._counting: list[int] = []
-        """Which of them have a mask in this step: the first rows of `_masks`, in this order."""
+        """The masks that count in this step."""
         self._fill_now: Callable[[], None] | None = None
-        """What `apply` waits for, or does."""
-        self.is_needed = bool(found)
+        """What `restrict` waits for, or does."""
 
     def begin(self, backend: GrammarBackend, thread: ThreadPoolExecutor | None) -> None:
-        """Compute the masks of the next step in a thread, beside what comes before `apply`; without one, in `apply`."""
+        """Compute the masks of the next step in a thread, beside what comes before `restrict`; without one, there."""
         pairs = zip(self._rows, self._matchers, strict=True)
         self._counting = [i for i, (row, matcher) in enumerate(pairs) if not matcher.is_free or _waits(row)]
+        self._mask_of[self._indices] = -1
+        self._mask_of[self._indices[self._counting]] = self._counting
         if thread is None or not self._counting:
             self._fill_now = partial(self._fill, backend)
         else:  # one after the other: one of a step that failed may still run
             self._fill_now = thread.submit(self._fill, backend).result
 
-    def apply(self, logits: Tensor) -> None:
-        """See `Processor`."""
-        assert self._fill_now is not None, "begin comes before apply"
+    def restrict(self, logits: Tensor, largest: list[float], greedy: list[int]) -> None:
+        """Make `row_max` of the logits one among allowed tokens. Mutates: largest, greedy."""
+        assert self._fill_now is not None, "begin comes before restrict"
         self._fill_now()
         self._fill_now = None
-        if self._counting:
-            masks = torch.from_numpy(self._masks[: len(self._counting)])
-            F.apply_token_bitmask(logits, self._indices[self._counting], masks)
+        counting = np.array(self._counting, np.int64)
+        best = np.array(greedy)[self._indices[counting]]
+        is_allowed = self._masks[counting, best >> 5] >> (best & 31) & 1
+        others = counting[is_allowed == 0]
+        if len(others):
+            rows = self._indices[others]
+            found = F.allowed_max(logits, torch.from_numpy(rows), torch.from_numpy(self._masks[others]))
+            for row, value, token_id in zip(rows.tolist(), *found, strict=True):
+                largest[row], greedy[row] = value, token_id
+
+    def of(self, rows: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """The mask of each of these rows, -1 where it has none, and all masks; nothing where no grammar counts."""
+        return (self.mask_of[rows], self.masks) if self._counting else (None, None)
 
     def _fill(self, backend: GrammarBackend) -> None:
-        matchers = [self._matchers[index] for index in self._counting]
-        self._masks[[place for place, matcher in enumerate(matchers) if matcher.is_free]] = -1
-        asked = [(matcher, place) for place, matcher in enumerate(matchers) if not matcher.is_free]
+        asked = [(self._matchers[index], index) for index in self._counting if not self._matchers[index].is_free]
         if asked:
             backend.fill_masks(asked, self._masks)
-        for place, (index, matcher) in enumerate(zip(self._counting, matchers, strict=True)):
-            mask = self._masks[place]
+        for index in self._counting:
+            mask, row, matcher = self._masks[index], self._rows[index], self._matchers[index]
+            if matcher.is_free:
+                mask[:] = -1
             if matcher.error:
                 mask[:] = 0  # what the library leaves there would end the output
-            elif _waits(self._rows[index]) and np.any(longer := mask & ~self._ends[index]):
+            elif _waits(row) and np.any(longer := mask & ~self._ends[index]):
                 mask[:] = longer
 
 

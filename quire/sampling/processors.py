@@ -18,7 +18,6 @@ from torch import Tensor
 
 from quire.messages.request import EngineCoreRequest
 from quire.ops import functional as F
-from quire.sampling.grammar_masks import GrammarMasks
 from quire.sampling.row import SamplingRow
 
 
@@ -33,14 +32,13 @@ class Processor(Protocol):
 
 
 def processors_for(rows: Sequence[SamplingRow], vocab_size: int) -> tuple[Processor, ...]:
-    """The processors these rows need, in the order they apply: vLLM's, but that grammars come last."""
+    """The processors these rows need, in the order they apply, which is vLLM's. Grammars come after them."""
     processors: tuple[Processor, ...] = (
         AllowedTokens(rows, vocab_size),
         BadWords(rows, vocab_size),
         MinTokens(rows, vocab_size),
         LogitBias(rows, vocab_size),
         Penalties(rows),
-        GrammarMasks(rows, vocab_size),
     )
     return tuple(processor for processor in processors if processor.is_needed)
 

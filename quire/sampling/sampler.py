@@ -57,11 +57,16 @@ class Sampler:
                 logits = logits[:, : self.vocab_size].contiguous()
             largest, greedy = F.row_max(logits)
             errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
+            for index in errors:
+                largest[index], greedy[index] = 0.0, 0
             reported = self._logits_to_report(logits, batch)  # 2. the logits to report, before they change
             for processor in batch.processors:  # 3. what the requests change
                 processor.apply(logits)
             if batch.processors:
                 largest, greedy = F.row_max(logits)
+            if batch.grammar_masks is not None:
+                batch.grammar_masks.restrict(logits, largest, greedy)
+            if batch.processors or batch.grammar_masks is not None:
                 errors |= _fail(logits, largest, batch.rows, _nothing_left)
             token_ids = self._choose(logits, greedy, batch, num_draws)  # 4. choose
             for index in errors:
@@ -165,6 +170,15 @@ def _draw(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> lis
     """As many draws for every random row as any of them needs."""
     positions = [len(batch.rows[index].token_ids) for index in batch.random_rows]
     numbers = batch.uniforms.draw(positions, max(num_draws))
-    drawn = F.sample(logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, torch.from_numpy(numbers))
+    masks = (None, None) if batch.grammar_masks is None else batch.grammar_masks.of(batch.random_indices)
+    drawn = F.sample(
+        logits,
+        batch.temperature,
+        batch.top_k,
+        batch.top_p,
+        batch.min_p,
+        torch.from_numpy(numbers),
+        *masks,
+    )
     tokens: list[list[int]] = drawn.tolist()
     return tokens

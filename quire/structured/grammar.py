@@ -6,6 +6,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MAX_COMPILED = 32
+"""Grammars that a core keeps compiled; those used least recently are compiled again."""
+MAX_COMPILED_CHARACTERS = 1 << 18
+"""Of their texts together: as much as the largest schema has."""
+COMPILED_BYTES = 400 << 10
+"""What a small one takes, with the matcher of an output: 100 of them in a vocabulary of 150,000 tokens, measured."""
+COMPILED_BYTES_PER_CHARACTER = 110
+"""What large ones take, measured with schemas of 100 KB."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:

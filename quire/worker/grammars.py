@@ -13,15 +13,13 @@ from queue import SimpleQueue
 
 from quire.structured.backend import Matcher, open_backend
 from quire.structured.gate import GatedBackend
-from quire.structured.grammar import Grammar, Vocabulary
+from quire.structured.grammar import MAX_COMPILED, MAX_COMPILED_CHARACTERS, Grammar, Vocabulary
 from quire.utils.threads import start_essential
 
-MAX_KEPT = 64
-"""Compiled grammars; those used least recently are compiled again."""
 STACK_BYTES = 1 << 26
 """More than where they were checked (`checker_process`), which shows what overflows."""
-NICENESS = 5
-"""A step waits for the slowest of its threads, so this one gives way."""
+NICENESS = 19
+"""A step waits for the slowest of its threads, so this one gives way: it gets a sixtieth of a core that computes."""
 
 _Job = Callable[[], None]
 
@@ -36,6 +34,7 @@ class Grammars:
         """None before there was a vocabulary."""
         self._vocabulary: Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, Future[Matcher]] = OrderedDict()
+        self._num_characters = 0
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -67,10 +66,16 @@ class Grammars:
         if done is None:
             done = self._compiled[grammar] = Future()
             self._put(lambda: self._run(grammar, root, done))
+            self._num_characters += len(grammar.text)
         self._compiled.move_to_end(grammar)
-        while len(self._compiled) > MAX_KEPT:
-            self._compiled.popitem(last=False)
+        while len(self._compiled) > MAX_COMPILED or self._is_too_much():
+            forgotten, _ = self._compiled.popitem(last=False)
+            self._num_characters -= len(forgotten.text)
         return done
+
+    def _is_too_much(self) -> bool:
+        """The last one stays, however large."""
+        return len(self._compiled) > 1 and self._num_characters > MAX_COMPILED_CHARACTERS
 
     def _run(self, grammar: Grammar, root: Future[Matcher] | None, done: Future[Matcher]) -> None:
         """In the thread, where `root`, of a grammar with a gate, came before."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,14 +27,18 @@ REACHED = (
     "beam searches",
     "failed",
     "stopped by a string",
+    "with a grammar",
+    "ended with a grammar",
     *Kind,
 )
 """What has to happen in some cases, or they show little."""
 
 
 @pytest.fixture(scope="module")
-def checker(tmp_path_factory: pytest.TempPathFactory) -> Checker:
-    return Checker(Engines(tmp_path_factory.mktemp("models")))
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
+    engines = Engines(tmp_path_factory.mktemp("models"))
+    yield Checker(engines)
+    engines.close()
 
 
 def assert_clean(checker: Checker, seeds: range) -> None:

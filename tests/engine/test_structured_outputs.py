@@ -154,6 +154,17 @@ def test_what_excludes_every_token_of_the_grammar_fails_alone(tiny_llm: LLM) -> 
     assert "allowed_token_ids, structured_outputs together exclude every token" in second.warnings[0]
 
 
+def test_a_request_that_fails_at_its_first_token_still_tells_all_of_its_prompt(tiny_llm: LLM) -> None:
+    form: Any = {"choice": ["yes"]}
+    given = SamplingParams(structured_outputs=form, allowed_token_ids=[5, 6], max_tokens=5, prompt_logprobs=1)
+    with LLM(max_num_batched_tokens=4, max_num_seqs=4, max_model_len=256) as small:
+        found = [llm.generate("import os, sys", given, use_tqdm=False)[0] for llm in (tiny_llm, small)]
+    scores = [[sorted((i, p.logprob) for i, p in (at or {}).items()) for at in one.prompt_logprobs] for one in found]  # type: ignore[union-attr]
+    assert [one.outputs[0].finish_reason for one in found] == ["error", "error"]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == len(found[0].prompt_token_ids)
+
+
 def test_bad_words_and_allowed_tokens_narrow_a_grammar(tiny_llm: LLM) -> None:
     form: Any = {"regex": "[abc]{5}"}
     ids = [token for text in "bc" for token in tiny_llm.get_tokenizer().encode(text, add_special_tokens=False)]

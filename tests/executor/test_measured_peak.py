@@ -38,7 +38,7 @@ def test_the_peak_is_the_planned_one(options: dict[str, Any]) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     plan = found["plan"]
-    planned = sum(plan.values()) - plan["process"]
+    planned = sum(plan.values()) - plan["process"] - plan["grammars"]  # nobody asks for structured outputs here
     taken = found["peak"] - found["before"]  # the process itself is measured: it depends on the build of torch
     # The start reads more of the libraries, and the allocator keeps what it was given: some 10 MiB.
     assert 0.95 * planned <= taken <= planned + 16 * MIB, (plan, taken)

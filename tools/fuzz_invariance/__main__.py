@@ -35,12 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         engines = Engines(Path(directory))
         engines.write_all()
-        checker = Checker(engines)
-        counts, failed = _run(checker, args)
-        _report(counts)
-        if failed is None:
-            return 0
-        _explain(checker, failed, args.planted)
+        try:
+            checker = Checker(engines)
+            counts, failed = _run(checker, args)
+            _report(counts)
+            if failed is None:
+                return 0
+            _explain(checker, failed, args.planted)
+        finally:
+            engines.close()
     return 1
 
 

@@ -17,6 +17,33 @@ LAST_STEP = 40
 MAX_PROMPT = 70
 SHARE_RECURRENT = 0.4
 """Of the models that have recurrent layers: a step of theirs takes longer."""
+SHARE_BOUND = 0.25
+"""Of the requests whose output follows a form."""
+FORMS: list[dict[str, Any]] = [
+    {"choice": ["a", " a the", "in the", " s", "the on"]},
+    {"regex": "[a-e]{2,6}( the| a)?[0-9]*"},
+    {"regex": "(.|\n){3,9}"},
+    {"json_object": True, "disable_any_whitespace": True},
+    {"json": {"type": "array", "items": {"enum": ["the", "in", 1, None]}, "minItems": 1, "maxItems": 4}},
+    {
+        "json": {
+            "type": "object",
+            "properties": {"a": {"type": "boolean"}, "the": {"type": "string", "maxLength": 4}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+        "disable_any_whitespace": True,
+    },
+    {"grammar": 'start: word (" " word)*\nword: /[a-z]{1,3}/ | "<" start ">"'},
+    {"grammar": 'root ::= item ("," item){0,4}\nitem ::= "he" | "re" | [0-9]'},
+    {
+        "structural_tag": {
+            "structures": [{"begin": "t", "schema": {"type": "boolean"}, "end": "."}],
+            "triggers": ["t"],
+        }
+    },
+]
+"""Of outputs. Short ones, so that some end within the tokens that a request may have."""
 NUM_TEXTS = 3
 """Prompts begin with parts of so many texts, so that prefixes coincide."""
 
@@ -56,6 +83,7 @@ def _engine(rng: random.Random) -> EngineChoice:
         num_ram_pages=rng.choice([0, 0, 1, 4, 40]) if enable_prefix_caching else 0,
         policy=rng.choice(["fcfs", "priority"]),
         priority_ageing_s=rng.choice([0.0, 0.02, 0.2]),
+        grammar_steps=rng.choice([0, 0, 1, 4]),
     )
 
 
@@ -108,6 +136,10 @@ def _params(rng: random.Random, engine: EngineChoice) -> dict[str, Any]:
             params[name] = value
     if rng.random() < 0.1:
         params["best_of"] = rng.randint(params["n"], max(params["n"], min(engine.max_num_seqs, 5)))
+    form = rng.choice(FORMS)
+    if rng.random() < SHARE_BOUND:
+        params.pop("ignore_eos", None)  # refused beside a form, which says where the output ends
+        params["structured_outputs"] = form
     return params
 
 

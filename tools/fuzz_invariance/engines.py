@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from quire import EngineArgs
 from quire.config.engine import QuireConfig
 from quire.engine.core_startup import create_config, read_arch
 from quire.engine.engine_core import EngineCore
+from quire.engine.input_processor import InputProcessor
 from quire.errors import ConfigError
 from quire.executor.inproc import InprocExecutor
 from quire.messages.kv import KVLayout
@@ -20,6 +22,8 @@ from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.models.interfaces import Model
 from quire.observability.ledger import Ledger
 from quire.ops import table
+from quire.structured.checker import GrammarChecker
+from quire.structured.grammar import Grammar
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from quire.worker import worker
 from tests import checkpoints
@@ -70,6 +74,7 @@ class Engines:
         self.directory = directory
         self.config_of = cache(self._config_of)
         self.tokenizer_of = cache(self._tokenizer_of)
+        self._grammars: dict[tuple[int, tuple[int, ...]], GrammarChecker] = {}
         self._weights: dict[tuple[object, ...], Model] = {}
         self._load = worker.load_model
 
@@ -97,6 +102,17 @@ class Engines:
         config = self.config_of(engine)
         with replaced(worker, "load_model", self._kept_weights):
             return EngineCore(config, executor(config), clock)
+
+    def grammars_of(self, inputs: InputProcessor) -> GrammarChecker:
+        """One for all fronts whose models have the same tokens: each has a process of its own."""
+        model = inputs.config.model_config
+        key = model.arch.vocab_size, tuple(model.eos_token_ids)
+        return self._grammars.setdefault(key, inputs.grammars)
+
+    def close(self) -> None:
+        """End the processes that check grammars. Idempotent."""
+        for checker in self._grammars.values():
+            checker.close()
 
     def _config_of(self, engine: EngineChoice) -> QuireConfig:
         path = self.checkpoint(engine.model)
@@ -149,10 +165,14 @@ class Engines:
 class DisturbedExecutor(InprocExecutor):
     """A worker whose steps fail when a case says so."""
 
-    def __init__(self, config: QuireConfig, poisoned: dict[str, bool]) -> None:
-        """`poisoned`: requests that make a step raise, and whether only after it was computed."""
+    def __init__(self, config: QuireConfig, poisoned: dict[str, bool], grammar_steps: int) -> None:
+        """`poisoned`: requests that make a step raise, and whether only after it was computed. `grammar_steps`: calls
+        of `end_preparations` until a grammar is there."""
         super().__init__(config, Ledger())
         self.poisoned = poisoned
+        self._grammar_steps = grammar_steps
+        self._preparing: list[Future[None] | None] = [None] * grammar_steps
+        """Grammars that requests wait for, those that came last at the end; None for each call between them."""
         self.loses_next = False
         """The result of the next step is lost."""
         self.num_copies = 0
@@ -172,6 +192,24 @@ class DisturbedExecutor(InprocExecutor):
             self.loses_next = False
             raise Lost
         return result
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None]:
+        """Compile a grammar at once, and say so some steps later: equal seeds give equal steps."""
+        super().prepare_grammar(grammar).result()
+        ready: Future[None] = Future()
+        if self._grammar_steps:
+            self._preparing.append(ready)
+        else:
+            ready.set_result(None)
+        return ready
+
+    def end_preparations(self) -> None:
+        """Let those start who have waited long enough."""
+        self._preparing.append(None)
+        while self._preparing.count(None) > self._grammar_steps:
+            ready = self._preparing.pop(0)
+            if ready is not None:
+                ready.set_result(None)
 
 
 class Poisoned(Exception):

@@ -31,6 +31,7 @@ class Session:
         self._clock = ticking_clock()
         config, tokenizer = engines.config_of(engine), engines.tokenizer_of(engine.model)
         self._inputs = InputProcessor(config, tokenizer, self._clock, same_seeds(config.model_config))
+        self._inputs.grammars = engines.grammars_of(self._inputs)
         self._front = OutputProcessor(tokenizer)
         self.poisoned: dict[str, bool] = {}
         """See `DisturbedExecutor`."""
@@ -44,8 +45,9 @@ class Session:
         self._start_core()
 
     def _start_core(self) -> None:
-        make = partial(DisturbedExecutor, poisoned=self.poisoned)
+        make = partial(DisturbedExecutor, poisoned=self.poisoned, grammar_steps=self._engine.grammar_steps)
         self.core = self._engines.core(self._engine, self._clock, make)
+        self.core.use_vocabulary(self._inputs.grammars.vocabulary())
         executor = self.core.executor
         assert isinstance(executor, DisturbedExecutor)
         self.executor = executor
@@ -91,6 +93,7 @@ class Session:
 
     def step(self) -> None:
         """Run one step and tell the front."""
+        self.executor.end_preparations()
         try:
             news = self.core.step()
         except Lost:
@@ -123,6 +126,10 @@ class Session:
         asked = [request.core.sampling_params for request in self.requests.values()]
         self.counts["forked requests"] += sum(params.num_sequences > 1 for params in asked)
         self.counts["beam searches"] += sum(params.use_beam_search for params in asked)
+        bound = [name for name, request in self.requests.items() if request.core.grammar is not None]
+        self.counts["with a grammar"] += len(bound)
+        ends = [one.finish_reason for name in bound if name in self.answers for one in self.answers[name].outputs]
+        self.counts["ended with a grammar"] += ends.count("stop")
         self.counts["loaded pages"] += scheduler.blocks.tiers.num_loads if scheduler.blocks.tiers else 0
         pool = scheduler.blocks.pool
         if self._checks:

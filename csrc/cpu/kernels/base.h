@@ -46,6 +46,7 @@ void fill_base(Kernels& kernels) {
   kernels.sample_weights = sample_weights;
   kernels.count_not_below = count_not_below;
   kernels.next_above = next_above;
+  kernels.gather_allowed = gather_allowed;
   kernels.gemm_float8 = kernels.gemm_float8_float = float8_gemm();
   fill_quantized(kernels);
   kernels.row_to_int8 = row_to_int8;

@@ -139,5 +139,37 @@ int64_t next_above(const float* x, int64_t n, int64_t begin, float value) {
   return i;
 }
 
+// The values at the bits of one word; `out` may be written 32 places far.
+QR_INLINE int64_t gather_word(float* out, const float* x, uint32_t word) {
+#if defined(__AVX512F__)
+  // To a register first: compressing to memory takes Zen 4 a hundred cycles.
+  const uint32_t low = word & 0xffff, high = word >> 16;
+  const int64_t num_low = __builtin_popcount(low);
+  store(out, _mm512_maskz_compress_ps(__mmask16(low), _mm512_maskz_loadu_ps(__mmask16(low), x)));
+  store(out + num_low, _mm512_maskz_compress_ps(__mmask16(high), _mm512_maskz_loadu_ps(__mmask16(high), x + 16)));
+  return num_low + __builtin_popcount(high);
+#else
+  int64_t count = 0;
+  for (; word != 0; word &= word - 1) out[count++] = x[__builtin_ctz(word)];
+  return count;
+#endif
+}
+
+int64_t gather_allowed(float* out, const float* x, const uint32_t* bits, int64_t n) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += 32) {
+    uint32_t word = bits[i / 32];
+    if (n - i < 32) word &= (uint32_t(1) << (n - i)) - 1;
+    if (word == 0) continue;
+    if (word == UINT32_MAX) {
+      for (int64_t j = 0; j < 32; j += W) store(out + count + j, load(x + i + j));
+      count += 32;
+    } else {
+      count += gather_word(out + count, x + i, word);
+    }
+  }
+  return count;
+}
+
 }  // namespace
 }  // namespace qr

@@ -39,6 +39,7 @@ PURPOSES = {
     "logits": "of {seqs} sequences",
     "logprobs": "candidates of every position of a step",
     "requests": "{seqs} requests at their bounds and those that wait, and what is known of the KV cache",
+    "grammars": "of structured outputs: vocabulary, checker, compiled grammars",
     "loading": "pages of files while weights are read",
     "process": "the interpreter, torch and its libraries",
 }

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from quire.ops.cpu.attention import chunked_attention, paged_attention
 from quire.ops.cpu.attention_experts import expert_outputs, expert_queries
-from quire.ops.cpu.bitmask import apply_token_bitmask
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
 from quire.ops.cpu.elementwise import (
     activate,
@@ -30,7 +29,7 @@ from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_
 from quire.ops.cpu.packing import pack_linear
 from quire.ops.cpu.quantized import pack_quantized, quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
-from quire.ops.cpu.sampling import apply_penalties, row_max, sample, top_logprobs
+from quire.ops.cpu.sampling import allowed_max, apply_penalties, row_max, sample, top_logprobs
 from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
@@ -76,9 +75,9 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
         "row_max": row_max,
+        "allowed_max": allowed_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,
-        "apply_token_bitmask": apply_token_bitmask,
         "sample": sample,
     }
 )

@@ -20,6 +20,25 @@ def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
     return values.tolist(), ids.tolist()
 
 
+def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:
+    """See `functional.allowed_max`."""
+    count = len(rows)
+    values, ids = array("f", bytes(4 * count)), array("q", bytes(8 * count))
+    check(
+        lib.qr_allowed_max(
+            values.buffer_info()[0],
+            ids.buffer_info()[0],
+            logits.data_ptr(),
+            logits.shape[0],
+            logits.shape[1],
+            rows.data_ptr(),
+            masks.data_ptr(),
+            count,
+        )
+    )
+    return values.tolist(), ids.tolist()
+
+
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `functional.top_logprobs`."""
     rows, vocab_size = logits.shape
@@ -70,7 +89,14 @@ def apply_penalties(
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+    mask_of: Tensor | None = None,
+    masks: Tensor | None = None,
 ) -> Tensor:
     """See `functional.sample`."""
     rows, vocab_size = logits.shape
@@ -87,6 +113,9 @@ def sample(
             min_p.data_ptr(),
             uniforms.data_ptr(),
             uniforms.shape[1],
+            None if mask_of is None else mask_of.data_ptr(),
+            None if masks is None else masks.data_ptr(),
+            0 if masks is None else len(masks),
         )
     )
     return drawn

@@ -19,7 +19,7 @@ from quire.ops.reference.latent import latent_qkv, latent_values
 from quire.ops.reference.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.reference.quantized import pack_quantized
 from quire.ops.reference.rotary import rope_and_cache
-from quire.ops.reference.sampling import apply_penalties, apply_token_bitmask, row_max, sample, top_logprobs
+from quire.ops.reference.sampling import allowed_max, apply_penalties, row_max, sample, top_logprobs
 from quire.ops.reference.states import allocate_states, mamba, mamba2, short_conv
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
@@ -64,9 +64,9 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
         "row_max": row_max,
+        "allowed_max": allowed_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,
-        "apply_token_bitmask": apply_token_bitmask,
         "sample": sample,
     }
 )

@@ -7,6 +7,8 @@ can be compared bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,6 +28,22 @@ def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
     """See `functional.row_max`; torch returns the first of equal maxima."""
     values, ids = logits.max(dim=-1)
     return values.tolist(), ids.tolist()
+
+
+def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:
+    """See `functional.allowed_max`. A row at a time, so that what is unpacked stays in cache."""
+    found = [row_max(_masked(logits[row : row + 1], [index], masks)) for index, row in enumerate(rows.tolist())]
+    return [values[0] for values, _ in found], [ids[0] for _, ids in found]
+
+
+def _masked(logits: Tensor, mask_of: Sequence[int], masks: Tensor) -> Tensor:
+    """A copy in which what is not allowed is impossible; a row whose number is -1 may have any token."""
+    values = logits.clone()
+    for row, index in enumerate(mask_of):
+        if index >= 0:
+            bits = np.unpackbits(masks[index].numpy().view(np.uint8), count=logits.shape[1], bitorder="little")
+            values[row].masked_fill_(torch.from_numpy(bits == 0), -torch.inf)
+    return values
 
 
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -63,21 +81,24 @@ def apply_penalties(
     logits[rows, token_ids] = values
 
 
-def apply_token_bitmask(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """See `functional.apply_token_bitmask`. A row at a time, so that what is unpacked stays in cache."""
-    vocab_size = logits.shape[1]
-    for row, mask in zip(rows.tolist(), masks.numpy(), strict=True):
-        allowed = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
-        logits[row].masked_fill_(torch.from_numpy(allowed == 0), -torch.inf)
-
-
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+    mask_of: Tensor | None = None,
+    masks: Tensor | None = None,
 ) -> Tensor:
     """See `functional.sample`."""
     drawn = torch.empty(uniforms.shape, dtype=torch.int64)
     for part in _chunks(logits):
-        weights = _weights(logits[part], temperature[part])
+        values = logits[part]
+        if mask_of is not None and masks is not None:
+            values = _masked(values, mask_of[part].tolist(), masks)
+            values[values.amax(dim=-1) == -torch.inf, 0] = 0.0
+        weights = _weights(values, temperature[part])
         if bool((min_p[part] > 0).any()):
             weights.masked_fill_(weights < (min_p[part].double() * WEIGHT_ONE).unsqueeze(-1), 0)
         _truncate(weights, top_k[part], top_p[part].double())

@@ -16,7 +16,18 @@ from quire.cli.main import main
 from quire.config.args import EngineArgs
 from quire.engine.core_startup import create_config
 
-PARTS = ("weights", "kv_cache", "kv_ram", "workspace", "logits", "logprobs", "requests", "loading", "process")
+PARTS = (
+    "weights",
+    "kv_cache",
+    "kv_ram",
+    "workspace",
+    "logits",
+    "logprobs",
+    "requests",
+    "grammars",
+    "loading",
+    "process",
+)
 Plan = Callable[..., dict[str, Any]]
 
 
