@@ -17,7 +17,7 @@ from quire import envs
 from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
 from quire.errors import ConfigError, MissingDependency, shown
 from quire.log import FORMATS
-from quire.message_formats.formats import CALLS, THINKING
+from quire.message_formats.names import CALL_FORMATS, THINKING_FORMATS
 from quire.utils.lazy import nearest
 from quire.utils.net import tls_context
 
@@ -48,12 +48,14 @@ class ServerSettings:
     )
     response_role: str = knob("assistant", "Role of what the model writes.")
     tool_call_parser: str = knob(
-        "auto", "How the model writes tool calls; auto: as its chat template says.", choices=("auto", "none", *CALLS)
+        "auto",
+        "How the model writes tool calls; auto: as its chat template says.",
+        choices=("auto", "none", *CALL_FORMATS),
     )
     reasoning_parser: str = knob(
         "auto",
         "How the model writes its thinking; auto: as its chat template says.",
-        choices=("auto", "none", *THINKING),
+        choices=("auto", "none", *THINKING_FORMATS),
     )
     trust_request_chat_template: bool = knob(False, "Let requests bring a chat template of their own.")
     default_chat_template_kwargs: dict[str, Any] = knob({}, "Variables every chat template sees, as JSON.")
