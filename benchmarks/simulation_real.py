@@ -38,11 +38,13 @@ class Stopwatch:
         self.seconds: list[float] = []
         self._inner = inner
         self._began_at: float | None = None
+        self._arrived_at: float | None = None
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """See `Executor`."""
         self.pause()
-        self._began_at = time.monotonic()
+        self._began_at = time.monotonic() if self._arrived_at is None else self._arrived_at
+        self._arrived_at = None
         return self._inner.execute(plan)
 
     def pause(self) -> None:
@@ -50,6 +52,11 @@ class Stopwatch:
         if self._began_at is not None:
             self.seconds.append(time.monotonic() - self._began_at)
         self._began_at = None
+
+    def arrive(self) -> None:
+        """A request arrives while there is nothing to do: the step that it begins lasts from now."""
+        self.pause()
+        self._arrived_at = time.monotonic()
 
     def determine_num_available_blocks(self) -> int:
         """See `Executor`."""
@@ -95,6 +102,8 @@ def serve(engine: LLMEngine, trace: list[TraceRequest], stopwatch: Stopwatch) ->
             params = SamplingParams(
                 temperature=0.0, max_tokens=trace[num_sent].output_tokens, ignore_eos=True, detokenize=False
             )
+            if not engine.has_unfinished_requests():
+                stopwatch.arrive()
             engine.add_request(str(num_sent), prompts[num_sent], params)
             num_sent += 1
         if not engine.has_unfinished_requests():

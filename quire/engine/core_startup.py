@@ -21,14 +21,11 @@ from quire.engine.engine_core import EngineCore
 from quire.engine.identity import Identity, check_unchanged, identity_of
 from quire.errors import CheckpointError, ConfigError, counted
 from quire.executor.base import create_executor
-from quire.loader.digest import digesting
 from quire.loader.hub import resolve_model
 from quire.loader.model_impl import read_model_arch
 from quire.log import get_logger
 from quire.observability.ledger import Ledger
 from quire.observability.progress import load_progress
-from quire.ops.cpu.ahead import weights_ahead
-from quire.platforms.cores import num_memory_nodes
 from quire.platforms.current import current_capabilities
 from quire.tokenizer.digest import tokenizer_digest
 from quire.utils.interrupts import interrupts_deferred
@@ -36,8 +33,6 @@ from quire.utils.lazy import nearest
 
 log = get_logger(__name__)
 
-MAX_SPARE_THREADS = 8
-"""Of a start, beside the one that imports torch."""
 EMBEDDED_MODEL = Path(__file__).parents[1] / "tiny"
 
 
@@ -147,27 +142,6 @@ def importing_torch(ledger: Ledger) -> Iterator[None]:
             importlib.import_module("quire.worker.worker")
 
 
-@contextmanager
-def preparing(config: QuireConfig) -> Iterator[Callable[[], str]]:
-    """Digest the weights, then get memory ready for them, in threads beside whoever imports torch.
-
-    One core is left to the latter. What the block gets waits for the digest.
-    """
-    num_threads = min(max(1, config.device_config.capabilities.num_cores - 1), MAX_SPARE_THREADS)
-    with (
-        ThreadPoolExecutor(num_threads, thread_name_prefix="quire-start") as pool,
-        digesting(config, pool) as digest,
-        weights_ahead(_bytes_ahead(config), pool),
-    ):
-        yield digest
-
-
-def _bytes_ahead(config: QuireConfig) -> int:
-    """Of weights, whose memory is got ready before they are read; 0 on machines with several memory nodes, where each
-    thread should get its own part."""
-    return config.memory_plan["weights"] if config.device_config.ops == "cpu" and num_memory_nodes() == 1 else 0
-
-
 def load_core(
     config: QuireConfig,
     clock: Callable[[], float],
@@ -175,7 +149,7 @@ def load_core(
     weights_digest: Callable[[], str],
     successor_of: Identity | None = None,
 ) -> EngineCore:
-    """Model and KV cache, ready to step; `weights_digest` is from `preparing`.
+    """Model and KV cache, ready to step; `weights_digest` is from `digesting`.
 
     Raises: CheckpointError and its kin; ConfigError when it does not compute what the core did that it succeeds.
     """

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from quire.config.args import EngineArgs
-from quire.engine.core_startup import create_config, importing_torch, load_core, locate, preparing
+from quire.engine.core_startup import create_config, importing_torch, load_core, locate
 from quire.engine.engine_core import EngineCore
 from quire.engine.front_startup import FrontParts, load_front
 from quire.engine.seeds import MakeSeeds, same_seeds
+from quire.loader.digest import digesting
 from quire.observability.ledger import Ledger
 from quire.utils.interrupts import interrupts_deferred
 
@@ -40,8 +41,8 @@ def start(
         with interrupts_deferred():
             config = create_config(args, located)  # before torch is imported: what is refused here needs none
     with ExitStack() as stack:
-        with importing_torch(ledger):  # overlaps with the tokenizer and what `preparing` does
-            weights_digest = stack.enter_context(preparing(config))
+        with importing_torch(ledger):  # overlaps with the tokenizer and the digest of the weights
+            weights_digest = stack.enter_context(digesting(config))
             with ledger.stage("tokenizer"):
                 front = load_front(config, clock, seeds)
         core = load_core(config, clock, ledger, weights_digest)

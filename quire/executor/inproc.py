@@ -11,7 +11,6 @@ from quire.executor.profile import compare_profile
 from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
-from quire.ops.cpu.ahead import ready_bytes
 from quire.structured.grammar import Grammar, Vocabulary
 from quire.utils.process import memory_status
 from quire.worker.worker import Worker
@@ -23,20 +22,16 @@ class InprocExecutor:
     def __init__(self, config: QuireConfig, ledger: Ledger, progress: Progress | None = None) -> None:
         self._config = config
         self._ledger = ledger
-        self._process_bytes = max(0, memory_status().get("VmRSS", 0) - ready_bytes())
+        self._process_bytes = memory_status().get("VmRSS", 0)
         self.worker: Worker | None = Worker(config, ledger, progress)
-        ledger.memory["weights"] += ready_bytes()
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step."""
         return self._running().execute(plan)
 
     def determine_num_available_blocks(self) -> int:
-        """See `Executor`. What the process held before is its own, but for memory that was got ready for weights.
-
-        Weights are that memory, and what the process took while they were read.
-        """
-        measured = {"weights": self._ledger.memory["weights"], "process": self._process_bytes}
+        """See `Executor`. What the process held before is its own; weights are what it took while they were read."""
+        measured = {"weights": self._ledger.memory.get("weights", 0), "process": self._process_bytes}
         compare_profile(self._config.memory_plan, measured)
         return self._config.cache_config.num_blocks
 

@@ -17,7 +17,7 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,12 +27,13 @@ from quire.loader.weight_files import weight_files
 
 LEAF_BYTES = 16 << 20
 """Also what each thread has mapped at a time. A multiple of every page size in use."""
+MAX_THREADS = 8
 
 
 class _Reading:
     """One file on its way through the digest."""
 
-    def __init__(self, file: Path, pool: Executor) -> None:
+    def __init__(self, file: Path, pool: ThreadPoolExecutor) -> None:
         """Raises: OSError when it cannot be opened."""
         self.file = file
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -48,11 +49,6 @@ class _Reading:
         self._leaves: list[Future[bytes]] = []
         if self._bytes is not None:
             self._leaves = [pool.submit(_leaf, self._bytes, start) for start in range(0, self._size, LEAF_BYTES)]
-
-    def cancel(self) -> None:
-        """Do not begin with what is left."""
-        for leaf in self._leaves:
-            leaf.cancel()
 
     def line(self) -> str:
         """The file's line in the checkpoint's digest; waits for the leaves."""
@@ -76,11 +72,11 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 
 class WeightsDigest:
-    """The digest of the weights in a directory, begun at once in a pool's threads."""
+    """The digest of the weights in a directory, begun at once in threads of its own."""
 
-    def __init__(self, directory: Path, pool: Executor) -> None:
+    def __init__(self, directory: Path, num_threads: int) -> None:
         self._directory = directory
-        self._pool = pool
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="quire-digest")
         self._problem: OSError | None = None
         self._readings = self._read()
 
@@ -102,9 +98,8 @@ class WeightsDigest:
         return digest
 
     def close(self) -> None:
-        """Let the files go, and do not begin with what is left of them. Idempotent."""
-        for reading in self._readings:
-            reading.cancel()
+        """End the threads and let the files go. Idempotent."""
+        self._pool.shutdown(cancel_futures=True)
         self._readings = []
 
     def __enter__(self) -> WeightsDigest:
@@ -136,13 +131,14 @@ class WeightsDigest:
 
 
 @contextmanager
-def digesting(config: QuireConfig, pool: Executor) -> Iterator[Callable[[], str]]:
+def digesting(config: QuireConfig) -> Iterator[Callable[[], str]]:
     """Digest the weights that `config` names while the block runs; what the block gets waits for the digest.
 
-    Weights made up by load_format "dummy" are a function of their seed.
+    One core is left to whoever imports torch. Weights made up by load_format "dummy" are a function of their seed.
     """
     if config.load_config.load_format == "dummy":
         yield lambda: f"dummy weights of seed {config.model_config.seed}"
         return
-    with WeightsDigest(config.model_config.path, pool) as digest:
+    spare_cores = config.device_config.capabilities.num_cores - 1
+    with WeightsDigest(config.model_config.path, min(max(1, spare_cores), MAX_THREADS)) as digest:
         yield digest.result

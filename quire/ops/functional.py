@@ -82,11 +82,6 @@ def weights_together() -> AbstractContextManager[None]:
     return cast("AbstractContextManager[None]", op("weights_together")())
 
 
-def empty_weight(shape: tuple[int, ...], dtype: dtype) -> Tensor:
-    """An uninitialised tensor for a weight that stays as it is, such as a table of embeddings."""
-    return cast("Tensor", op("empty_weight")(shape, dtype))
-
-
 def linear(
     x: Tensor,
     weight: LinearWeight,

@@ -22,7 +22,6 @@ OPS = (
     "quantize_linear",
     "pack_quantized",
     "weights_together",
-    "empty_weight",
     "linear",
     "gated_linear",
     "mixture_of_experts",

@@ -37,8 +37,3 @@ def _siblings(cpu: int, root: Path) -> str:
         return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
         return str(cpu)
-
-
-def num_memory_nodes(root: Path = ROOT) -> int:
-    """Parts of the memory, each of them nearer to some of the cores; 1 where the system does not say."""
-    return max(1, len(list((root / "sys/devices/system/node").glob("node[0-9]*"))))

@@ -39,13 +39,25 @@ class StepShape:
     """Tokens that are sampled."""
     is_new_batch: bool = False
     """Whether the step only decodes, and the step before was one of other sequences or with a prompt."""
+    is_after_idle: bool = False
+    """Whether there was nothing to do before the step."""
 
 
 class Batches:
-    """Knows of each step whether its batch is that of the step before."""
+    """Knows of each step whether its batch is that of the step before, and whether there was one."""
 
     def __init__(self) -> None:
         self._last: list[int] = []
+        self._is_idle = True
+
+    def idle(self) -> None:
+        """There is nothing to do after the last step."""
+        self._last, self._is_idle = [], True
+
+    def wake(self) -> bool:
+        """Whether there was nothing to do before a step. To be asked for each."""
+        was_idle, self._is_idle = self._is_idle, False
+        return was_idle
 
     def is_new(self, seq_ids: list[int], has_prompt: bool) -> bool:
         """Whether a step that only decodes does it for other sequences than the step before. To be asked for each."""
@@ -66,6 +78,7 @@ def shape_of(plan: SchedulerOutputs, batches: Batches) -> StepShape:
         num_sequences=len(plan.seq_ids),
         num_draws=sum(plan.num_draws),
         is_new_batch=batches.is_new(plan.seq_ids, num_pairs > 0),
+        is_after_idle=batches.wake(),
     )
 
 
@@ -82,6 +95,9 @@ class CostModel:
     """Of a step with a prompt in it: requests begin, and none of the steps before was like it."""
     new_batch_s: float = 0.0
     """Of a step that only decodes, for other sequences than the step before or after a prompt."""
+    idle_s: float = 0.0
+    """Of a step before which there was nothing to do: cores have slept, caches are others', and it begins with the
+    arrival of a request, not with the end of the step before."""
     pair_s: float = 0.0
     sequence_s: float = 0.0
     draw_s: float = 0.0
@@ -100,6 +116,7 @@ class CostModel:
             + shape.num_sequences * self.sequence_s
             + shape.num_draws * self.draw_s
             + (self.new_batch_s if shape.is_new_batch else 0.0)
+            + (self.idle_s if shape.is_after_idle else 0.0)
         )
 
     def step_s(self, shape: StepShape) -> float:

@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from quire.errors import ConfigError
 from quire.simulation.cost_model import CostModel, StepShape
 
-TERMS = ("fixed_s", "token_s", "context_token_s", "prompt_s", "pair_s", "sequence_s", "draw_s", "new_batch_s")
+TERMS = (
+    "fixed_s",
+    "token_s",
+    "context_token_s",
+    "prompt_s",
+    "pair_s",
+    "sequence_s",
+    "draw_s",
+    "new_batch_s",
+    "idle_s",
+)
 FREE_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 """Values of `CostModel.free_tokens` that are tried."""
 MAX_OUTLIER = 5.0
@@ -89,7 +99,8 @@ def _features(shape: StepShape, free_tokens: float) -> tuple[float, ...]:
     """In the order of `TERMS`."""
     tokens = max(0.0, shape.num_tokens - free_tokens)
     counts = shape.num_pairs, shape.num_sequences, shape.num_draws
-    return (1.0, tokens, shape.num_context_tokens, shape.num_pairs > 0, *counts, shape.is_new_batch)
+    kinds = shape.is_new_batch, shape.is_after_idle
+    return (1.0, tokens, shape.num_context_tokens, shape.num_pairs > 0, *counts, *kinds)
 
 
 def _nonnegative(features: Array, values: Array) -> Array:

@@ -15,7 +15,10 @@ from quire.structured.grammar import Grammar, Vocabulary
 
 
 class MeasuringExecutor:
-    """Passes steps on to another executor. A step lasts until the next one begins, so deciding and learning count."""
+    """Passes steps on to another executor. A step lasts until the next one begins, so deciding and learning count.
+
+    After idling it begins as a request arrives, so taking it in counts, too.
+    """
 
     def __init__(self, inner: Executor, clock: Callable[[], float] = time.perf_counter) -> None:
         self.steps: list[Step] = []
@@ -23,18 +26,26 @@ class MeasuringExecutor:
         self._clock = clock
         self._batches = Batches()
         self._open: tuple[StepShape, float] | None = None
+        self._arrived_at: float | None = None
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """See `Executor`."""
         now = self._clock()
         if self._open is not None:
             self.steps.append(Step(self._open[0], now - self._open[1]))
-        self._open = shape_of(plan, self._batches), now
+        self._open = shape_of(plan, self._batches), now if self._arrived_at is None else self._arrived_at
+        self._arrived_at = None
         return self._inner.execute(plan)
 
     def pause(self) -> None:
         """No step follows the last one directly, so that its end is not known."""
         self._open = None
+
+    def arrive(self) -> None:
+        """A request arrives while there is nothing to do: the step that it begins lasts from now."""
+        self.pause()
+        self._batches.idle()
+        self._arrived_at = self._clock()
 
     def determine_num_available_blocks(self) -> int:
         """See `Executor`."""

@@ -81,6 +81,7 @@ class Replica:
             self.wakes_at = self._run.ends_at
         elif self.wakes_at is None:
             self.clock.wait_until(moment)
+            self._batches.idle()
             self.wakes_at = self.clock.now
         return self.wakes_at
 

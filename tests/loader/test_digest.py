@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ MEBIBYTE = 1 << 20
 
 
 def digest_of(directory: Path, num_threads: int = 2) -> str:
-    with ThreadPoolExecutor(num_threads) as pool, WeightsDigest(directory, pool) as digest:
+    with WeightsDigest(directory, num_threads) as digest:
         return digest.result()
 
 
@@ -107,7 +106,7 @@ def flip_a_bit_through_a_map(file: Path) -> None:
 @pytest.mark.parametrize("change", [rewrite, replace_file, truncate, Path.unlink, flip_a_bit_through_a_map])
 def test_weights_that_change_while_they_are_read_are_refused(weights: Path, change: Callable[[Path], None]) -> None:
     file = weights / "model.safetensors"
-    with ThreadPoolExecutor(1) as pool, WeightsDigest(weights, pool) as digest:
+    with WeightsDigest(weights, 1) as digest:
         digest._finish(digest._readings)
         change(file)
         with pytest.raises(CheckpointError, match=r"changed while they were read|cannot be read"):
@@ -116,7 +115,7 @@ def test_weights_that_change_while_they_are_read_are_refused(weights: Path, chan
 
 def test_shards_that_give_way_to_a_single_file_are_noticed(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(checkpoint("llama", max_shard_size="60KB"), tmp_path / "model"))
-    with ThreadPoolExecutor(1) as pool, WeightsDigest(directory, pool) as digest:
+    with WeightsDigest(directory, 1) as digest:
         shutil.copy(checkpoint("llama", seed=7) / "model.safetensors", directory)
         with pytest.raises(CheckpointError, match="changed while they were read"):
             digest.result()
@@ -138,7 +137,7 @@ def link(file: Path) -> None:
 
 @pytest.mark.parametrize("change", [touch, write_the_same, link])
 def test_what_leaves_the_bytes_as_they_are_is_no_change(weights: Path, change: Callable[[Path], None]) -> None:
-    with ThreadPoolExecutor(2) as pool, WeightsDigest(weights, pool) as digest:
+    with WeightsDigest(weights, 2) as digest:
         change(weights / "model.safetensors")
         assert digest.result() == expected(weights / "model.safetensors")
 
@@ -148,13 +147,12 @@ def test_a_pipe_in_place_of_a_shard_is_not_waited_for(checkpoint: MakeCheckpoint
     (directory / "model.safetensors.index.json").unlink()
     (directory / "model-00001-of-00009.safetensors").unlink(missing_ok=True)
     os.mkfifo(directory / "model-00001-of-00009.safetensors")
-    refused = pytest.raises(CheckpointError, match="no regular file")
-    with ThreadPoolExecutor(1) as pool, WeightsDigest(directory, pool) as digest, refused:
+    with WeightsDigest(directory, 1) as digest, pytest.raises(CheckpointError, match="no regular file"):
         digest.result()
 
 
 def test_nothing_is_kept_open(weights: Path) -> None:
-    with ThreadPoolExecutor(2) as pool, WeightsDigest(weights, pool) as digest:
+    with WeightsDigest(weights, 2) as digest:
         digest.result()
     digest.close()
     assert str(weights) not in Path("/proc/self/maps").read_text()
@@ -167,6 +165,6 @@ def test_dummy_weights_are_their_seed(tmp_path: Path) -> None:
     found = []
     for seed in seeds:
         model = replace(config.model_config, seed=seed, path=tmp_path)
-        with ThreadPoolExecutor(1) as pool, digesting(replace(config, model_config=model), pool) as result:
+        with digesting(replace(config, model_config=model)) as result:
             found.append(result())
     assert found[0] == found[1] != found[2]

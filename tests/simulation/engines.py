@@ -19,6 +19,7 @@ COST = CostModel(
     sequence_s=1e-5,
     draw_s=2e-5,
     new_batch_s=7e-4,
+    idle_s=9e-4,
     free_tokens=3,
 )
 

@@ -31,7 +31,16 @@ def test_a_plan_is_counted() -> None:
         num_batched_tokens=8,
     )
     pairs = (1 + 2 + 3 + 4) + (101 + 102 + 103)
-    assert shape_of(plan, Batches()) == StepShape(8, 10 + 100 + 8, pairs, 3, 3)
+    assert shape_of(plan, Batches()) == StepShape(8, 10 + 100 + 8, pairs, 3, 3, is_after_idle=True)
+
+
+def test_a_step_is_after_idling_when_there_was_nothing_to_do_before() -> None:
+    batches, plan = Batches(), SchedulerOutputs(seq_ids=[1], num_computed_tokens=[4], num_scheduled_tokens=[1])
+    found = [shape_of(plan, batches) for _ in range(2)]
+    batches.idle()
+    found += [shape_of(plan, batches) for _ in range(2)]
+    assert [shape.is_after_idle for shape in found] == [True, False, True, False]
+    assert [shape.is_new_batch for shape in found] == [True, False, True, False], "caches are others' after a pause"
 
 
 def test_a_batch_is_new_when_its_sequences_are_others_or_a_prompt_came_before() -> None:
@@ -51,11 +60,12 @@ def test_a_batch_is_new_when_its_sequences_are_others_or_a_prompt_came_before() 
 
 def test_a_step_costs_the_sum_of_its_terms() -> None:
     terms = {"fixed_s": 1, "token_s": 10, "context_token_s": 100, "pair_s": 1000, "sequence_s": 1e4, "draw_s": 1e5}
-    cost = CostModel(**terms, prompt_s=1e6, new_batch_s=1e7, free_tokens=2)
+    cost = CostModel(**terms, prompt_s=1e6, new_batch_s=1e7, idle_s=1e8, free_tokens=2)
     assert cost.step_s(StepShape(5, 6, 7, 8, 9)) == 1 + 30 + 600 + 7000 + 80_000 + 900_000 + 1_000_000
     assert cost.step_s(StepShape(5, 6, 0, 8, 9)) == 1 + 30 + 600 + 80_000 + 900_000
     assert cost.step_s(StepShape(1, 0, 0, 0, 0)) == 1
     assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_new_batch=True)) == 1 + 10_000_000
+    assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_after_idle=True)) == 1 + 100_000_000
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -107,13 +117,16 @@ def shapes(count: int) -> list[StepShape]:
         pairs = num_seqs * (chunk * before + chunk * (chunk + 1) // 2) if chunk > 1 else 0
         draws = rng.choice([0, num_seqs])
         is_new = chunk == 1 and rng.random() < 0.3
-        found.append(StepShape(num_seqs * chunk, num_seqs * (before + chunk), pairs, num_seqs, draws, is_new))
+        is_after_idle = rng.random() < 0.2
+        found.append(
+            StepShape(num_seqs * chunk, num_seqs * (before + chunk), pairs, num_seqs, draws, is_new, is_after_idle)
+        )
     return found
 
 
 def test_a_fit_finds_the_terms_that_made_the_steps() -> None:
     terms = {"fixed_s": 2e-3, "token_s": 5e-5, "context_token_s": 1e-7, "pair_s": 3e-9, "draw_s": 4e-5}
-    terms |= {"prompt_s": 1e-3, "new_batch_s": 2e-3}
+    terms |= {"prompt_s": 1e-3, "new_batch_s": 2e-3, "idle_s": 3e-3}
     truth = CostModel(**terms, free_tokens=16)
     rng = random.Random(1)
     steps = [Step(shape, truth.step_s(shape) * rng.uniform(0.98, 1.02)) for shape in shapes(600)]
@@ -154,6 +167,18 @@ def test_a_step_lasts_until_the_next_one_begins() -> None:
     for count in (4, 5):
         executor.execute(SchedulerOutputs(seq_ids=[0] * count))
     assert [(step.shape.num_sequences, step.seconds) for step in executor.steps] == [(1, 1.0), (2, 2.0), (4, 4.0)]
+
+
+def test_a_step_after_idling_begins_with_the_arrival_of_a_request() -> None:
+    moments = iter([0.0, 1.0, 5.0, 5.5, 7.0])
+    executor = MeasuringExecutor(NullExecutor(), clock=lambda: next(moments))
+    plan = SchedulerOutputs(seq_ids=[0])
+    executor.execute(plan)
+    executor.execute(plan)
+    executor.arrive()
+    executor.execute(plan)
+    executor.execute(plan)
+    assert [(step.shape.is_after_idle, step.seconds) for step in executor.steps] == [(True, 1.0), (True, 2.0)]
 
 
 @pytest.mark.parametrize("name", NAMES)

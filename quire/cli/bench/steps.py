@@ -42,6 +42,7 @@ TERMS = {
     "sequence_s": "sequence",
     "draw_s": "token that is drawn",
     "new_batch_s": "step of another batch",
+    "idle_s": "step after a pause",
 }
 
 
@@ -138,10 +139,11 @@ def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Ra
     num_output = min(NUM_ARRIVAL_OUTPUT, max_model_len // 2)
     longest = min(LONGEST_ARRIVAL, max_model_len - num_output)
     for index in range(NUM_ARRIVALS):
+        if not engine.has_unfinished_requests():
+            executor.arrive()
         _add(engine, str(index), rng.randint(1, longest), rng, num_output)
         for _ in range(rng.randrange(2 * num_output)):
             if not engine.has_unfinished_requests():
-                executor.pause()
                 time.sleep(rng.uniform(0.0, LONGEST_PAUSE_S))
                 break
             engine.step()

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from quire.engine.core_startup import create_config, importing_torch, load_core, preparing
+from quire.engine.core_startup import create_config, importing_torch, load_core
 from quire.engine.engine_core import EngineCore
 from quire.engine.identity import Identity
 from quire.engine.process.protocol import (
@@ -42,6 +42,7 @@ from quire.engine.process.protocol import (
     UtilityResult,
 )
 from quire.errors import EngineError, QuireError
+from quire.loader.digest import digesting
 from quire.log import get_logger
 from quire.messages.codec import FrameReader, FrameTooLong, MalformedFrame
 from quire.messages.framed_socket import FramedSocket
@@ -444,7 +445,7 @@ def serve(
                 else:
                     config, identity = order.config, order.identity
             with importing_torch(ledger):
-                weights_digest = stack.enter_context(preparing(config))
+                weights_digest = stack.enter_context(digesting(config))
             core = load_core(config, time.monotonic, ledger, weights_digest, identity)
         core.record_in(memory)
         gc.freeze()  # what is here now stays: no collection needs to look at it again

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.layers.weights import Rows
 from quire.ops.dequantize import dequantize
-from quire.ops.functional import empty_weight, pack_linear, pack_quantized, quantize_linear
+from quire.ops.functional import pack_linear, pack_quantized, quantize_linear
 from quire.ops.operands import LinearWeight, QuantizedRows
 
 
@@ -42,9 +42,9 @@ def plain(rows: Rows) -> Tensor:
 
 def copied(rows: Rows, dtype: torch.dtype) -> Tensor:
     """A copy in `dtype`; quantised rows a few at a time."""
-    out = empty_weight(rows.shape, dtype)
     if not isinstance(rows, QuantizedRows):
-        return out.copy_(rows)
+        return rows.to(dtype, copy=True)
+    out = torch.empty(rows.shape, dtype=dtype)
     for begin in range(0, out.shape[0], COPIED_ROWS):
         some = slice(begin, begin + COPIED_ROWS)
         out[some] = dequantize(rows[some])

@@ -24,7 +24,7 @@ from quire.ops.cpu.gated_recurrence import gated_delta, lightning_attention, rg_
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.latent import latent_qkv, latent_values
-from quire.ops.cpu.memory import empty_weight, weights_together
+from quire.ops.cpu.memory import weights_together
 from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.cpu.packing import pack_linear
 from quire.ops.cpu.quantized import pack_quantized, quantize_linear
@@ -39,7 +39,6 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "quantize_linear": quantize_linear,
         "pack_quantized": pack_quantized,
         "weights_together": weights_together,
-        "empty_weight": empty_weight,
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import mmap
 import platform
 import struct
 import threading
@@ -269,17 +268,6 @@ def check(status: int) -> None:
     """Raise what a kernel's status says."""
     if status != 0:
         raise EngineError(f"a native kernel failed: {STATUS.get(status, f'status {status}')}")
-
-
-def address_of(memory: mmap.mmap) -> int:
-    """Of its first byte."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def touch(memory: mmap.mmap, begin: int, num_bytes: int) -> None:
-    """Have the system put memory behind some bytes, on this thread and without the interpreter's lock."""
-    first = ctypes.c_char.from_buffer(memory, begin)
-    check(load().qr_touch(ctypes.addressof(first), num_bytes))
 
 
 def pointers(addresses: Iterable[int]) -> ctypes.Array[c_void_p]:

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.cpu import ahead
-from quire.ops.cpu.ahead import HUGE_PAGE
 from quire.utils.math import round_up
 
+HUGE_PAGE = 1 << 21
 TILE_ROWS = 32
 REGION = 1 << 30
 """Addresses that an arena takes at a time, at least. They cost memory only where its pieces are."""
@@ -178,24 +177,13 @@ def from_arena(arena: Arena) -> Iterator[None]:
 
 
 def weight_zeros(num_bytes: int) -> Tensor:
-    """`zeros` for what lives as long as its model: got ready ahead, or within `weights_together` beside others."""
-    piece = ahead.take(num_bytes)
-    if piece is not None:
-        return torch.frombuffer(piece, dtype=torch.uint8)
+    """`zeros` for what lives as long as its model; within `weights_together` beside others."""
     return zeros(num_bytes) if _use.shelf is None else _use.shelf.zeros(num_bytes)
-
-
-def empty_weight(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """See `functional.empty_weight`."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return weight_zeros(num_bytes).view(dtype).view(shape) if num_bytes >= LARGE else torch.empty(shape, dtype=dtype)
 
 
 def give_back(last: Tensor) -> None:
     """What `weight_zeros` gave last is not needed; nothing refers to it any more."""
-    if ahead.take_back(last.data_ptr(), last.nbytes):
-        last.view(torch.uint8).zero_()
-    elif _use.shelf is not None:
+    if _use.shelf is not None:
         _use.shelf.give_back(last)
 
 

@@ -41,11 +41,6 @@ def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
     )
 
 
-def empty_weight(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """See `functional.empty_weight`."""
-    return torch.empty(shape, dtype=dtype)
-
-
 @one_thread()
 def linear(
     x: Tensor,
