@@ -10,6 +10,7 @@ from gguf.quants import dequantize as dequantize_blocks
 from gguf.quants import quantize
 
 from quire.config.gguf.tensor_types import BY_NAME, PLAIN, QUANTIZED, TENSOR_TYPES
+from quire.config.weight_formats import native_format
 from quire.layers.quantization import gguf_blocks
 from quire.layers.quantization.gguf_blocks import quantized_rows
 from quire.ops.dequantize import dequantize
@@ -52,6 +53,19 @@ def test_rows_say_what_the_table_of_types_says(name: str) -> None:
     assert rows.shape == (2, BY_NAME[name].block_size)
     assert (rows.bits, rows.group_size) == (kind.bits, kind.group_size)
     assert ((rows.offsets is not None), (rows.levels is not None)) == (kind.has_offsets, kind.has_levels)
+
+
+KEPT = {"Q4_0": 4.5, "Q4_K": 5.0, "Q5_0": 5.5, "Q5_1": 6.0, "Q5_K": 6.0, "Q6_K": 7.0, "Q8_0": 8.5}
+"""Bits of a weight in the kernels' packing, with scales and offsets."""
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kernels_keep_types_in_little_more_than_the_file_has(name: str) -> None:
+    kind, block = QUANTIZED[name], BY_NAME[name]
+    format = native_format(bits=kind.bits, group_size=kind.group_size, in_features=4096, has_offsets=kind.has_offsets)
+    assert format is not None
+    assert format.num_bytes(4096, 4096) * 8 / 4096**2 == KEPT[name]
+    assert KEPT[name] <= 1.12 * block.block_bytes * 8 / block.block_size
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

@@ -151,7 +151,7 @@ QR_INLINE vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
 
 // What a row of 8 k of one half is made of, for one vector of columns: integers of k 0..3 and of k 4..7. `unsigned_row`
 // gives kBias more than they are (in sixteenths of int4), `signed_four` one of the two as they are. Formats of fewer than
-// 8 bits have `codes_of_row`, too: what `unsigned_row` gives, shifted right by kCodeShift.
+// 8 bits have `codes_of_row`, too, of the row begin + row: what `unsigned_row` gives, shifted right by kCodeShift.
 template <int Group, bool Grouped>
 struct Int8Of {
   static constexpr int kGroup = Group;
@@ -162,9 +162,10 @@ struct Int8Of {
   static constexpr float kUnit = 1.0f;         // value of an integer 1
   explicit Int8Of(const GemmArgs&) {}
 #if !defined(__ARM_NEON)
-  __attribute__((always_inline)) void unsigned_row(const char* half, int row, vi& first, vi& second) const {
-    first = flip(load_bytes(half + row * 128), 0x80);
-    second = flip(load_bytes(half + row * 128 + 64), 0x80);
+  __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, vi& first,
+                                                   vi& second) const {
+    first = flip(load_bytes(half + (begin + row) * 128), 0x80);
+    second = flip(load_bytes(half + (begin + row) * 128 + 64), 0x80);
   }
   __attribute__((always_inline)) vi signed_four(const char* line, int four) const {
     return load_bytes(line + four * 64);
@@ -185,15 +186,17 @@ struct Int4 {
   static constexpr float kUnit = 1.0f / 16;
   explicit Int4(const GemmArgs&) {}
 #if !defined(__ARM_NEON)
-  __attribute__((always_inline)) void codes_of_row(const char* half, int row, vi& first, vi& second) const {
-    const vi both = flip(load_bytes(half + row * 64), 0x88);
+  __attribute__((always_inline)) void codes_of_row(const char* half, int64_t begin, int row, vi& first,
+                                                   vi& second) const {
+    const vi both = flip(load_bytes(half + (begin + row) * 64), 0x88);
     first = low_nibbles(both);
     second = high_nibbles(both);
   }
 #endif
 #if defined(__AVX512F__)
-  __attribute__((always_inline)) void unsigned_row(const char* half, int row, vi& first, vi& second) const {
-    const vi both = flip(load_bytes(half + row * 64), 0x88);
+  __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, vi& first,
+                                                   vi& second) const {
+    const vi both = flip(load_bytes(half + (begin + row) * 64), 0x88);
     first = lower_nibbles(both);
     second = upper_nibbles(both);
   }
@@ -212,14 +215,22 @@ struct Planes {
   static constexpr float kUnit = 1.0f;
   explicit Planes(const GemmArgs&) {}
 
-  __attribute__((always_inline)) void codes_of_row(const char* half, int row, Bytes& first, Bytes& second) const {
-    const Bytes both = load_bytes_of(half + row * 64), line = load_bytes_of(half + 512 + row / kRowsOfLine * 64);
-    const int place = int(unsigned(row) % kRowsOfLine) * 2 * kHigh;
+  // begin: a multiple of kRowsTogether
+  __attribute__((always_inline)) void codes_of_row(const char* half, int64_t begin, int row, Bytes& first,
+                                                   Bytes& second) const {
+    // where lines begin with rows, the place of a row's bits is a constant if `row` is
+    constexpr bool kStartsLine = kRowsTogether == kRowsOfLine;
+    const int64_t in_lines = kStartsLine ? row : begin + row;
+    const char* lines = half + 512 + (kStartsLine ? begin / kRowsOfLine * 64 : 0);
+    const Bytes both = load_bytes_of(half + begin * 64 + row * 64);
+    const Bytes line = load_bytes_of(lines + in_lines / kRowsOfLine * 64);
+    const int place = int(in_lines % kRowsOfLine) * 2 * kHigh;
     first = either(low_nibbles(both), high_bits(line, place));
     second = either(high_nibbles(both), high_bits(line, place + kHigh));
   }
-  __attribute__((always_inline)) void unsigned_row(const char* half, int row, Bytes& first, Bytes& second) const {
-    codes_of_row(half, row, first, second);
+  __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, Bytes& first,
+                                                   Bytes& second) const {
+    codes_of_row(half, begin, row, first, second);
   }
 
  private:
@@ -243,8 +254,9 @@ struct Levels {
   Bytes levels;
   explicit Levels(const GemmArgs& g) : levels(sixteen_bytes(reinterpret_cast<const uint8_t*>(g.levels))) {}
 #if !defined(__ARM_NEON)
-  __attribute__((always_inline)) void unsigned_row(const char* half, int row, vi& first, vi& second) const {
-    const vi both = load_bytes(half + row * 64), above = flip(levels, 0x80);
+  __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, vi& first,
+                                                   vi& second) const {
+    const vi both = load_bytes(half + (begin + row) * 64), above = flip(levels, 0x80);
     first = look_up(above, low_nibbles(both));
     second = look_up(above, high_nibbles(both));
   }

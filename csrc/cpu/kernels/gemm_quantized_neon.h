@@ -29,7 +29,8 @@ QR_INLINE void unit_of(const Planes<Bits, Group>& format, const char* half, int 
                        int8x16_t& second) {
   const int8x16_t bias = vdupq_n_s8(int8_t(Planes<Bits, Group>::kBias));
   Bytes lower, upper;
-  format.codes_of_row(half + four * 16, unit, lower, upper);
+  constexpr int kTogether = Planes<Bits, Group>::kRowsTogether;
+  format.codes_of_row(half + four * 16, unit / kTogether * kTogether, unit % kTogether, lower, upper);
   first = vsubq_s8(vreinterpretq_s8_u8(lower), bias);
   second = vsubq_s8(vreinterpretq_s8_u8(upper), bias);
 }

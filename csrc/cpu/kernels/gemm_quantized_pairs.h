@@ -40,7 +40,7 @@ struct SignedWeights {
 
 // Fetch what comes after so many rows of 8 k of each vector.
 template <class Format, int Rows>
-QR_INLINE void fetch_after(const char* half, int row) {
+QR_INLINE void fetch_after(const char* half, int64_t row) {
   constexpr int64_t kLines = Format::kHalfBytes / 64;
   const char* line = half + row * kLines / 8 * 64;
   for (int64_t i = 0; i < Rows * kLines / 8; ++i, line += 64)
@@ -54,7 +54,7 @@ constexpr int kAdded = Format::kGroup < 32 ? Format::kGroup / 8 : 4;  // rows of
 // `lines`: of x, 64 in a row.
 template <int R, class Format>
 QR_INLINE void add_products(const Format& format, vi (&acc)[R][kAtOnce], const int8_t* lines, const char* half,
-                            int begin) {
+                            int64_t begin) {
   constexpr int64_t kRowBytes = Format::kHalfBytes / 8;
   const char* weight = half + begin * kRowBytes;
   for (int row = 0; row < kAdded<Format>; ++row, weight += kRowBytes) {
@@ -75,7 +75,7 @@ QR_INLINE void add_products(const Format& format, vi (&acc)[R][kAtOnce], const i
 // The same with codes of fewer bits.
 template <int R, class Format>
 QR_INLINE void add_codes(const Format& format, vi (&acc)[R][kAtOnce], const int8_t* lines, const char* half,
-                         int begin) {
+                         int64_t begin) {
   constexpr int kFours = 2 * kAdded<Format>;
   constexpr int kTogether = 1 << (7 - Format::kBits);  // 2 * 127 times the largest code: so many fit 16 bits
   fetch_after<Format, kAdded<Format>>(half, begin);
@@ -83,7 +83,7 @@ QR_INLINE void add_codes(const Format& format, vi (&acc)[R][kAtOnce], const int8
     asm volatile("" ::: "memory");  // x is read again: kept for the next v, it would crowd out the weights
     vi w[kFours];
     for (int row = 0; row < kAdded<Format>; ++row)
-      format.codes_of_row(half + v * kNextVector<Format>, begin + row, w[2 * row], w[2 * row + 1]);
+      format.codes_of_row(half + v * kNextVector<Format>, begin, row, w[2 * row], w[2 * row + 1]);
     for (int r = 0; r < R; ++r) {
       const int8_t* x = lines + r * kQuantizedDepth;
       for (int first = 0; first < kFours; first += kTogether) {
@@ -107,25 +107,27 @@ QR_INLINE vf products_of(vi sums, RowGroup x) {
 
 template <class Format, int R>
 void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel, float* sums) {
-  constexpr int kParts = 8 / kAdded<Format>;  // of a step of 64 k
+  constexpr uint64_t kParts = 8 / kAdded<Format>;  // of a step of 64 k
   const Format format(g);
   const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
+  const int8_t* values = x.line(row, 0);
+  const int64_t groups = x.groups, step_bytes = x.step_bytes(), end = int64_t(kParts) * x.steps;
   vf total[R][kVectors];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) total[r][v] = zero();
-  for (int64_t group = 0; group < x.groups; ++group) {
-    const int64_t first = group * Format::kGroup / (8 * kAdded<Format>), end = kParts * x.steps;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t first = group * Format::kGroup / (8 * kAdded<Format>);
     const int64_t last = first + Format::kGroup / (8 * kAdded<Format>);
-    const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
+    const auto scales = GroupScales<Format>::of(g, panel, groups, group);
     for (int first_vector = 0; first_vector < kVectors; first_vector += kAtOnce) {
       const int half = first_vector * W / 16;
       vi acc[R][kAtOnce];
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < kAtOnce; ++v) acc[r][v] = none();
       for (int64_t part = first; part < last && part < end; ++part) {
-        const int begin = int(uint64_t(part) % kParts) * kAdded<Format>;
-        const int8_t* lines = x.line(row, part / kParts) + begin * 8;
-        const char* weight = packed + (part / kParts * 2 + half) * Format::kHalfBytes;
+        const int64_t step = int64_t(uint64_t(part) / kParts), begin = int64_t(uint64_t(part) % kParts) * kAdded<Format>;
+        const int8_t* lines = values + step * step_bytes + begin * 8;
+        const char* weight = packed + (step * 2 + half) * Format::kHalfBytes;
         if constexpr (Format::kBits == 8)
           add_products<R>(format, acc, lines, weight, begin);
         else
@@ -133,7 +135,7 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
       }
       scales.by_kind([&](auto kind) __attribute__((always_inline)) {
         for (int r = 0; r < R; ++r) {
-          const RowGroup of = x.row_groups[(row + r) * x.groups + group];
+          const RowGroup of = x.row_groups[(row + r) * groups + group];
           for (int v = 0; v < kAtOnce; ++v) {
             vf& own = total[r][first_vector + v];
             own = scales.add(kind, own, products_of<Format>(acc[r][v], of), of, first_vector + v);

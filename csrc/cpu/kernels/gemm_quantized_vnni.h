@@ -48,16 +48,17 @@ struct GroupSums {
     });
   }
 
-  // 8 k, where they lie in a step of 64; `lines` of x have 64 k each.
+  // 8 k, the row begin + eight of a step of 64; `lines` of x have 64 k each.
   template <class Format>
-  QR_INLINE void add(GroupSums& sums, const Format& format, const int8_t* lines, const char* step, int row) {
+  QR_INLINE void add(GroupSums& sums, const Format& format, const int8_t* lines, const char* step, int begin,
+                     int eight) {
     vi w[kVectors][2];
     each<kVectors>([&](auto v) __attribute__((always_inline)) {
-      format.unsigned_row(step + v * Format::kHalfBytes, row, w[v][0], w[v][1]);
+      format.unsigned_row(step + v * Format::kHalfBytes, begin, eight, w[v][0], w[v][1]);
     });
     each<R>([&](auto r) __attribute__((always_inline)) {
       each<2>([&](auto four) __attribute__((always_inline)) {
-        const vi x = four_bytes(lines + r * kQuantizedDepth + row * 8 + four * 4);
+        const vi x = four_bytes(lines + r * kQuantizedDepth + (begin + eight) * 8 + four * 4);
         each<kVectors>([&](auto v) __attribute__((always_inline)) {
           vi& own = sums.chains[four % kChains<R>][r][v];
           own = dot(own, w[v][four], x);
@@ -115,7 +116,7 @@ struct VnniPanel {
       for (int i = begin; i < begin + kEights; i += Format::kRowsTogether) {
         fetch(step, i);
         each<Format::kRowsTogether>([&](auto row) __attribute__((always_inline)) {
-          GroupSums<R>::add(sums, format, lines, packed + step * kStepBytes, i + row);
+          GroupSums<R>::add(sums, format, lines, packed + step * kStepBytes, i, row);
         });
       }
       lines += x.step_bytes();
