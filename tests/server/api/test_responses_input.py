@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -178,3 +179,50 @@ def test_what_is_wrong_with_an_item_is_named(server: Running, items: list[Any], 
     assert reply.status_code == 400, reply.text
     assert param is None or reply.json()["error"]["param"] == param, reply.text
     assert len(reply.text) < 1500
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    5,
+    -1.5,
+    True,
+    "",
+    "x",
+    "\x00",
+    [],
+    {},
+    [None],
+    [[]],
+    {"type": "text"},
+    "x" * 2000,
+    [{}] * 3,
+)
+
+
+def test_no_item_whatever_it_holds_breaks_the_server(server: Running) -> None:
+    """And one that is refused names a field of the input."""
+    draw = random.Random(3)
+    seeds = [QUESTION, REASONING, CALL, OTHER, OUTPUT, SAID, {"type": "item_reference", "id": "x"}]
+    names = [
+        "type",
+        "role",
+        "content",
+        "call_id",
+        "name",
+        "arguments",
+        "output",
+        "summary",
+        "id",
+        "tool_calls",
+        "status",
+    ]
+    for _ in range(400):
+        items: list[Any] = [dict(draw.choice(seeds)) for _ in range(draw.randrange(1, 5))]
+        for _ in range(draw.randrange(3)):
+            draw.choice(items)[draw.choice(names)] = draw.choice(ODD)
+        reply = server.post("/v1/responses", input=items, max_output_tokens=1)
+        assert reply.status_code in (200, 400), (items, reply.text)
+        if reply.status_code == 400:
+            assert reply.json()["error"]["param"].startswith("input"), (items, reply.text)
+            assert len(reply.text) < 2500
+    server.wait_idle()

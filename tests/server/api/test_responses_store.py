@@ -148,12 +148,23 @@ def test_a_stream_that_is_left_is_not_stored(server: Running) -> None:
 
 
 def test_a_response_that_fails_is_not_stored(server: Running) -> None:
+    body = {"input": "hi", "stream": True, "ignore_eos": True, "max_output_tokens": 900}
     with stand_in(server) as held:
         held.may_go.set()
-        held.error = RuntimeError("broken")
-        body = {"input": "hi", "request_id": "broken", "max_output_tokens": 4}
-        assert server.client.post("/v1/responses", json=body).status_code == 500
-    assert server.client.get("/v1/responses/resp_broken").status_code == 404
+        with server.client.stream("POST", "/v1/responses", json=body) as reply:
+            lines = (line for line in reply.iter_lines() if line.startswith("data: "))
+            made = json.loads(next(lines)[6:])["response"]
+            held.error = RuntimeError("broken")
+            last = json.loads(list(lines)[-1][6:])
+    assert last["type"] == "error"
+    assert server.client.get(f"/v1/responses/{made['id']}").status_code == 404
+
+
+def test_a_response_that_the_client_has_named_is_not_stored(server: Running) -> None:
+    made = create(server, input="hi", request_id="mine", store=True)
+    assert (made["id"], made["store"]) == ("resp_mine", False)
+    assert "request_id" in made["warnings"][0]
+    assert server.client.get("/v1/responses/resp_mine").status_code == 404
 
 
 def test_no_key_finds_what_another_has_stored(serve: Serve) -> None:

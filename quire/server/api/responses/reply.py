@@ -36,6 +36,9 @@ _READS_REASONING = re.compile(r"\b(?:reasoning_content|reasoning|thinking)\b")
 """In the source of a chat template."""
 
 
+_NAMED = "what a client has named (request_id) is not stored: nobody must be able to guess a response's id"
+
+
 class _Answer:
     """An answer as it comes."""
 
@@ -92,9 +95,10 @@ class ResponseWriter:
         """What the request takes from the store."""
         self._items: list[bytes] = []
         """The input as JSON, if it is to be stored."""
-        self._stores = body.store is not False and store.is_on
-        if body.store and not store.is_on:
-            self._warnings.append(f"store has no effect: {store.why_off}")
+        why_not = store.why_off or (_NAMED if body.request_id else "")
+        self._stores = body.store is not False and not why_not
+        if body.store and why_not:
+            self._warnings.append(f"store has no effect: {why_not}")
         self._logprobs = ChatLogprobsWriter(service.engine.tokenizer, body.top_logprobs or 0, as_ids=False)
         self._head = {
             "id": f"resp_{body.request_id or context.id}",
