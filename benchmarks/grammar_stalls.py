@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import random
 import statistics
 import time
@@ -23,7 +24,7 @@ PAUSE_S = 0.4
 _numbers = itertools.count()
 
 
-def schema() -> dict[str, Any]:
+def schema() -> str:
     """One of 100 KB that was never seen before."""
     rng = random.Random(next(_numbers))
     properties: dict[str, Any] = {}
@@ -35,7 +36,9 @@ def schema() -> dict[str, Any]:
             {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,9}-[0-9]+$"}, "maxItems": 5},
             {"anyOf": [{"type": "null"}, {"type": "string", "format": "date-time"}]},
         ][index % 5]
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return json.dumps(
+        {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    )
 
 
 async def gaps(engine: AsyncLLMEngine, tokens: int) -> list[float]:
@@ -49,9 +52,9 @@ async def gaps(engine: AsyncLLMEngine, tokens: int) -> list[float]:
     return found[2:]
 
 
-async def disturb(engine: AsyncLLMEngine) -> None:
-    while True:
-        form = StructuredOutputsParams(json=schema())
+async def disturb(engine: AsyncLLMEngine, schemas: list[str]) -> None:
+    while schemas:
+        form = StructuredOutputsParams(json=schemas.pop())
         params = SamplingParams(max_tokens=1, structured_outputs=form)
         async for _ in engine.generate("{", params, f"large-{next(_numbers)}"):
             pass
@@ -66,7 +69,8 @@ async def measure(model: str | None, rounds: int, tokens: int) -> None:
         await gaps(engine, 20)
         for _ in range(rounds):
             found["alone"].append(await gaps(engine, tokens))
-            task = asyncio.create_task(disturb(engine))
+            schemas = [schema() for _ in range(50)]
+            task = asyncio.create_task(disturb(engine, schemas))
             await asyncio.sleep(0.1)
             found["beside"].append(await gaps(engine, tokens))
             task.cancel()

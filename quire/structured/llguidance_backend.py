@@ -13,10 +13,7 @@ from quire.structured.backend import Masks, Matcher
 from quire.structured.grammar import Grammar, Vocabulary
 
 MAX_LEXER_STATES = 50_000
-"""Of a compiled grammar and its clones together, some 600 bytes each."""
-STEP_FUEL = 2_000_000
-"""What making lexer states for one mask may take: enough for all of them. It counts states that are new, so where it
-were what decides, an output would depend on others that have made states before."""
+"""Of a compiled grammar and its clones together, some 500 bytes each."""
 SPECIAL = b"\xff"
 """Leads the names of tokens that stand for no text: no text holds this byte."""
 
@@ -27,9 +24,7 @@ class LLGuidance:
     def __init__(self, vocabulary: Vocabulary, num_threads: int = 1) -> None:
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.eos_token_ids))
         self._num_threads = num_threads
-        self._limits = LLParserLimits(
-            max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=STEP_FUEL, verbose_errors=False
-        )
+        self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
     @cached_property
     def _executor(self) -> LLExecutor:
@@ -71,6 +66,8 @@ class LLGuidanceMatcher:
     Copies share lexer states, whose number is limited, so one would fail because of what others have drawn. Therefore
     a matcher that fails starts over with states of its own. It has failed when those do not suffice: that depends on
     the grammar and its own tokens alone.
+    One thing is left: a mask may take some 14 ms of making states (the library's step_lexer_fuel), so that nobody else
+    waits longer. A pattern that needs more fails, and may last longer beside others for which states were made.
     """
 
     def __init__(self, new: Callable[[], LLMatcher], matcher: LLMatcher, lexer: _Lexer) -> None:
