@@ -122,6 +122,7 @@ class AsyncLLMEngine:
         self._draining = False
         self._suspects = Suspects()
         self._front: FrontParts | None = None
+        self._on_front: list[Callable[[], None]] = []
         self._identity: Identity | None = None
         """None until there was a core."""
         self._core: CoreClient | None = None
@@ -227,6 +228,16 @@ class AsyncLLMEngine:
     def num_queued(self) -> int:
         """Those of them without a first token."""
         return len(self._admission)
+
+    def when_configured(self, call: Callable[[], None]) -> None:
+        """Have something called as soon as the configuration and the tokenizer are there, before requests are served.
+
+        That is now, or later in a thread of its own.
+        """
+        if self._front is None:
+            self._on_front.append(call)
+        else:
+            call()
 
     async def wait_ready(self) -> None:
         """Return once requests can be served.
@@ -519,6 +530,8 @@ class AsyncLLMEngine:
                 match await events.get():
                     case CoreConfigured() as event if self._front is None:
                         self._use_front(await asyncio.to_thread(load_front, event.config, seeds=self._seeds))
+                        for call in self._on_front:
+                            await asyncio.to_thread(call)
                     case CoreUp() as event:
                         try:
                             await self._core_up(event, lost=lambda: source.subscribe(sink))

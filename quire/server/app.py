@@ -75,13 +75,13 @@ def create_app(engine: AsyncLLMEngine, settings: ServerSettings | None = None, p
     """The application. The engine may still be starting: until it is ready, requests are answered with 503."""
     settings = ServerSettings() if settings is None else settings
     service = Service(engine, settings, peers)
+    engine.when_configured(service.describe_conversations)
     hidden = settings.disable_fastapi_docs
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         _build_routes(app)
         collector = asyncio.create_task(garbage.collect_now_and_then(lambda: service.body_budget.used > MANY_BYTES))
-        await asyncio.to_thread(service.describe_conversations)
         # for the connections, which refuse before there is a request
         yield {"count_refused": service.count_refused, "error_shape": error_shape}
         collector.cancel()

@@ -10,7 +10,7 @@ from quire.message_formats.call_grammar import MAX_TOOLS
 from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.server.api.message_reader import input_of
 from quire.server.api.protocol.anthropic import CountTokensRequest
-from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, read_tool, tool_use
+from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, read_tool, tool_use, unknown_in
 from quire.server.http.errors import ApiError, invalid
 
 _PLAIN = ("text",)
@@ -125,7 +125,15 @@ def tools_of(body: CountTokensRequest) -> ToolUse:
         where = "tool_choice.disable_parallel_tool_use"
         raise invalid(where, f"{where} must be true or false; got {shown(parallel)}.")
     names = [_text(choice, "name", "tool_choice")] if kind == "tool" else None
-    return tool_use(tools, _choice(kind), names, parallel=not parallel)
+    return tool_use(tools, _choice(kind), names, parallel=not parallel, unknown=_unknown(body.tools, choice))
+
+
+def _unknown(tools: Sequence[Any], choice: Mapping[str, Any]) -> list[str]:
+    """Fields that are not known. A name is one of a choice of type tool; prefixes are cached whoever asks for it."""
+    known = ("type", "name", "description", "input_schema", "strict", "cache_control")
+    found = [name for index, tool in enumerate(tools) for name in unknown_in(tool, f"tools[{index}]", known)]
+    of_choice = {"type", "disable_parallel_tool_use", *(("name",) if choice.get("type") == "tool" else ())}
+    return found + unknown_in(choice, "tool_choice", of_choice)
 
 
 _CHOICES = {"auto": Choice.AUTO, "any": Choice.REQUIRED, "tool": Choice.REQUIRED, "none": Choice.NONE}

@@ -29,6 +29,7 @@ from quire.server.api.params import (
     sampling_params,
     tokens_as_ids,
     usage_in_stream,
+    warn_of,
 )
 from quire.server.api.prompts import cache_salt, chat_text, check_repeated, finish_prompt
 from quire.server.api.protocol.fields import GenerationFields
@@ -104,8 +105,10 @@ async def converse(
     """
 
     def prepare() -> Conversation:
+        unknown = warn_of(tools.unknown, service)
         params = make_params()
         text, ids, warnings = chat_text(service, messages, fields, tools)
+        warnings = [*unknown, *warnings]
         cut = fields if isinstance(fields, GenerationFields) else None
         prompt = finish_prompt(service, text, ids, params, fields=cut, salt=cache_salt(context, salt))
         reading = reading_of(service, context.id, tools, params, prompt["prompt_token_ids"], text)

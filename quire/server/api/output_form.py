@@ -66,6 +66,8 @@ def openai_form(given: Mapping[str, Any], place: str, *, is_flat: bool = False) 
     kind = given.get("type")
     if kind == "text":
         return None
+    if kind == "json_object" and given.get("schema") is not None:  # as llama.cpp and other servers take it
+        return _json_schema(given, place)
     if kind == "json_object":
         return Form({"json_object": True}, place)
     if kind == "json_schema":

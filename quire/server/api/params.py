@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,16 @@ def check_fields(
         if isinstance(value, Body):
             warnings += check_fields(value, service, refused=refused, place=f"{place}{name}.")
     return warnings
+
+
+def warn_of(unknown: Sequence[str], service: Service) -> list[str]:
+    """Warnings that name unknown fields inside of known ones.
+
+    Raises: ApiError with --strict-params.
+    """
+    if unknown and service.settings.strict_params:
+        raise ApiError(400, "unsupported_parameter", f"Unknown parameter: {shown(unknown[0])}.", param=unknown[0][:200])
+    return [f"unknown parameter {shown(name)} has no effect" for name in unknown[:MAX_WARNINGS]]
 
 
 def sampling_params(

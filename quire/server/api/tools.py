@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -15,6 +15,9 @@ from quire.server.http.errors import ApiError, invalid
 from quire.utils.lazy import nearest
 
 MAX_DESCRIPTION = 1 << 16
+MAX_SHOWN = 64
+"""Characters of an unknown name that are shown."""
+_OF_FUNCTION = ("name", "description", "parameters", "strict")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -43,6 +46,8 @@ class ToolUse:
     is_parallel: bool = True
     """The answer may have several calls."""
     place: str = "tools"
+    unknown: Sequence[str] = ()
+    """Fields of the tools and of the choice that are not known here."""
 
     @property
     def may_call(self) -> bool:
@@ -53,7 +58,14 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def tool_use(tools: Sequence[Tool], choice: Choice, names: Sequence[str] | None, *, parallel: bool | None) -> ToolUse:
+def tool_use(
+    tools: Sequence[Tool],
+    choice: Choice,
+    names: Sequence[str] | None,
+    *,
+    parallel: bool | None,
+    unknown: Sequence[str] = (),
+) -> ToolUse:
     """Tools with a choice among them; `names` are those it allows, all when None.
 
     Raises: ApiError for equal names, and for names that no tool has.
@@ -73,6 +85,7 @@ def tool_use(tools: Sequence[Tool], choice: Choice, names: Sequence[str] | None,
         choice,
         is_named=names is not None and len(names) == 1 and choice is Choice.REQUIRED,
         is_parallel=parallel is not False,
+        unknown=unknown,
     )
 
 
@@ -120,7 +133,33 @@ def openai_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | N
     _check_count(tools)
     found = [_openai_tool(tool, f"tools[{index}]", is_flat=is_flat) for index, tool in enumerate(tools)]
     kind, names = _openai_choice(choice, is_flat=is_flat)
-    return tool_use(found, kind, names, parallel=parallel)
+    unknown = _unknown_flat(tools, choice) if is_flat else _unknown_nested(tools, choice)
+    return tool_use(found, kind, names, parallel=parallel, unknown=unknown)
+
+
+def unknown_in(given: Any, place: str, known: Container[str]) -> list[str]:
+    """The fields of an object that are not known, with the place that they have in a request."""
+    names = given if isinstance(given, Mapping) else ()
+    return [f"{place}.{name[:MAX_SHOWN]}" for name in names if name not in known]
+
+
+def _unknown_flat(tools: Sequence[Any], choice: Any) -> list[str]:
+    found = [name for i, tool in enumerate(tools) for name in unknown_in(tool, f"tools[{i}]", {"type", *_OF_FUNCTION})]
+    is_function = isinstance(choice, Mapping) and choice.get("type") == "function"
+    return found + unknown_in(choice, "tool_choice", {"type", "name"} if is_function else {"type", "mode", "tools"})
+
+
+def _unknown_nested(tools: Sequence[Any], choice: Any) -> list[str]:
+    found = []
+    for index, tool in enumerate(tools):
+        found += unknown_in(tool, f"tools[{index}]", ("type", "function"))
+        found += unknown_in(tool["function"], f"tools[{index}].function", _OF_FUNCTION)
+    if isinstance(choice, Mapping):
+        kind = choice["type"]
+        known = ("name",) if kind == "function" else ("mode", "tools")
+        found += unknown_in(choice, "tool_choice", ("type", kind))
+        found += unknown_in(choice[kind], f"tool_choice.{kind}", known)
+    return found
 
 
 def _check_count(tools: Sequence[Any]) -> None:
@@ -171,5 +210,9 @@ def _allowed_tools(given: Any, *, is_flat: bool) -> tuple[Choice, list[str]]:
         raise invalid(
             "tool_choice", "tool_choice of type allowed_tools must have tools, not empty, and a mode: auto or required."
         )
+    for index, tool in enumerate(tools):
+        if isinstance(tool, Mapping) and tool.get("type", "function") != "function":
+            where = f"tool_choice.tools[{index}].type"
+            raise invalid(where, f"{where} must be function; got {shown(tool['type'])}.")
     names = [_name_in(tool, f"tool_choice.tools[{index}]", is_flat=is_flat) for index, tool in enumerate(tools)]
     return Choice(mode), list(dict.fromkeys(names))

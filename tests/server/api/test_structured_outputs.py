@@ -180,6 +180,18 @@ def test_poison_is_answered_while_neighbours_go_on(server: Running) -> None:
     server.wait_idle()
 
 
+@pytest.mark.parametrize("place", ["response_format", "text"])
+def test_a_schema_beside_json_object_is_kept(server: Running, place: str) -> None:
+    form = {"type": "json_object", "schema": {"const": {"kept": 1}}}
+    if place == "text":
+        body = {"model": MODEL, "input": "An example.", "text": {"format": form}, "max_output_tokens": 60}
+        text = server.post("/v1/responses", **body).json()["output"][0]["content"][0]["text"]
+    else:
+        reply = server.post("/v1/chat/completions", messages=QUESTION, response_format=form, max_tokens=60).json()
+        text = reply["choices"][0]["message"]["content"]
+    assert json.loads(text) == {"kept": 1}
+
+
 def test_a_receipt_replays_what_followed_a_form(server: Running) -> None:
     body = {"prompt": "x", "structured_outputs": {"json": SCHEMA}, "max_tokens": 99, "seed": 4}
     reply = server.client.post("/v1/completions", json=body, headers={"x-quire-receipt": "1"}).json()

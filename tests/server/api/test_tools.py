@@ -122,6 +122,15 @@ def test_results_go_back_to_the_model(client: openai.OpenAI) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice"),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "mcp", "function": {"name": "weather"}}]},
+                }
+            },
+            "tool_choice.tools[0].type",
+        ),
         ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "tool_choice"),
         ({"tools": []}, "tools"),
         ({"tools": {"a": 1}}, "tools"),
@@ -132,6 +141,45 @@ def test_what_is_wrong_with_tools_is_named(client: openai.OpenAI, given: dict[st
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**body)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"tools": [{**WEATHER, "strct": True}]}, ["tools[0].strct"]),
+        ({"tools": [{"type": "function", "function": {"name": "f", "params": {}}}]}, ["tools[0].function.params"]),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "weather", "a": 1}, "b": 2}},
+            ["tool_choice.b", "tool_choice.function.a"],
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"tools": [{"type": "function", "function": {"name": "weather"}}], "a": 1},
+                }
+            },
+            ["tool_choice.allowed_tools.a"],
+        ),
+    ],
+)
+def test_unknown_fields_of_tools_are_named(server: Running, given: dict[str, Any], named: list[str]) -> None:
+    body = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "max_tokens": 1, **given}
+    reply = server.post("/v1/chat/completions", **body)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["warnings"] == [f"unknown parameter '{name}' has no effect" for name in named]
+
+
+def test_unknown_fields_of_tools_are_named_in_other_apis(server: Running) -> None:
+    tool = {"name": "weather", "type": "function", "description": "", "foo": 1}
+    choice = {"type": "function", "name": "weather", "bar": 2}
+    body = {"model": MODEL, "input": "Oslo", "tools": [tool], "tool_choice": choice, "max_output_tokens": 16}
+    expected = [f"unknown parameter '{name}' has no effect" for name in ("tools[0].foo", "tool_choice.bar")]
+    assert server.post("/v1/responses", **body).json()["warnings"] == expected
+    tool = {"name": "weather", "input_schema": {"type": "object"}, "foo": 1, "cache_control": {"type": "ephemeral"}}
+    choice = {"type": "auto", "bar": 2}
+    body = {"model": MODEL, "messages": QUESTION, "tools": [tool], "tool_choice": choice, "max_tokens": 1}
+    assert server.post("/v1/messages", **body).json()["warnings"] == expected
 
 
 def arguments_of(call: Any) -> dict[str, Any]:

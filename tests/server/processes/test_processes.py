@@ -224,6 +224,14 @@ def test_replies_have_the_date_of_their_second(tmp_path: Path) -> None:
         server.process.terminate()
 
 
+def test_what_marks_thinking_is_known_before_the_first_request(tmp_path: Path) -> None:
+    with served(tmp_path, "--reasoning-parser", "qwen3") as server:
+        body = {"prompt": "import os", "max_tokens": 2, "thinking_token_budget": 1}
+        reply = server.client.post("/v1/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        server.process.terminate()
+
+
 def test_an_idle_server_ends_at_once(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         server.process.send_signal(signal.SIGINT)
