@@ -216,7 +216,8 @@ def test_parse_reads_arguments_and_texts(client: openai.OpenAI) -> None:
 
 def test_the_response_repeats_what_was_offered(client: openai.OpenAI) -> None:
     choice = {"type": "function", "name": "weather"}
-    reply = ask(client, CALL, tool_choice=choice, parallel_tool_calls=False, max_tool_calls=3)
+    given: Any = {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False, "max_tool_calls": 3}
+    reply: Any = client.responses.create(model=MODEL, input="hi", max_output_tokens=16, **given)
     assert [tool.model_dump(exclude_none=True) for tool in reply.tools] == [WEATHER]
     assert (reply.tool_choice.name, reply.parallel_tool_calls, reply.max_tool_calls) == ("weather", False, 3)
     alone: Any = client.responses.create(model=MODEL, input="hi", max_output_tokens=1)
