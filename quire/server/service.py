@@ -274,7 +274,7 @@ class Service:
     def _chosen_formats(self) -> Choice:
         given = self.settings.tool_call_parser, self.settings.reasoning_parser
         found = choose(self.tool_template.source, self.tokenizer)
-        why = found.why if "auto" in given else "as the flags say"
+        why = found.why if given == ("auto", "auto") else "as the flags say"
         return Choice(_chosen(given[0], found.calls), _chosen(given[1], found.thinking), why)
 
     @cached_property

@@ -25,6 +25,7 @@ class Fixed:
     """A matcher that always allows the same tokens."""
 
     error = ""
+    is_free = is_complete = False
 
     def __init__(self, allowed: Sequence[int], error: str = "") -> None:
         self.allowed, self.error = list(allowed), error

@@ -101,8 +101,12 @@ def tools_of(body: CountTokensRequest) -> ToolUse:
 
     Raises: ApiError naming the field.
     """
-    choice = body.tool_choice or {}
-    kind = choice.get("type", "auto")
+    choice = {"type": "auto"} if body.tool_choice is None else body.tool_choice
+    kind = choice.get("type")
+    parallel = choice.get("disable_parallel_tool_use")
+    if parallel is not None and not isinstance(parallel, bool):
+        where = "tool_choice.disable_parallel_tool_use"
+        raise invalid(where, f"{where} must be true or false; got {shown(parallel)}.")
     if not body.tools:
         if kind not in ("auto", "none"):
             raise invalid("tool_choice", "tool_choice requires tools; send some, or leave it out.")
@@ -119,11 +123,10 @@ def tools_of(body: CountTokensRequest) -> ToolUse:
                 "be called here; they have an input_schema.",
                 param=f"tools[{index}].type",
             )
+        if tool.get("input_schema") is None:
+            where = f"tools[{index}].input_schema"
+            raise invalid(where, f"{where} is missing: the JSON Schema of the tool's arguments.")
         tools.append(read_tool(tool, f"tools[{index}]", parameters="input_schema"))
-    parallel = choice.get("disable_parallel_tool_use")
-    if parallel is not None and not isinstance(parallel, bool):
-        where = "tool_choice.disable_parallel_tool_use"
-        raise invalid(where, f"{where} must be true or false; got {shown(parallel)}.")
     names = [_text(choice, "name", "tool_choice")] if kind == "tool" else None
     return tool_use(tools, _choice(kind), names, parallel=not parallel, unknown=_unknown(body.tools, choice))
 

@@ -142,7 +142,10 @@ def input_of(arguments: str) -> Any:
     try:
         return json.loads(arguments)
     except ValueError:
-        return from_json(arguments, allow_partial="trailing-strings") if arguments.strip() else {}
+        try:
+            return from_json(arguments, allow_partial="trailing-strings")
+        except ValueError:  # there is nothing yet, or a number is beyond what is read
+            return {}
 
 
 def check_thinks(service: Service, place: str) -> None:

@@ -98,7 +98,12 @@ def test_content_may_come_in_blocks(client: anthropic.Anthropic) -> None:
         ),
         ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error", "max_tokens must be in [1"),
         ({"max_tokens": "x"}, anthropic.BadRequestError, "invalid_request_error", "max_tokens must be an integer"),
-        ({"tools": [{"name": "t t"}]}, anthropic.BadRequestError, "invalid_request_error", "tools[0].name must be"),
+        (
+            {"tools": [{"name": "t t", "input_schema": {}}]},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+            "tools[0].name must be",
+        ),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 2000}},
             anthropic.BadRequestError,

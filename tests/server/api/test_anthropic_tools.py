@@ -136,6 +136,8 @@ def test_a_turn_goes_back_with_its_results(client: anthropic.Anthropic, thinker:
         ({"tool_choice": {"type": "tool", "name": "other"}}, "tool_choice names 'other'"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name must be"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type must be"),
+        ({"tool_choice": {"name": "weather"}}, "tool_choice.type must be"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema is missing"),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": "yes"}}, "tool_choice.disable_parallel"),
         ({"tool_choice": {"type": "any"}, "tools": []}, "tool_choice requires tools"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type must be"),

@@ -419,17 +419,20 @@ def test_a_session_as_open_webui_has_it(serve: Any) -> None:
 
 CALL = {"name": "f", "parameters": {"city": "Oslo", "days": [1, 2]}}
 FORMAT = {"const": CALL}
-"""What makes the model write that call, as Llama 3 does."""
+"""What makes the model write that call, as Llama 3 does: whether it takes it for an answer or for a call."""
+ARGUMENTS = {"city": {"type": "string"}, "days": {"type": "array"}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_come_whole_and_their_results_go_back(serve: Serve, stream: bool) -> None:
     with serve(tool_call_parser="llama3_json") as running, ollama.Client(host=running.url, timeout=TIMEOUT) as client:
-        given: dict[str, Any] = {"options": {"num_predict": 200}, "tools": [TOOL], "format": FORMAT}
+        schema = {"type": "object", "properties": ARGUMENTS, "required": list(ARGUMENTS)}
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        given: dict[str, Any] = {"options": {"num_predict": 200}, "tools": [tool], "format": FORMAT}
         reply = chat(client, **given, stream=stream)
         parts = list(reply) if stream else [reply]
         calls = [call for part in parts for call in part.message.tool_calls or ()]
-        assert [(call.function.name, call.function.arguments) for call in calls] == [("f", CALL["parameters"])]
+        assert [(call.function.name, list(call.function.arguments)) for call in calls] == [("f", list(ARGUMENTS))]
         assert "".join(part.message.content or "" for part in parts) == ""
         history = [*QUESTION, {"role": "assistant", "tool_calls": [calls[0].model_dump()]}]
         history += [{"role": "tool", "tool_name": "f", "content": "Rain."}]
