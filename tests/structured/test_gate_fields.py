@@ -19,7 +19,7 @@ WRONG: list[tuple[object, str, str]] = [
     ({}, "gate", "needs thinking or triggers"),
     (Gate(), "gate", "needs thinking or triggers"),
     ({"trigers": []}, "gate.trigers", "did you mean 'triggers'"),
-    ({"a": 1, "b": 2, "c": 3}, "gate", "3 fields"),
+    ({"a": 1, "b": 2, "c": 3, "d": 4}, "gate", "4 fields"),
     ({"triggers": MARK}, "gate.triggers", "must be a list"),
     ({"triggers": [MARK] * (MAX_TRIGGERS + 1)}, "gate.triggers", f"the limit is {MAX_TRIGGERS}"),
     ({"triggers": ["<t>"]}, "gate.triggers[0]", "a Marker or a mapping"),
