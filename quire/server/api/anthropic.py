@@ -13,12 +13,12 @@ from starlette.responses import Response
 from quire.errors import shown
 from quire.message_formats.parts import Part, Reasoning
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.server.api.anthropic_messages import blocks_of, conversation_of, delta_of, opened, tools_of
+from quire.server.api.anthropic_messages import Messages, blocks_of, delta_of, opened, tools_of
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.message_reader import MessageReader, check_thinks, thinking_kwargs
 from quire.server.api.output_form import Form, anthropic_form
-from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
+from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params, warn_of
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.anthropic import (
     AnthropicError,
@@ -94,7 +94,11 @@ def _prompt_of(service: Service, body: CountTokensRequest) -> tuple[str, list[in
     """What `chat_text` gives for a request that would be served. Its sampling parameters have no part in it, but wrong
     ones are refused as they are where they count."""
     sampling_params(service, body, max_tokens=1, stream=False)
-    return chat_text(service, conversation_of(body), _fields(service, body), tools_of(body))
+    messages, tools = Messages(body), tools_of(body)
+    unknown = warn_of([*tools.unknown, *messages.unknown], service)
+    with messages.named():
+        text, ids, warnings = chat_text(service, messages.messages, _fields(service, body), tools)
+    return text, ids, [*unknown, *warnings]
 
 
 class _Reply:
@@ -206,16 +210,19 @@ class _Reply:
         make_params = partial(
             sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream, form=self._form()
         )
-        return await converse(
-            self._service,
-            self._context,
-            conversation_of(body),
-            make_params,
-            fields=_fields(self._service, body),
-            salt=body.cache_salt,
-            priority=body.priority,
-            tools=self._tools,
-        )
+        messages = await self._service.work.run(Messages, body)
+        self._warnings += warn_of(messages.unknown, self._service)
+        with messages.named():
+            return await converse(
+                self._service,
+                self._context,
+                messages.messages,
+                make_params,
+                fields=_fields(self._service, body),
+                salt=body.cache_salt,
+                priority=body.priority,
+                tools=self._tools,
+            )
 
 
 def _event(kind: str, fields: dict[str, Any], write: Encode = encode) -> bytes:

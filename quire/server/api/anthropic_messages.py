@@ -2,74 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from quire.errors import shown
+from quire.errors import RequestError, shown
 from quire.message_formats.call_grammar import MAX_TOOLS
 from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.server.api.message_reader import input_of
 from quire.server.api.protocol.anthropic import CountTokensRequest
 from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, read_tool, tool_use, unknown_in
-from quire.server.http.errors import ApiError, invalid
+from quire.server.http.errors import ApiError, invalid, renamed
 
-_PLAIN = ("text",)
+_PATH = re.compile(r"messages\[([0-9]{1,6})\](.*)", re.DOTALL)
 
 
-def conversation_of(body: CountTokensRequest) -> list[dict[str, Any]]:
-    """The messages in OpenAI's form, the system prompt first.
+class Messages:
+    """The messages of a request in OpenAI's form, the system prompt first.
 
     Raises: ApiError naming the block.
     """
-    system = [] if not body.system else [{"role": "system", "content": body.system}]
-    messages: list[dict[str, Any]] = [*system]
-    for index, message in enumerate(body.messages):
-        messages += _message(message, f"messages[{index}]")
-    return messages
 
+    def __init__(self, body: CountTokensRequest) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.unknown: list[str] = []
+        """Fields of blocks that are not known, or have no effect."""
+        self._places: list[str] = []
+        if body.system:
+            self._add({"role": "system", "content": body.system}, "system")
+        for index, message in enumerate(body.messages):
+            self._add_message(message, f"messages[{index}]")
 
-def _message(message: dict[str, Any], place: str) -> list[dict[str, Any]]:
-    content = message.get("content")
-    blocks = content if isinstance(content, list) else []
-    if all(not isinstance(block, Mapping) or block.get("type") in _PLAIN for block in blocks):
-        return [message]
-    if message.get("role") == "assistant":
-        return [_assistant(message, blocks, f"{place}.content")]
-    return _user(message, blocks, f"{place}.content")
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors about `messages` name those of the request."""
+        try:
+            yield
+        except RequestError as error:
+            path = str(error.fields.get("parameter"))
+            found = _PATH.fullmatch(path)
+            if found is None or int(found[1]) >= len(self._places):
+                raise
+            raise renamed(error, path, self._places[int(found[1])] + found[2]) from None
 
+    def _add(self, message: dict[str, Any], place: str) -> None:
+        self.messages.append(message)
+        self._places.append(place)
 
-def _assistant(message: dict[str, Any], blocks: Sequence[Any], place: str) -> dict[str, Any]:
-    texts, thoughts, calls = [], [], []
-    for index, block in enumerate(blocks):
-        where = f"{place}[{index}]"
-        match _kind(block, where):
-            case "thinking":
-                thoughts.append(_text(block, "thinking", where))
-            case "tool_use":
-                calls.append(_call(block, where))
-            case _:
-                texts.append(block)
-    found: dict[str, Any] = {**message, "content": texts or None}
-    if thoughts:
-        found["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        found["tool_calls"] = calls
-    return found
-
-
-def _user(message: dict[str, Any], blocks: Sequence[Any], place: str) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before what the user says."""
-    results: list[dict[str, Any]] = []
-    texts = []
-    for index, block in enumerate(blocks):
-        where = f"{place}[{index}]"
-        if _kind(block, where) == "tool_result":
-            content = block.get("content")
-            call = {"role": "tool", "tool_call_id": _text(block, "tool_use_id", where)}
-            results.append({**call, "content": "" if content is None else content})
+    def _add_message(self, message: dict[str, Any], place: str) -> None:
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else []
+        if all(not isinstance(block, Mapping) or block.get("type") == "text" for block in blocks):
+            self._add(message, place)
+        elif message.get("role") == "assistant":
+            self._add_assistant(message, blocks, place)
         else:
-            texts.append(block)
-    return [*results, {**message, "content": texts}] if texts or not results else results
+            self._add_user(message, blocks, place)
+
+    def _add_assistant(self, message: dict[str, Any], blocks: Sequence[Any], place: str) -> None:
+        texts, thoughts, calls = [], [], []
+        for index, block in enumerate(blocks):
+            where = f"{place}.content[{index}]"
+            match _kind(block, where):
+                case "thinking":
+                    thoughts.append(_text(block, "thinking", where))
+                case "tool_use":
+                    self.unknown += unknown_in(block, where, ("type", "id", "name", "input", "cache_control", "caller"))
+                    calls.append(_call(block, where))
+                case _:
+                    texts.append(block)
+        found: dict[str, Any] = {**message, "content": texts or None}
+        if thoughts:
+            found["reasoning_content"] = "\n".join(thoughts)
+        if calls:
+            found["tool_calls"] = calls
+        self._add(found, place)
+
+    def _add_user(self, message: dict[str, Any], blocks: Sequence[Any], place: str) -> None:
+        """Results of tools are messages of their own, before what the user says."""
+        texts = []
+        for index, block in enumerate(blocks):
+            where = f"{place}.content[{index}]"
+            if _kind(block, where) != "tool_result":
+                texts.append(block)
+                continue
+            known = (
+                "type",
+                "tool_use_id",
+                "content",
+                "cache_control",
+                *(() if block.get("is_error") else ("is_error",)),
+            )
+            self.unknown += unknown_in(block, where, known)
+            content = block.get("content")
+            result = {"role": "tool", "tool_call_id": _text(block, "tool_use_id", where)}
+            self._add({**result, "content": "" if content is None else content}, where)
+        if texts:
+            self._add({**message, "content": texts}, place)
 
 
 def _kind(block: Any, place: str) -> Any:

@@ -54,6 +54,14 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, code, message, param=param)
 
 
+def renamed(error: QuireError, path: str, place: str) -> ApiError:
+    """An error about a field under the name that the client has sent."""
+    found = as_api_error(error)
+    is_name = path == "max_tokens" or "[" in path or found.message.startswith(f"{path} ")  # and no word of a sentence
+    message = found.message.replace(path, place, 1) if is_name else found.message
+    return ApiError(found.status_code, found.code, message, param=place[:200])
+
+
 def overloaded(message: str, retry_after: int = 1) -> ApiError:
     """A request that is refused for load, and when to try again, in seconds."""
     return ApiError(429, "rate_limit_exceeded", message, headers={"Retry-After": str(retry_after)})

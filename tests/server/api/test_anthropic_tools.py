@@ -155,3 +155,38 @@ def test_what_is_wrong_is_named(client: anthropic.Anthropic, given: dict[str, An
         client.messages.create(**fields)
     body: Any = caught.value.body
     assert body["error"]["message"].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("messages", "start"),
+    [
+        ([{"role": "user", "content": 3}], "messages[0].content must be"),
+        (
+            [
+                *QUESTION,
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "weather", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": 7}]},
+            ],
+            "messages[2].content[0].content must be",
+        ),
+        ([*QUESTION, {"role": "nobody", "content": "a"}], "messages[1].role must be"),
+    ],
+)
+def test_errors_name_the_messages_of_the_request(client: anthropic.Anthropic, messages: Any, start: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(model=MODEL, max_tokens=4, messages=messages, tools=[WEATHER], system="Be brief.")
+    body: Any = caught.value.body
+    assert body["error"]["message"].startswith(start)
+
+
+def test_fields_of_blocks_without_effect_are_named(client: anthropic.Anthropic) -> None:
+    call = {"type": "tool_use", "id": "a", "name": "weather", "input": {}, "mood": "good"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "No such city.", "is_error": True}
+    messages: Any = [*QUESTION, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    reply: Any = client.messages.create(model=MODEL, max_tokens=1, messages=messages, tools=[WEATHER])
+    named = [warning for warning in reply.warnings if "has no effect" in warning]
+    assert len(named) == 2
+    assert "messages[1].content[0].mood" in named[0]
+    assert "messages[2].content[0].is_error" in named[1]
+    counted: Any = client.messages.count_tokens(model=MODEL, messages=messages, tools=[WEATHER])
+    assert [warning for warning in counted.warnings if "has no effect" in warning] == named

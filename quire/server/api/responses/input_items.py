@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.errors import PromptTooLong, RequestError, shown
 from quire.server.api.protocol.fields import MAX_LABEL
-from quire.server.http.errors import ApiError, as_api_error, invalid
+from quire.server.http.errors import ApiError, invalid, renamed
 from quire.tokenizer.conversation import MAX_PARTS
 
 OF_ITEMS = ("type", "id", "status")
@@ -93,11 +93,11 @@ class InputReader:
         """An error about the messages as one about the items, and about others under the names of this API."""
         path = "prompt" if isinstance(error, PromptTooLong) else str(error.fields.get("parameter"))
         if path in _NAMES:
-            return _renamed(error, path, _NAMES[path])
+            return renamed(error, path, _NAMES[path])
         found = _PATH.fullmatch(path)
         if found is None or int(found[1]) >= len(self._places):
             return error
-        return _renamed(error, path, self._places[int(found[1])].of(found[2], found[3], found[4]))
+        return renamed(error, path, self._places[int(found[1])].of(found[2], found[3], found[4]))
 
     def _warn(self, warning: str) -> None:
         if len(self.warnings) < MAX_WARNINGS:
@@ -239,10 +239,3 @@ def _texts(parts: Any, kind: str, place: str) -> list[str]:
             where = f"{place}[{index}]"
             raise invalid(where, f"{where} must be an object of type {kind} with a text; got {shown(part)}.")
     return [part["text"] for part in parts]
-
-
-def _renamed(error: RequestError, path: str, place: str) -> ApiError:
-    found = as_api_error(error)
-    is_name = path == "max_tokens" or "[" in path or found.message.startswith(f"{path} ")  # and no word of a sentence
-    message = found.message.replace(path, place, 1) if is_name else found.message
-    return ApiError(found.status_code, found.code, message, param=place[:200])
