@@ -42,8 +42,8 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "switch not built": (["serve", "--enable-lora"], ["--enable-lora is not supported yet", "merge them"]),
     "switch that says no": (["serve", "--no-enable-chunked-prefill"], ["always computed in chunks"]),
     "server flag not built": (
-        ["serve", "--tool-call-parser", "hermes"],
-        ["--tool-call-parser hermes is not"],
+        ["serve", "--tool-server", "demo"],
+        ["--tool-server demo is not"],
     ),
     "flag not built, misspelt": (["serve", "--tool-call-paser", "hermes"], ["--tool-call-paser is no flag"]),
     "flag never built": (

@@ -156,7 +156,7 @@ READS_TOOLS = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ mes
 def test_tools_that_the_template_does_not_read_are_refused(tiny_llm: LLM) -> None:
     question = [{"role": "user", "content": "hi"}]
     with pytest.raises(UnsupportedFeature, match="the chat template of this model does not read them") as caught:
-        tiny_llm.chat(question, {"max_tokens": 1}, tools=TOOLS)
+        tiny_llm.chat(question, {"max_tokens": 1}, tools=TOOLS, chat_template="{{ messages[0].content }}")
     assert caught.value.parameter == "tools"
     prompt = tiny_llm.chat_prompt(question, tools=TOOLS, chat_template=READS_TOOLS)
     assert prompt.get("prompt") == "fhi"
