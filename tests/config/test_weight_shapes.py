@@ -103,7 +103,7 @@ def tensors_of(thing: object) -> Iterator[Tensor]:
 
 def fields_of(thing: object) -> dict[str, object]:
     slots = getattr(type(thing), "__slots__", None)
-    return {name: getattr(thing, name) for name in slots} if slots else vars(thing)
+    return {name: getattr(thing, name) for name in slots if name != "__weakref__"} if slots else vars(thing)
 
 
 GEMMA_3_1B = {
