@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.errors import RequestError, shown
-from quire.message_formats.call_grammar import MAX_TOOLS
 from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.server.api.message_reader import input_of
 from quire.server.api.protocol.anthropic import CountTokensRequest
-from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, read_tool, tool_use, unknown_in
+from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, check_count, read_tool, tool_use, unknown_in
 from quire.server.http.errors import ApiError, invalid, renamed
 
 _PATH = re.compile(r"messages\[([0-9]{1,6})\](.*)", re.DOTALL)
@@ -141,8 +140,7 @@ def tools_of(body: CountTokensRequest) -> ToolUse:
         if kind not in ("auto", "none"):
             raise invalid("tool_choice", "tool_choice requires tools; send some, or leave it out.")
         return NO_TOOLS
-    if len(body.tools) > MAX_TOOLS:
-        raise invalid("tools", f"tools has {len(body.tools)} items; the limit is {MAX_TOOLS}. Send fewer of them.")
+    check_count(body.tools)
     tools = []
     for index, tool in enumerate(body.tools):
         if tool.get("type") not in (None, "custom"):

@@ -39,7 +39,7 @@ def constrained(params: SamplingParams, reading: Reading, grammars: GrammarCheck
     if params.use_beam_search:
         if tools.choice is Choice.REQUIRED:
             raise invalid("tool_choice", "tool_choice needs a grammar, and a beam search follows none; use auto.")
-        return Constrained(params, reading)
+        return _only_read(Constrained(params, reading), "a beam search follows no grammar")
     if params.structured_outputs is not None:
         if tools.choice is Choice.REQUIRED:
             raise invalid(
@@ -59,21 +59,35 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
     triggers = () if is_required else tuple(reading.marks.marker(begin) for begin in syntax.begins)
     free = _free(params, reading)
     if not is_required and not triggers:
-        return free
+        return _only_read(free, "no marker begins the calls of this model")
     try:
         found = _checked(syntax, reading, grammars)
     except UnsupportedFeature as error:
         if is_required:
             raise
-        return replace(free, warnings=(f"tools: calls are only read, not kept to their schemas: {error.message}",))
+        return _only_read(free, error.message)
     if not is_required and not found.is_binding:
-        return replace(free, warnings=found.warnings)
+        return _only_read(replace(free, warnings=found.warnings), "strict is false for one of the tools")
     gate = _gate(reading, triggers)
     if gate is not None and not tools.is_parallel:
         gate = replace(gate, repeats=False)
     forms = StructuredOutputsParams(grammar=found.text)
     read = replace(reading, calls_as_they_come=is_required or not syntax.bare)
-    return Constrained(params.clone(structured_outputs=forms, gate=gate), read, found.warnings)
+    kept = Constrained(params.clone(structured_outputs=forms, gate=gate), read, found.warnings)
+    return kept if read.calls_as_they_come else _only_read(kept, "calls of this model may begin without a marker")
+
+
+def _only_read(found: Constrained, why: str) -> Constrained:
+    """Calls that no grammar keeps, with a warning for each thing that was asked for and only a grammar could keep."""
+    tools = found.reading.tools
+    lost = {
+        "strict": any(tool.strict for tool in tools.tools.values()),
+        "parallel_tool_calls": not tools.is_parallel,
+    }
+    warnings = [
+        f"{name} has no effect: calls are only read here, since {why}" for name, is_lost in lost.items() if is_lost
+    ]
+    return replace(found, warnings=(*found.warnings, *warnings))
 
 
 def _with_form(

@@ -125,12 +125,12 @@ def openai_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | N
     Raises: ApiError.
     """
     if tools is not None and not is_flat:
-        _check_count(tools)
+        check_count(tools)
     if not tools:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "tool_choice requires tools; send some, or leave it out.")
         return NO_TOOLS
-    _check_count(tools)
+    check_count(tools)
     found = [_openai_tool(tool, f"tools[{index}]", is_flat=is_flat) for index, tool in enumerate(tools)]
     kind, names = _openai_choice(choice, is_flat=is_flat)
     unknown = _unknown_flat(tools, choice) if is_flat else _unknown_nested(tools, choice)
@@ -162,7 +162,8 @@ def _unknown_nested(tools: Sequence[Any], choice: Any) -> list[str]:
     return found
 
 
-def _check_count(tools: Sequence[Any]) -> None:
+def check_count(tools: Sequence[Any]) -> None:
+    """Refuse a list of tools that is empty or too long. Raises: ApiError."""
     if not 0 < len(tools) <= MAX_TOOLS:
         raise invalid("tools", f"tools must have 1 to {MAX_TOOLS} items, or be left out; got {len(tools)}.")
 

@@ -10,7 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.server.conftest import MODEL, Running
+from tests.server.conftest import MODEL, Running, Serve
 
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
 WEATHER: dict[str, Any] = {
@@ -260,3 +260,16 @@ def test_an_answer_of_a_form_may_be_a_call_instead(client: openai.OpenAI, seed: 
         arguments_of(choice.message.tool_calls[0])
     else:
         jsonschema.validate(json.loads(choice.message.content or ""), schema)
+
+
+def test_what_only_a_grammar_could_keep_is_named_where_there_is_none(serve: Serve) -> None:
+    tool = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    body = {"messages": QUESTION, "tools": [tool], "parallel_tool_calls": False, "max_tokens": 1}
+    with serve(tool_call_parser="pythonic") as running:
+        warnings = running.post("/v1/chat/completions", **body).json()["warnings"]
+    with serve(tool_call_parser="hermes") as running:
+        assert "warnings" not in running.post("/v1/chat/completions", **body).json()
+    assert [warning.split(":")[0] for warning in warnings] == [
+        "strict has no effect",
+        "parallel_tool_calls has no effect",
+    ]
