@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 EDITABLE := --no-build-isolation --config-settings=wheel.cmake=false --editable
 
-.PHONY: run test test-arm lint docs native native-tests setup clean
+.PHONY: run test test-arm test-gpu lint docs native native-tests setup clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed native
@@ -37,6 +37,10 @@ test-arm: $(VENV)/installed
 		&& $(BIN)/cmake --build $(ARM_BUILD) --target all quire_cpu_tests \
 		&& $(BIN)/ctest --test-dir $(ARM_BUILD) --output-on-failure --parallel $(TEST_JOBS); \
 	else echo "skipped: the ARM kernels need $(ARM)-g++ and qemu-aarch64 to be tested here"; fi
+
+# The Triton kernels, and whole models on them, on the GPU that is here; `make test` has them interpreted.
+test-gpu: setup
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/ops/triton tests/models/test_triton.py
 
 lint: $(VENV)/test-installed
 	$(BIN)/ruff check .

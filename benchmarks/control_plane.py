@@ -118,7 +118,7 @@ def time_prefix(num_tokens: int) -> tuple[float, float]:
     first, again = (Sequence(i, group_of(prompt), 0, prompt) for i in range(2))
     blocks.allocate_prefix(first, blocks.match_prefix(first))
     blocks.append(first, num_tokens)
-    first.num_computed_tokens = num_tokens
+    first.num_computed_tokens = first.num_committed_tokens = num_tokens
     blocks.retire(first)
     start = time.perf_counter()
     matched = blocks.match_prefix(again)

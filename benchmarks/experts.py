@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.ops import Case, read_bandwidth
 from quire.config.experts import ClampedGate, Routing
-from quire.ops import table
+from quire.ops.backends import Op, implementation_of
 from quire.ops.cpu import library, memory
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
@@ -35,7 +35,7 @@ GATES: dict[str, str | ClampedGate] = {
 """What stands between an expert's products: that of Qwen, of gpt-oss, and of Nemotron-H."""
 
 
-def layers(ops: dict[str, table.Op], args: argparse.Namespace, weights: str) -> list[MixtureWeights]:
+def layers(ops: dict[str, Op], args: argparse.Namespace, weights: str) -> list[MixtureWeights]:
     """Routers of their own; experts are copies of one, which lie where a model's lie."""
     pack = ops["pack_linear"] if weights in ("bfloat16", "float32", "float16") else ops["quantize_linear"]
     kind = {"dtype": getattr(torch, weights)} if pack is ops["pack_linear"] else {"format": weights}
@@ -87,7 +87,7 @@ def one_by_one(x: torch.Tensor, weights: MixtureWeights, routing: Routing, gate:
         return total.to(x.dtype)
 
 
-def cases(ops: dict[str, table.Op], args: argparse.Namespace, weights: str) -> list[Case]:
+def cases(ops: dict[str, Op], args: argparse.Namespace, weights: str) -> list[Case]:
     made = layers(ops, args, weights)
     routing = Routing(num_chosen=args.chosen, renormalized=True)
     whole = partial(ops["mixture_of_experts"], routing=routing, activation=GATES[args.gate])
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=16)
     parser.add_argument("--chosen", type=int, default=8)
     args = parser.parse_args()
-    ops = table.implementation_of("cpu")
+    ops = implementation_of("cpu")
     read = read_bandwidth(512)
     print(f"{library.isa()}, {library.num_threads()} threads")
     print(f"{'case':<34} {'us':>10} {'GB/s':>8} {'of read':>8} {'TFLOP/s':>8} {'one by one':>10} {'ratio':>8}")

@@ -17,7 +17,7 @@ from typing import cast
 import torch
 
 from benchmarks.ops import copy_of, seconds
-from quire.ops import table
+from quire.ops.backends import implementation_of
 from quire.ops.cpu import library
 from quire.ops.operands import LinearWeight
 
@@ -35,7 +35,7 @@ def use(instruction_set: int) -> None:
 
 def packed_weights(format: str, out_features: int, in_features: int, megabytes: int) -> list[LinearWeight]:
     """Copies of one weight, more than the caches hold, as the set in use packs it."""
-    ops, dense = table.implementation_of("cpu"), torch.randn(out_features, in_features).bfloat16()
+    ops, dense = implementation_of("cpu"), torch.randn(out_features, in_features).bfloat16()
     if format in DENSE:
         first = cast(LinearWeight, ops["pack_linear"]([dense], dtype=getattr(torch, format)))
     else:
@@ -45,7 +45,7 @@ def packed_weights(format: str, out_features: int, in_features: int, megabytes: 
 
 
 def product(format: str, rows: int, weights: list[LinearWeight]) -> Callable[[int], object]:
-    linear = table.implementation_of("cpu")["linear"]
+    linear = implementation_of("cpu")["linear"]
     x = torch.randn(rows, weights[0].in_features).to(getattr(torch, format) if format in DENSE else torch.bfloat16)
     return lambda call: linear(x, weights[call % len(weights)])
 

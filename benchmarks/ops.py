@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from quire.attention.context import AttentionMetadata
 from quire.config.weight_formats import BITS, BY_NAME, Codes, Shift
-from quire.ops import table
+from quire.ops.backends import Op, implementation_of
 from quire.ops.cpu import library, memory
 from quire.ops.operands import (
     ConvWeights,
@@ -94,7 +94,7 @@ def read_bandwidth(megabytes: int) -> Case:
     )
 
 
-def linear_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+def linear_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
     """Dense weights beside torch's, then quantised ones."""
     dtype: torch.dtype = getattr(torch, args.dtype)
     cases = []
@@ -125,7 +125,7 @@ def linear_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Cas
     return cases
 
 
-def quantized(ops: dict[str, table.Op], name: str, out: int, inner: int) -> LinearWeight:
+def quantized(ops: dict[str, Op], name: str, out: int, inner: int) -> LinearWeight:
     """Random values of a format of `weight_formats`, as a checkpoint would bring them."""
     format = BY_NAME[name]
     bits = BITS[format.codes]
@@ -160,7 +160,7 @@ def copy_of(weight: LinearWeight) -> LinearWeight:
 class Layers:
     """The caches of some layers with Qwen3-0.6B's heads: 16 over 8 of 128 elements."""
 
-    ops: dict[str, table.Op]
+    ops: dict[str, Op]
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
     sequences: int
@@ -242,7 +242,7 @@ ATTENTION_SIZES = ((1, 128), (1, 1024), (1, 8192), (8, 128), (8, 2048), (32, 192
 PREFILL_SIZES = (1024, 4096, 8192)
 
 
-def attention_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+def attention_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
     dtype, kv_cache_dtype = getattr(torch, args.dtype), getattr(torch, args.kv_cache_dtype or args.dtype)
     cases = [
         Layers(ops, dtype, kv_cache_dtype, sequences, context, args.megabytes).attention_case(1)
@@ -253,7 +253,7 @@ def attention_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[
     ]
 
 
-def rope_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+def rope_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
     dtype, kv_cache_dtype = getattr(torch, args.dtype), getattr(torch, args.kv_cache_dtype or args.dtype)
     return [
         Layers(ops, dtype, kv_cache_dtype, sequences, context, args.megabytes).rope_case(queries)
@@ -261,10 +261,10 @@ def rope_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]
     ]
 
 
-def small_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+def small_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
     cases: list[Case] = []
     dtype = getattr(torch, args.dtype)
-    weight, reference = torch.ones(1024), table.implementation_of("reference")
+    weight, reference = torch.ones(1024), implementation_of("reference")
     for rows in (1, 32):
         x = torch.randn(rows, 1024).to(dtype)
         cases.append(
@@ -302,12 +302,12 @@ class Recurrent:
     """An op over the states of some layers, which take turns."""
 
     name: str
-    op: Callable[[dict[str, table.Op], torch.Tensor, torch.Tensor, StateMetadata], object]
+    op: Callable[[dict[str, Op], torch.Tensor, torch.Tensor, StateMetadata], object]
     columns: int
     numbers: int
     """Of a state."""
 
-    def case(self, ops: dict[str, table.Op], args: argparse.Namespace, sequences: int, tokens: int) -> Case:
+    def case(self, ops: dict[str, Op], args: argparse.Namespace, sequences: int, tokens: int) -> Case:
         """Sequences that have a state already, with so many tokens each."""
         num_bytes = 4 * (self.numbers + self.numbers % 2)
         wanted = (args.megabytes << 20) // (2 * sequences * num_bytes)
@@ -321,7 +321,7 @@ class Recurrent:
             reads=torch.arange(sequences, dtype=torch.int32),
             writes=torch.arange(sequences, 2 * sequences, dtype=torch.int32),
         )
-        reference = table.implementation_of("reference")
+        reference = implementation_of("reference")
         return Case(
             name=f"{self.name} {sequences} x {tokens}",
             run=lambda call: self.op(ops, x, states[call % len(states)], step),
@@ -331,7 +331,7 @@ class Recurrent:
         )
 
 
-def recurrent_cases(ops: dict[str, table.Op], args: argparse.Namespace) -> list[Case]:
+def recurrent_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
     """A layer of Mamba 2 of 64 heads of 64 channels, of Mamba with 3072 channels, of LFM2 with 2048, of Qwen3-Next and
     of MiniMax-Text-01."""
     layers = (
@@ -380,9 +380,9 @@ def mamba_layer(channels: int, state_size: int, rank: int, dtype: torch.dtype) -
             skip=torch.randn(channels),
         )
         for name in ("cpu", "reference")
-        for pack in [table.implementation_of(name)["pack_linear"]]
+        for pack in [implementation_of(name)["pack_linear"]]
     }
-    reference = table.implementation_of("reference")["mamba"]
+    reference = implementation_of("reference")["mamba"]
     return Recurrent(
         f"mamba {channels} x {state_size}",
         lambda ops, x, states, step: ops["mamba"](
@@ -432,7 +432,7 @@ def lightning_layer(heads: int, size: int) -> Recurrent:
     )
 
 
-KINDS: dict[str, Callable[[dict[str, table.Op], argparse.Namespace], list[Case]]] = {
+KINDS: dict[str, Callable[[dict[str, Op], argparse.Namespace], list[Case]]] = {
     "linear": linear_cases,
     "attention": attention_cases,
     "rope": rope_cases,
@@ -456,7 +456,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", choices=["bfloat16", "float32", "float16", "int8"])
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated: " + ", ".join(KINDS))
     args = parser.parse_args()
-    ops = table.implementation_of("cpu")
+    ops = implementation_of("cpu")
     read = read_bandwidth(args.megabytes)
     cases = [read, *(case for kind in args.kinds.split(",") for case in KINDS[kind](ops, args))]
     for _ in range(args.rounds):

@@ -261,8 +261,8 @@ def models(work: Path, format: Format, shapes: str, wanted: list[str]) -> dict[s
 def read_bandwidth(threads: int) -> float:
     """GB/s of reading 1 GiB in huge pages with the kernels' own pool: the best of five."""
     code = (
-        "from benchmarks.ops import read_bandwidth\nfrom quire.ops.cpu import set_num_threads\n"
-        f"set_num_threads({threads})\ncase = read_bandwidth(1024)\n"
+        "from benchmarks.ops import read_bandwidth\nfrom quire.ops.backends import ops_of\n"
+        f"ops_of('cpu', num_threads={threads}).use_this_thread()\ncase = read_bandwidth(1024)\n"
         "for _ in range(5): case.measure()\nprint(case.num_bytes / min(case.times) / 1e9)"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}

@@ -26,9 +26,7 @@ import torch
 
 from benchmarks.checkpoints import QWEN3_06B, write_checkpoint
 from quire import LLM, SamplingParams, StructuredOutputsParams
-from quire.ops import functional as F
-from quire.ops import table
-from quire.ops.cpu import set_num_threads
+from quire.ops.backends import ops_of
 from quire.structured.backend import grammar_of, mask_words, open_backend
 from quire.structured.grammar import Vocabulary
 from quire.tokenizer.tokenizer import byte_alphabet
@@ -75,8 +73,8 @@ def masks(rounds: int) -> None:
     """Microseconds a token on one thread: masks, taking a token, and drawing with and without the mask."""
     known = vocabulary()
     backend = open_backend("llguidance", known)
-    table.use("cpu")
-    set_num_threads(1)
+    ops = ops_of("cpu", num_threads=1)
+    ops.use_this_thread()
     logits = torch.randn(NUM_SEQUENCES, VOCAB_SIZE)
     filled = np.zeros((NUM_SEQUENCES, mask_words(VOCAB_SIZE)), np.int32)
     rows = torch.arange(NUM_SEQUENCES)
@@ -90,10 +88,10 @@ def masks(rounds: int) -> None:
             began_at = time.perf_counter()
             backend.fill_masks(list(zip(matchers, range(NUM_SEQUENCES), strict=True)), filled)
             masked_at = time.perf_counter()
-            F.allowed_max(logits, rows, torch.from_numpy(filled))
-            F.sample(logits, *settings, numbers, rows, torch.from_numpy(filled))
+            ops.allowed_max(logits, rows, torch.from_numpy(filled))
+            ops.sample(logits, *settings, numbers, rows, torch.from_numpy(filled))
             drawn_at = time.perf_counter()
-            F.sample(logits, *settings, numbers)
+            ops.sample(logits, *settings, numbers)
             freely_at = time.perf_counter()
             chosen = [_draw(rng, row) for row in filled]
             chosen_at = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import hypothesis
 import pytest
 
 from quire import LLM
+
+# Triton reads it when it is imported, as transformers does: its kernels run in the interpreter unless 0 asks for a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 hypothesis.settings.register_profile(
     "quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

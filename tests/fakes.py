@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import blake2b
@@ -99,6 +100,8 @@ class MemoryExecutor:
         self.requests: dict[str, EngineCoreRequest] = {}
         self.sequences: dict[int, NewSequenceData] = {}
         self.token_ids: dict[int, list[int]] = {}
+        self.drawn: dict[int, int] = {}
+        """By sequence, the token drawn last."""
         self.tables: dict[int, list[dict[int, int]]] = {}
         """By sequence and group: index -> block, those that the worker was told of."""
         self.lost: list[str] = []
@@ -167,6 +170,7 @@ class MemoryExecutor:
             self._read(seq, computed, count)
             assert (num_draws > 0) == (computed + count == len(token_ids))
             drawn = [next_token(token_ids, seq.branch + i) for i in range(num_draws)]
+            self.drawn[seq_id] = drawn[0] if drawn else 0
             result.token_ids.append(drawn if num_draws == 1 else [])
             if num_draws > 1:
                 result.forks[seq_id] = drawn
@@ -242,6 +246,10 @@ class MemoryExecutor:
             self._learn(new.seq_id, new.block_ids)
         for seq_id, (position, token_ids) in plan.new_token_ids.items():
             self.token_ids[seq_id][position:] = token_ids
+        for seq_id, position in plan.pending_tokens.items():
+            assert len(self.token_ids[seq_id]) in (position, position + 1)
+            if len(self.token_ids[seq_id]) == position:
+                self.token_ids[seq_id].append(self.drawn[seq_id])
         for seq_id, changes in plan.new_block_ids.items():
             self._learn(seq_id, changes)
         for source, destination in plan.blocks_to_copy:
@@ -270,8 +278,11 @@ class FakeCore:
         tiers: Sequence[int] = (),
         min_load_tokens: int = 1,
         blocks_per_state: int = 1,
+        max_steps_in_flight: int = 1,
+        is_eager: bool = False,
         **limits: Any,
     ) -> None:
+        """`is_eager`: a step is computed when it is decided, else when its result is wanted."""
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 32,
@@ -293,6 +304,11 @@ class FakeCore:
         self.scheduler = Scheduler(self.blocks, **limits, clock=lambda: next(ticks) * tick_s)
         self.lives = self.scheduler.lives
         self.executor = MemoryExecutor(num_blocks, block_size, windows)
+        self.max_steps_in_flight = max_steps_in_flight
+        self.is_eager = is_eager
+        self.in_flight: deque[tuple[SchedulerOutputs, Callable[[], ModelRunnerOutput]]] = deque()
+        self.num_ahead = 0
+        """Steps that were decided while another was in flight."""
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], EngineCoreOutput] = {}
         self.scored: dict[str, list[int]] = {}
@@ -325,9 +341,32 @@ class FakeCore:
         self.known_requests |= new
         return plan
 
-    def step(self) -> list[EngineCoreOutput]:
+    def submit_step(self) -> None:
+        """Decide a step and hand it over."""
+        self.num_ahead += bool(self.in_flight)
         plan = self.plan()
-        outputs = self.scheduler.update(plan, execute_guarded(self.executor, plan))
+        if self.is_eager:
+            result = execute_guarded(self.executor, plan)
+            self.in_flight.append((plan, lambda: result))
+        else:
+            self.in_flight.append((plan, lambda: execute_guarded(self.executor, plan)))
+
+    def interrupt(self, *, is_computed: bool = False) -> SchedulerOutputs:
+        """Decide a step whose result nobody learns of; `is_computed` or not."""
+        while self.in_flight:
+            _, compute = self.in_flight.popleft()
+            compute()
+        plan = self.plan()
+        if is_computed:
+            execute_guarded(self.executor, plan)
+        self.scheduler.interrupted()
+        return plan
+
+    def step(self) -> list[EngineCoreOutput]:
+        while not self.in_flight or (len(self.in_flight) < self.max_steps_in_flight and self.scheduler.may_go_ahead()):
+            self.submit_step()
+        plan, compute = self.in_flight.popleft()
+        outputs = self.scheduler.update(plan, compute())
         assert not self.executor.lost, self.executor.lost
         for output in outputs:
             key = (output.request_id, output.branch)
@@ -345,8 +384,13 @@ class FakeCore:
                 break
             self.step()
         assert not self.lives.has_work(), "requests did not finish"
+        while self.in_flight:
+            plan, compute = self.in_flight.popleft()
+            assert not self.scheduler.update(plan, compute())
         self.lives.writer.begin()
-        self.executor.execute(self.lives.writer.end())
+        plan = self.lives.writer.end()
+        self.known_requests.difference_update(plan.removed_request_ids)
+        self.executor.execute(plan)
         assert not self.executor.requests, "the worker keeps requests that have ended"
         pool = self.blocks.pool
         assert pool.num_free == pool.num_blocks, "blocks leaked"

@@ -48,6 +48,7 @@ struct Entry {
 #define QR_ENTRY(function) Entry{#function, count_of(function), Replayed<function>::run}
 constexpr Entry kEntries[] = {
     QR_ENTRY(qr_embedding),          QR_ENTRY(qr_packed_rows),
+    QR_ENTRY(qr_block_rows),
     QR_ENTRY(qr_linear),             QR_ENTRY(qr_gated_linear),
     QR_ENTRY(qr_linear_quantized),   QR_ENTRY(qr_gated_linear_quantized),
     QR_ENTRY(qr_rms_norm),           QR_ENTRY(qr_layer_norm),

@@ -299,6 +299,18 @@ struct IntegersArgs {
   int64_t k;
 };
 
+// What blocks of a type hold (kernels/blocks.h), up to kBlockElements elements of a row at a time.
+constexpr int64_t kBlockElements = 256, kMostBlockGroups = kBlockElements / 16;
+struct BlockType {
+  int32_t id, format;            // of qr_blocks; the qr_format that its values need
+  int64_t elements, bytes;       // of a block
+  int64_t group;                 // elements that share a scale
+  bool has_offsets, has_halves;  // offsets beside scales; scales that are float16 in the file
+  void (*values)(int8_t* out, const uint8_t* blocks, int64_t count);
+  // offsets stay as they are where there are none.
+  void (*scales)(float* scales, float* offsets, const uint8_t* blocks, int64_t count);
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(const NormArgs& args, int64_t row_begin, int64_t row_end);
@@ -326,6 +338,12 @@ struct Kernels {
   Gemm gemm_float8_float;  // any other
   void (*row_to_int8)(const IntegersArgs& args);
   void (*row_to_int4)(const IntegersArgs& args);
+  const BlockType* (*block_type)(int32_t id);  // null where there is none
+  // out[n] in float16 = x / unit
+  void (*to_halves)(uint16_t* out, const float* x, float unit, int64_t n);
+  // The numbers that blocks of up to kBlockElements elements stand for. levels: what codes stand for, or null.
+  void (*read_blocks)(void* out, int32_t dtype, const BlockType& type, const uint8_t* blocks, int64_t count,
+                      const int8_t* levels);
   // What a product's own end does not compute: halves that do not fall on panels, gates that are not plain. up may be
   // null.
   void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, const Gating& gating);

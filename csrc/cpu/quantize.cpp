@@ -1,7 +1,9 @@
 // Quantised weights as they are stored: numbers to integers with scales, and integers to panels.
 #include "arguments.h"
 #include "gemm.h"
+#include "panels.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <vector>
@@ -24,52 +26,23 @@ bool pack_float8_row(char* panel, int64_t column, int64_t k, const int8_t* row) 
   return !has_nan;
 }
 
-// One row of 5 or 6 bits into its column of a panel, 64 k at a time; false where a number does not fit. See Planes in
-// kernels/gemm_quantized.h.
-bool pack_planes_row(char* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
-  const int bits = int(bits_of(format)), high = bits - 4, rows_of_line = 4 / high, bias = 1 << (bits - 1);
-  const int64_t half_bytes = bits * 128;
-  char* out = panel + column / 16 * half_bytes + column % 16 * 4;
-  int outside = 0;
-  for (int64_t i = 0; i < k; i += 64, out += 2 * half_bytes) {
-    int8_t values[64] = {};
-    std::memcpy(values, row + i, size_t(k - i < 64 ? k - i : 64));
-    uint8_t nibbles[8][4], lines[4][4] = {};
-    for (int at = 0; at < 64; ++at) {
-      const int code = values[at] + bias, eight = at / 8, four = at / 4 % 2;
-      outside |= code;
-      uint8_t& both = nibbles[eight][at % 4];
-      both = uint8_t(four == 0 ? code & 15 : both | (code & 15) << 4);
-      const int place = eight % rows_of_line * 2 * high + four * high;
-      lines[eight / rows_of_line][at % 4] |= uint8_t((code >> 4 & (1 << high) - 1) << place);
-    }
-    for (int eight = 0; eight < 8; ++eight) std::memcpy(out + eight * 64, nibbles[eight], 4);
-    for (int line = 0; line < 2 * high; ++line) std::memcpy(out + 512 + line * 64, lines[line], 4);
-  }
-  return (outside & ~(2 * bias - 1)) == 0;
+bool pack_float8_rows(char* panel, int64_t column, int64_t count, int64_t k, const int8_t* rows, int64_t stride) {
+  bool fits = true;
+  for (int64_t row = 0; row < count; ++row) fits &= pack_float8_row(panel, column + row, k, rows + row * stride);
+  return fits;
 }
 
-// One row into its column of a panel, 8 k at a time; false where a number does not fit four bits.
-bool pack_row(char* panel, int32_t format, int64_t column, int64_t k, const int8_t* row) {
-  if (is_in_planes(format)) return pack_planes_row(panel, format, column, k, row);
-  const int bias = format == QR_INT4 ? 8 : 0;
-  int outside = 0;
-  for (int64_t i = 0; i < k; i += 8) {
-    int8_t eight[8] = {};
-    std::memcpy(eight, row + i, size_t(k - i < 8 ? k - i : 8));
-    const int64_t half = i / 64 * 2 + column / 16, line = i % 64 / 8, at = column % 16 * 4;
-    if (format == QR_INT8) {
-      char* out = panel + half * 1024 + line * 128 + at;
-      std::memcpy(out, eight, 4);
-      std::memcpy(out + 64, eight + 4, 4);
-    } else {
-      uint8_t nibbles[4];
-      for (int j = 0; j < 8; ++j) outside |= eight[j] + bias;
-      for (int j = 0; j < 4; ++j) nibbles[j] = uint8_t((eight[j] & 15) | (eight[j + 4] & 15) << 4);
-      std::memcpy(panel + half * 512 + line * 64 + at, nibbles, 4);
-    }
+// Rows into the columns from `column` on; false where a value is not one of the format's.
+bool pack_rows(char* panel, int32_t format, int64_t column, int64_t count, int64_t k, const int8_t* rows,
+               int64_t stride) {
+  const PackRow pack = pack_row_of(format);
+  uint64_t outside = 0;
+  for (int64_t begin = 0; begin < k; begin += kPackedAtATime) {
+    const int64_t values = std::min(kPackedAtATime, k - begin);
+    for (int64_t row = 0; row < count; ++row)
+      outside |= pack(panel, column + row, begin, values, rows + row * stride + begin);
   }
-  return (outside & ~15) == 0;
+  return outside == 0;
 }
 
 }  // namespace
@@ -94,13 +67,11 @@ int32_t qr_pack_quantized(void* packed, int32_t format, int64_t out_features, in
   std::atomic<int32_t> status{QR_OK};
   for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {
     char* out = static_cast<char*>(packed) + panel * bytes;
-    for (int64_t row = begin; row < end; ++row) {
-      const int8_t* values = src + (row - row_offset) * src_stride;
-      const int64_t column = row - panel * kPanel;
-      const bool fits = format == QR_FLOAT8 ? pack_float8_row(out, column, in_features, values)
-                                            : pack_row(out, format, column, in_features, values);
-      if (!fits) status.store(QR_EUNSUPPORTED);
-    }
+    const int64_t first = begin - panel * kPanel, count = end - begin;
+    const int8_t* rows = src + (begin - row_offset) * src_stride;
+    const bool fits = format == QR_FLOAT8 ? pack_float8_rows(out, first, count, in_features, rows, src_stride)
+                                          : pack_rows(out, format, first, count, in_features, rows, src_stride);
+    if (!fits) status.store(QR_EUNSUPPORTED);
   });
   return status.load();
 }
@@ -114,6 +85,7 @@ int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, int64_t g
       !is_part(out_features, in_features, num_rows, src_stride, row_offset) || !are_there(packed, scales, src) ||
       !is_aligned(packed))
     return QR_EINVAL;
+  const PackRow pack = pack_row_of(format);
   const auto to_integers = format == QR_INT8 ? kernels()->row_to_int8 : kernels()->row_to_int4;
   const int64_t bytes = quantized_panel_bytes(format, in_features);
   const int64_t scale_bytes = format == QR_INT8 ? 4 : 2, groups = format == QR_INT8 ? 1 : divide_up(in_features, group);
@@ -124,7 +96,7 @@ int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, int64_t g
       const char* from = static_cast<const char*>(src) + (row - row_offset) * src_stride * bytes_of(src_dtype);
       char* scale_at = static_cast<char*>(scales) + scale * scale_bytes;
       to_integers({integers.data(), scale_at, group, from, src_dtype, in_features});
-      pack_row(static_cast<char*>(packed) + panel * bytes, format, column, in_features, integers.data());
+      pack(static_cast<char*>(packed) + panel * bytes, column, 0, in_features, integers.data());
     }
   });
   return QR_OK;

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 7
+#define QR_ABI_VERSION 8
 
 enum {
   QR_OK = 0,
@@ -167,6 +167,45 @@ QR_API int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, 
 QR_API int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, const qr_weight* weights,
                                          int64_t count, int64_t rows, int64_t f, int64_t k, const float* bias,
                                          int32_t activation);
+
+/* ---- weights in the blocks of GGUF files (blocks.cpp) ----
+ * A row of in_features elements, a multiple of those of a block, is its blocks one after the other. src_stride: bytes
+ * between rows. Any bytes are blocks; what is read is num_rows times the blocks of a row. */
+
+/* By their ids in files (ggml, include/ggml.h). */
+typedef enum {
+  QR_Q4_0 = 2,
+  QR_Q4_1 = 3,
+  QR_Q5_0 = 6,
+  QR_Q5_1 = 7,
+  QR_Q8_0 = 8,
+  QR_Q2_K = 10,
+  QR_Q3_K = 11,
+  QR_Q4_K = 12,
+  QR_Q5_K = 13,
+  QR_Q6_K = 14,
+  QR_IQ4_NL = 20,
+  QR_IQ4_XS = 23,
+  QR_MXFP4 = 39
+} qr_blocks;
+
+/* largest: the largest magnitude of all scales and offsets; NaN where one of them is not finite. are_halves: 1 where
+ * float16 has all of them exactly. */
+QR_API int32_t qr_block_range(float* largest, int32_t* are_halves, int32_t type, const void* src, int64_t num_rows,
+                              int64_t src_stride, int64_t in_features);
+
+/* As qr_pack_quantized, with scales and offsets as qr_weight has them, in units: those of the rows are written. The
+ * format is QR_INT4 (Q4_0, Q4_1, Q2_K, Q3_K, Q4_K), QR_INT5 (Q5_0, Q5_1, Q5_K), QR_INT6 (Q6_K), QR_INT8 (Q8_0) or
+ * QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16). offsets: of Q4_1, Q5_1, Q2_K, Q4_K, Q5_K; else null. */
+QR_API int32_t qr_pack_blocks(void* packed, uint16_t* scales, uint16_t* offsets, double unit, int32_t type,
+                              int64_t out_features, int64_t in_features, const void* src, int64_t num_rows,
+                              int64_t src_stride, int64_t row_offset);
+
+/* out[rows, in_features]: the numbers of rows ids[0 .. rows) of a table of table_rows rows; of its first rows where
+ * ids is null. levels: int8[16], what codes stand for, of types of QR_LEVELS. */
+QR_API int32_t qr_block_rows(void* out, int32_t out_dtype, int32_t type, const void* table, int64_t table_rows,
+                             int64_t src_stride, int64_t in_features, const int8_t* levels, const int64_t* ids,
+                             int64_t rows);
 
 /* ---- mixtures of experts (experts.cpp); every member of these structures has 8 bytes ---- */
 

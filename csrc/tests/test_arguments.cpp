@@ -97,6 +97,18 @@ const Call kCalls[] = {
      [](P p, S s) {
        return qr_quantize_linear(p[0], p[1], QR_INT8, 0, s[0], s[1], p[2], QR_FLOAT32, s[2], s[3], s[4]);
      }},
+    {"qr_block_range", {32, 36, 64}, {false, false, false},
+     [](P p, S s) {
+       return qr_block_range(as<float>(p[0]), as<int32_t>(p[1]), QR_Q4_0, p[2], s[0], s[1], s[2]);
+     }},
+    {"qr_pack_blocks", {64, 64, 64, 36, 0}, {false, false, false},
+     [](P p, S s) {
+       return qr_pack_blocks(p[0], as<uint16_t>(p[1]), nullptr, 1.0, QR_Q4_0, s[0], s[1], p[2], s[2], s[3], s[4]);
+     }},
+    {"qr_block_rows", {64, 36, 64, 4}, {false, false, true},
+     [](P p, S s) {
+       return qr_block_rows(p[0], QR_FLOAT32, QR_Q4_0, p[1], s[0], s[1], s[2], nullptr, as<int64_t>(p[2]), s[3]);
+     }},
     {"qr_linear_quantized", {4, 32, 64, 1}, {false, false, false, false, true, true},
      [](P p, S s) {
        const qr_weight weight = int8_weight(p[2], p[3], 32);

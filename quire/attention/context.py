@@ -35,7 +35,7 @@ class ForwardContext:
     group_of_layer: Mapping[int, int]
     """Which of the groups each layer belongs to."""
     kv_caches: Sequence[Tensor]
-    """One per layer, as `ops.functional.allocate_kv_cache` or `allocate_states` made it; layers of several groups share
+    """One per layer, as `Ops.allocate_kv_cache` or `allocate_states` made it; layers of several groups share
     one."""
 
     def state_of(self, layer: int) -> StateMetadata:

@@ -185,7 +185,15 @@ class EngineArgs:
         least=0,
         most=10**9,
     )
-    ops: str = knob("auto", "Implementation of the ops.", choices=("auto", "reference", "cpu"))
+    async_scheduling: bool | None = knob(
+        None,
+        "Decide the next step while one is computed; when left out, where a device computes beside the host.",
+    )
+    device: str = knob(
+        "auto",
+        "Where the model runs: cpu, or cuda or rocm, which auto never takes yet, or a device of a plug-in.",
+    )
+    ops: str = knob("auto", "Implementation of the ops.", choices=("auto", "reference", "cpu", "triton"))
     num_threads: int | None = knob(None, "Threads that compute; one per physical core unless given.", least=1, most=512)
     use_tqdm_on_load: bool = knob(True, "Show a progress bar while weights are read.")
     disable_log_stats: bool = knob(False, "Keep no statistics about steps, and log no status line.")

@@ -35,6 +35,9 @@ class Capabilities:
     total_memory: int
     """Of the device, or of the control group if that is less."""
     available_memory: int
+    host_memory: int = 0
+    """Of the host, where the device has memory of its own; else 0."""
+    host_available_memory: int = 0
     block_size: int
     """Preferred tokens per KV block."""
     ops: str
@@ -50,6 +53,9 @@ class Capabilities:
     """Instruction sets of interest, as the processor reports them."""
     default_memory_fraction: float = 0.5
     """Share of the memory an engine takes unless told."""
+    default_max_num_seqs: int = 256
+    default_max_num_batched_tokens: int = 2048
+    """Tokens of a step that keep the device busy, and others waiting no longer than they must."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +141,8 @@ class SchedulerConfig:
     """Seconds of waiting that count as much as a priority lower by one; 0: none do."""
     max_request_bytes: int = 0
     """What all requests may take in the core, those that wait included, as the memory plan has it."""
+    max_steps_in_flight: int = 1
+    """Steps that are decided before the results of the first of them are known."""
     short_step_work: float | None = None
     """Of a step beside a long prompt, in tokens without context; None: as `core.order.budget` has it for CPUs."""
 
@@ -154,9 +162,15 @@ class DeviceConfig:
     """Where it runs."""
 
     device_type: str
+    """As `--device` spells it."""
     ops: str
     num_threads: int
     capabilities: Capabilities
+
+    @property
+    def torch_device(self) -> str:
+        """As torch spells it, which says cuda for AMD's GPUs, too."""
+        return "cuda" if self.device_type == "rocm" else self.device_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.args import EngineArgs
 from quire.config.engine import Capabilities, QuireConfig
 from quire.config.memory_plan import allowed_bytes
-from quire.config.resolve import DEFAULT_MAX_NUM_SEQS, resolve
+from quire.config.resolve import resolve
 from quire.errors import ConfigError
 
 UNLIMITED = 1 << 120
@@ -94,9 +94,9 @@ def _without_size(args: EngineArgs) -> EngineArgs:
     return replace(args, gpu_memory_utilization=None, kv_cache_memory_bytes=None, num_gpu_blocks_override=None)
 
 
-def wished(args: EngineArgs, wish: Wish) -> EngineArgs:
+def wished(machine: Machine, args: EngineArgs, wish: Wish) -> EngineArgs:
     """The options with seats and context for the wish: what they are given for, they must allow."""
-    seats = DEFAULT_MAX_NUM_SEQS if args.max_num_seqs is None else args.max_num_seqs
+    seats = machine.capabilities.default_max_num_seqs if args.max_num_seqs is None else args.max_num_seqs
     return replace(
         args,
         max_model_len=max(wish.num_tokens, args.max_model_len or 0),

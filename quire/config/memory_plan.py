@@ -79,6 +79,15 @@ class MemoryPlan:
         """All but pages of files being read, which the system takes back when it needs them."""
         return self.total - self.loading
 
+    @property
+    def held_by_host(self) -> int:
+        """What of it is the host's where the device has memory of its own."""
+        return self.kv_ram + self.requests + self.grammars + self.process
+
+    def held_on(self, capabilities: Capabilities) -> int:
+        """What of it is the device's."""
+        return self.held - self.held_by_host if capabilities.host_memory else self.held
+
     def as_dict(self) -> dict[str, int]:
         """By name, in the order in which people read it."""
         return asdict(self)
@@ -279,10 +288,10 @@ def allowed_bytes(capabilities: Capabilities, fraction: float) -> int:
 def plan_blocks(capabilities: Capabilities, bare: MemoryPlan, *, fraction: float, block_bytes: int, most: int) -> int:
     """KV blocks that the allowed share of memory holds beside everything else (`bare`), at most as many as are useful.
 
-    `block_bytes` is all that a block takes. Raises: ConfigError when nothing is left.
+    `block_bytes` is what a block takes there. Raises: ConfigError when nothing is left.
     """
     allowed = allowed_bytes(capabilities, fraction)
-    left = allowed - bare.held
+    left = allowed - bare.held_on(capabilities)
     if left <= 0:
         raise ConfigError(
             f"no memory is left for the KV cache: {gib(allowed)} may be used ({fraction:.0%} of "
@@ -298,9 +307,16 @@ def check_memory(plan: MemoryPlan, capabilities: Capabilities) -> None:
 
     Raises: ConfigError with the numbers.
     """
-    if plan.held > capabilities.total_memory:
+    if capabilities.host_memory and plan.held_by_host > capabilities.host_memory:
         raise ConfigError(
-            f"the engine would take {gib(plan.held)} ({parts_text(plan)}), more than the "
+            f"the engine would take {gib(plan.held_by_host)} of the host's memory (kv_ram, requests, grammars and "
+            f"process of {parts_text(plan)}), more than the {gib(capabilities.host_memory)} there are. Lower kv_ram or "
+            "max_num_seqs."
+        )
+    held = plan.held_on(capabilities)
+    if held > capabilities.total_memory:
+        raise ConfigError(
+            f"the engine would take {gib(held)} ({parts_text(plan)}), more than the "
             f"{gib(capabilities.total_memory)} there are. Lower num_gpu_blocks_override, kv_cache_memory_bytes, "
             "kv_ram, max_num_seqs or max_num_batched_tokens, or use a smaller model or dtype."
         )

@@ -82,6 +82,9 @@ class EngineOptions(TypedDict, total=False):
     """Who is served first: fcfs takes requests in order of arrival, priority those with a lower priority."""
     priority_ageing: float | None
     """Seconds of waiting that count as much as a priority that is lower by one; 0: waiting does not count."""
+    async_scheduling: bool | None
+    """Decide the next step while one is computed; when left out, where a device computes beside the host."""
+    device: str
     ops: str
     """Implementation of the ops."""
     num_threads: int | None

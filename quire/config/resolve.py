@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,14 +42,13 @@ from quire.messages.kv_tiers import ALIGNMENT, slot_bytes, slots_in
 from quire.sampling_params import SamplingParams
 from quire.utils.math import round_up
 
-DEFAULT_MAX_NUM_SEQS = 256
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_KV_DISK_SIZE = 4 << 30
 USUAL_STRIDE = 512
 """Tokens between cached states of recurrent layers, at least: steps of so many read the weights seldom enough."""
 SMALL_CHUNK = 256
 """Prompts are computed so many tokens at a time, if need be, rather than that the context is shortened."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+GPUS = ("cuda", "rocm")
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What of generation_config.json changes sampling; `max_new_tokens` is taken as max_tokens."""
 
@@ -84,7 +84,7 @@ def resolve(
     kv_cache_dtype = choices.pick(
         "kv_cache_dtype", None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype, dtype, "the model's"
     )
-    scheduler = _resolve_scheduler(args, choices)
+    scheduler = _resolve_scheduler(args, capabilities, choices)
     block_size = choices.pick(
         "block_size", args.block_size, capabilities.block_size, f"preferred on {capabilities.name}"
     )
@@ -141,6 +141,7 @@ def resolve(
 def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choices) -> DeviceConfig:
     given = None if args.ops == "auto" else args.ops
     ops = choices.pick("ops", given, capabilities.ops, capabilities.ops_reason)
+    _check_ops(ops, capabilities)
     default, reason = capabilities.num_cores, "one per physical core"
     if args.quantization in ROUNDING and ops != "cpu":
         raise ConfigError(
@@ -160,6 +161,20 @@ def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choi
     )
 
 
+def _check_ops(ops: str, capabilities: Capabilities) -> None:
+    """Raises: ConfigError where the ops do not compute on the device."""
+    device = capabilities.device_type
+    if device in GPUS and ops != "triton":
+        raise ConfigError(
+            f"ops={ops!r} compute on CPUs, and device={device!r} runs the Triton ones. Leave one of them out."
+        )
+    if device == "cpu" and ops == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            "ops='triton' compute on GPUs, and this engine runs on the CPU. Leave ops out. (TRITON_INTERPRET=1 "
+            "interprets them there, thousands of times slower, for tests.)"
+        )
+
+
 def _resolve_dtype(args: EngineArgs, arch: ModelArch, choices: _Choices) -> str:
     given = None if args.dtype == "auto" else DTYPE_ALIASES.get(args.dtype, args.dtype)
     dtype: str = choices.pick("dtype", given, arch.dtype, "as the checkpoint says")
@@ -170,16 +185,17 @@ def _resolve_dtype(args: EngineArgs, arch: ModelArch, choices: _Choices) -> str:
     return dtype
 
 
-def _resolve_scheduler(args: EngineArgs, choices: _Choices) -> SchedulerConfig:
-    max_num_seqs = choices.pick("max_num_seqs", args.max_num_seqs, DEFAULT_MAX_NUM_SEQS, "default on CPU")
+def _resolve_scheduler(args: EngineArgs, machine: Capabilities, choices: _Choices) -> SchedulerConfig:
+    default = f"default on {'CPU' if machine.device_type == 'cpu' else machine.name}"
+    max_num_seqs = choices.pick("max_num_seqs", args.max_num_seqs, machine.default_max_num_seqs, default)
     if args.max_num_seqs is None and args.max_num_batched_tokens is not None:
         max_num_seqs = min(max_num_seqs, args.max_num_batched_tokens)
-        choices.made["max_num_seqs"] = Choice(max_num_seqs, "default on CPU, at most max_num_batched_tokens")
+        choices.made["max_num_seqs"] = Choice(max_num_seqs, f"{default}, at most max_num_batched_tokens")
     tokens = choices.pick(
         "max_num_batched_tokens",
         args.max_num_batched_tokens,
-        max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs),
-        "default on CPU, at least max_num_seqs",
+        max(machine.default_max_num_batched_tokens, max_num_seqs),
+        f"{default}, at least max_num_seqs",
     )
     if tokens < max_num_seqs:
         raise ConfigError(
@@ -193,7 +209,15 @@ def _resolve_scheduler(args: EngineArgs, choices: _Choices) -> SchedulerConfig:
         max_chunk_tokens=chunk,
         policy=args.scheduling_policy,
         priority_ageing_s=_resolve_ageing(args, choices),
+        max_steps_in_flight=2 if _resolve_async(args, machine, choices) else 1,
     )
+
+
+def _resolve_async(args: EngineArgs, machine: Capabilities, choices: _Choices) -> bool:
+    """Whether a step is decided while another is computed."""
+    has_host = machine.host_memory > 0
+    reason = "the device computes beside the host" if has_host else "the model takes all cores"
+    return bool(choices.pick("async_scheduling", args.async_scheduling, has_host, reason))
 
 
 def _resolve_ageing(args: EngineArgs, choices: _Choices) -> float:
@@ -294,7 +318,7 @@ def _resolve_memory(
             capabilities,
             plan_memory(arch, use, 0),
             fraction=fraction,
-            block_bytes=block_bytes + host_bytes_per_block(block_size),
+            block_bytes=block_bytes + (0 if capabilities.host_memory else host_bytes_per_block(block_size)),
             most=most_useful,
         )
         reason = (

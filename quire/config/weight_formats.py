@@ -1,4 +1,4 @@
-"""What the native kernels keep quantised weights in: names, and bytes once packed. Knows no torch and no checkpoint."""
+"""What kernels keep quantised weights in: names, and bytes once packed. Knows no torch and no checkpoint."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ PANEL = 32
 GROUPS = (128, 64, 32, 16)
 """Input features that may share a scale."""
 FLOAT8_GROUP = 128
+FLOAT4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of e2m1 (OCP Microscaling Formats 1.0, section 5.3.3)."""
 
 
 class Codes(StrEnum):
@@ -65,6 +67,20 @@ class WeightFormat:
         shifts = {Shift.NONE: 0, Shift.ZERO_POINTS: 1, Shift.OFFSETS: 2}[self.shift]
         has_floats = self.group == 0 or self.codes is Codes.FLOAT8
         return values + groups * ((4 if has_floats else 2) + shifts) + 16 * (self.codes is Codes.LEVELS)
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        """As `num_bytes`, of a weight that the Triton kernels packed: five and six bits take a byte, scales four."""
+        has_halves = self.codes in (Codes.INT4, Codes.LEVELS)
+        step = 2 * gpu_step(self.group)
+        values = out_features * (round_up(in_features, step) // 2 if has_halves else in_features)
+        groups = out_features * (cdiv(in_features, self.group) if self.group else 1)
+        shifts = {Shift.NONE: 0, Shift.ZERO_POINTS: 1, Shift.OFFSETS: 4}[self.shift]
+        return values + groups * (4 + shifts) + 16 * (self.codes is Codes.LEVELS)
+
+
+def gpu_step(group: int) -> int:
+    """Input features that a step of the Triton kernels' sums takes: those of one group at most."""
+    return 16 if group % 32 else 32 if group % 64 else 64
 
 
 def native_format(

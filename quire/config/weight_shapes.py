@@ -15,6 +15,7 @@ from quire.config import weight_formats
 from quire.config.arch import ModelArch
 from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
+from quire.config.gguf.tensor_types import BY_NAME, TensorType
 from quire.config.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -30,7 +31,7 @@ from quire.config.mixers import (
     ShortConvSpec,
     StepNorms,
 )
-from quire.config.quantized.stored import StoredFormat
+from quire.config.quantized.stored import Packing, StoredFormat
 from quire.errors import ConfigError
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
@@ -425,12 +426,13 @@ def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") ->
     bfloat16 for AMX tiles takes 12 bits where it can (`csrc/cpu/compact.h`); a weight whose numbers spread too far
     keeps 16, which only its values tell.
     """
-    if ops != "cpu":
-        return shape.num_weights * DTYPE_BYTES.get(format, DTYPE_BYTES["float32"])
     panels, depth = cdiv(shape.out_features, PANEL), shape.in_features
     quantized = weight_formats.parse(INT4 if format == "int4" else format)
-    if quantized is not None:
-        return quantized.num_bytes(shape.out_features, depth)
+    if quantized is not None and ops != "reference":
+        count = quantized.num_bytes if ops == "cpu" else quantized.num_bytes_on_gpu
+        return count(shape.out_features, depth)
+    if ops != "cpu":
+        return shape.num_weights * DTYPE_BYTES.get(format, DTYPE_BYTES["float32"])
     if format == "bfloat16" and isa == "amx" and all(part % PANEL == 0 for part in shape.parts[:-1]):
         return panels * _compact_panel_bytes(depth)
     return panels * PANEL * DTYPE_BYTES[format] * (round_up(depth, PANEL) if format == "bfloat16" else depth)
@@ -446,7 +448,7 @@ def weight_bytes(
 ) -> int:
     """Bytes of all weights once loaded. Quantised, a tied table is held twice: rows in `dtype`, and the head.
 
-    That is int8, or what the checkpoint has it in.
+    That is int8, or what the checkpoint has it in. Rows in the blocks of a GGUF file stay in them.
     """
     shapes = weight_shapes(arch)
     body = sum(
@@ -455,9 +457,20 @@ def weight_bytes(
     )
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     is_shared = shapes.is_tied and quantization is None and not has_quantized_table(arch)
-    table = 0 if is_shared else shapes.table
+    table = 0 if is_shared else _table_bytes(arch, shapes.table, dtype)
     saved = sum(_saved_bytes(format, dtype, ops=ops, isa=isa) for format in arch.quantized if keeps(arch, format))
-    return body + head - saved + (table + shapes.positions) * DTYPE_BYTES[dtype] + shapes.floats * 4
+    return body + head - saved + table + shapes.positions * DTYPE_BYTES[dtype] + shapes.floats * 4
+
+
+def _table_bytes(arch: ModelArch, numbers: int, dtype: str) -> int:
+    blocks = (_block_type(format) for format in arch.quantized if _is_table(arch, format))
+    kind = next(blocks, None)
+    return numbers * DTYPE_BYTES[dtype] if kind is None else numbers // kind.block_size * kind.block_bytes
+
+
+def _block_type(format: StoredFormat) -> TensorType | None:
+    """Of a weight in the blocks of a GGUF file."""
+    return BY_NAME[next(iter(format.tensors))] if format.packing is Packing.GGUF else None
 
 
 def keeps(arch: ModelArch, format: StoredFormat) -> bool:
@@ -479,14 +492,14 @@ def _is_table(arch: ModelArch, format: StoredFormat) -> bool:
 
 def _saved_bytes(format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int:
     """What a quantised weight takes less than a plain one; reference ops keep it in float32."""
-    kept = "float32" if ops != "cpu" else format.kept_as or dtype
+    kept = "float32" if ops == "reference" else format.kept_as or dtype
     if len(format.shape) == 1:  # bitsandbytes: its columns are not in the headers
         shape = LinearShape(parts=(format.shape[0] // format.group_size,), in_features=format.group_size)
         count = 1
     else:
         *stacked, rows, columns = format.shape
         shape, count = LinearShape(parts=(rows,), in_features=columns), math.prod(stacked)
-    order = 4 * shape.in_features if format.has_order and ops == "cpu" else 0
+    order = 4 * shape.in_features if format.has_order and ops != "reference" else 0
     return count * (packed_bytes(shape, dtype, ops=ops, isa=isa) - packed_bytes(shape, kept, ops=ops, isa=isa) - order)
 
 
@@ -498,7 +511,9 @@ def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, 
     shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
     multiplied = 4 * _has_factors(arch)  # in float32
     largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied)
-    largest += max((UNPACKING_BYTES * math.prod(format.shape[-2:]) for format in arch.quantized), default=0)
+    takes_apart = ops != "cpu" or _has_factors(arch)  # other blocks go straight to panels
+    unpacked = [format for format in arch.quantized if takes_apart or _block_type(format) is None]
+    largest += max((UNPACKING_BYTES * math.prod(format.shape[-2:]) for format in unpacked), default=0)
     if shapes.is_transposed:  # widened, then laid out row by row
         largest += 8 * max(math.prod((max(shape.parts), shape.in_features)) for shape in shapes.body)
     if shapes.is_tied:

@@ -189,8 +189,10 @@ class Lifecycle:
         self.blocks.check(holders)
         assert sorted(id(s) for s in live) == sorted(id(s) for s in [*self.running, *self.waiting])
         assert self.num_slots == sum(seq.num_to_fork for seq in self.running) <= self.max_num_seqs
-        assert all(not seq.tables and not seq.num_computed_tokens for seq in self.waiting)
-        assert all(seq.num_computed_tokens < seq.num_tokens or seq.is_idle for seq in self.running)
+        assert all(not seq.tables and not seq.num_computed_tokens and not seq.num_pending for seq in self.waiting)
+        for seq in self.running:
+            is_in_flight = seq.num_committed_tokens < seq.num_computed_tokens
+            assert is_in_flight or (seq.is_idle and not seq.num_left) or seq.num_left > 0, seq
         assert sum(tenant.num_groups for tenant in self.waiting.tenants.values()) == len(self.groups)
         assert all(seq.num_own_blocks >= 0 for seq in live)
         for queue in (self.running, *(tenant.waiting for tenant in self.waiting.tenants.values())):

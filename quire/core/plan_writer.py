@@ -8,6 +8,8 @@ The columns of an instruction, which say the same of every sequence, are written
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.core.sequence import Sequence, SequenceGroup
 from quire.messages.step import NewSequenceData, SchedulerOutputs
 
@@ -64,36 +66,38 @@ class PlanWriter:
         plan.seq_ids = [seq.seq_id for seq in sequences]
         plan.num_computed_tokens = [seq.num_computed_tokens for seq in sequences]
         plan.num_draws = [
-            seq.num_draws if num_tokens == len(seq.token_ids) - seq.num_computed_tokens else 0
+            seq.num_draws if num_tokens == len(seq.token_ids) + seq.num_pending - seq.num_computed_tokens else 0
             for seq, num_tokens in zip(sequences, plan.num_scheduled_tokens, strict=True)
         ]
         plan.num_batched_tokens = sum(plan.num_scheduled_tokens)
 
     def _tell_tokens(self, plan: SchedulerOutputs) -> None:
-        """What each sequence has drawn since the worker was last told."""
+        """What each sequence has drawn since the worker was last told, and what it draws in a step in flight."""
+        told = plan.new_token_ids
         for seq in self._sequences:
             first, num_tokens = seq.num_tokens_sent, len(seq.token_ids)
             if first < num_tokens:
-                plan.new_token_ids[seq.seq_id] = first, seq.token_ids[first:]
+                told[seq.seq_id] = first, seq.token_ids[first:]
                 seq.num_tokens_sent = num_tokens
+            if seq.num_pending:
+                plan.pending_tokens[seq.seq_id] = seq.num_computed_tokens
+                seq.num_tokens_sent = seq.num_computed_tokens + 1
 
     def end(self) -> SchedulerOutputs:
-        """The finished instruction. What is to be forgotten is said again until `arrived`."""
+        """The finished instruction."""
         plan = self.plan
         self._write_columns(plan)
         self._tell_tokens(plan)
-        plan.removed_seq_ids = list(self._removed_seqs)
-        plan.removed_request_ids = list(self._removed_requests)
+        plan.removed_seq_ids, self._removed_seqs = self._removed_seqs, []
+        plan.removed_request_ids, self._removed_requests = self._removed_requests, []
         plan.preempted_seq_ids, self._preempted = self._preempted, []
         return plan
 
-    def arrived(self, plan: SchedulerOutputs) -> None:
-        """The worker has applied an instruction."""
-        del self._removed_seqs[: len(plan.removed_seq_ids)]
-        del self._removed_requests[: len(plan.removed_request_ids)]
-
-    def lost(self) -> None:
-        """Nobody knows what the worker has applied of the last instruction: it forgets everything."""
+    def lost(self, plans: Iterable[SchedulerOutputs]) -> None:
+        """Nobody knows what the worker has applied of these instructions: it forgets everything."""
+        for plan in (*plans, self.plan):
+            self._removed_seqs += plan.removed_seq_ids
+            self._removed_requests += plan.removed_request_ids
         self._removed_requests += self._known_requests
         self._known_requests.clear()
 

@@ -41,7 +41,7 @@ class Results:
                     outputs.append(_output(seq, [], None, prompt_logprobs))
                 outputs += self._fail(seq, result.errors[seq_id])
                 continue
-            seq.num_computed_tokens += num_tokens
+            seq.num_committed_tokens += num_tokens
             retire(seq)
             logprobs = result.logprobs.get(seq_id) if result.logprobs else None
             if seq.group.beams is not None:
@@ -89,6 +89,8 @@ class Results:
         output, num_before = _output(seq, run, logprobs, prompt_logprobs), len(token_ids)
         for token_id in run:
             token_ids.append(token_id)
+            if seq.num_pending:
+                seq.num_pending -= 1
             stats.num_generation_tokens += 1
             finish = finish_of(seq, self._max_model_len)
             if finish is not None:

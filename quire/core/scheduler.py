@@ -8,12 +8,17 @@ the last in order gives its blocks back and is recomputed later; the first alway
 
 That is for one tenant. While several are active (`fairness`), each gets its share: steps are short and sequences take
 turns, the tenant that was served least is admitted first, and who holds more than its share gives way.
+
+A step can be decided while others are in flight, with the tokens that they will have drawn: it does what is certain,
+and whatever depends on their results, above all who gives way to whom, waits until they have ended.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from quire.core.kv.block_manager import BlockManager
@@ -34,6 +39,19 @@ MOST_OVERTAKERS = 16
 """Sequences behind one that waits for memory that are looked at in one step."""
 CREDIT_STEPS = 2
 """Full steps by which one tenant's service may be behind another's and be caught up with."""
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A step that was decided and not learnt from yet."""
+
+    plan: SchedulerOutputs
+    sequences: list[Sequence]
+    """In order."""
+    started_at: float
+    moves_pages: bool
+    is_counted: bool = False
+    """Whether its sequences' `num_pending` says what it draws."""
 
 
 class Scheduler:
@@ -69,6 +87,11 @@ class Scheduler:
         """When the last step was learnt from."""
         self._step_started_at = 0.0
         self._scheduled: dict[int, Sequence] = {}
+        """In the step that is being decided."""
+        self._in_flight: deque[StepInFlight] = deque()
+        self._is_short = False
+        """Somebody has to give way, which waits until no step is in flight."""
+        self._max_model_len = max_model_len
         self._paused = False
         """Long prompts paused in the last step."""
         self._crowded_until = 0.0
@@ -86,21 +109,19 @@ class Scheduler:
             self._crowded_until = self.clock() + CROWDED_S
 
     def schedule(self) -> SchedulerOutputs:
-        """Decide one step."""
+        """Decide one step. While others are in flight, `may_go_ahead` was asked before."""
         self.lives.writer.begin()
+        self._scheduled, self._is_short = {}, False
         self._step_started_at = self.clock()
-        self.lives.timelines.step_started(self.lives.totals.num_steps + 1, self._step_started_at, self.waiting)
-        if self._scheduled or self.blocks.is_moving:
-            self._start_over()
+        number = self.lives.totals.num_steps + len(self._in_flight) + 1
+        self.lives.timelines.step_started(number, self._step_started_at, self.waiting)
         budget = self._budget()
-        if budget.shares is not None:
-            self._room.make_room(budget, budget.shares)
-        if (self.policy.preempts or self.lives.num_searches) and self.waiting:
-            self._room.make_way(budget)
+        if not self._in_flight:
+            self._give_way(budget)
         num_preemptions = self.num_preemptions
         self._schedule_running(budget)
         constraint = Constraint.KV_CACHE
-        if self.num_preemptions == num_preemptions:
+        if self.num_preemptions == num_preemptions and not self._is_short:
             constraint = self._schedule_waiting(budget)
         self._end_pause(budget)
         self.lives.totals.constraint_steps[constraint] += 1
@@ -109,12 +130,49 @@ class Scheduler:
         if budget.shares is None and self.running:
             self.waiting.charge(self.running[0].group.tenant, plan.num_batched_tokens)
         self.lives.timelines.step_planned(plan, constraint, self.waiting, len(self.running), self.blocks.pool)
+        self._depart(plan)
         return plan
 
-    def _start_over(self) -> None:
-        """The last step was interrupted before `update`: what the worker did of it is unknown, so all is recomputed."""
+    def _give_way(self, budget: StepBudget) -> None:
+        """Preempt for those that wait and come first."""
+        if budget.shares is not None:
+            self._room.make_room(budget, budget.shares)
+        if (self.policy.preempts or self.lives.num_searches) and self.waiting:
+            self._room.make_way(budget)
+
+    def _depart(self, plan: SchedulerOutputs) -> None:
+        """The step is in flight."""
+        sequences = list(self._scheduled.values())
+        for seq, num_tokens in zip(sequences, plan.num_scheduled_tokens, strict=True):
+            seq.num_computed_tokens += num_tokens
+        self._in_flight.append(StepInFlight(plan, sequences, self._step_started_at, self.blocks.is_moving))
+
+    def may_go_ahead(self) -> bool:
+        """Whether there is a step to decide before those in flight have ended: something to compute, and no decision
+        that depends on them."""
+        if self._is_short or self.blocks.is_moving or self.blocks.has_states:
+            return False
+        if self.waiting and (self.policy.preempts or self.lives.num_searches or len(self.waiting.active()) > 1):
+            return False
+        for step in self._in_flight:
+            if not step.is_counted:
+                self._count_drawn(step)
+        return any(seq.num_left for seq in self.running)
+
+    def _count_drawn(self, step: StepInFlight) -> None:
+        """Let sequences that go on have the token that a step in flight draws for them."""
+        step.is_counted = True
+        for seq, num_draws in zip(step.sequences, step.plan.num_draws, strict=True):
+            is_decoding = num_draws == 1 and seq.status is SequenceStatus.RUNNING and seq.group.beams is None
+            if is_decoding and seq.num_tokens + 1 < min(seq.group.max_num_tokens, self._max_model_len):
+                seq.num_pending += 1
+
+    def interrupted(self) -> None:
+        """Steps in flight will not be learnt from: what the worker did of them is unknown, so all is recomputed."""
+        self.lives.writer.lost(step.plan for step in self._in_flight)
+        self.lives.timelines.steps_interrupted()
+        self._in_flight.clear()
         self._scheduled = {}
-        self.lives.writer.lost()
         self.blocks.moves_interrupted()
         while self.running:
             self._room.preempt(self.running[-1], StepBudget(0))
@@ -134,7 +192,7 @@ class Scheduler:
                 step=self.lives.totals.num_steps + 1,
             )
             return budget
-        left = [len(seq.token_ids) - seq.num_computed_tokens for seq in self.running]
+        left = [len(seq.token_ids) + seq.num_pending - seq.num_computed_tokens for seq in self.running]
         budget.num_single = left.count(1)
         if budget.num_single < len(left):
             prompts = [seq for seq, num_left in zip(self.running, left, strict=True) if num_left > 1]
@@ -171,7 +229,10 @@ class Scheduler:
             self._schedule_running(budget)
 
     def _free(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> bool:
-        """Preempt until the sequence has room for its tokens; False when it had to go itself."""
+        """Preempt until the sequence has room for its tokens; False when it had to go itself, or nobody can go now."""
+        if self._in_flight:
+            self._is_short = True
+            return False
         while not self.blocks.can_append(seq, num_tokens):
             shares = budget.shares
             victim = self.running[-1] if shares is None else shares.victim(self.running, self._scheduled)
@@ -254,9 +315,10 @@ class Scheduler:
 
     def _granted(self, seq: Sequence, budget: StepBudget) -> int:
         """How many of its tokens a sequence has in the budget."""
-        wanted, shares = len(seq.token_ids) - seq.num_computed_tokens, budget.shares
+        wanted = len(seq.token_ids) + seq.num_pending - seq.num_computed_tokens
+        shares = budget.shares
         if not wanted:
-            return 0  # a beam that waits for others
+            return 0  # a beam that waits for others, or a sequence whose last token is being drawn
         if shares is not None:
             if seq.status is not SequenceStatus.RUNNING:
                 return 0  # preempted a moment ago
@@ -271,9 +333,9 @@ class Scheduler:
         return min(wanted, self.max_chunk_tokens, budget.beside_urgent(seq, budget.for_many()))
 
     def _schedule(self, seq: Sequence, num_tokens: int, budget: StepBudget) -> None:
-        wanted = len(seq.token_ids) - seq.num_computed_tokens
+        wanted = len(seq.token_ids) + seq.num_pending - seq.num_computed_tokens
         group = seq.group
-        if wanted > 1 or not group.stats.first_token_at:
+        if wanted > 1 or not (group.stats.first_token_at or seq.num_pending):
             group.effort.num_prefill_steps += 1
             group.effort.num_computed_tokens += num_tokens
             group.effort_is_news = True
@@ -285,15 +347,16 @@ class Scheduler:
         budget.charge(seq, num_tokens)
 
     def update(self, plan: SchedulerOutputs, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """Take in the result of a step. Gives what is new."""
-        now = self.stepped_at = self.clock()
+        """Take in the result of the first of the steps in flight. Gives what is new."""
+        step = self._in_flight.popleft()
+        assert step.plan is plan, "steps end in their order"
+        before, now = self.stepped_at, self.clock()
+        self.stepped_at = now
         self.lives.timelines.step_executed(now, result)
-        self.lives.writer.arrived(plan)
-        if self.blocks.is_moving:
+        if step.moves_pages:
             self._end_moves(result.failed_loads)
-        outputs = self._results.take_in(self._scheduled.values(), plan, result, now)
-        self._scheduled = {}
-        self.lives.totals.add_step(plan, result, now - self._step_started_at)
+        outputs = self._results.take_in(step.sequences, plan, result, now)
+        self.lives.totals.add_step(plan, result, now - max(step.started_at, before))
         self.lives.timelines.step_ended()
         return outputs
 

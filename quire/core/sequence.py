@@ -37,9 +37,11 @@ class Sequence:
         "group",
         "is_known",
         "num_blocks_before",
+        "num_committed_tokens",
         "num_computed_tokens",
         "num_found_blocks",
         "num_hashed_blocks",
+        "num_pending",
         "num_to_fork",
         "num_tokens_sent",
         "num_writable_tokens",
@@ -62,6 +64,11 @@ class Sequence:
         """Where it stands among all sequences: lower ones are served first."""
         self.status = SequenceStatus.WAITING
         self.num_computed_tokens = 0
+        """Those that steps have computed or, while some are in flight, will have."""
+        self.num_committed_tokens = 0
+        """Those of steps that have ended."""
+        self.num_pending = 0
+        """Tokens that steps in flight draw and that will not end it by its length: it can be scheduled with them."""
         self.tables: list[BlockTable] = []
         """Its blocks, by KV group; empty while it waits."""
         self.block_hashes: list[bytes] = []
@@ -90,8 +97,8 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens."""
-        return len(self.token_ids)
+        """Prompt and output tokens, those that are being drawn included."""
+        return len(self.token_ids) + self.num_pending
 
     @property
     def num_draws(self) -> int:
@@ -111,7 +118,7 @@ class Sequence:
     @property
     def num_left(self) -> int:
         """Tokens that it has and that are not computed."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_pending - self.num_computed_tokens
 
     @property
     def num_unscored(self) -> int:
@@ -150,6 +157,7 @@ class Sequence:
         child = Sequence(seq_id, self.group, branch, list(self.token_ids))
         child.status = self.status
         child.num_computed_tokens = self.num_computed_tokens
+        child.num_committed_tokens = self.num_committed_tokens
         child.tables = [table.fork() for table in self.tables]
         child.block_hashes = list(self.block_hashes)
         child.num_hashed_blocks = self.num_hashed_blocks

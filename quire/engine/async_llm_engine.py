@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,7 +22,7 @@ from quire.engine.admission import Admission, AdmissionLimits
 from quire.engine.front_startup import FrontParts, load_front
 from quire.engine.identity import Identity
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
-from quire.engine.output_stream import OutputStream
+from quire.engine.ongoing_requests import OngoingRequests
 from quire.engine.process.client import CoreClient, ProcessCoreClient, ThreadedCoreClient
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.restart_policy import RestartPolicy
@@ -37,16 +35,14 @@ from quire.engine.process.supervisor import (
     CoreSupervisor,
     CoreUp,
 )
-from quire.engine.process.suspects import Suspects
 from quire.engine.request_memory import RequestMemory
 from quire.engine.seeds import new_seeds, seeds_of_front
 from quire.engine.startup import EngineParts, start
-from quire.errors import EngineDeadError, EngineUnavailable, QuireError, RequestQuarantined
+from quire.errors import EngineDeadError, EngineUnavailable, QuireError
 from quire.inputs import PromptType
 from quire.log import get_logger
 from quire.messages.kv_tiers import FLUSH_S
 from quire.messages.output import EngineCoreOutputs
-from quire.messages.request import AbortRequest
 from quire.messages.stats import Activity, StepStats, continued
 from quire.observability.chrome_trace import Trace, chrome_trace
 from quire.outputs import RequestOutput
@@ -107,26 +103,16 @@ class AsyncLLMEngine:
         """What they had done, as far as they said."""
         self._work = WorkPool()
         """What checks and tokenises prompts that take long."""
-        self._admission = Admission(limits or AdmissionLimits())
+        self._requests = OngoingRequests(Admission(limits or AdmissionLimits()))
         self._num_fronts = num_fronts
-        self._memory = RequestMemory(0)
-        """Of requests in the core; with its limit as soon as the configuration is known."""
-        self._streams: dict[str, OutputStream] = {}
-        """By the user's request id."""
-        self._readers: dict[str, OutputStream] = {}
-        """By the core's request id; those whose request was given to the core."""
-        self._ordinals = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._errored = False
         self._dead: QuireError | None = None
         self._draining = False
-        self._suspects = Suspects()
         self._front: FrontParts | None = None
         self._on_front: list[Callable[[], None]] = []
         self._identity: Identity | None = None
         """None until there was a core."""
-        self._core: CoreClient | None = None
-        """None while there is no core."""
         self._source: CoreSource | None = None
         """Of cores in other processes."""
         self._follower: asyncio.Task[None] | None = None
@@ -135,7 +121,7 @@ class AsyncLLMEngine:
         if isinstance(core, EngineParts):
             self._use_front(core)
             self._identity = core.core.identity
-            self._core = ThreadedCoreClient(core.core, self._from_core, self._on_death, self._vocabulary)
+            self._requests.core = ThreadedCoreClient(core.core, self._from_core, self._on_death, self._vocabulary)
             self._settled.set()
         else:
             self._source = core
@@ -205,7 +191,7 @@ class AsyncLLMEngine:
             return EngineState.DEAD
         if self._draining:
             return EngineState.DRAINING
-        if self._core is not None:
+        if self._requests.core is not None:
             return EngineState.READY
         return EngineState.RESTARTING if self._settled.is_set() else EngineState.STARTING
 
@@ -222,12 +208,12 @@ class AsyncLLMEngine:
     @property
     def num_unfinished(self) -> int:
         """Requests that have readers."""
-        return len(self._streams)
+        return len(self._requests)
 
     @property
     def num_queued(self) -> int:
         """Those of them without a first token."""
-        return len(self._admission)
+        return len(self._requests.admission)
 
     def when_configured(self, call: Callable[[], None]) -> None:
         """Have something called as soon as the configuration and the tokenizer are there, before requests are served.
@@ -283,21 +269,17 @@ class AsyncLLMEngine:
         )
         received_at = received_at or time.monotonic()
         request_id = uuid.uuid4().hex if request_id is None else request_id
-        check_request_id(request_id, self._streams)
+        check_request_id(request_id, self._requests)
         self._check_open()
         self._bind()
-        stream = OutputStream(f"{request_id}#{next(self._ordinals)}")
         params = as_params(sampling_params)
-        self._admission.enter(stream.core_id, tenant, 1 if params is None else params.num_sequences)
-        self._streams[request_id] = stream
+        stream = self._requests.enter(request_id, tenant, 1 if params is None else params.num_sequences)
         try:
             if not self._settled.is_set():
                 await self.wait_ready()
             request = await self._process(stream.core_id, prompt, params, tenant, received_at, priority)
             self._check_alive()
-            self._admission.charge(stream.core_id, len(request.core.prompt_token_ids))
-            self._memory.take(request.core)
-            self._start(stream, request)
+            self._requests.start(stream, request)
             finished = False
             while not finished:
                 output = await stream.get()
@@ -305,26 +287,20 @@ class AsyncLLMEngine:
                 finished = output.finished
                 yield output
         finally:
-            del self._streams[request_id]
-            self._stop(stream)
+            self._requests.leave(request_id)
 
     def check_room(self, tenant: str, *, num_requests: int, num_sequences: int, num_tokens: int) -> None:
         """Refuse requests that belong together before the first of them is queued, if not all may wait.
 
         Raises: EngineOverloaded.
         """
-        self._admission.check(tenant, num_requests=num_requests, num_sequences=num_sequences, num_tokens=num_tokens)
-        self._memory.check(tenant, num_requests=num_requests, num_tokens=num_tokens)
+        requests = self._requests
+        requests.admission.check(tenant, num_requests=num_requests, num_sequences=num_sequences, num_tokens=num_tokens)
+        requests.memory.check(tenant, num_requests=num_requests, num_tokens=num_tokens)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; its reader gets a last output with finish reason abort. Unknown ids are left alone."""
-        stream = self._streams.get(request_id)
-        if stream is None:
-            return
-        stream.aborted = True
-        output = self._stop(stream)
-        if output is not None:
-            stream.put(output)
+        self._requests.abort(request_id)
 
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use.
@@ -332,15 +308,15 @@ class AsyncLLMEngine:
         Raises: EngineDeadError.
         """
         await self.wait_ready()
-        if self._core is not None:  # a core that is yet to come has nothing to forget
-            await asyncio.wrap_future(self._core.call("reset_prefix_cache"))
+        if self._requests.core is not None:  # a core that is yet to come has nothing to forget
+            await asyncio.wrap_future(self._requests.core.call("reset_prefix_cache"))
 
     def activity(self, tenant: str) -> asyncio.Future[Activity] | None:
         """What a tenant's requests do in the core, as it will be between two steps; None while there is no core.
 
         Request ids are the core's: that of `generate`, then `#` and a number; from a core process with `FRONT:` before.
         """
-        return None if self._core is None else asyncio.wrap_future(self._core.activity(tenant))
+        return None if self._requests.core is None else asyncio.wrap_future(self._requests.core.activity(tenant))
 
     async def recording(self) -> bytes:
         """The records of the core's last steps and requests, for `chrome_trace`.
@@ -359,10 +335,10 @@ class AsyncLLMEngine:
     async def _read(self, method: str, remedy: str) -> bytes:
         self._check_alive()
         self._bind()
-        if self._core is None:
+        if self._requests.core is None:
             raise EngineUnavailable(f"there is no engine process now{remedy}", retry_after=1)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._core.call(method)), RECORDING_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.wrap_future(self._requests.core.call(method)), RECORDING_TIMEOUT_S)
         except TimeoutError:
             raise EngineUnavailable(
                 f"the engine has not answered for {RECORDING_TIMEOUT_S} s: it answers between two steps", retry_after=1
@@ -382,8 +358,8 @@ class AsyncLLMEngine:
 
     async def abort_all(self) -> None:
         """Stop every request."""
-        for request_id in list(self._streams):
-            await self.abort(request_id)
+        for request_id in list(self._requests):
+            self._requests.abort(request_id)
 
     def close(self, flush_s: float = FLUSH_S) -> None:
         """Stop the engine; running requests end with EngineDeadError. Harmless when called again.
@@ -393,8 +369,8 @@ class AsyncLLMEngine:
         if self._source is not None:
             self._source.close(flush_s)
             self._on_loop(self._disconnect)
-        elif self._core is not None:
-            self._core.close()
+        elif self._requests.core is not None:
+            self._requests.core.close()
         self._die(EngineDeadError("the engine was closed"))
         self._work.close()
         if self._front is not None:
@@ -443,7 +419,8 @@ class AsyncLLMEngine:
 
     def _use_front(self, front: FrontParts) -> None:
         self._front = front
-        self._memory = RequestMemory(front.config.scheduler_config.max_request_bytes // self._num_fronts)
+        self._requests.output_processor = front.output_processor
+        self._requests.memory = RequestMemory(front.config.scheduler_config.max_request_bytes // self._num_fronts)
 
     async def _process(
         self,
@@ -472,31 +449,6 @@ class AsyncLLMEngine:
             self._check_alive()
             raise
 
-    def _start(self, stream: OutputStream, request: ProcessedRequest) -> None:
-        """Give a request to the core, or keep it for the next one."""
-        stream.kind = request.core.sampling_params.output_kind
-        self._parts.output_processor.add(request)
-        self._readers[stream.core_id] = stream
-        if not stream.aborted:
-            if self._core is not None:
-                self._core.add(request.core)
-                stream.in_core = True
-            return
-        output = self._parts.output_processor.abort(stream.core_id)
-        assert output is not None
-        stream.put(output)
-
-    def _stop(self, stream: OutputStream) -> RequestOutput | None:
-        """Take a request from the core; its last output, or None when it is not there (any more)."""
-        self._readers.pop(stream.core_id, None)
-        self._admission.leave(stream.core_id)
-        self._memory.give_back(stream.core_id)
-        self._suspects.clear(stream.core_id)
-        output = None if self._front is None else self._front.output_processor.abort(stream.core_id)
-        if output is not None and self._core is not None:
-            self._core.abort(AbortRequest(request_id=stream.core_id))
-        return output
-
     def _from_core(self, news: EngineCoreOutputs) -> None:
         """In the core's thread: hand over to the event loop."""
         self._on_loop(self._deliver, news)
@@ -506,19 +458,8 @@ class AsyncLLMEngine:
             ended = self._ended_stats
             self.last_stats = news.stats if ended is None else continued(ended, news.stats)
             self.last_stats_at = time.monotonic()
-        if not news.outputs:
-            return
-        outputs, aborts = self._parts.output_processor.process(news)
-        for abort in aborts:
-            assert self._core is not None
-            self._core.abort(abort)
-        if self._admission or self._suspects:  # somebody has waited for a token
-            for core_output in news.outputs:
-                if core_output.new_token_ids:
-                    self._admission.leave(core_output.request_id)
-                    self._suspects.clear(core_output.request_id)
-        for output in outputs:
-            self._readers[output.request_id].put(output)
+        if news.outputs:
+            self._requests.deliver(news)
 
     async def _follow(self, source: CoreSource) -> None:
         """Connect to one core after the other."""
@@ -558,23 +499,19 @@ class AsyncLLMEngine:
     async def _core_up(self, event: CoreUp, lost: Callable[[], None]) -> None:
         """Take a new core into use; it gets every request with the tokens it has."""
         client = ProcessCoreClient(
-            self._deliver, self._suspects.try_alone, lambda: self._core_lost(client, lost), self._vocabulary
+            self._deliver, self._requests.suspects.try_alone, lambda: self._core_lost(client, lost), self._vocabulary
         )
         await client.connect(event.connection)
         self._disconnect()
-        self._core, self._identity = client, event.identity
+        self._identity = event.identity
         self.stage = ""
-        for core_id, stream in self._readers.items():
-            if core_id in self._parts.output_processor:
-                request = self._parts.output_processor.so_far(core_id)
-                client.add(replace(request, runs_alone=core_id in self._suspects))
-                stream.in_core = True
+        self._requests.move_to(client)
         self._settled.set()
 
     def _core_lost(self, client: CoreClient, reconnect: Callable[[], None]) -> None:
         """The connection has ended, mostly with the core, as CoreDown will say; else there is another one to get."""
-        if client is self._core:
-            self._core = None
+        if client is self._requests.core:
+            self._requests.core = None
             reconnect()
 
     def _core_down(self, event: CoreDown) -> None:
@@ -582,21 +519,10 @@ class AsyncLLMEngine:
         self.stage = "pause before the restart"
         self.num_restarts += 1
         self._ended_stats = self.last_stats
-        bereft = [core_id for core_id, stream in self._readers.items() if stream.in_core]
-        guilty = self._suspects.core_ended(bereft, crashed=event.crashed)
-        if guilty in self._readers:
-            stream = self._readers[guilty]
-            self._stop(stream)
-            stream.fail(
-                RequestQuarantined(
-                    f"this request is not run again: the engine ended whenever it ran it alone ({event.reason})"
-                )
-            )
-        for stream in self._readers.values():
-            stream.in_core = False
+        self._requests.core_ended(event.reason, crashed=event.crashed)
 
     def _disconnect(self) -> None:
-        core, self._core = self._core, None
+        core, self._requests.core = self._requests.core, None
         if core is not None:
             core.close()
 
@@ -611,9 +537,7 @@ class AsyncLLMEngine:
 
     def _fail_all(self, why: str) -> None:
         self._settled.set()
-        for stream in self._streams.values():
-            self._stop(stream)
-            stream.fail(EngineDeadError(why))
+        self._requests.fail_all(why)
 
     def _on_loop(self, callback: Callable[..., None], *args: object) -> None:
         """Call back in the event loop, from any thread."""

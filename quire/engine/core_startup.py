@@ -54,7 +54,7 @@ def create_config(args: EngineArgs, located: tuple[Path, Path] | None = None) ->
     return resolve(
         args,
         read_arch(args, path),
-        current_capabilities(),
+        current_capabilities(args.device),
         path=path,
         tokenizer_path=tokenizer_path,
         tokenizer_digest="" if args.skip_tokenizer_init else tokenizer_digest(tokenizer_path, args.chat_template),
@@ -156,7 +156,10 @@ def load_core(
     for warning in envs.unknown():
         log.warning("%s", warning)
     if successor_of is not None:  # what can be said without the weights is said before they are read
-        check_unchanged(successor_of, identity_of(config, successor_of.weights, current_capabilities()))
+        check_unchanged(
+            successor_of,
+            identity_of(config, successor_of.weights, current_capabilities(config.device_config.device_type)),
+        )
     with load_progress(config.load_config.show_progress) as draw:
 
         def progress(num_read: int, num_bytes: int) -> None:
@@ -167,7 +170,7 @@ def load_core(
         executor = create_executor(config, ledger, progress)
     executor.determine_num_available_blocks()
     with ledger.stage("digest"):
-        identity = identity_of(config, weights_digest(), current_capabilities())
+        identity = identity_of(config, weights_digest(), current_capabilities(config.device_config.device_type))
     if successor_of is not None:
         check_unchanged(successor_of, identity)
     _report(config, ledger)

@@ -14,9 +14,9 @@ from quire.core.order.budget import SHORT_STEP_WORK, StepCost
 from quire.core.order.policy import policy_of
 from quire.core.record.activity import activity_of
 from quire.core.scheduler import Scheduler
+from quire.engine.flight import Flight
 from quire.engine.identity import Identity, identity_of
 from quire.engine.preparations import Preparations
-from quire.engine.quarantine import execute_guarded
 from quire.errors import counted
 from quire.executor.base import Executor
 from quire.log import get_logger
@@ -76,6 +76,7 @@ class EngineCore:
             cost=_cost_of(config),
         )
         self.lives = self.scheduler.lives
+        self._flight = Flight(limits.max_steps_in_flight)
         self._preparations = Preparations(self.lives.groups, executor)
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -98,13 +99,28 @@ class EngineCore:
         """Whether a step would do anything."""
         return self.lives.has_work()
 
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were decided and not learnt from yet."""
+        return len(self._flight)
+
+    def settle(self) -> None:
+        """Come back when nothing is being computed: if a step in flight ends the process, it has."""
+        self._flight.wait()
+
     def step(self) -> EngineCoreOutputs:
         """Run one step and say what is new: nothing after a short while in which all requests wait for grammars."""
         if not self._preparations.let_start():
             return EngineCoreOutputs(stepped_at=self.scheduler.stepped_at)
-        plan = self.scheduler.schedule()  # 1. decide
-        result = execute_guarded(self.executor, plan)  # 2. compute
-        outputs = self.scheduler.update(plan, result)  # 3. learn
+        try:
+            while not self._flight or (self._flight.has_room and self.scheduler.may_go_ahead()):
+                self._flight.submit(self.executor, self.scheduler.schedule())  # 1. decide
+            plan, result = self._flight.land()  # 2. compute
+            outputs = self.scheduler.update(plan, result)  # 3. learn
+        except BaseException:
+            self._flight.abandon()
+            self.scheduler.interrupted()
+            raise
         if any(not failure.is_request_fault for failure in result.errors.values()):
             self.on_quarantine()
         stats = self.scheduler.stats(plan) if self.log_stats else None
@@ -142,11 +158,13 @@ class EngineCore:
         """Forget all cached prefixes; running requests keep what they use."""
         self.scheduler.blocks.forget_cached()
         if self.scheduler.blocks.tiers is not None:
+            self.settle()
             self.executor.clear_kv_tiers()
 
     def close(self, flush_s: float = FLUSH_S) -> None:
         """Keep what the next engine can use, for `flush_s` seconds at most, and shut the executor down. Idempotent."""
         try:
+            self._flight.close()
             if self._keeps_pages:
                 self._keeps_pages = False
                 self._flush(time.monotonic() + flush_s)

@@ -132,7 +132,7 @@ class InputProcessor:
 
         Raises: RequestErrors naming the field, the JSON pointer and the reason.
         """
-        gate = gate_in_force(params, self.thinking, prompt_token_ids)
+        gate = gate_in_force(params, self.thinking, prompt_token_ids, self._text_of)
         if gate is not None:
             self._check_gate(params, gate)
         if params.structured_outputs is not None:
@@ -140,6 +140,10 @@ class InputProcessor:
             return grammar if gate is None else replace(grammar, gate=gate)
         is_limited = gate is not None and gate.thinking is not None and gate.thinking.budget is not None
         return Grammar(text="", backend=self.config.decoding_config.backend, gate=gate) if is_limited else None
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        """The text of a prompt, special tokens included."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _check_gate(self, params: SamplingParams, gate: Gate) -> None:
         """Whether the model has the tokens, and the bytes of all tokens are known, in which texts are looked for."""

@@ -105,5 +105,6 @@ def _part(plan: SchedulerOutputs, low: int, high: int) -> SchedulerOutputs:
         num_draws=plan.num_draws[low:high],
         new_block_ids={seq_id: change for seq_id, change in plan.new_block_ids.items() if seq_id in here},
         new_token_ids={seq_id: change for seq_id, change in plan.new_token_ids.items() if seq_id in here},
+        pending_tokens={seq_id: position for seq_id, position in plan.pending_tokens.items() if seq_id in here},
         num_batched_tokens=sum(plan.num_scheduled_tokens[low:high]),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from quire.errors import InvalidParameter, UnsupportedFeature
@@ -12,8 +12,14 @@ from quire.structured.grammar import Gate, Thinking
 FIELD = "thinking_token_budget"
 
 
-def gate_in_force(params: SamplingParams, known: Thinking | None, prompt_token_ids: Sequence[int]) -> Gate | None:
-    """The gate of a request; `known` is how the model marks its thinking, for requests that do not say it.
+def gate_in_force(
+    params: SamplingParams,
+    known: Thinking | None,
+    prompt_token_ids: Sequence[int],
+    decode: Callable[[Sequence[int]], str],
+) -> Gate | None:
+    """The gate of a request; `known` is how the model marks its thinking, for requests that do not say it. `decode`
+    gives the text of a prompt.
 
     Raises: UnsupportedFeature, InvalidParameter.
     """
@@ -22,29 +28,32 @@ def gate_in_force(params: SamplingParams, known: Thinking | None, prompt_token_i
         return gate
     thinking = None if gate is None else gate.thinking
     if thinking is None:
-        thinking = _of_prompt(known, prompt_token_ids)
+        thinking = _of_prompt(known, prompt_token_ids, decode)
     limited = replace(thinking, budget=budget, forced=thinking.forced or _end_of(thinking))
     return replace(gate or Gate(), thinking=limited)
 
 
-def _of_prompt(known: Thinking | None, prompt_token_ids: Sequence[int]) -> Thinking:
+def _of_prompt(
+    known: Thinking | None, prompt_token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
+) -> Thinking:
     if known is None:
         raise UnsupportedFeature(
             f"{FIELD} is not supported here: this engine was not told how the model marks its thinking. Start it with "
             "--reasoning-parser, or limit the whole answer with max_tokens.",
             parameter=FIELD,
         )
-    return replace(known, is_open=_is_open(known, prompt_token_ids))
+    return replace(known, is_open=_is_open(known, prompt_token_ids, decode))
 
 
-def _is_open(known: Thinking, prompt_token_ids: Sequence[int]) -> bool:
+def _is_open(known: Thinking, prompt_token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
     """Whether a prompt ends inside the thinking, by the marker that comes last in it; `known` says it otherwise."""
     begin, end = known.begin.token_id, known.end.token_id
-    if begin is None or end is None:
-        return known.is_open
-    return next(
-        (token_id == begin for token_id in reversed(prompt_token_ids) if token_id in (begin, end)), known.is_open
-    )
+    if begin is not None and end is not None:
+        marks = (token_id == begin for token_id in reversed(prompt_token_ids) if token_id in (begin, end))
+        return next(marks, known.is_open)
+    text = decode(prompt_token_ids)
+    begun, ended = text.rfind(known.begin.text), text.rfind(known.end.text)
+    return known.is_open if begun == ended else begun > ended
 
 
 def _end_of(thinking: Thinking) -> tuple[int, ...]:

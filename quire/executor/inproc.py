@@ -32,7 +32,8 @@ class InprocExecutor:
     def determine_num_available_blocks(self) -> int:
         """See `Executor`. What the process held before is its own; weights are what it took while they were read."""
         measured = {"weights": self._ledger.memory.get("weights", 0), "process": self._process_bytes}
-        compare_profile(self._config.memory_plan, measured)
+        if not self._config.device_config.capabilities.host_memory:  # else the weights are not the process's
+            compare_profile(self._config.memory_plan, measured)
         return self._config.cache_config.num_blocks
 
     def open_kv_tiers(self, engine: bytes) -> TierReport:

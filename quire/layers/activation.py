@@ -11,7 +11,6 @@ from torch import Tensor
 from quire.config.arch import ModelArch
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
-from quire.ops import functional
 from quire.utils.lazy import nearest
 
 ACTIVATIONS = MappingProxyType(
@@ -62,6 +61,7 @@ class Activation:
     """What stands behind a product: part of it where it can be, else an op of its own."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        self.ops = ctx.ops
         is_behind = arch.activation in BEHIND
         self.behind = arch.activation if is_behind else None
         self.of_product = None if is_behind else activation_of(arch)
@@ -70,7 +70,7 @@ class Activation:
     def finish(self, x: Tensor) -> Tensor:
         """The product with its activation, which may be there already. Shapes: x [T, F] -> [T, F]. Mutates: x."""
         if self.behind is not None:
-            functional.activate(x, self.behind, self.parameters)
+            self.ops.activate(x, self.behind, self.parameters)
         return x
 
 

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.mixers import PositionScale
-from quire.ops import functional
+from quire.ops.contract import Ops
 from quire.ops.operands import RopeAndCacheSpec
 from quire.utils.math import cdiv
 
 
 @lru_cache(maxsize=4)
-def position_scales(scale: PositionScale, max_model_len: int) -> Tensor:
+def position_scales(scale: PositionScale, max_model_len: int, device: str = "cpu") -> Tensor:
     """What queries are multiplied by at each position. Shapes: -> [max_model_len] float32."""
     periods = range(cdiv(max_model_len + scale.first, scale.period))
     values = torch.tensor([1.0 + scale.beta * math.log(1 + period) for period in periods])
-    return values.repeat_interleave(scale.period)[scale.first :][:max_model_len].contiguous()
+    return values.repeat_interleave(scale.period)[scale.first :][:max_model_len].contiguous().to(device)
 
 
 class Attention:
@@ -28,6 +28,7 @@ class Attention:
 
     def __init__(
         self,
+        ops: Ops,
         index: int,
         spec: RopeAndCacheSpec,
         *,
@@ -46,6 +47,7 @@ class Attention:
         """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D] multiplies rotated queries,
         query_scales [P] those at each position. Attention in chunks has no window, no soft cap, slopes or sinks.
         """
+        self.ops = ops
         self.index = index
         self.spec = spec
         self.scale = scale
@@ -63,18 +65,18 @@ class Attention:
     def __call__(self, qkv: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: qkv [T, (H + 2K) * D] -> [T, H * D]. Mutates: this layer's cache."""
         kv_cache, group = ctx.kv_caches[self.index], ctx.groups[ctx.group_of_layer[self.index]]
-        query = functional.rope_and_cache(
+        query = self.ops.rope_and_cache(
             qkv, ctx.positions, self.cos_sin, self.q_norm, self.k_norm, kv_cache, group.slot_mapping, self.spec
         )
         if self.query_weight is not None:
-            functional.scale_heads(query, self.query_weight)
+            self.ops.scale_heads(query, self.query_weight)
         if self.query_scales is not None:
-            functional.scale_tokens(query, self.query_scales, ctx.positions)
+            self.ops.scale_tokens(query, self.query_scales, ctx.positions)
         if self.chunk_size is not None:
-            return functional.chunked_attention(
+            return self.ops.chunked_attention(
                 query, kv_cache, group.attention, scale=self.scale, chunk_size=self.chunk_size
             )
-        return functional.paged_attention(
+        return self.ops.paged_attention(
             query,
             kv_cache,
             group.attention,

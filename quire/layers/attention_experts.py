@@ -12,7 +12,6 @@ from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.quantization.schemes import DENSE
 from quire.layers.weights import ShardSpec
-from quire.ops import functional
 from quire.ops.operands import AttentionExpertWeights, LinearWeight
 
 
@@ -25,7 +24,7 @@ def attention_expert_weights(arch: ModelArch, spec: AttentionExperts, ctx: Layer
         raise ConfigError(f"{arch.source}: experts cannot be split between processes yet. Use one process.")
     size, inner = arch.hidden_size, arch.num_kv_heads * arch.head_size
     router, exact = "router.layer.weight", replace(ctx, scheme=DENSE, dtype=torch.float32)
-    with functional.weights_together():
+    with ctx.ops.weights_together():
         return AttentionExpertWeights(
             router=exact.packed([router], [exact.read(router, (spec.num_experts, size))]),
             queries=_of_experts(ctx, "input_linear.weight", spec.num_experts, (inner, size)),

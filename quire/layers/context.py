@@ -14,13 +14,15 @@ from quire.distributed.groups import ParallelContext
 from quire.layers.quantization.read import read_rows, stored_names
 from quire.layers.quantization.schemes import STORED, WeightScheme, copied, plain
 from quire.layers.weights import WHOLE, HeadOrder, Rows, ShardSpec, WeightMap, WeightReader, multiplied
-from quire.ops.operands import LinearWeight
+from quire.ops.contract import Ops
+from quire.ops.operands import BlockTable, LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerContext:
     """Where a layer stands in the model, and where its parameters come from. A layer is born with its values."""
 
+    ops: Ops
     weights: WeightReader
     weight_map: WeightMap
     dtype: torch.dtype
@@ -67,7 +69,7 @@ class LayerContext:
         if parts[0].is_meta:
             out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
             return LinearWeight(out_features=out_features, in_features=in_features, format="none", tensors={})
-        packed = self.scheme.pack(parts, self.dtype, is_head=False)
+        packed = self.scheme.pack(self.ops, parts, self.dtype, is_head=False)
         self.release(names)
         return packed
 
@@ -93,11 +95,20 @@ class LayerContext:
         stored = self.read(name, shape)
         if stored.is_meta:
             return plain(stored)
-        value = copied(stored, dtype or self.dtype)
+        value = copied(stored, dtype or self.dtype, self.ops.device)
         self.release([name])
         if offset:
             value.add_(offset)
         return value if scale == 1.0 else value.mul_(scale)
+
+    def table(self, name: str, shape: tuple[int, int], *, first_row: int) -> Tensor | BlockTable:
+        """A copy of a table for `Ops.embedding`, from a row on."""
+        stored = self.read(name, shape)
+        if stored.is_meta:
+            return plain(stored)
+        table = self.scheme.table(stored[first_row:], self.dtype, self.ops.device)
+        self.release([name])
+        return table
 
     def linear_weight(
         self,
@@ -120,7 +131,7 @@ class LayerContext:
         if order is not None:
             parts = order.parts(parts[0])
         parts = multiplied(parts, out_features, factors)
-        packed = self.scheme.pack(parts, self.dtype, is_head=is_head)
+        packed = self.scheme.pack(self.ops, parts, self.dtype, is_head=is_head)
         self.weights.release(stored_names(self.weights, self.quantization, names))
         return packed
 
@@ -149,7 +160,7 @@ class LayerContext:
             parts = order.parts(parts[0])
         bias = torch.cat([plain(part).to(torch.float32) for part in multiplied(parts, out_features, factors)])
         self.weights.release(names)
-        return bias
+        return bias.to(self.ops.device)
 
     def _parts(self, out_features: tuple[int, ...], name: str) -> tuple[list[str], tuple[int, ...]]:
         """The checkpoint's names and sizes: one for each part, or a single one where the checkpoint is fused too."""

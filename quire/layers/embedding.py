@@ -7,14 +7,13 @@ from torch import Tensor
 
 from quire.layers.context import LayerContext
 from quire.layers.weights import WHOLE
-from quire.ops import functional
-from quire.ops.operands import LinearWeight
+from quire.ops.operands import BlockTable, LinearWeight
 
 
 class Embedding:
     """Rows of a table, times `scale`. A tied table is kept once, in the head's layout, unless the head is quantised.
 
-    A quantised table becomes numbers of the model's dtype.
+    A quantised table becomes numbers of the model's dtype; one of a GGUF file only row by row, when it is looked up.
     """
 
     def __init__(
@@ -28,20 +27,21 @@ class Embedding:
         first_row: int = 0,
     ) -> None:
         """`first_row` is the checkpoint's row for id 0."""
-        self.table: Tensor | LinearWeight
+        self.ops = ctx.ops
+        self.table: Tensor | LinearWeight | BlockTable
         if tied and ctx.scheme.head is None and not ctx.is_quantized("weight"):
             self.table = ctx.linear_weight(hidden_size, (num_rows,), WHOLE, is_head=True)
         else:
-            self.table = ctx.tensor("weight", (num_rows, hidden_size))[first_row:]
+            self.table = ctx.table("weight", (num_rows, hidden_size), first_row=first_row)
         # Rounded to the dtype first, as the models that scale their embeddings were trained.
         self.scale = None if scale == 1.0 else torch.tensor(scale, dtype=ctx.dtype).item()
 
     def __call__(self, ids: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: ids [T] int64, residual [T, E] -> [T, E]."""
-        rows = functional.embedding(ids, self.table)
+        rows = self.ops.embedding(ids, self.table)
         if self.scale is None and residual is None:
             return rows
-        return functional.scale_add(rows, 1.0 if self.scale is None else self.scale, residual)
+        return self.ops.scale_add(rows, 1.0 if self.scale is None else self.scale, residual)
 
 
 class LMHead:
@@ -57,6 +57,7 @@ class LMHead:
         soft_cap: float | None = None,
         bias: Tensor | None = None,
     ) -> None:
+        self.ops = ctx.ops
         if tied_to is not None and isinstance(tied_to.table, LinearWeight):
             self.weight = tied_to.table
         else:
@@ -66,7 +67,7 @@ class LMHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E] -> [S, V] float32."""
-        logits = functional.linear(hidden, self.weight, self.bias, out_dtype=torch.float32)
+        logits = self.ops.linear(hidden, self.weight, self.bias, out_dtype=torch.float32)
         if self.soft_cap is not None:
-            functional.soft_cap(logits, self.soft_cap)
+            self.ops.soft_cap(logits, self.soft_cap)
         return logits

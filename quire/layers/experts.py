@@ -18,8 +18,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.quantization.schemes import DENSE
 from quire.layers.weights import Rows, ShardSpec, split_rows
-from quire.ops import functional
-from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights, QuantizedRows
+from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
 
 BLOCKS = ("mlp", "block_sparse_moe")
 """What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that
@@ -97,10 +96,11 @@ class MixtureOfExperts:
         ctx = next((block for block in blocks if _router_name(block)), ctx)
         known = SPELLINGS if spec.is_gated else UNGATED
         spelling = next((s for s in known if ctx.has(_first(s))), known[0])
+        self.ops = ctx.ops
         self.routing = spec.routing
         gated = activation_of if spec.is_gated else ungated_activation_of
         self.activation = spec.gate or gated(arch)
-        with functional.weights_together():
+        with ctx.ops.weights_together():
             experts = tuple(_expert(arch, spec, ctx, spelling, index) for index in range(spec.num_experts))
         if spec.has_common_bias:
             bias = ctx.tensor("bias", (arch.hidden_size,), dtype=torch.float32)
@@ -115,7 +115,7 @@ class MixtureOfExperts:
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
-        return functional.mixture_of_experts(
+        return self.ops.mixture_of_experts(
             hidden, self.weights, self.routing, activation=self.activation, residual=residual
         )
 
@@ -197,7 +197,7 @@ def _of_stack(ctx: LayerContext, name: str, shape: tuple[int, int], one: ShardSp
     if transposed and not ctx.is_quantized(name):
         return ctx.read_plain(name, (one.parts, *shape[::-1]), one).view(*shape[::-1]).t()
     rows = ctx.read(name, (one.parts, *shape), one)
-    return rows if isinstance(rows, QuantizedRows) else rows.view(*shape)
+    return rows.view(*shape) if isinstance(rows, Tensor) else rows
 
 
 def _stacked_bias(ctx: LayerContext, weight: str, size: int, one: ShardSpec, is_mixed: bool = False) -> Tensor:
@@ -205,7 +205,7 @@ def _stacked_bias(ctx: LayerContext, weight: str, size: int, one: ShardSpec, is_
     stored = ctx.read_plain(f"{weight}_bias", (one.parts, size), one)
     if stored.is_meta:
         return stored
-    bias = stored.view(size).to(torch.float32, copy=True)
+    bias = stored.view(size).to(ctx.ops.device, torch.float32, copy=True)
     ctx.release([f"{weight}_bias"])
     return torch.cat([bias[::2], bias[1::2]]) if is_mixed else bias
 

@@ -16,7 +16,6 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.recurrent import conv_weights, decay_of, refuse_split
 from quire.layers.weights import Rows, split_rows
-from quire.ops import functional
 from quire.ops.operands import GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
 
 RG_LRU_FACTOR = -8.0
@@ -24,14 +23,14 @@ RG_LRU_FACTOR = -8.0
 
 
 class GatedDelta:
-    """See `functional.gated_delta`."""
+    """See `Ops.gated_delta`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, GatedDeltaSpec)
         refuse_split(arch, ctx)
-        self.index = index
-        self.in_proj = Linear.of(_IN_PROJECTIONS[spec.layout](spec, ctx, arch.hidden_size))
+        self.ops, self.index = ctx.ops, index
+        self.in_proj = Linear.of(ctx.ops, _IN_PROJECTIONS[spec.layout](spec, ctx, arch.hidden_size))
         self.out_proj = Linear(ctx.child("out_proj"), spec.inner_size, arch.hidden_size, shard_dim=1)
         heads = (spec.num_value_heads,)
         self.weights = GatedDeltaWeights(
@@ -47,7 +46,7 @@ class GatedDelta:
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
         states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
-        attended = functional.gated_delta(self.in_proj(hidden), self.weights, states, metadata)
+        attended = self.ops.gated_delta(self.in_proj(hidden), self.weights, states, metadata)
         return self.out_proj(attended, residual=residual)
 
 
@@ -79,19 +78,20 @@ _IN_PROJECTIONS = {DeltaLayout.BY_KIND: _by_kind, DeltaLayout.BY_KEY_HEAD: _by_k
 
 
 class LightningAttention:
-    """See `functional.lightning_attention`."""
+    """See `Ops.lightning_attention`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, LightningSpec)
         refuse_split(arch, ctx)
-        self.index = index
+        self.ops, self.index = ctx.ops, index
         names = ["qkv_proj.weight", "output_gate.weight"]
         shapes = [(rows, arch.hidden_size) for rows in spec.in_parts]
-        self.in_proj = Linear.of(ctx.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)]))
+        packed = ctx.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)])
+        self.in_proj = Linear.of(ctx.ops, packed)
         self.out_proj = Linear(ctx.child("out_proj"), spec.inner_size, arch.hidden_size, shard_dim=1)
         self.weights = LightningWeights(
-            decay=torch.tensor([math.exp(-rate) for rate in spec.rates], dtype=torch.float32),
+            decay=torch.tensor([math.exp(-rate) for rate in spec.rates], dtype=torch.float32, device=ctx.ops.device),
             norm=ctx.child("norm").tensor("weight", (spec.inner_size,), dtype=torch.float32),
             norm_eps=spec.norm_eps,
         )
@@ -99,18 +99,18 @@ class LightningAttention:
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
         states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
-        attended = functional.lightning_attention(self.in_proj(hidden), self.weights, states, metadata)
+        attended = self.ops.lightning_attention(self.in_proj(hidden), self.weights, states, metadata)
         return self.out_proj(attended, residual=residual)
 
 
 class RgLru:
-    """See `functional.rg_lru`."""
+    """See `Ops.rg_lru`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, RgLruSpec)
         refuse_split(arch, ctx)
-        self.index = index
+        self.ops, self.index = ctx.ops, index
         size, width = arch.hidden_size, spec.width
         self.linear_x = Linear(ctx.child("linear_x"), size, width, bias=True)
         self.linear_y = Linear(ctx.child("linear_y"), size, width, bias=True)
@@ -126,7 +126,7 @@ class RgLru:
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
         states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
-        scanned = functional.rg_lru(
+        scanned = self.ops.rg_lru(
             self.linear_x(hidden), self.linear_y(hidden, activation=self.activation), self.weights, states, metadata
         )
         return self.linear_out(scanned, residual=residual)
@@ -141,7 +141,7 @@ def _gates(spec: RgLruSpec, ctx: LayerContext) -> tuple[LinearWeight, ...]:
     stored = [ctx.read_plain(name, (spec.num_blocks, size, size)) for name in names]
     if stored[0].is_meta:
         return (ctx.packed(names, [part.view(-1, size) for part in stored]),)
-    with functional.weights_together():
+    with ctx.ops.weights_together():
         packed = tuple(ctx.packed([], [part[block].t() for part in stored]) for block in range(spec.num_blocks))
     ctx.release(names)
     return packed

@@ -25,7 +25,6 @@ from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import ShardSpec
-from quire.ops import functional
 from quire.ops.operands import HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
 
 KEYS_AND_VALUES = "kv_b_proj.weight"
@@ -40,12 +39,13 @@ class LatentAttention:
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: latent attention is not split between processes. Use one process.")
         heads, size = arch.num_heads, arch.hidden_size
+        self.ops = ctx.ops
         self.spec = latent_spec(arch, mixer)
         self.query = _query(arch, mixer, ctx)
         compressed = mixer.latent_size + mixer.rope_size
         self.kv_a_proj = Linear(ctx.child("kv_a_proj_with_mqa"), size, compressed, bias=arch.attention_bias)
         self.kv_a_norm = RMSNorm(ctx.child("kv_a_layernorm"), mixer.latent_size, mixer.norm_eps)
-        with functional.weights_together():
+        with ctx.ops.weights_together():
             by_head = [_head_weights(self.spec, ctx, head) for head in range(heads)]
         self.to_latents = HeadWeights(heads=tuple(to_latents for to_latents, _ in by_head))
         self.to_values = HeadWeights(heads=tuple(to_values for _, to_values in by_head))
@@ -59,10 +59,10 @@ class LatentAttention:
 
     def _qkv(self, hidden: Tensor) -> Tensor:
         query, compressed = self.query(hidden), self.kv_a_proj(hidden)
-        return functional.latent_qkv(query, compressed, self.kv_a_norm.weight, self.to_latents, self.spec)
+        return self.ops.latent_qkv(query, compressed, self.kv_a_norm.weight, self.to_latents, self.spec)
 
     def _values(self, attended: Tensor) -> Tensor:
-        return functional.latent_values(attended, self.to_values, self.spec)
+        return self.ops.latent_values(attended, self.to_values, self.spec)
 
 
 class LowRankQuery:
@@ -121,8 +121,8 @@ def _attention(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, i
         rotary_dim=mixer.rope_size,
         interleaved=mixer.interleaved,
     )
-    cos_sin = rotary_table(mixer.rope, ctx.max_model_len)
-    scales = position_scales(mixer.position_scale, ctx.max_model_len) if mixer.position_scale else None
+    cos_sin = rotary_table(mixer.rope, ctx.max_model_len, ctx.ops.device)
+    scales = position_scales(mixer.position_scale, ctx.max_model_len, ctx.ops.device) if mixer.position_scale else None
     return Attention(
-        index, spec, scale=mixer.query_scale, cos_sin=cos_sin, soft_cap=arch.attn_soft_cap, query_scales=scales
+        ctx.ops, index, spec, scale=mixer.query_scale, cos_sin=cos_sin, soft_cap=arch.attn_soft_cap, query_scales=scales
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.layers.context import LayerContext
 from quire.layers.weights import HeadOrder, ShardSpec
-from quire.ops import functional
+from quire.ops.contract import Ops
 from quire.ops.operands import LinearWeight
 
 
@@ -28,6 +28,7 @@ class Linear:
         factors: Sequence[float] = (),
     ) -> None:
         """`factors` multiply each of `out_features`, with its bias, and `input_factor` what the layer reads."""
+        self.ops = ctx.ops
         tp = ctx.parallel.tp
         self.weight = ctx.linear_weight(
             in_features,
@@ -44,15 +45,15 @@ class Linear:
             self.bias = ctx.linear_bias(out_features, bias_shard, order=order, factors=factors)
 
     @classmethod
-    def of(cls, weight: LinearWeight, bias: Tensor | None = None) -> Self:
+    def of(cls, ops: Ops, weight: LinearWeight, bias: Tensor | None = None) -> Self:
         """One whose parameters were read before."""
         made = cls.__new__(cls)
-        made.weight, made.bias = weight, bias
+        made.ops, made.weight, made.bias = ops, weight, bias
         return made
 
     def __call__(self, x: Tensor, *, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         """Shapes: x [T, M], residual [T, N] -> [T, N]."""
-        return functional.linear(x, self.weight, self.bias, activation=activation, residual=residual)
+        return self.ops.linear(x, self.weight, self.bias, activation=activation, residual=residual)
 
 
 class GatedLinear(Linear):
@@ -75,4 +76,4 @@ class GatedLinear(Linear):
 
     def gate(self, x: Tensor) -> Tensor:
         """Shapes: x [T, M] -> [T, F]."""
-        return functional.gated_linear(x, self.weight, self.bias, activation=self.activation)
+        return self.ops.gated_linear(x, self.weight, self.bias, activation=self.activation)

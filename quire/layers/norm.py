@@ -8,7 +8,6 @@ from torch import Tensor
 from quire.config.arch import ModelArch
 from quire.config.family_spec import NormKind
 from quire.layers.context import LayerContext
-from quire.ops import functional
 
 
 class RMSNorm:
@@ -24,14 +23,15 @@ class RMSNorm:
         offset: float = 0.0,
         scale: float = 1.0,
     ) -> None:
-        self.weight = torch.full((size,), scale)
+        self.ops = ctx.ops
+        self.weight = torch.full((size,), scale, device=ctx.ops.device)
         if has_weight:
             self.weight = ctx.tensor("weight", (size,), dtype=torch.float32, offset=offset, scale=scale)
         self.eps = eps
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: x, residual [T, E] -> [T, E]; the residual is added after the norm."""
-        return functional.rms_norm(x, self.weight, self.eps, residual=residual)
+        return self.ops.rms_norm(x, self.weight, self.eps, residual=residual)
 
 
 class LayerNorm:
@@ -49,7 +49,8 @@ class LayerNorm:
         scale: float = 1.0,
     ) -> None:
         """Weight and bias are multiplied by `scale`."""
-        self.weight = torch.full((size,), scale)
+        self.ops = ctx.ops
+        self.weight = torch.full((size,), scale, device=ctx.ops.device)
         if has_weight:
             self.weight = ctx.tensor("weight", (size,), dtype=torch.float32, offset=offset, scale=scale)
         self.bias = ctx.tensor("bias", (size,), dtype=torch.float32, scale=scale) if has_bias else None
@@ -57,8 +58,8 @@ class LayerNorm:
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: x, residual [T, E] -> [T, E]; the residual is added after the norm."""
-        normed = functional.layer_norm(x, self.weight, self.bias, self.eps)
-        return normed if residual is None else functional.scale_add(normed, 1.0, residual)
+        normed = self.ops.layer_norm(x, self.weight, self.bias, self.eps)
+        return normed if residual is None else self.ops.scale_add(normed, 1.0, residual)
 
 
 Norm = RMSNorm | LayerNorm

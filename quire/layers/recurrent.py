@@ -13,7 +13,6 @@ from quire.config.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, ShortC
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
-from quire.ops import functional
 from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights
 
 PlainSpec = MambaSpec | Mamba2Spec | ShortConvSpec
@@ -22,12 +21,12 @@ DERIVED_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
 
 class MambaMixer:
-    """See `functional.mamba`."""
+    """See `Ops.mamba`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, MambaSpec)
-        self.index = index
+        self.ops, self.index = ctx.ops, index
         self.in_proj, self.out_proj = _projections(arch, spec, ctx)
         derived = spec.time_rank + 2 * spec.state_size
         widen = ctx.child("dt_proj")
@@ -45,17 +44,17 @@ class MambaMixer:
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
         states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
-        scanned = functional.mamba(self.in_proj(hidden), self.weights, states, metadata)
+        scanned = self.ops.mamba(self.in_proj(hidden), self.weights, states, metadata)
         return self.out_proj(scanned, residual=residual)
 
 
 class Mamba2Mixer:
-    """See `functional.mamba2`."""
+    """See `Ops.mamba2`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, Mamba2Spec)
-        self.index = index
+        self.ops, self.index = ctx.ops, index
         self.in_proj, self.out_proj = _projections(arch, spec, ctx, spec.in_parts, spec.factors)
         heads = (spec.num_heads,)
         self.weights = Mamba2Weights(
@@ -73,17 +72,17 @@ class Mamba2Mixer:
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
         states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
-        scanned = functional.mamba2(self.in_proj(hidden), self.weights, states, metadata)
+        scanned = self.ops.mamba2(self.in_proj(hidden), self.weights, states, metadata)
         return self.out_proj(scanned, residual=residual)
 
 
 class ShortConv:
-    """See `functional.short_conv`."""
+    """See `Ops.short_conv`."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, ShortConvSpec)
-        self.index = index
+        self.ops, self.index = ctx.ops, index
         self.in_proj, self.out_proj = _projections(arch, spec, ctx)
         self.weights = _conv(spec, ctx.child("conv"))
 
@@ -91,7 +90,7 @@ class ShortConv:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
         states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
         return self.out_proj(
-            functional.short_conv(self.in_proj(hidden), self.weights, states, metadata), residual=residual
+            self.ops.short_conv(self.in_proj(hidden), self.weights, states, metadata), residual=residual
         )
 
 

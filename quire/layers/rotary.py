@@ -24,13 +24,13 @@ _WHOLE_VECTORS = 32
 
 
 @lru_cache(maxsize=4)
-def rotary_table(rope: RopeConfig, max_model_len: int) -> Tensor:
+def rotary_table(rope: RopeConfig, max_model_len: int, device: str = "cpu") -> Tensor:
     """Cosines, then sines, of every position. Shapes: -> [max_model_len, rotary_dim] float32."""
     inv_freq, attention_factor = _FREQUENCIES[rope.type](rope, max_model_len)
     positions = torch.arange(round_up(max_model_len, _WHOLE_VECTORS), dtype=torch.float32)
     angles = positions.unsqueeze(1) * (-inv_freq if rope.is_backward else inv_freq)
     table = _cos_sin(angles) * attention_factor
-    return table[:max_model_len].contiguous()
+    return table[:max_model_len].contiguous().to(device)
 
 
 @one_thread()

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from quire.config.family_spec import WeightNames
 from quire.config.quantized.stored import Header
-from quire.ops.operands import QuantizedRows
+from quire.ops.blocks import unpack_blocks
+from quire.ops.operands import BlockRows, StoredRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class ShardSpec:
 
 
 WHOLE = ShardSpec()
-Rows = Tensor | QuantizedRows
+Rows = Tensor | StoredRows
 """Rows of a weight [N, M]."""
 
 
@@ -86,7 +87,7 @@ class HeadOrder:
 
     def parts(self, stored: Rows) -> list[Rows]:
         """The rows in the order that ops want: all query heads, all keys, all values. Shapes: stored [N, ...]."""
-        if isinstance(stored, QuantizedRows):
+        if not isinstance(stored, Tensor):
             return [stored[rows] for rows in self._views(torch.arange(stored.shape[0]))]
         return list(self._views(stored))
 
@@ -119,7 +120,9 @@ def multiplied(parts: list[Rows], sizes: Sequence[int], factors: Sequence[float]
 
 
 def _times(part: Rows, factor: float) -> Rows:
-    return part.times(factor) if isinstance(part, QuantizedRows) else part.to(torch.float32, copy=True).mul_(factor)
+    if isinstance(part, Tensor):
+        return part.to(torch.float32, copy=True).mul_(factor)
+    return (unpack_blocks(part) if isinstance(part, BlockRows) else part).times(factor)
 
 
 class WeightReader(Protocol):

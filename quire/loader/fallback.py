@@ -30,6 +30,7 @@ from quire.models.fallback.attention import NAME, register
 from quire.models.fallback.config import class_of, describe, quiet, read_config
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.trial import try_model
+from quire.ops.contract import Ops
 
 log = get_logger(__name__)
 
@@ -49,6 +50,7 @@ def load_stored_model(
     directory: Path,
     arch: ModelArch,
     *,
+    ops: Ops,
     dtype: torch.dtype,
     max_model_len: int,
     num_threads: int,
@@ -68,7 +70,7 @@ def load_stored_model(
         raise ConfigError(
             f"{arch.source}: {arch.architecture} has no body apart from its head, so quire cannot run it."
         )
-    model = TransformersModel(causal, num_threads=num_threads)
+    model = TransformersModel(causal, ops, num_threads=num_threads)
     with torch.inference_mode():
         try_model(model, arch, dtype, max_model_len=max_model_len)
     return model

@@ -19,6 +19,7 @@ from quire.loader.unread import draft_layers
 from quire.log import get_logger
 from quire.models.interfaces import Model, ModelClass
 from quire.models.registry import ModelRegistry
+from quire.ops.contract import Ops
 
 log = get_logger(__name__)
 
@@ -29,6 +30,7 @@ def load_model(
     path: Path,
     arch: ModelArch,
     *,
+    ops: Ops,
     dtype: torch.dtype,
     max_model_len: int,
     load_format: str = "auto",
@@ -50,16 +52,22 @@ def load_model(
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format {load_format!r} is not known; use one of {', '.join(LOAD_FORMATS)}")
     if arch.stored is not None:
+        if ops.device != "cpu":
+            raise ConfigError(
+                f"{arch.source}: {arch.architecture} runs through transformers, which quire does on CPUs only. "
+                "Leave device out."
+            )
         from quire.loader.fallback import load_stored_model  # imports transformers
 
         return load_stored_model(
-            path, arch, dtype=dtype, max_model_len=max_model_len, num_threads=num_threads, progress=progress
+            path, arch, ops=ops, dtype=dtype, max_model_len=max_model_len, num_threads=num_threads, progress=progress
         )
     model_class = ModelRegistry.resolve(arch.architecture, source=arch.source, family=arch.family)
     if "auto_map" in arch.raw:
         log.warning("config.json names code of its own (auto_map); quire never runs it source=%s", arch.source)
     context = partial(
         LayerContext,
+        ops=ops,
         weight_map=WeightMap.of(arch.family.names),
         dtype=dtype,
         max_model_len=max_model_len,

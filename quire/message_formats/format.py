@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from quire.message_formats.call_grammar import CallGrammar
+from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.marks import Marks
 from quire.message_formats.reader import Reader, Steps
 from quire.message_formats.tools import Tool
@@ -46,6 +46,8 @@ class Source:
     reader: Reader
     marks: Marks
     tools: Mapping[str, Tool]
+    is_kept: bool = False
+    """A grammar keeps calls well-formed, so nothing in them has to be guessed."""
 
 
 class CallSyntax(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.message_formats.calls.function_gemma import GemmaCalls
@@ -36,6 +37,19 @@ _QWEN3_XML = TaggedCalls(
     margin="\n",
     is_section_optional=True,
 )
+_DSML = "\uff5cDSML\uff5c"
+_DEEPSEEK_V32 = TaggedCalls(
+    begin=f"<{_DSML}function_calls>",
+    end=f"</{_DSML}function_calls>",
+    name=(f'<{_DSML}invoke name="', '">'),
+    call_end=f"</{_DSML}invoke>",
+    key=(f'<{_DSML}parameter name="', '" string="'),
+    value=("", f"</{_DSML}parameter>"),
+    kinds=('true">', 'false">'),
+    inner=(_DSML,),
+    is_section_shared=True,
+)
+_MIMO = replace(_QWEN3_XML, margin="")
 _GLM: dict[str, Any] = {
     "begin": "<tool_call>",
     "end": "</tool_call>",
@@ -70,6 +84,8 @@ CALLS: Mapping[str, CallSyntax] = {
         call_end=_deepseek("tool call end"),
         name_end=_deepseek("tool sep"),
     ),
+    "deepseek_v32": _DEEPSEEK_V32,
+    "deepseek_v4": replace(_DEEPSEEK_V32, begin=f"<{_DSML}tool_calls>", end=f"</{_DSML}tool_calls>"),
     "ernie45": _HERMES,
     "functiongemma": GemmaCalls(begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
     "gemma4": GemmaCalls(begin="<|tool_call>", end="<tool_call|>", quote='<|"|>'),
@@ -101,6 +117,7 @@ CALLS: Mapping[str, CallSyntax] = {
     "llama4_json": _LLAMA,
     "llama4_pythonic": PythonicCalls(begins=("<|python_start|>",), end="<|python_end|>", bare="["),
     "longcat": JsonCalls(begins=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), **_IN_TAGS),
+    "mimo": _MIMO,
     "minimax": JsonCalls(begins=("<tool_calls>",), ends=("</tool_calls>",), between="\n", **_IN_TAGS),
     "minimax_m2": TaggedCalls(
         begin="<minimax:tool_call>",
@@ -132,6 +149,16 @@ CALLS: Mapping[str, CallSyntax] = {
         call_end="</function>",
         key=("<parameter=", ">"),
         value=("", "</parameter>"),
+    ),
+    "step3": TaggedCalls(
+        begin="<\uff5ctool_calls_begin\uff5c>",
+        end="<\uff5ctool_calls_end\uff5c>",
+        name=('<\uff5ctool_call_begin\uff5c>function<\uff5ctool_sep\uff5c><steptml:invoke name="', '">'),
+        call_end="</steptml:invoke><\uff5ctool_call_end\uff5c>",
+        key=('<steptml:parameter name="', '">'),
+        value=("", "</steptml:parameter>"),
+        inner=tuple(f"<\uff5ctool_{word}\uff5c>" for word in ("call_begin", "sep", "call_end")),
+        is_section_shared=True,
     ),
     "step3p5": _QWEN3_XML,
     "xlam": JsonCalls(bare="[", **_ARRAY),

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from re import compile as pattern
 
-from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
+from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.marks import Marks
 from quire.message_formats.reader import Malformed, Steps
 from quire.message_formats.writer import CallWriter, MessageWriter, Trimmed
@@ -134,9 +134,9 @@ class _Messages:
                 header = None
         except Malformed:
             header = None
-            is_cut = self._message.calls is not None and self._message.calls.cut() and self._reader.is_closed
+            is_told = self._message.calls is not None and self._message.calls.cut() and self._reader.is_closed
             self._text.begin()
-            self._text.put("" if is_cut else self._reader.kept())
+            self._text.put("" if is_told or self._reader.is_cut_here else self._reader.kept())
         self._reader.forget()
         if header is not None:
             yield from self._body(header)

@@ -7,6 +7,7 @@ never holds. Markers that are no single token stand as they are spelled.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from quire.structured.grammar import Marker
@@ -21,6 +22,7 @@ class Marks:
     """The markers of a format, and which of them are tokens."""
 
     def __init__(self, markers: Iterable[str], tokenizer: Tokenizer) -> None:
+        markers = list(markers)
         ids = {text: token_id for token_id, text in tokenizer.added_tokens.items()}
         found = [marker for marker in dict.fromkeys(markers) if marker in ids]
         assert len(found) <= MAX_MARKS
@@ -29,11 +31,23 @@ class Marks:
         self.spelled: dict[int, str] = {ids[marker]: marker for marker in found}
         self.added_tokens = tokenizer.added_tokens
         self._characters = {marker: chr(_FIRST + index) for index, marker in enumerate(found)}
+        self._composed = {marker: self._with_characters(marker) for marker in markers if marker not in self.ids}
+        """Of markers that are no token, those with tokens inside."""
         self._texts = {ord(character): marker for marker, character in self._characters.items()}
 
     def __call__(self, marker: str) -> str:
         """What stands for a marker in marked text."""
-        return self._characters.get(marker, marker)
+        return self._characters.get(marker) or self._composed.get(marker, marker)
+
+    def pieces(self, marker: str) -> list[str | int]:
+        """A marker as texts and token ids."""
+        parts = re.split(f"([{chr(_FIRST)}-{chr(_FIRST + MAX_MARKS)}])", self(marker))
+        return [self.ids[self._texts[ord(part)]] if is_mark(part[0]) else part for part in parts if part]
+
+    def _with_characters(self, marker: str) -> str:
+        for token, character in self._characters.items():
+            marker = marker.replace(token, character)
+        return marker
 
     def tokens(self, markers: Iterable[str]) -> tuple[str, ...]:
         """What stands in marked text for those markers that are tokens."""

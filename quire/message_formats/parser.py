@@ -27,13 +27,18 @@ class MessageParser:
         new_id: Callable[[int], str],
         in_thinking: bool = False,
         calls_as_they_come: bool = False,
+        must_call: bool = False,
     ) -> None:
-        """`new_id` makes the id of a call from its number; `in_thinking`: the prompt has begun the thinking."""
+        """`new_id` makes the id of a call from its number; `in_thinking`: the prompt has begun the thinking;
+        `must_call`: behind the thinking a grammar allows nothing but calls."""
+        self._must_call = must_call
+        self._is_kept = calls_as_they_come
+        self._is_in_calls = False
         self._format = message_format
         self._marks = marks
         self._parts: list[Part] = []
         self._reader = Reader()
-        self._source = Source(self._reader, marks, tools)
+        self._source = Source(self._reader, marks, tools, is_kept=calls_as_they_come)
         self._calls = CallWriter(
             self._parts.append, marks, new_id, on_told=self._reader.keep, as_they_come=calls_as_they_come
         )
@@ -59,8 +64,13 @@ class MessageParser:
         next(self._steps, None)
         return self._news()
 
-    def finish(self) -> list[Part]:
-        """The message has ended: the rest."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """The message has ended: the rest. `is_cut`: the model was not done.
+
+        What a cut leaves of a marker or of a call's head is no text behind a call, nor where a grammar writes calls.
+        """
+        has_calls = self._calls.num_calls > 0 or self._must_call or (self._is_kept and self._is_in_calls)
+        self._reader.is_cut = is_cut and has_calls
         self._reader.is_closed = True
         next(self._steps, None)
         self._text.end()
@@ -83,7 +93,9 @@ class MessageParser:
         if in_thinking:
             yield from self._think()
         yield from self._begin_text()
-        while (marker := (yield from self._reader.until(self._markers, self._text.put))) is not None:
+        while (
+            marker := (yield from self._reader.until(self._markers, self._text.put, others=self._closing))
+        ) is not None:
             if self._format.thinking is not None and marker == self._marks(self._format.thinking.begin):
                 yield from self._think()
                 yield from self._begin_text()
@@ -103,6 +115,12 @@ class MessageParser:
         if thinking is not None and thinking.begin in self._marks.ids:
             markers = (thinking.begin, *markers)
         return (*map(self._marks, markers), *self._answer_end)
+
+    @property
+    def _closing(self) -> tuple[str, ...]:
+        """What ends calls, and may come in part behind one when the output is cut."""
+        calls = self._format.calls
+        return () if calls is None or not self._calls.num_calls else tuple(map(self._marks, calls.markers))
 
     def _think(self) -> Steps[None]:
         thinking, marks = self._format.thinking, self._marks
@@ -161,12 +179,14 @@ class MessageParser:
         self._reader.keep()
         self._reader.skip(len(begin))
         before = self._calls.num_calls
+        self._is_in_calls = True
         try:
             yield from self._format.calls.read(self._source, self._marks.spell(begin), self._calls)
             rest = ""
         except Malformed:
-            is_cut = self._calls.cut() and self._reader.is_closed
-            rest = "" if is_cut else self._reader.kept()
+            is_told = self._calls.cut() and self._reader.is_closed
+            rest = "" if is_told or self._reader.is_cut_here else self._reader.kept()
+        self._is_in_calls = False
         self._reader.forget()
         if self._calls.num_calls > before:
             self._text.marker()

@@ -28,6 +28,8 @@ class Reader:
     def __init__(self) -> None:
         self.is_closed = False
         """No more text comes."""
+        self.is_cut = False
+        """The output was cut where markers may stand: the beginning of one at its end counts as that marker."""
         self._text = ""
         self._at = 0
         self._kept: list[str] | None = None
@@ -45,6 +47,11 @@ class Reader:
     def num_left(self) -> int:
         """Characters that are there and were not read."""
         return len(self._text) - self._at
+
+    @property
+    def is_cut_here(self) -> bool:
+        """The output was cut, and all of it was read."""
+        return self.is_cut and not self.num_left
 
     def keep(self) -> None:
         """Remember what is read from here on."""
@@ -114,7 +121,9 @@ class Reader:
                 self._at += len(literal)
                 return True
             if not literal.startswith(have) or self.is_closed:
-                return False
+                is_begun = self.is_cut and bool(have) and literal.startswith(have)
+                self._at += len(have) if is_begun else 0
+                return is_begun
             yield
 
     def accept_after_spaces(self, literal: str) -> Steps[bool]:
@@ -130,12 +139,17 @@ class Reader:
         if not (yield from self.accept(literal)):
             raise Malformed
 
-    def until(self, markers: tuple[str, ...], on_text: Callable[[str], None]) -> Steps[str | None]:
-        """Tell all text before the first marker, as it comes, and read the marker. None: it never came."""
+    def until(
+        self, markers: tuple[str, ...], on_text: Callable[[str], None], *, others: tuple[str, ...] = ()
+    ) -> Steps[str | None]:
+        """Tell all text before the first marker, as it comes, and read the marker. None: it never came.
+
+        Where the output was cut, the beginning of a marker at its end, or of one of `others`, is no text.
+        """
         pattern = _first_of(markers)
         while True:
             match = pattern.search(self._text, self._at) if markers else None
-            end = match.start() if match else len(self._text) - self._num_open(markers)
+            end = match.start() if match else len(self._text) - self._num_open((*markers, *others))
             if end > self._at:
                 piece = self._text[self._at : end]
                 self._at = end  # before it is told: what was told is not kept
@@ -144,12 +158,13 @@ class Reader:
                 self._at = match.end()
                 return match[0]
             if self.is_closed:
+                self._at = len(self._text)
                 return None
             yield
 
     def _num_open(self, markers: tuple[str, ...]) -> int:
         """Characters at the end that may be the beginning of a marker."""
-        if self.is_closed:
+        if self.is_closed and not self.is_cut:
             return 0
         tail = self._text[max(self._at, len(self._text) - max(map(len, markers), default=1) + 1) :]
         return max(

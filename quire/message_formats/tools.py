@@ -14,6 +14,8 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    place: str = ""
+    """Where its schema stands in a request, for messages."""
     strict: bool | None = None
     """True: calls always follow the schema, or the request is refused. False: calls are only read. None: calls follow
     as much of the schema as can be kept."""

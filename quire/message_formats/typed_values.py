@@ -55,6 +55,12 @@ def parameter_schema(tool: Tool | None, name: str) -> Any:
     return tool.parameters.get("additionalProperties", True)
 
 
+def has_parameter(tool: Tool | None, name: str) -> bool:
+    """Whether a tool lists a parameter; any name where it lists none."""
+    listed = None if tool is None else tool.parameters.get("properties")
+    return bool(name) and (not isinstance(listed, Mapping) or not listed or name in listed)
+
+
 def value_type(tool: Tool | None, name: str) -> ValueType:
     """What the values of a tool's parameter may be."""
     return type_of_schema(parameter_schema(tool, name), {} if tool is None else tool.parameters)

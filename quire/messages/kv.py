@@ -229,6 +229,6 @@ def _layers_per_group(counts: Sequence[int]) -> int:
     return max(size for size in range(1, max(counts) + 1) if padding(size) <= MAX_PADDING)
 
 
-SLOT_MULTIPLES = {"reference": 1, "cpu": 16}
+SLOT_MULTIPLES = {"reference": 1, "cpu": 16, "triton": 1}
 """By implementation of the ops: the native kernels read keys in tiles of 16 tokens (`csrc/cpu/kernels/cache.h`)."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

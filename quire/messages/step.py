@@ -35,8 +35,9 @@ class NewSequenceData:
 class SchedulerOutputs:
     """The whole instruction for a step. The worker drops finished rows, applies the copies, then runs the model.
 
-    Everything in it is an assignment, and to draw a token changes nothing in the worker, which hears of the token in
-    the next instruction. So applying an instruction twice is the same as applying it once, and a step that failed can
+    Everything in it is an assignment, and to draw a token does not change a sequence in the worker, which hears of the
+    token in the next instruction: what it is or, where that was written before the token was drawn, that it has come
+    (`pending_tokens`). So applying an instruction twice is the same as applying it once, and a step that failed can
     be run again in parts. Its copies are the exception: they run once, before anything is computed, since a sequence of
     the same step may write to their destinations, and to a source that nobody else has any more. Pages are moved to
     slots once only: a slot that holds a page already is left alone, for the block that the page came from may have been
@@ -58,6 +59,8 @@ class SchedulerOutputs:
     n where the request forks into n branches, else 1."""
     new_token_ids: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     """seq_id -> (position, tokens): what it has from that position on."""
+    pending_tokens: dict[int, int] = field(default_factory=dict)
+    """seq_id -> position: what it has there is the token that was drawn for it last, which the core has not seen."""
     new_block_ids: dict[int, list[BlockChange]] = field(default_factory=dict)
     """seq_id -> what has changed in its table of each KV group. New sequences carry their whole tables."""
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)

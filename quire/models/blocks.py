@@ -38,7 +38,6 @@ from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder, Rows, split_rows
 from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
-from quire.ops import functional
 from quire.ops.operands import RopeAndCacheSpec
 
 
@@ -53,6 +52,7 @@ class SelfAttention:
     """QKV projection, attention, output projection."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        self.ops = ctx.ops
         mixer = arch.mixers[index]
         assert isinstance(mixer, AttentionSpec)
         self.qkv_proj = self._projection(arch, ctx, mixer)
@@ -88,7 +88,7 @@ class SelfAttention:
         if self.norms is not None:
             self.norms.apply(qkv)
         if self.clip is not None:
-            functional.clip(qkv, self.clip)
+            self.ops.clip(qkv, self.clip)
         return qkv
 
 
@@ -100,7 +100,7 @@ class GatedAttention(SelfAttention):
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
         attended = self.attention(self._qkv(hidden), ctx)
-        functional.gate(attended, self.gate_proj(hidden))
+        self.ops.gate(attended, self.gate_proj(hidden))
         return self.o_proj(attended, residual=residual)
 
     def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
@@ -115,9 +115,9 @@ class GatedAttention(SelfAttention):
         gates = ctx.packed([], read["weight"][0])
         names = [f"{name}.weight" for name in arch.family.names.qkv]
         qkv = ctx.packed(names, read["weight"][1])
-        biases = [_joined(parts) for parts in read["bias"]] if arch.attention_bias else [None, None]
-        self.gate_proj = Linear.of(gates, biases[0])
-        return Linear.of(qkv, biases[1])
+        biases = [_joined(parts, ctx.ops.device) for parts in read["bias"]] if arch.attention_bias else [None, None]
+        self.gate_proj = Linear.of(ctx.ops, gates, biases[0])
+        return Linear.of(ctx.ops, qkv, biases[1])
 
 
 class ExpertAttention:
@@ -127,6 +127,7 @@ class ExpertAttention:
         mixer = arch.mixers[index]
         assert isinstance(mixer, AttentionSpec)
         assert mixer.experts is not None
+        self.ops = ctx.ops
         self.head_size = arch.head_size
         self.kv_proj = Linear(ctx.child("kv_proj"), arch.hidden_size, 2 * arch.num_kv_heads * arch.head_size)
         self.routing = Routing(num_chosen=mixer.experts.num_chosen, scores=Scores.LOGITS)
@@ -136,12 +137,10 @@ class ExpertAttention:
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
         attended = self.attention(self._qkv(hidden), ctx)
-        return functional.expert_outputs(
-            attended, hidden, self.experts, self.routing, self.head_size, residual=residual
-        )
+        return self.ops.expert_outputs(attended, hidden, self.experts, self.routing, self.head_size, residual=residual)
 
     def _qkv(self, hidden: Tensor) -> Tensor:
-        return functional.expert_queries(hidden, self.kv_proj(hidden), self.experts, self.routing, self.head_size)
+        return self.ops.expert_queries(hidden, self.kv_proj(hidden), self.experts, self.routing, self.head_size)
 
 
 def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Rows], list[Rows]]:
@@ -155,10 +154,10 @@ def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Row
     return by_head[1::2], [*by_head[::2], key, value]
 
 
-def _joined(parts: list[Rows]) -> Tensor:
+def _joined(parts: list[Rows], device: str) -> Tensor:
     """A bias in float32."""
     numbers = [plain(part) for part in parts]
-    return numbers[0] if numbers[0].is_meta else torch.cat([part.to(torch.float32) for part in numbers])
+    return numbers[0] if numbers[0].is_meta else torch.cat([part.to(device, torch.float32) for part in numbers])
 
 
 def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
@@ -194,18 +193,21 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
         norm_eps=arch.norm_eps,
     )
     return Attention(
+        ctx.ops,
         index,
         spec,
         scale=mixer.query_scale,
-        cos_sin=rotary_table(mixer.rope, ctx.max_model_len) if mixer.rope else None,
+        cos_sin=rotary_table(mixer.rope, ctx.max_model_len, ctx.ops.device) if mixer.rope else None,
         q_norm=norms.query,
         k_norm=norms.key,
         query_weight=norms.rotated_query,
-        query_scales=position_scales(mixer.position_scale, ctx.max_model_len) if mixer.position_scale else None,
+        query_scales=position_scales(mixer.position_scale, ctx.max_model_len, ctx.ops.device)
+        if mixer.position_scale
+        else None,
         sliding_window=None if mixer.is_chunked else mixer.window,
         chunk_size=_chunk_size(mixer, ctx.max_model_len),
         soft_cap=arch.attn_soft_cap,
-        slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes),
+        slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes, device=ctx.ops.device),
         sinks=ctx.tensor(arch.family.names.sinks, (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
     )
 

@@ -16,7 +16,6 @@ from quire.layers.embedding import Embedding, LMHead
 from quire.layers.norm import Norm, model_norm
 from quire.layers.weights import WHOLE
 from quire.models.blocks import MLPS, Mlp, mixer_of
-from quire.ops import functional
 
 
 class DecoderLayer:
@@ -27,6 +26,7 @@ class DecoderLayer:
     """
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        self.ops = ctx.ops
         names, norms, layer = arch.family.names, arch.norms, arch.layers[index]
         self.input_norm = self.post_attention_norm = self.pre_mlp_norm = self.post_mlp_norm = self.mlp = None
         self.mixers = [mixer_of(arch, ctx, place) for place in arch.places_of(index)]
@@ -65,7 +65,7 @@ class DecoderLayer:
     def _add(self, out: Tensor, norm: Norm | None, residual: Tensor) -> Tensor:
         if norm is not None and self.scale == 1.0:
             return norm(out, residual=residual)
-        return functional.scale_add(out if norm is None else norm(out), self.scale, residual)
+        return self.ops.scale_add(out if norm is None else norm(out), self.scale, residual)
 
 
 def _norms(arch: ModelArch, ctx: LayerContext, names: Iterable[str | None]) -> Iterator[Norm | None]:
@@ -101,12 +101,11 @@ class JoinedLayer(DecoderLayer):
         assert self.pre_mlp_norm is not None
         assert self.mlp is not None
         normed = self.input_norm(hidden)
-        normed = self.pre_mlp_norm(_join(normed, self._mixed(normed, ctx, None), self.join_mixed))
-        return _join(normed, self.mlp(normed), self.join_fed)
+        normed = self.pre_mlp_norm(self._join(normed, self._mixed(normed, ctx, None), self.join_mixed))
+        return self._join(normed, self.mlp(normed), self.join_fed)
 
-
-def _join(read: Tensor, out: Tensor, join: Join) -> Tensor:
-    return functional.scale_add(out, join.added, functional.scale_add(read, join.kept))
+    def _join(self, read: Tensor, out: Tensor, join: Join) -> Tensor:
+        return self.ops.scale_add(out, join.added, self.ops.scale_add(read, join.kept))
 
 
 class DecoderForCausalLM:
@@ -116,6 +115,7 @@ class DecoderForCausalLM:
     """Of layers whose attention and MLP follow each other."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        self.ops = ctx.ops
         names, size = arch.family.names, arch.hidden_size
         model = ctx.child(names.base)
         tied, embed = arch.tie_word_embeddings, model.child(names.embedding)

@@ -11,7 +11,6 @@ from quire.config.arch import ModelArch
 from quire.config.family_spec import HeadNorms
 from quire.config.mixers import AttentionSpec
 from quire.layers.context import LayerContext
-from quire.ops import functional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +40,16 @@ def fused_norms(arch: ModelArch, ctx: LayerContext, index: int) -> FusedNorms:
     if is_unit and isinstance(mixer, AttentionSpec) and mixer.rope is None:
         return NO_NORMS
     if is_unit or not norms.has_weight:
-        return FusedNorms(query=torch.ones(size), key=torch.ones(size))
+        return FusedNorms(query=_ones(ctx, size), key=_ones(ctx, size))
     query, key = _weight(arch, ctx.child(names.q_norm), size), _weight(arch, ctx.child(names.k_norm), size)
     if norms.heads is HeadNorms.EACH:
         return FusedNorms(query=query, key=key)
-    ones = torch.ones(size)
+    ones = _ones(ctx, size)
     return FusedNorms(query=ones, key=ones, rotated_query=query if query.is_meta else query.mul_(key))
+
+
+def _ones(ctx: LayerContext, size: int) -> Tensor:
+    return torch.ones(size, device=ctx.ops.device)
 
 
 def separate_norms(arch: ModelArch, ctx: LayerContext) -> WholeNorms | LayerNorms | None:
@@ -61,6 +64,7 @@ class WholeNorms:
     """An RMS norm over all query heads of a token, and one over all its key heads."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        self.ops = ctx.ops
         names, size = arch.family.names, arch.head_size
         self.query = _weight(arch, ctx.child(names.q_norm), arch.num_heads * size)
         self.key = _weight(arch, ctx.child(names.k_norm), arch.num_kv_heads * size)
@@ -68,14 +72,15 @@ class WholeNorms:
 
     def apply(self, qkv: Tensor) -> None:
         """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
-        functional.rms_norm_columns(qkv, self.query, self.eps, first=0)
-        functional.rms_norm_columns(qkv, self.key, self.eps, first=self.query.shape[0])
+        self.ops.rms_norm_columns(qkv, self.query, self.eps, first=0)
+        self.ops.rms_norm_columns(qkv, self.key, self.eps, first=self.query.shape[0])
 
 
 class LayerNorms:
     """A layer norm of each query head, and one of each key head."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        self.ops = ctx.ops
         names = arch.family.names
         self.num_heads, self.num_kv_heads = arch.num_heads, arch.num_kv_heads
         self.query, self.query_bias = _layer_norm(arch, ctx.child(names.q_norm), arch.num_heads)
@@ -84,9 +89,9 @@ class LayerNorms:
 
     def apply(self, qkv: Tensor) -> None:
         """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
-        functional.layer_norm_heads(qkv, self.query, self.query_bias, self.eps, first=0, num_heads=self.num_heads)
+        self.ops.layer_norm_heads(qkv, self.query, self.query_bias, self.eps, first=0, num_heads=self.num_heads)
         first = self.num_heads * self.query.shape[1]
-        functional.layer_norm_heads(qkv, self.key, self.key_bias, self.eps, first=first, num_heads=self.num_kv_heads)
+        self.ops.layer_norm_heads(qkv, self.key, self.key_bias, self.eps, first=first, num_heads=self.num_kv_heads)
 
 
 def _weight(arch: ModelArch, ctx: LayerContext, size: int) -> Tensor:

@@ -14,7 +14,6 @@ from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm, model_norm
 from quire.models.blocks import attention_of, mixer_of
 from quire.models.decoder import DecoderForCausalLM
-from quire.ops import functional
 
 BLOCK = "shared_transformer"
 
@@ -56,7 +55,7 @@ class SharedTransformer:
         spec = _shared(arch, index)
         assert spec is not None
         names, size, width = ctx.child(spec.first).child(BLOCK), arch.hidden_size, arch.num_heads * arch.head_size
-        self.block = block
+        self.ops, self.block = ctx.ops, block
         self.adapters = []
         if spec.adapts_attention:
             lists = [names.child("self_attn").child(f"linear_{part}_adapter_list") for part in "qkv"]
@@ -70,7 +69,7 @@ class SharedTransformer:
         return self._feed(self.block.mlp_norm(self._attend(self._normed(hidden, embedded), ctx)))
 
     def _normed(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        return self.block.input_norm(functional.join_columns([hidden, embedded]))
+        return self.block.input_norm(self.ops.join_columns([hidden, embedded]))
 
     def _attend(self, normed: Tensor, ctx: ForwardContext) -> Tensor:
         return self.block.o_proj(self.attention(self._qkv(normed), ctx))
@@ -78,12 +77,12 @@ class SharedTransformer:
     def _qkv(self, normed: Tensor) -> Tensor:
         if not self.adapters:
             return self.block.qkv_proj(normed)
-        adapted = functional.join_columns([adapter(normed) for adapter in self.adapters])
+        adapted = self.ops.join_columns([adapter(normed) for adapter in self.adapters])
         return self.block.qkv_proj(normed, residual=adapted)
 
     def _feed(self, normed: Tensor) -> Tensor:
         block = self.block
-        return block.down_proj(functional.gated_activation(self._gate_up(normed), block.activation))
+        return block.down_proj(self.ops.gated_activation(self._gate_up(normed), block.activation))
 
     def _gate_up(self, normed: Tensor) -> Tensor:
         return self.block.gate_up_proj(normed, residual=self.mlp_adapter(normed))

@@ -123,7 +123,6 @@ class FlightRecorder:
         """`memory` is shared with whoever wants to read it; it has `SIZE` bytes."""
         self._memory = mmap.mmap(-1, SIZE) if memory is None else memory
         self._num_steps = self._num_requests = self._num_spans = 0
-        self._step_at = _STEPS_AT
         _HEADER.pack_into(self._memory, 0, _MAGIC, time.time(), time.monotonic(), 0, 0, 0)
 
     def snapshot(self) -> bytes:
@@ -144,9 +143,9 @@ class FlightRecorder:
         num_total_blocks: int,
         num_preempted: int,
         bound_by: Constraint,
-    ) -> None:
-        """Record a step that is about to run."""
-        self._step_at = offset = _STEPS_AT + self._num_steps % NUM_STEPS * _STEP.size
+    ) -> int:
+        """Record a step that is about to run; where its record is, for `step_ended`."""
+        offset = _STEPS_AT + self._num_steps % NUM_STEPS * _STEP.size
         _STEP.pack_into(
             self._memory,
             offset,
@@ -167,12 +166,13 @@ class FlightRecorder:
         )
         self._num_steps += 1
         _COUNT.pack_into(self._memory, _COUNTS_AT, self._num_steps)
+        return offset
 
-    def step_ended(self, executed_at: float, ended_at: float, num_failed: int) -> None:
-        """Complete the last step; `ended_at` is 0 while its results are taken in."""
-        _TIMES.pack_into(self._memory, self._step_at + _EXECUTED_AT, executed_at, ended_at)
+    def step_ended(self, slot: int, executed_at: float, ended_at: float, num_failed: int) -> None:
+        """Complete a step; `ended_at` is 0 while its results are taken in."""
+        _TIMES.pack_into(self._memory, slot + _EXECUTED_AT, executed_at, ended_at)
         if num_failed:
-            _FAILED.pack_into(self._memory, self._step_at + _FAILED_AT, min(num_failed, _MAX_U16))
+            _FAILED.pack_into(self._memory, slot + _FAILED_AT, min(num_failed, _MAX_U16))
 
     def add_request(self) -> int:
         """Make room for a request; its number."""

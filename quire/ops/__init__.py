@@ -1,1 +1,1 @@
-"""Ops: contracts in `functional`, implementations behind one table."""
+"""Ops: their contracts in `contract.Ops`, implementations by name in `backends`."""

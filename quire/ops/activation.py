@@ -1,4 +1,4 @@
-"""Activation functions by the names that `functional.linear` takes."""
+"""Activation functions by the names that `Ops.linear` takes."""
 
 from __future__ import annotations
 

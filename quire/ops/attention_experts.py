@@ -30,7 +30,7 @@ def fill_queries(
     linear: Linear,
     route: Route,
 ) -> None:
-    """`functional.expert_queries`. Mutates: out [T, (H + 2K) * D]."""
+    """`Ops.expert_queries`. Mutates: out [T, (H + 2K) * D]."""
     num_features = out.shape[1] - keys_values.shape[1]
     out[:, num_features:] = keys_values
     queries = _by_choice(out[:, :num_features], routing, head_size)
@@ -51,7 +51,7 @@ def fill_outputs(
     linear: Linear,
     route: Route,
 ) -> None:
-    """`functional.expert_outputs`. Mutates: out [T, N]."""
+    """`Ops.expert_outputs`. Mutates: out [T, N]."""
     heads = _by_choice(attended, routing, head_size)
     total = weights.output_bias.repeat(x.shape[0], 1)
     for index, rows, places, scales in _chosen(x, weights, routing, linear, route):

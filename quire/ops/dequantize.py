@@ -7,14 +7,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quire.ops.operands import QuantizedRows
+from quire.ops.blocks import unpack_blocks
+from quire.ops.operands import BlockRows, QuantizedRows, StoredRows
 
 
-def dequantize(rows: QuantizedRows) -> Tensor:
+def dequantize(stored: StoredRows) -> Tensor:
     """Shapes: -> [N, M] float32, in the order of the input's features."""
+    rows = unpack_blocks(stored) if isinstance(stored, BlockRows) else stored
     values = rows.values.to(torch.float32)
     if rows.levels is not None:
-        values = torch.tensor(rows.levels, dtype=torch.float32)[rows.values.long()]
+        levels = torch.tensor(rows.levels, dtype=torch.float32).to(values.device, non_blocking=True)
+        values = levels[rows.values.long()]
     out = values * _by_column(rows, rows.scales)
     if rows.zero_points is not None:
         out -= _by_column(rows, rows.zero_points * rows.scales)

@@ -26,7 +26,7 @@ ROWS_AT_A_TIME = 8
 
 @one_thread()
 def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> None:
-    """See `functional.activate`."""
+    """See `Ops.activate`."""
     function = _SERIES[activation]
     room = torch.zeros(ROWS_AT_A_TIME, round_up(x.shape[1], VECTOR))
     for rows in torch.split(x, ROWS_AT_A_TIME):
@@ -37,13 +37,13 @@ def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> 
 
 @one_thread()
 def clip(x: Tensor, limit: float) -> None:
-    """See `functional.clip`."""
+    """See `Ops.clip`."""
     x.clamp_(min=-limit, max=limit)
 
 
 @one_thread()
 def gate(x: Tensor, gates: Tensor) -> None:
-    """See `functional.gate`."""
+    """See `Ops.gate`."""
     room = torch.zeros(ROWS_AT_A_TIME, round_up(x.shape[1], VECTOR))
     for rows, opening in zip(torch.split(x, ROWS_AT_A_TIME), torch.split(gates, ROWS_AT_A_TIME), strict=True):
         wide = room[: rows.shape[0]]
@@ -53,7 +53,7 @@ def gate(x: Tensor, gates: Tensor) -> None:
 
 @one_thread()
 def fill_gated_activation(out: Tensor, both: Tensor, activation: str) -> None:
-    """`functional.gated_activation`. Mutates: out [T, F]."""
+    """`Ops.gated_activation`. Mutates: out [T, F]."""
     size, function = out.shape[1], ACTIVATIONS[activation]
     room = torch.zeros(ROWS_AT_A_TIME, round_up(size, VECTOR))
     for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
@@ -64,20 +64,20 @@ def fill_gated_activation(out: Tensor, both: Tensor, activation: str) -> None:
 
 @one_thread()
 def fill_columns(out: Tensor, *parts: Tensor) -> None:
-    """`functional.join_columns`. Mutates: out."""
+    """`Ops.join_columns`. Mutates: out."""
     for part, columns in zip(parts, torch.split(out, [part.shape[1] for part in parts], dim=1), strict=True):
         columns.copy_(part)
 
 
 @one_thread()
 def scale_heads(x: Tensor, weight: Tensor) -> None:
-    """See `functional.scale_heads`."""
+    """See `Ops.scale_heads`."""
     x.mul_(weight)
 
 
 @one_thread()
 def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
-    """See `functional.scale_tokens`."""
+    """See `Ops.scale_tokens`."""
     x.mul_(scales.index_select(0, positions).view(-1, 1, 1))
 
 

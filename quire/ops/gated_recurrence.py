@@ -20,7 +20,7 @@ SIGMOID, EXPM1 = torch.ops.aten.sigmoid.out, torch.ops.aten.expm1.out
 
 
 def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """`functional.gated_delta` in float32."""
+    """`Ops.gated_delta` in float32."""
     heads, keys, size = weights.decay.shape[0], weights.num_key_heads, weights.key_size
     inner, each = heads * weights.norm.shape[0], heads // keys
     parts = (weights.conv.weight.shape[0], inner, heads, heads)
@@ -53,7 +53,7 @@ def _unit(x: Tensor) -> Tensor:
 def lightning_attention(
     projected: Tensor, weights: LightningWeights, states: Tensor, metadata: StateMetadata
 ) -> Tensor:
-    """`functional.lightning_attention` in float32."""
+    """`Ops.lightning_attention` in float32."""
     heads, inner = weights.decay.shape[0], weights.norm.shape[0]
     size = inner // heads
     given, gate = projected.float().split_with_sizes((3 * inner, inner), dim=1)
@@ -79,7 +79,7 @@ def rg_lru(
     *,
     linear: Callable[..., Tensor],
 ) -> Tensor:
-    """`functional.rg_lru` in float32, with an implementation's products."""
+    """`Ops.rg_lru` in float32, with an implementation's products."""
     step = Step.of(metadata)
     u = convolve(x.float(), weights.conv, states, step)
     blocks = u.to(x.dtype).chunk(len(weights.gates), dim=1)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from quire.config.gguf.tensor_types import BY_NAME
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
 
@@ -81,6 +84,44 @@ class QuantizedRows:
         """The weight multiplied by a number."""
         offsets = None if self.offsets is None else self.offsets * factor
         return replace(self, scales=self.scales * factor, offsets=offsets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRows:
+    """Rows of a weight in the blocks of a GGUF file, as they are there; `ops.blocks` says what they hold."""
+
+    type_name: str
+    """One of `config.gguf.tensor_types.QUANTIZED`."""
+    blocks: Tensor
+    """[N, bytes of a row] uint8"""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)"""
+        rows, row_bytes = self.blocks.shape
+        kind = BY_NAME[self.type_name]
+        return rows, row_bytes // kind.block_bytes * kind.block_size
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether a reader that only checks gave it."""
+        return self.blocks.is_meta
+
+    def __getitem__(self, rows: slice | Tensor) -> BlockRows:
+        """Some of the rows."""
+        return replace(self, blocks=self.blocks[rows])
+
+
+StoredRows = QuantizedRows | BlockRows
+"""Rows of a weight as a checkpoint brings them quantised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTable:
+    """A table of embeddings whose rows become numbers of `dtype` when they are looked up."""
+
+    rows: BlockRows
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ def mamba(
     *,
     linear: Callable[..., Tensor],
 ) -> Tensor:
-    """`functional.mamba` in float32, with an implementation's products."""
+    """`Ops.mamba` in float32, with an implementation's products."""
     channels, state_size = weights.decay.shape
     rank = weights.widen.in_features
     step = Step.of(metadata)
@@ -65,7 +65,7 @@ def mamba(
 
 
 def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """`functional.mamba2` in float32."""
+    """`Ops.mamba2` in float32."""
     heads, groups, state_size = weights.decay.shape[0], weights.num_groups, weights.state_size
     inner = weights.inner_size
     gate, convolved, time = projected.float().split_with_sizes((inner, inner + 2 * groups * state_size, heads), dim=1)
@@ -100,7 +100,7 @@ def _group_norm(x: Tensor, weights: Mamba2Weights) -> Tensor:
 
 
 def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """`functional.short_conv` in float32."""
+    """`Ops.short_conv` in float32."""
     write, read, x = projected.float().chunk(3, dim=1)
     return convolve(write * x, weights, states, Step.of(metadata)).mul_(read)
 

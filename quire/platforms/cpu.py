@@ -11,6 +11,7 @@ from quire import envs
 from quire.config.engine import Capabilities
 from quire.platforms.control_groups import memory_limit
 from quire.platforms.cores import ROOT, usable_cores
+from quire.platforms.platform import Platform
 
 BLOCK_SIZE = 32
 """Matrix tiles on CPU are 32 tokens deep."""
@@ -74,6 +75,9 @@ def capabilities() -> Capabilities:
         torch=metadata.version("torch"),
         isa=instruction_sets(),
     )
+
+
+PLATFORM = Platform(why_not=lambda: None, capabilities=capabilities)
 
 
 def _read(path: Path) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.ops.contract import Ops
 from quire.sampling.grammar_masks import GrammarMasks
 from quire.sampling.processors import processors_for
 from quire.sampling.random import UniformStreams
@@ -20,7 +21,7 @@ __all__ = ["SamplingBatch", "SamplingRow"]
 class SamplingBatch:
     """The rows sampled together, with what does not change from step to step."""
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, ops: Ops) -> None:
         self.rows = list(rows)
         params = [row.request.sampling_params for row in self.rows]
         random = [index for index, p in enumerate(params) if not p.is_greedy]
@@ -32,18 +33,18 @@ class SamplingBatch:
         """Rows that draw."""
         self.random_indices = torch.tensor(random, dtype=torch.int64)
         """The same, [D]."""
-        self.temperature = torch.tensor([params[i].temperature for i in random], dtype=torch.float32)
+        self.temperature = torch.tensor([params[i].temperature for i in random], dtype=torch.float32, device=ops.device)
         """Of the random rows, as are the next four."""
-        self.top_k = torch.tensor([params[i].top_k for i in random], dtype=torch.int64)
-        self.top_p = torch.tensor([params[i].top_p for i in random], dtype=torch.float32)
-        self.min_p = torch.tensor([params[i].min_p for i in random], dtype=torch.float32)
+        self.top_k = torch.tensor([params[i].top_k for i in random], dtype=torch.int64, device=ops.device)
+        self.top_p = torch.tensor([params[i].top_p for i in random], dtype=torch.float32, device=ops.device)
+        self.min_p = torch.tensor([params[i].min_p for i in random], dtype=torch.float32, device=ops.device)
         self.uniforms = UniformStreams(
             [self.rows[i].request.seed for i in random], [self.rows[i].branch for i in random]
         )
-        self.processors = processors_for(self.rows, vocab_size)
+        self.processors = processors_for(self.rows, vocab_size, ops)
         """What changes logits, in order."""
         has_grammar = any(row.matcher is not None for row in self.rows)
-        self.grammar_masks = GrammarMasks(self.rows, vocab_size) if has_grammar else None
+        self.grammar_masks = GrammarMasks(self.rows, vocab_size, ops) if has_grammar else None
         """What grammars allow, after the processors; None where no row has one."""
         self.needs_penalties = any(row.needs_penalties for row in self.rows)
         counts = [row.request.num_logprobs for row in self.rows]

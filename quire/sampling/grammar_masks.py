@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import functional as F
+from quire.ops.contract import Ops
 from quire.sampling.row import SamplingRow
 from quire.structured.backend import GrammarBackend, Masks, Matcher, mask_words
 
@@ -29,7 +29,8 @@ class GrammarMasks:
     A row that is free in a step, and past its min_tokens, costs nothing in it.
     """
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, ops: Ops) -> None:
+        self._ops = ops
         found = [(index, row, row.matcher) for index, row in enumerate(rows) if row.matcher is not None]
         self._rows = [row for _, row, _ in found]
         self._matchers: list[Matcher] = [matcher for _, _, matcher in found]
@@ -67,14 +68,17 @@ class GrammarMasks:
         is_allowed = self._masks[counting, best >> 5] >> (best & 31) & 1
         others = counting[is_allowed == 0]
         if len(others):
-            rows = self._indices[others]
-            found = F.allowed_max(logits, torch.from_numpy(rows), torch.from_numpy(self._masks[others]))
+            rows, put = self._indices[others], self._ops.on_device
+            found = self._ops.allowed_max(
+                logits, put(torch.from_numpy(rows)), put(torch.from_numpy(self._masks[others]))
+            )
             for row, value, token_id in zip(rows.tolist(), *found, strict=True):
                 largest[row], greedy[row] = value, token_id
 
     def of(self, rows: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """The mask of each of these rows, -1 where it has none, and all masks; nothing where no grammar counts."""
-        return (self.mask_of[rows], self.masks) if self._counting else (None, None)
+        put = self._ops.on_device
+        return (put(self.mask_of[rows]), put(self.masks)) if self._counting else (None, None)
 
     def _fill(self, backend: GrammarBackend) -> None:
         asked = [(self._matchers[index], index) for index in self._counting if not self._matchers[index].is_free]

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from quire.messages.output import PositionLogprobs
-from quire.ops import functional as F
+from quire.ops.contract import Ops
 
 
-def prompt_logprobs(logits: Tensor, chosen_ids: Sequence[int], k: int) -> list[PositionLogprobs]:
+def prompt_logprobs(ops: Ops, logits: Tensor, chosen_ids: Sequence[int], k: int) -> list[PositionLogprobs]:
     """How likely the model found each token of a prompt. Row i holds the logits from which `chosen_ids[i]` follows.
 
     Shapes: logits [P, V] float32; k candidates for each position, -1 for the whole vocabulary.
     """
-    return position_logprobs(logits, chosen_ids, [k] * len(chosen_ids))
+    return position_logprobs(ops, logits, chosen_ids, [k] * len(chosen_ids))
 
 
-def position_logprobs(logits: Tensor, chosen_ids: Sequence[int], ks: Sequence[int]) -> list[PositionLogprobs]:
+def position_logprobs(ops: Ops, logits: Tensor, chosen_ids: Sequence[int], ks: Sequence[int]) -> list[PositionLogprobs]:
     """The chosen token and then the k best in order, the chosen one not repeated, so 5 are a prefix of 20.
 
     Shapes: logits [P, V] float32, unprocessed; for each row its chosen token and its k (-1: the whole vocabulary).
@@ -31,12 +31,12 @@ def position_logprobs(logits: Tensor, chosen_ids: Sequence[int], ks: Sequence[in
     for _, same in groupby(range(len(widths)), key=lambda index: widths[index] == vocab_size):
         begin, *others = same  # rows beside each other, so that no logits are copied
         part = slice(begin, begin + 1 + len(others))
-        positions += _positions(logits[part], list(chosen_ids[part]), widths[part])
+        positions += _positions(ops, logits[part], list(chosen_ids[part]), widths[part])
     return positions
 
 
-def _positions(logits: Tensor, chosen_ids: list[int], widths: list[int]) -> list[PositionLogprobs]:
-    columns = F.top_logprobs(logits, torch.tensor(chosen_ids), max(widths))
+def _positions(ops: Ops, logits: Tensor, chosen_ids: list[int], widths: list[int]) -> list[PositionLogprobs]:
+    columns = ops.top_logprobs(logits, torch.tensor(chosen_ids, device=ops.device), max(widths))
     rows = zip(chosen_ids, widths, *(column.tolist() for column in columns), strict=True)
     return [_position(*row) for row in rows]
 

@@ -1,7 +1,7 @@
 """What changes logits before a token is chosen: one class for each kind of request parameter.
 
 A processor is built for the rows of a batch and applied at every step, in the order of `processors_for`; it touches
-only the rows that asked for it, in place. Knows nothing of temperature or truncation: `functional.sample` does that.
+only the rows that asked for it, in place. Knows nothing of temperature or truncation: `Ops.sample` does that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.messages.request import EngineCoreRequest
-from quire.ops import functional as F
+from quire.ops.contract import Ops
 from quire.sampling.row import SamplingRow
 
 
@@ -31,14 +31,14 @@ class Processor(Protocol):
         """Change what the next token may be. Shapes: logits [R, V] float32. Mutates: logits."""
 
 
-def processors_for(rows: Sequence[SamplingRow], vocab_size: int) -> tuple[Processor, ...]:
+def processors_for(rows: Sequence[SamplingRow], vocab_size: int, ops: Ops) -> tuple[Processor, ...]:
     """The processors these rows need, in the order they apply, which is vLLM's. Grammars come after them."""
     processors: tuple[Processor, ...] = (
-        AllowedTokens(rows, vocab_size),
-        BadWords(rows, vocab_size),
-        MinTokens(rows, vocab_size),
-        LogitBias(rows, vocab_size),
-        Penalties(rows),
+        AllowedTokens(rows, vocab_size, ops),
+        BadWords(rows, vocab_size, ops),
+        MinTokens(rows, vocab_size, ops),
+        LogitBias(rows, vocab_size, ops),
+        Penalties(rows, ops),
     )
     return tuple(processor for processor in processors if processor.is_needed)
 
@@ -68,12 +68,13 @@ def _has_budget(request: EngineCoreRequest) -> bool:
 class _Places:
     """(row, token id) pairs of several rows, as one index into logits."""
 
-    def __init__(self, entries: Iterable[tuple[int, NDArray[np.int64]]], vocab_size: int) -> None:
+    def __init__(self, entries: Iterable[tuple[int, NDArray[np.int64]]], vocab_size: int, ops: Ops) -> None:
         # A tokenizer may know more tokens than the model can produce.
         pairs = [(index, token_ids[token_ids < vocab_size]) for index, token_ids in entries]
         rows, sizes = [index for index, _ in pairs], [len(token_ids) for _, token_ids in pairs]
-        self.rows = torch.from_numpy(np.repeat(np.array(rows, np.int64), sizes))
-        self.token_ids = torch.from_numpy(np.concatenate([token_ids for _, token_ids in pairs] or [NO_IDS]))
+        self.rows = ops.on_device(torch.from_numpy(np.repeat(np.array(rows, np.int64), sizes)))
+        joined = np.concatenate([token_ids for _, token_ids in pairs] or [NO_IDS])
+        self.token_ids = ops.on_device(torch.from_numpy(joined))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -90,7 +91,7 @@ NO_IDS = np.empty(0, np.int64)
 class AllowedTokens:
     """allowed_token_ids: nothing else may be produced."""
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, ops: Ops) -> None:
         self._excluded: list[tuple[int, int, Tensor]] = []
         """Rows [begin, end) that follow each other and share a request, and what they may not produce."""
         begin = 0
@@ -98,7 +99,7 @@ class AllowedTokens:
             first, *others = branches
             end = begin + 1 + len(others)
             if first.controls.has_allowed:
-                self._excluded.append((begin, end, first.controls.excluded(vocab_size)))
+                self._excluded.append((begin, end, ops.on_device(first.controls.excluded(vocab_size))))
             begin = end
         self.is_needed = bool(self._excluded)
 
@@ -114,9 +115,9 @@ class BadWords:
     Like vLLM, words that begin in the prompt are not seen.
     """
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._single = _Places(((index, row.controls.banned) for index, row in enumerate(rows)), vocab_size)
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, ops: Ops) -> None:
+        self._ops, self._vocab_size = ops, vocab_size
+        self._single = _Places(((index, row.controls.banned) for index, row in enumerate(rows)), vocab_size, ops)
         self._longer = [(index, row) for index, row in enumerate(rows) if row.controls.phrases is not None]
         self.is_needed = bool(self._longer) or len(self._single) > 0
 
@@ -129,14 +130,14 @@ class BadWords:
             if row.bad_word_state
         ]
         if begun:
-            _Places(begun, self._vocab_size).exclude(logits)
+            _Places(begun, self._vocab_size, self._ops).exclude(logits)
 
 
 class MinTokens:
     """min_tokens: end-of-sequence and stop tokens are impossible before, with and without ignore_eos."""
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, ops: Ops) -> None:
+        self._ops, self._vocab_size = ops, vocab_size
         self._waiting = [(index, row) for index, row in enumerate(rows) if len(row.controls.stops) and _waits(row)]
         self._places = self._of_waiting()
         self.is_needed = len(self._places) > 0
@@ -150,7 +151,7 @@ class MinTokens:
         self._places.exclude(logits)
 
     def _of_waiting(self) -> _Places:
-        return _Places(((index, row.controls.stops) for index, row in self._waiting), self._vocab_size)
+        return _Places(((index, row.controls.stops) for index, row in self._waiting), self._vocab_size, self._ops)
 
 
 def _waits(row: SamplingRow) -> bool:
@@ -160,11 +161,11 @@ def _waits(row: SamplingRow) -> bool:
 class LogitBias:
     """logit_bias: added to the logits of some tokens."""
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int) -> None:
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, ops: Ops) -> None:
         biased = [(index, row.controls) for index, row in enumerate(rows) if len(row.controls.biased)]
-        self._places = _Places(((index, controls.biased) for index, controls in biased), vocab_size)
+        self._places = _Places(((index, controls.biased) for index, controls in biased), vocab_size, ops)
         kept = [controls.biases[controls.biased < vocab_size] for _, controls in biased]
-        self._biases = torch.from_numpy(np.concatenate(kept)) if kept else torch.empty(0)
+        self._biases = ops.on_device(torch.from_numpy(np.concatenate(kept)) if kept else torch.empty(0))
         self.is_needed = len(self._places) > 0
 
     def apply(self, logits: Tensor) -> None:
@@ -175,23 +176,24 @@ class LogitBias:
 class Penalties:
     """repetition_penalty (prompt and output), frequency_penalty and presence_penalty (output)."""
 
-    def __init__(self, rows: Sequence[SamplingRow]) -> None:
+    def __init__(self, rows: Sequence[SamplingRow], ops: Ops) -> None:
+        self._ops = ops
         params = [row.request.sampling_params for row in rows]
         self._counted = [(index, row.occurrences) for index, row in enumerate(rows) if row.occurrences is not None]
         self.is_needed = bool(self._counted)
-        self._repetition = torch.tensor([p.repetition_penalty for p in params], dtype=torch.float32)
-        self._presence = torch.tensor([p.presence_penalty for p in params], dtype=torch.float32)
-        self._frequency = torch.tensor([p.frequency_penalty for p in params], dtype=torch.float32)
+        self._repetition = torch.tensor([p.repetition_penalty for p in params], dtype=torch.float32, device=ops.device)
+        self._presence = torch.tensor([p.presence_penalty for p in params], dtype=torch.float32, device=ops.device)
+        self._frequency = torch.tensor([p.frequency_penalty for p in params], dtype=torch.float32, device=ops.device)
 
     def apply(self, logits: Tensor) -> None:
         """See `Processor`."""
-        sizes = [len(counts.token_ids) for _, counts in self._counted]
-        F.apply_penalties(
+        sizes, put = [len(counts.token_ids) for _, counts in self._counted], self._ops.on_device
+        self._ops.apply_penalties(
             logits,
-            torch.from_numpy(np.repeat([index for index, _ in self._counted], sizes)),
-            torch.from_numpy(np.concatenate([counts.token_ids for _, counts in self._counted])),
-            torch.from_numpy(np.concatenate([counts.in_prompt for _, counts in self._counted])),
-            torch.from_numpy(np.concatenate([counts.output_counts for _, counts in self._counted])),
+            put(torch.from_numpy(np.repeat([index for index, _ in self._counted], sizes))),
+            put(torch.from_numpy(np.concatenate([counts.token_ids for _, counts in self._counted]))),
+            put(torch.from_numpy(np.concatenate([counts.in_prompt for _, counts in self._counted]))),
+            put(torch.from_numpy(np.concatenate([counts.output_counts for _, counts in self._counted]))),
             self._repetition,
             self._presence,
             self._frequency,

@@ -61,6 +61,8 @@ class SamplingRow:
     """Prompt and output."""
     controls: Controls
     """Of the request; its branches share them."""
+    drawn: int = field(init=False, default=0)
+    """What was drawn for it last. It belongs to its tokens when an instruction says so."""
     bad_word_state: int = field(init=False, default=0)
     """Where the output stands in `controls.phrases`."""
     occurrences: Occurrences | None = field(init=False, repr=False)

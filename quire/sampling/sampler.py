@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.messages.output import Failure, PositionLogprobs
-from quire.ops import functional as F
+from quire.ops.contract import Ops
 from quire.sampling.batch import SamplingBatch, SamplingRow
 from quire.sampling.logprobs import position_logprobs
 from quire.sampling.processors import parameters_in_effect
@@ -40,9 +40,10 @@ class SampledTokens:
 class Sampler:
     """Chooses tokens for the rows of a batch."""
 
-    def __init__(self, vocab_size: int, max_num_rows: int) -> None:
+    def __init__(self, ops: Ops, vocab_size: int, max_num_rows: int) -> None:
+        self._ops = ops
         self.vocab_size = vocab_size
-        self._reported, self._drawn = (LogitsRoom(vocab_size, max_num_rows) for _ in range(2))
+        self._reported, self._drawn = (LogitsRoom(ops, vocab_size, max_num_rows) for _ in range(2))
 
     def sample(self, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> SampledTokens:
         """Draw `num_draws[i]` tokens for row i: 1, or n where a request forks into n branches.
@@ -55,7 +56,7 @@ class Sampler:
         with nullcontext() if batch.only_ops else torch_mode():
             if logits.shape[1] > self.vocab_size:
                 logits = logits[:, : self.vocab_size].contiguous()
-            largest, greedy = F.row_max(logits)
+            largest, greedy = self._ops.row_max(logits)
             errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
             for index in errors:
                 largest[index], greedy[index] = 0.0, 0
@@ -63,7 +64,7 @@ class Sampler:
             for processor in batch.processors:  # 3. what the requests change
                 processor.apply(logits)
             if batch.processors:
-                largest, greedy = F.row_max(logits)
+                largest, greedy = self._ops.row_max(logits)
             if batch.grammar_masks is not None:
                 batch.grammar_masks.restrict(logits, largest, greedy)
             if batch.processors or batch.grammar_masks is not None:
@@ -88,7 +89,7 @@ class Sampler:
         if random:
             rows = logits if batch.all_random else self._drawn.copy(logits, random)
             counts = [num_draws[index] for index in random]
-            for index, tokens in zip(random, _draw(rows, batch, counts), strict=True):
+            for index, tokens in zip(random, _draw(self._ops, rows, batch, counts), strict=True):
                 chosen[index] = tokens[: num_draws[index]]
         return chosen
 
@@ -104,7 +105,7 @@ class Sampler:
         if any(count != 1 for count in counts):
             rows = [row for row, count in enumerate(counts) for _ in range(count)]
             reported = self._drawn.copy(reported, rows)
-        positions = iter(position_logprobs(reported, chosen, ks))
+        positions = iter(position_logprobs(self._ops, reported, chosen, ks))
         for index, count in zip(batch.logprobs_rows, counts, strict=True):
             found[index] = list(islice(positions, count))
         return found
@@ -116,12 +117,14 @@ class LogitsRoom:
     In the heap, copies of 20 MB whose sizes differ are often not found again for the next one, and the process grows.
     """
 
-    def __init__(self, vocab_size: int, max_num_rows: int) -> None:
-        self._memory = torch.empty((max_num_rows, vocab_size))  # given by the system where it is first written
+    def __init__(self, ops: Ops, vocab_size: int, max_num_rows: int) -> None:
+        self._ops = ops
+        # A host's memory is given by the system where it is first written.
+        self._memory = torch.empty((max_num_rows, vocab_size), device=ops.device)
 
     def copy(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         """These rows, in this order; valid until the next copy. Shapes: logits [R, V], rows [N] -> [N, V] float32."""
-        return torch.index_select(logits, 0, torch.tensor(rows), out=self._memory[: len(rows)])
+        return torch.index_select(logits, 0, self._ops.on_device(torch.tensor(rows)), out=self._memory[: len(rows)])
 
 
 def _fail(
@@ -166,18 +169,18 @@ def _nothing_left(row: SamplingRow, largest: float) -> Failure:
     )
 
 
-def _draw(logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
+def _draw(ops: Ops, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
     """As many draws for every random row as any of them needs."""
     positions = [len(batch.rows[index].token_ids) for index in batch.random_rows]
     numbers = batch.uniforms.draw(positions, max(num_draws))
     masks = (None, None) if batch.grammar_masks is None else batch.grammar_masks.of(batch.random_indices)
-    drawn = F.sample(
+    drawn = ops.sample(
         logits,
         batch.temperature,
         batch.top_k,
         batch.top_p,
         batch.min_p,
-        torch.from_numpy(numbers),
+        ops.on_device(torch.from_numpy(numbers)),
         *masks,
     )
     tokens: list[list[int]] = drawn.tolist()

@@ -31,7 +31,7 @@ from quire.server.processes.link import FrontReport
 from quire.server.processes.peers import Alone, Peers
 from quire.server.settings import ServerSettings
 from quire.tokenizer.chat import ChatTemplate, has_chat_template, load_chat_template
-from quire.tokenizer.template_doctor import dropped_parts
+from quire.tokenizer.template_doctor import REASONING_PARTS, dropped_parts
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.work_pool import WorkPool
 
@@ -254,7 +254,7 @@ class Service:
         try:
             marked = marked_thinking(self.message_format, self.marks, self.tokenizer)
             self.engine.input_processor.thinking = marked
-            for part in sorted(self.dropped_parts):
+            for part in sorted(self.dropped_parts - REASONING_PARTS):
                 log.warning("the chat template leaves out %s; requests that have them are told so in warnings", part)
         except RequestError as error:
             log.warning("the chat template cannot be used: %s", error.message)

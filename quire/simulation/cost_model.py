@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from quire.config.json_file import read_json_object
 from quire.errors import ConfigError, shown
@@ -21,6 +22,11 @@ MAX_COST_BYTES = 1 << 20
 SHORT_STEP_LOSS = 1 / 6
 """Share of the time of a long prompt's tokens that short steps may add: what a short step of 256 tokens adds on a CPU
 whose weights take as long to read as 43 tokens to compute."""
+MAX_SPREAD = 8192
+"""Values of `CostModel.spread`."""
+SPREAD_RUN = 128
+"""Steps that take values of a spread which follow one another: what slows a machine lasts for longer than a step."""
+SPREADS = ("spread", "prompt_spread")
 MAX_TERM = 1e6
 """Seconds or tokens; no term of a step is larger."""
 
@@ -47,6 +53,8 @@ class Batches:
     """Knows of each step whether its batch is that of the step before, and whether there was one."""
 
     def __init__(self) -> None:
+        self.num_steps = 0
+        """Steps so far."""
         self._last: list[int] = []
         self._is_idle = True
 
@@ -71,6 +79,7 @@ def shape_of(plan: SchedulerOutputs, batches: Batches) -> StepShape:
     if plan.num_batched_tokens > len(plan.seq_ids):
         chunks = zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
         num_pairs = sum(count * before + count * (count + 1) // 2 for before, count in chunks if count > 1)
+    batches.num_steps += 1
     return StepShape(
         num_tokens=plan.num_batched_tokens,
         num_context_tokens=sum(plan.num_computed_tokens) + plan.num_batched_tokens,
@@ -103,6 +112,11 @@ class CostModel:
     draw_s: float = 0.0
     free_tokens: float = 0.0
     """Tokens of a step that are computed while its weights are read."""
+    spread: tuple[float, ...] = ()
+    """By what steps of one shape that only decode differ, as multiples of what the terms say, in the order in which
+    they came. Without any they take the same time."""
+    prompt_spread: tuple[float, ...] = ()
+    """The same of steps with a prompt: they are longer, and what disturbs them is a smaller share of them."""
     source: str = ""
     """Where the numbers come from, for people."""
 
@@ -123,6 +137,16 @@ class CostModel:
         """Seconds of a step."""
         return self.base_s(shape) + shape.num_context_tokens * self.context_token_s
 
+    def factor(self, step: int, *, has_prompt: bool) -> float:
+        """By what a step differs from others of its shape; `step` is its number. The same in every run.
+
+        Steps take values that follow one another, `SPREAD_RUN` of them from some place, so that a slow time lasts as
+        long as it did (the moving-block bootstrap: Künsch, Annals of Statistics 1989).
+        """
+        spread = self.prompt_spread if has_prompt else self.spread
+        run, place = divmod(step, SPREAD_RUN)
+        return spread[(_mixed(run) + place) % len(spread)] if spread else 1.0
+
     @property
     def short_step_work(self) -> float:
         """Tokens without context in the shortest step that computes them nearly as fast as an endless one would.
@@ -138,9 +162,20 @@ class CostModel:
             return num_tokens
         return (self.free_tokens + overhead) / (1 + SHORT_STEP_LOSS)
 
-    def as_dict(self) -> dict[str, float | str]:
+    def as_dict(self) -> dict[str, Any]:
         """As a file holds it."""
         return asdict(self)
+
+
+def _mixed(number: int) -> int:
+    """A number whose bits look random, another one for each (splitmix64: Steele, Lea and Flood, OOPSLA 2014)."""
+    mixed = (number + 1) * 0x9E3779B97F4A7C15 & _WORD
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
+    return mixed ^ mixed >> 31
+
+
+_WORD = (1 << 64) - 1
 
 
 def read_cost(name: str) -> CostModel:
@@ -163,7 +198,7 @@ def read_cost(name: str) -> CostModel:
     for term in ("fixed_s", "token_s"):
         if term not in terms:
             raise ConfigError(f"--cost {name}: {term} is missing. {remedy}")
-    cost = CostModel(**terms)
+    cost = CostModel(**{**terms, **{term: tuple(terms.get(term, ())) for term in SPREADS}})
     if cost.fixed_s <= 0:
         raise ConfigError(f"--cost {name}: fixed_s must be above 0, or a step may take no time")
     return cost
@@ -173,7 +208,20 @@ def _check_term(name: str, term: str, number: object) -> None:
     if term == "source":
         if not isinstance(number, str):
             raise ConfigError(f"--cost {name}: source must be a text, got {shown(number)}")
+    elif term in SPREADS:
+        _check_spread(name, term, number)
     elif isinstance(number, bool) or not isinstance(number, (int, float)):
         raise ConfigError(f"--cost {name}: {term} must be a number, got {shown(number)}")
     elif not math.isfinite(number) or not 0 <= number <= MAX_TERM:
         raise ConfigError(f"--cost {name}: {term} must be from 0 to {MAX_TERM:g}, got {number}")
+
+
+def _check_spread(name: str, term: str, values: object) -> None:
+    if not isinstance(values, list) or len(values) > MAX_SPREAD:
+        raise ConfigError(f"--cost {name}: {term} must be a list of at most {MAX_SPREAD} numbers, got {shown(values)}")
+    for value in values:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not 0 < value <= MAX_TERM:
+            raise ConfigError(
+                f"--cost {name}: values of {term} must be above 0 and at most {MAX_TERM:g}, got {shown(value)}"
+            )

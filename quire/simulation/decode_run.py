@@ -76,14 +76,14 @@ class DecodeRun:
             held.extend([blocks.pool.num_blocks - blocks.pool.num_free] * (step - len(held)))
             sequences = [(running[index], first[index]) for _, index in found]
             for seq, num_computed in sequences:
-                seq.num_computed_tokens = num_computed + step
+                seq.num_computed_tokens = seq.num_committed_tokens = num_computed + step
                 blocks.retire(seq)
             for seq, _ in sequences:
                 blocks.append(seq, 1)
                 seq.unsent_blocks()
         held.extend([blocks.pool.num_blocks - blocks.pool.num_free] * (num_steps - len(held)))
         for seq, num_computed in zip(running, first, strict=True):
-            seq.num_computed_tokens = num_computed + num_steps
+            seq.num_computed_tokens = seq.num_committed_tokens = num_computed + num_steps
             if blocks.enable_prefix_caching:
                 blocks.retire(seq)
         return held
@@ -132,8 +132,9 @@ def _seconds(running: list[Sequence], cost: CostModel, batches: Batches, num_ste
     context = sum(seq.num_computed_tokens for seq in running) + num_seqs
     is_new = batches.is_new([seq.seq_id for seq in running], has_prompt=False)
     base_s, next_s = (cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs, new)) for new in (is_new, False))
-    for num_tokens in range(context, context + num_steps * num_seqs, num_seqs):
-        yield base_s + num_tokens * cost.context_token_s
+    for step in range(num_steps):
+        num_tokens = context + step * num_seqs
+        yield (base_s + num_tokens * cost.context_token_s) * cost.factor(batches.num_steps + step, has_prompt=False)
         base_s = next_s
 
 

@@ -28,8 +28,9 @@ class SimExecutor:
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """See `Executor`. Each sequence draws one token over and over, which no other sequence draws."""
-        shape, began_at = shape_of(plan, self.batches), self._clock.now
-        self._clock.now += self._cost.step_s(shape)
+        number, began_at = self.batches.num_steps, self._clock.now
+        shape = shape_of(plan, self.batches)
+        self._clock.now += self._cost.step_s(shape) * self._cost.factor(number, has_prompt=shape.num_pairs > 0)
         self._on_step(shape, self._clock.now - began_at)
         result = ModelRunnerOutput()
         for seq_id, num_draws in zip(plan.seq_ids, plan.num_draws, strict=True):

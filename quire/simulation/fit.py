@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import ConfigError
-from quire.simulation.cost_model import CostModel, StepShape
+from quire.simulation.cost_model import MAX_SPREAD, CostModel, StepShape
 
 TERMS = (
     "fixed_s",
@@ -32,6 +32,7 @@ MAX_OUTLIER = 5.0
 """Steps whose relative error exceeds this many times the median one are left out of the second fit: the machine did
 something else meanwhile."""
 FEWEST_STEPS = 50
+SPREAD_DIGITS = 4
 LEAST_FIXED_S = 1e-6
 """No step takes no time."""
 _SWEEPS = 2000
@@ -78,21 +79,34 @@ def _fit(steps: Sequence[Step], free_tokens: float, source: str) -> Fit:
     terms = _nonnegative(features / seconds[:, None], np.ones(len(steps)))
     errors = np.abs(features @ terms / seconds - 1)
     usual = errors <= MAX_OUTLIER * np.median(errors) + 1e-9
-    features, seconds = features[usual], seconds[usual]
+    all_features, features, seconds = features, features[usual], seconds[usual]
     expected = features @ terms
     terms = _nonnegative(features / expected[:, None], seconds / expected)
     found = features @ terms
     errors = np.abs(found / seconds - 1)
+    ratios = np.array([step.seconds for step in steps]) / (all_features @ terms)
+    has_prompt = np.array([step.shape.num_pairs > 0 for step in steps])
     values = dict(zip(TERMS, map(float, terms), strict=True))
     values["fixed_s"] = max(values["fixed_s"], LEAST_FIXED_S)
     return Fit(
-        cost=CostModel(**values, free_tokens=free_tokens, source=source),
+        cost=CostModel(
+            **values,
+            free_tokens=free_tokens,
+            spread=_spread(ratios[~has_prompt]),
+            prompt_spread=_spread(ratios[has_prompt]),
+            source=source,
+        ),
         num_steps=len(steps),
         num_outliers=int(np.sum(~usual)),
         median_error=float(np.median(errors)),
         p90_error=float(np.percentile(errors, 90)),
         total_error=float(np.sum(found) / np.sum(seconds) - 1),
     )
+
+
+def _spread(ratios: Array) -> tuple[float, ...]:
+    """The first of them as they came, those of steps that were left out of the fit among them."""
+    return tuple(round(float(ratio), SPREAD_DIGITS) for ratio in ratios[:MAX_SPREAD])
 
 
 def _features(shape: StepShape, free_tokens: float) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ def config_on(hardware: str, args: EngineArgs, path: Path) -> tuple[QuireConfig,
 
     Only config.json is read. Raises: ConfigError.
     """
-    here = current_capabilities()
+    here = current_capabilities(args.device)
     here = replace(here, available_memory=here.total_memory)
     machine = Machine(arch=read_arch(args, path), capabilities=capabilities_of(hardware, here), path=path)
     return machine.resolve(args), hardware_named(hardware, here)

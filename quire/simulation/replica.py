@@ -112,6 +112,7 @@ class Replica:
     def _end_step(self) -> list[Finished]:
         if self._run is not None:
             self._run.commit(self.usage)
+            self._batches.num_steps += self._run.num_steps
             self.clock.now = self._run.ends_at
             self._run = None
         outputs, self._outputs = self._outputs, []
@@ -132,5 +133,5 @@ class Replica:
     def count_step(self, shape: StepShape, seconds: float) -> None:
         """A step is made; its sequences have their blocks."""
         pool = self.scheduler.blocks.pool
-        num_tokens = sum(seq.num_computed_tokens for seq in self.scheduler.running) + shape.num_tokens
+        num_tokens = sum(seq.num_committed_tokens for seq in self.scheduler.running) + shape.num_tokens
         self.usage.add(pool.num_blocks - pool.num_free, num_tokens, seconds)

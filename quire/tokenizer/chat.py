@@ -68,6 +68,8 @@ FAILURES = (
     ValueError,
 )
 """What a template can raise; RuntimeError includes endless recursion."""
+UNKNOWN = "qvxunknown_"
+"""Begins the names of fields that no template has."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -118,6 +120,11 @@ class ChatTemplate:
     def names(self) -> frozenset[str]:
         """The variables that the template reads: what `template_kwargs` can have an effect on."""
         return template_sandbox.variables(self._tree)
+
+    def reads(self, name: str, level: str) -> bool:
+        """Whether the template may read a field of a `message`, a `call` or its `function`: it has the name, or writes
+        the object as a whole."""
+        return name in self._fields or level in self._written_whole
 
     def render(
         self,
@@ -217,6 +224,23 @@ class ChatTemplate:
     def _constants(self) -> frozenset[str]:
         """Strings the template compares with: roles of its own (`ipython`, `critic`) are among them."""
         return frozenset(node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str))
+
+    @cached_property
+    def _fields(self) -> frozenset[str]:
+        return self._constants | {node.attr for node in self._tree.find_all(nodes.Getattr)}
+
+    @cached_property
+    def _written_whole(self) -> frozenset[str]:
+        """The objects of which fields are seen that nobody knows."""
+        field = {level: {UNKNOWN + level: "x"} for level in ("message", "call", "function")}
+        function = {"name": "f", "arguments": {}, **field["function"]}
+        call = {"id": "call00000", "type": "function", "function": function, **field["call"]}
+        called = {"role": "assistant", "content": "", "tool_calls": [call], **field["message"]}
+        try:
+            text = self.render([{"role": "user", "content": "a"}, called])
+        except RequestError:
+            return frozenset()
+        return frozenset(level for level in field if UNKNOWN + level in text)
 
     @cached_property
     def _tests_for_strings(self) -> bool:

@@ -202,11 +202,22 @@ class Copier:
     def _tool_call(self, call: Json) -> Json:
         if not isinstance(call, dict):
             raise unfit(f" must be an object, got {kind_of(call)}")
-        function = call.get("function")
-        if not isinstance(function, dict) or not isinstance(text := function.get("arguments"), str):
-            return call
-        with at("function"), at("arguments"):
-            return {**call, "function": {**function, "arguments": self.plain(_parsed(text))}}
+        with at("function"):
+            return {**call, "function": self._function(call.get("function"))}
+
+    def _function(self, function: Json) -> Json:
+        if not isinstance(function, dict):
+            raise unfit(f" must be an object with a name and arguments, got {kind_of(function)}")
+        if not isinstance(function.get("name"), str):
+            raise unfit(f" must be a string, got {kind_of(function.get('name'))}", "name")
+        with at("arguments"):
+            arguments = function.get("arguments")
+            if isinstance(arguments, str):
+                parsed = _parsed(arguments)
+                arguments = {} if parsed is None else self.plain(parsed)
+            if not isinstance(arguments, dict):
+                raise unfit(f" must be a JSON object, as it is or in a string, got {kind_of(arguments)}")
+            return {**function, "arguments": arguments}
 
 
 def _too_many() -> Misfit:

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import RequestError
-from quire.tokenizer.chat import ChatTemplate
+from quire.tokenizer.chat import REASONING_FIELDS, ChatTemplate
 
 WORD = "qvxprobe"
+EARLIER_REASONING = "thoughts of earlier answers"
+LATEST_REASONING = "thoughts since the last user message"
+REASONING_PARTS = frozenset({EARLIER_REASONING, LATEST_REASONING})
+"""What many templates leave out on purpose."""
 _USER = {"role": "user", "content": "a"}
 _ASSISTANT = {"role": "assistant", "content": "b"}
 _CALL = {"id": "call00000", "type": "function", "function": {"name": f"{WORD}_call", "arguments": {"key": "c"}}}
@@ -48,6 +52,8 @@ PROBES = (
     Probe("tools", f"{WORD}_tool", [_USER], [_TOOL]),
     Probe("earlier tool calls", f"{WORD}_call", [_USER, _CALLED, _RESULT], [_TOOL]),
     Probe("results of tools", f"{WORD}_result", [_USER, _CALLED, {**_RESULT, "content": f"{WORD}_result"}], [_TOOL]),
+    Probe(EARLIER_REASONING, WORD, [_USER, {**_ASSISTANT, "reasoning_content": WORD}, _USER]),
+    Probe(LATEST_REASONING, f"{WORD}_why", [_USER, {**_CALLED, "reasoning_content": f"{WORD}_why"}, _RESULT], [_TOOL]),
 )
 
 
@@ -67,7 +73,10 @@ def _drops(template: ChatTemplate, probe: Probe) -> bool:
 def parts_of(messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> frozenset[str]:
     """The parts that a conversation has, as far as `dropped_parts` knows them."""
     found = {"tools"} if has_tools else set()
+    last_user = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=-1)
     for index, message in enumerate(messages):
+        if message.get("role") == "assistant" and any(message.get(name) for name in REASONING_FIELDS):
+            found.add(EARLIER_REASONING if index < last_user else LATEST_REASONING)
         is_last = index == len(messages) - 1
         match message.get("role"):
             case "system":

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.messages.kv import KVLayout, StatePage
 from quire.messages.kv_tiers import PageMove
 from quire.messages.step import SchedulerOutputs
-from quire.ops import functional as ops
+from quire.ops.contract import Ops
 from quire.sampling.torch_mode import torch_mode
 from quire.utils.threads import start_essential
 from quire.worker.kv_store import Page, PageStore, digest_of
@@ -24,7 +24,7 @@ BLOCKS_AT_ONCE = 16
 """Touched by one call for each part: some 2 MiB."""
 
 
-def allocate_parts(layout: KVLayout, num_blocks: int) -> list[Tensor]:
+def allocate_parts(ops: Ops, layout: KVLayout, num_blocks: int) -> list[Tensor]:
     """The parts of all pages."""
     page = layout.page
     if isinstance(page, StatePage):
@@ -61,15 +61,16 @@ class CacheEngine:
     nothing else does; all of them at once would take memory that may never be used.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, *, num_ahead: int) -> None:
+    def __init__(self, ops: Ops, layout: KVLayout, num_blocks: int, *, num_ahead: int) -> None:
+        self._ops = ops
         self.layout = layout
-        self.parts = allocate_parts(layout, num_blocks)
+        self.parts = allocate_parts(ops, layout, num_blocks)
         """Dimension 1 is the page."""
         num_bytes = sum(part.nbytes for part in self.parts)
         assert num_bytes == num_blocks * layout.block_bytes, "the memory plan counts what is allocated"
         self.caches = caches_of(layout, self.parts)
         """The part of each layer."""
-        self._halves = [part.view(torch.uint8).view(2, num_blocks, -1).numpy() for part in self.parts]
+        self._halves = [part.view(torch.uint8).view(2, num_blocks, -1) for part in self.parts]
         """The bytes of the parts: keys and values of a block are in two places. Shape [2, B, bytes] of each part."""
         self.store: PageStore | None = None
         """Pages that left the pool."""
@@ -97,7 +98,7 @@ class CacheEngine:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy (source, destination) pages within the pool, in order."""
         with torch_mode():
-            ops.copy_blocks(self.parts, pairs)
+            self._ops.copy_blocks(self.parts, pairs)
 
     def swap_out(self, saves: Sequence[PageMove], moves: Sequence[PageMove] = ()) -> None:
         """Make room in the first tier by moving pages to the next, then save (block, slot) pages there."""
@@ -145,11 +146,11 @@ class CacheEngine:
 
     def _read(self, block_id: int, page: Page) -> None:
         for part, place in zip(self._halves, page.reshape(len(self._halves), 2, -1), strict=True):
-            place[:] = part[:, block_id]
+            torch.from_numpy(place).copy_(part[:, block_id])
 
     def _write(self, block_id: int, page: Page) -> None:
         for part, place in zip(self._halves, page.reshape(len(self._halves), 2, -1), strict=True):
-            part[:, block_id] = place
+            part[:, block_id] = torch.from_numpy(place)
 
     def _touch_ahead(self, last_block: int) -> None:
         wanted = min(self._num_blocks, last_block + 1 + self._num_ahead)
@@ -166,5 +167,5 @@ class CacheEngine:
         while self._touched < self._wanted:
             begin, end = self._touched, min(self._touched + BLOCKS_AT_ONCE, self._wanted)
             for part in self.parts:
-                ops.touch_blocks(part, begin, end)
+                self._ops.touch_blocks(part, begin, end)
             self._touched = end

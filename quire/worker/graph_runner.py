@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.log import get_logger
 from quire.models.interfaces import Model
-from quire.ops import functional as F
+from quire.ops.contract import Ops
 from quire.ops.operands import Graph
 from quire.sampling.torch_mode import torch_mode
 from quire.worker.input_builder import InputBuilder, StepShape
@@ -24,11 +24,12 @@ MAX_KEPT_TOKENS = 512
 class GraphRunner:
     """Runs a model from graphs, if its forward pass computes with ops alone; otherwise op by op."""
 
-    def __init__(self, model: Model, builder: InputBuilder) -> None:
+    def __init__(self, ops: Ops, model: Model, builder: InputBuilder) -> None:
         """`builder`'s buffers are written."""
+        self._ops = ops
         self.model = model
         self._builder = builder
-        self._set = F.make_graphs()
+        self._set = ops.make_graphs()
         self._graphs: OrderedDict[StepShape, Graph] = OrderedDict()
         """The one used last at the end."""
         reason = self._why_not() if self._set.only_ops else None
@@ -44,13 +45,20 @@ class GraphRunner:
         hidden, *logits = self._graph(shape).replay() if self.recordable else self._forward(shape)
         return hidden, logits[0] if logits else None
 
+    def try_one_token(self) -> None:
+        """Compute a token of nobody's: kernels that are compiled are compiled by that. Before the first step.
+
+        Raises: ConfigError for a model that needs an op which is missing.
+        """
+        self._forward(self._builder.one_token(token_id=0, position=0))
+
     @torch_mode()
     def _forward(self, shape: StepShape) -> tuple[Tensor, ...]:
         inputs = self._builder.inputs(shape)
         hidden = self.model.forward(inputs.token_ids, inputs.context)
         if shape.num_sampled == 0:
             return (hidden,)
-        rows = hidden if shape.num_sampled == shape.num_tokens else F.embedding(inputs.sampled_rows, hidden)
+        rows = hidden if shape.num_sampled == shape.num_tokens else self._ops.embedding(inputs.sampled_rows, hidden)
         return hidden, self.model.compute_logits(rows)
 
     def _graph(self, shape: StepShape) -> Graph:

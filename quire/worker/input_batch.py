@@ -59,6 +59,9 @@ class InputBatch:
             self._write(seq_id, changes)
         for seq_id, (position, token_ids) in plan.new_token_ids.items():
             self.rows[seq_id].assign(position, token_ids)
+        for seq_id, position in plan.pending_tokens.items():
+            row = self.rows[seq_id]
+            row.assign(position, [row.drawn])
 
     def _add(self, new: NewSequenceData) -> None:
         if new.seq_id not in self._row_of:

@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.attention.context import AttentionMetadata, ForwardContext, GroupContext, StateMetadata
 from quire.messages.kv import KVLayout
 from quire.messages.step import SchedulerOutputs
+from quire.ops.contract import Ops
 from quire.utils.math import cdiv
 from quire.worker.input_batch import InputBatch
 
@@ -43,7 +44,10 @@ class InputBuilder:
     into numpy costs more than all sequences do.
     """
 
-    def __init__(self, kv_caches: list[Tensor], batch: InputBatch, *, layout: KVLayout, max_num_tokens: int) -> None:
+    def __init__(
+        self, ops: Ops, kv_caches: list[Tensor], batch: InputBatch, *, layout: KVLayout, max_num_tokens: int
+    ) -> None:
+        self._ops = ops
         self._kv_caches = kv_caches
         self._batch = batch
         self._block_size = layout.block_size
@@ -116,23 +120,23 @@ class InputBuilder:
     def inputs(self, shape: StepShape) -> StepInputs:
         """The buffers, as far as a step of this shape fills them."""
         return StepInputs(
-            token_ids=torch.from_numpy(self._token_ids[: shape.num_tokens]),
+            token_ids=self._on_device(self._token_ids[: shape.num_tokens]),
             context=ForwardContext(
-                positions=torch.from_numpy(self._positions[: shape.num_tokens]),
+                positions=self._on_device(self._positions[: shape.num_tokens]),
                 groups=[self._group(index, shape) for index in range(len(self._slots))],
                 group_of_layer=self._group_of_layer,
                 kv_caches=self._kv_caches,
             ),
-            sampled_rows=torch.from_numpy(self._sampled[: shape.num_sampled]),
+            sampled_rows=self._on_device(self._sampled[: shape.num_sampled]),
         )
 
     def _group(self, index: int, shape: StepShape) -> GroupContext:
         return GroupContext(
-            slot_mapping=torch.from_numpy(self._slots[index, : shape.num_tokens]),
+            slot_mapping=self._on_device(self._slots[index, : shape.num_tokens]),
             attention=AttentionMetadata(
-                query_start=torch.from_numpy(self._starts[: shape.num_seqs + 1]),
-                seq_lens=torch.from_numpy(self._seq_lens[: shape.num_seqs]),
-                block_tables=torch.from_numpy(self._batch.block_tables[index, : shape.num_seqs]),
+                query_start=self._on_device(self._starts[: shape.num_seqs + 1]),
+                seq_lens=self._on_device(self._seq_lens[: shape.num_seqs]),
+                block_tables=self._on_device(self._batch.block_tables[index, : shape.num_seqs]),
                 block_size=self._block_size,
             ),
             state=self._state(index, shape) if index in self._state_groups else None,
@@ -140,10 +144,13 @@ class InputBuilder:
 
     def _state(self, group: int, shape: StepShape) -> StateMetadata:
         return StateMetadata(
-            query_start=torch.from_numpy(self._starts[: shape.num_seqs + 1]),
-            reads=torch.from_numpy(self._reads[group, : shape.num_seqs]),
-            writes=torch.from_numpy(self._writes[group, : shape.num_seqs]),
+            query_start=self._on_device(self._starts[: shape.num_seqs + 1]),
+            reads=self._on_device(self._reads[group, : shape.num_seqs]),
+            writes=self._on_device(self._writes[group, : shape.num_seqs]),
         )
+
+    def _on_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+        return self._ops.on_device(torch.from_numpy(array))
 
     def _slots_in(self, table: NDArray[np.int32], firsts: list[int], ends: list[int]) -> list[int]:
         """Where in a group's pages the tokens [first, end) of each sequence go."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.models.interfaces import Model
+from quire.ops.contract import Ops
 from quire.platforms.cores import allowed_cpus
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.logprobs import prompt_logprobs
@@ -29,6 +30,7 @@ class ModelRunner:
 
     def __init__(
         self,
+        ops: Ops,
         model: Model,
         cache: CacheEngine,
         *,
@@ -39,6 +41,7 @@ class ModelRunner:
         num_threads: int = 1,
     ) -> None:
         """`num_threads` compute a step."""
+        self.ops = ops
         self.model = model
         self.cache = cache
         self.vocab_size = vocab_size
@@ -51,9 +54,9 @@ class ModelRunner:
         self.batch = InputBatch(
             max_num_seqs, layout.num_entries(max_model_len), len(layout.groups), self.grammars.matcher
         )
-        self.inputs = InputBuilder(cache.caches, self.batch, layout=layout, max_num_tokens=max_num_batched_tokens)
-        self.graphs = GraphRunner(model, self.inputs)
-        self.sampler = Sampler(vocab_size, max_num_seqs)
+        self.inputs = InputBuilder(ops, cache.caches, self.batch, layout=layout, max_num_tokens=max_num_batched_tokens)
+        self.graphs = GraphRunner(ops, model, self.inputs)
+        self.sampler = Sampler(ops, vocab_size, max_num_seqs)
         self._sampled: tuple[list[int], SamplingBatch] | None = None
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
@@ -92,6 +95,8 @@ class ModelRunner:
         seq_ids = _drawing(plan)
         batch = self._batch_of(seq_ids)
         drawn = self.sampler.sample(logits, batch, counts)
+        for row, token_ids in zip(batch.rows, drawn.token_ids, strict=True):
+            row.drawn = token_ids[0] if token_ids else 0  # of a row that has failed nobody will see more
         tokens = iter(drawn.token_ids)
         by_seq = [next(tokens) if count else [] for count in plan.num_draws]
         forks = {}
@@ -126,12 +131,12 @@ class ModelRunner:
 
     def _score(self, hidden: Tensor, token_ids: list[int], k: int) -> list[PositionLogprobs]:
         """By itself, so that these logits are gone before the next rows have theirs."""
-        return prompt_logprobs(self.model.compute_logits(hidden), token_ids, k)
+        return prompt_logprobs(self.ops, self.model.compute_logits(hidden), token_ids, k)
 
     def _batch_of(self, seq_ids: list[int]) -> SamplingBatch:
         """The sampling parameters of these rows, built again only when the rows change."""
         if self._sampled is None or self._sampled[0] != seq_ids:
-            self._sampled = seq_ids, SamplingBatch([self.batch.rows[i] for i in seq_ids], self.vocab_size)
+            self._sampled = seq_ids, SamplingBatch([self.batch.rows[i] for i in seq_ids], self.vocab_size, self.ops)
         return self._sampled[1]
 
     def close(self) -> None:

@@ -12,8 +12,7 @@ from quire.loader.load import load_model
 from quire.messages.kv_tiers import TierReport
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.observability.ledger import Ledger
-from quire.ops import table
-from quire.ops.cpu import set_num_threads
+from quire.ops.backends import ON_CPU, ops_of
 from quire.utils.math import cdiv
 from quire.worker.break_even import load_seconds, step_seconds
 from quire.worker.cache_engine import CacheEngine
@@ -32,38 +31,45 @@ class Worker:
         """
         model_config, cache_config = config.model_config, config.cache_config
         self._config = config
-        self.ops = config.device_config.ops
         with ledger.stage("ops"):
-            self._num_threads = config.device_config.num_threads
-            self._use_ops()
+            num_threads = config.device_config.num_threads
+            device = config.device_config
+            self.ops = ops_of(device.ops, num_threads=num_threads, device=device.torch_device)
+            self.ops.use_this_thread()
         with ledger.stage("weights"):
             self.model = load_model(
                 model_config.path,
                 model_config.arch,
+                ops=self.ops,
                 dtype=getattr(torch, model_config.dtype),
                 max_model_len=model_config.max_model_len,
                 load_format=config.load_config.load_format,
                 seed=model_config.seed,
                 quantization=config.quant_config.method,
                 dequantize=config.quant_config.dequantize,
-                num_threads=self._num_threads,
+                num_threads=num_threads,
                 progress=progress,
             )
         with ledger.stage("kv cache"):
             steps_ahead = 2
             blocks_of_step = cdiv(config.scheduler_config.max_num_batched_tokens, cache_config.block_size)
-            self.cache = CacheEngine(config.kv_layout, cache_config.num_blocks, num_ahead=steps_ahead * blocks_of_step)
+            self.cache = CacheEngine(
+                self.ops, config.kv_layout, cache_config.num_blocks, num_ahead=steps_ahead * blocks_of_step
+            )
         with ledger.stage("trial step"):
             self.runner = ModelRunner(
+                self.ops,
                 self.model,
                 self.cache,
                 vocab_size=model_config.arch.vocab_size,
                 max_num_seqs=config.scheduler_config.max_num_seqs,
                 max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
                 max_model_len=model_config.max_model_len,
-                num_threads=self._num_threads,
+                num_threads=num_threads,
             )
             self.grammars = self.runner.grammars
+            if self.ops.name not in ON_CPU:
+                self.runner.graphs.try_one_token()
 
     def open_kv_tiers(self, engine: bytes) -> TierReport:
         """Get the tiers below the KV cache ready; `engine` is the digest of the engine's identity.
@@ -85,7 +91,7 @@ class Worker:
                 )
             )
         self.cache.store = PageStore(tiers)
-        self._use_ops()
+        self.ops.use_this_thread()
         most = min(self._config.scheduler_config.max_chunk_tokens, self._config.model_config.max_model_len)
         compute_s, step_s = step_seconds(self.runner, layout, cache.num_blocks, most)
         return TierReport(
@@ -107,15 +113,5 @@ class Worker:
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step."""
-        self._use_ops()
+        self.ops.use_this_thread()
         return self.runner.execute(plan)
-
-    def _use_ops(self) -> None:
-        """Have this thread compute as configured, whichever engine of this process computed on it before.
-
-        (Two that step at the same time, in threads, must have the same ops; their numbers of threads may differ.)
-        """
-        if table.in_use() != self.ops:
-            table.use(self.ops)
-        if self.ops == "cpu":
-            set_num_threads(self._num_threads)

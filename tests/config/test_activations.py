@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.config.activations import activation_bytes
-from quire.ops import table
+from quire.ops.backends import ops_of
 from tests.checkpoints import RECURRENT
 from tests.engine.test_parity import available_ops
 from tests.models.harness import Harness, arch_of
@@ -28,8 +28,7 @@ def test_a_step_takes_what_is_planned(
     checkpoint: Callable[..., Path], family: str, overrides: dict[str, int | None], dtype: str, num_tokens: int
 ) -> None:
     directory = checkpoint(family, **overrides)
-    table.use("cpu")
-    taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
+    taken = recorded_bytes(Harness(ops_of("cpu"), directory, dtype=getattr(torch, dtype)), num_tokens)
     assert taken == activation_bytes(arch_of(directory), dtype, num_tokens, ops="cpu")
 
 
@@ -41,8 +40,7 @@ def test_a_step_of_recurrent_layers_takes_what_is_planned(
 ) -> None:
     directory = checkpoint(family)
     arch = arch_of(directory)
-    table.use("cpu")
-    taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
+    taken = recorded_bytes(Harness(ops_of("cpu"), directory, dtype=getattr(torch, dtype)), num_tokens)
     planned = activation_bytes(arch, dtype, num_tokens, ops="cpu")
     assert taken == planned
 
@@ -66,8 +64,7 @@ def test_a_step_of_gated_layers_takes_what_is_planned(
     checkpoint: Callable[..., Path], family: str, is_wide: bool, dtype: str, num_tokens: int
 ) -> None:
     directory = checkpoint(family, **(GATED[family] if is_wide else {}))
-    table.use("cpu")
-    taken = recorded_bytes(Harness(directory, dtype=getattr(torch, dtype)), num_tokens)
+    taken = recorded_bytes(Harness(ops_of("cpu"), directory, dtype=getattr(torch, dtype)), num_tokens)
     assert taken == activation_bytes(arch_of(directory), dtype, num_tokens, ops="cpu")
 
 
@@ -77,8 +74,7 @@ def test_a_step_of_several_mixers_or_one_half_takes_what_is_planned(
     checkpoint: Callable[..., Path], family: str, num_tokens: int
 ) -> None:
     directory = checkpoint(family)
-    table.use("cpu")
-    taken = recorded_bytes(Harness(directory), num_tokens)
+    taken = recorded_bytes(Harness(ops_of("cpu"), directory), num_tokens)
     assert taken == activation_bytes(arch_of(directory), "float32", num_tokens, ops="cpu")
 
 

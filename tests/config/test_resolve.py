@@ -58,6 +58,7 @@ def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "scheduling_policy": config.scheduler_config.policy,
+        "async_scheduling": config.scheduler_config.max_steps_in_flight > 1,
         "ops": config.device_config.ops,
         "num_threads": config.device_config.num_threads,
     }
@@ -72,6 +73,7 @@ def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
         "scheduling_policy": "fcfs",
+        "async_scheduling": False,
         "ops": "cpu",
         "num_threads": 6,
     }
@@ -93,6 +95,16 @@ def test_what_is_given_wins_and_says_that_it_was_given(tmp_path: Path) -> None:
     assert (config.cache_config.num_blocks, config.cache_config.num_tokens) == (77, 77 * 8)
     assert config.scheduler_config.max_chunk_tokens == 9
     assert config.cache_config.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("given", "host_memory", "steps"), [(None, 0, 1), (None, GIB, 2), (True, 0, 2), (False, GIB, 1)]
+)
+def test_a_step_is_decided_ahead_where_a_device_computes_or_as_told(
+    tmp_path: Path, given: bool | None, host_memory: int, steps: int
+) -> None:
+    config = resolved(tmp_path, machine=replace(MACHINE, host_memory=64 * host_memory), async_scheduling=given)
+    assert config.scheduler_config.max_steps_in_flight == steps
 
 
 @pytest.mark.parametrize(("ageing", "seconds"), [(None, 60.0), (0, 0.0), (2, 2.0), (0.25, 0.25), (10**9, 1e9)])

@@ -22,7 +22,7 @@ from quire.config.weight_shapes import (
     window_shares,
 )
 from quire.loader.load import load_model
-from quire.ops import table
+from quire.ops.backends import ops_of
 from quire.ops.cpu.dtypes import COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.library import isa, load
 from quire.ops.operands import LightningWeights
@@ -56,15 +56,11 @@ COMBINATIONS = [
 
 
 @pytest.fixture(params=COMBINATIONS, ids=lambda combination: "-".join(map(str, combination)))
-def combination(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, str | None]]:
-    ops = request.param[0]
-    if ops not in available_ops():
+def combination(request: pytest.FixtureRequest) -> tuple[str, str, str | None]:
+    if request.param[0] not in available_ops():
         pytest.skip("the native kernels are not built")
-    before = table.in_use()
-    table.use(ops)
-    yield request.param
-    if before:
-        table.use(before)
+    combination: tuple[str, str, str | None] = request.param
+    return combination
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -75,7 +71,9 @@ def test_planned_is_loaded(
     family, overrides = VARIANTS[variant]
     path = checkpoint(family, **overrides)
     arch = ModelArch.from_config(json.loads((path / "config.json").read_text()), source="config.json")
-    model = load_model(path, arch, dtype=getattr(torch, dtype), max_model_len=64, quantization=quantization)
+    model = load_model(
+        path, arch, ops=ops_of(ops), dtype=getattr(torch, dtype), max_model_len=64, quantization=quantization
+    )
     loaded = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in tensors_of(model)}.values())
     planned = weight_bytes(arch, dtype, quantization, ops=ops, isa=isa() if ops == "cpu" else "")
     unused = arch.family.names.unused_positions

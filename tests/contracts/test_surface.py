@@ -41,6 +41,7 @@ FLAGS = {
     "--block-size",
     "--chat-template",
     "--dequantize",
+    "--device",
     "--device-memory-utilization",
     "--disable-log-stats",
     "--dtype",

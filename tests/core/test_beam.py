@@ -174,17 +174,10 @@ def test_searches_of_several_tenants_never_wait_for_each_other(seed: int) -> Non
         if rng.random() < 0.15 and core.abort(name):
             aborted.add(name)
         if rng.random() < 0.15 and core.lives.has_work():
-            interrupt(core)
+            core.interrupt()
     core.run(5000)
     for name in fits - aborted:
         check(found(core, name), name)
-
-
-def interrupt(core: FakeCore) -> None:
-    """Decide a step of which nobody learns what came."""
-    plan = core.scheduler.schedule()
-    core.known_requests.difference_update(plan.removed_request_ids)
-    core.known_requests |= {request.request_id for request in plan.new_requests}
 
 
 def test_steps_that_are_interrupted() -> None:
@@ -194,7 +187,7 @@ def test_steps_that_are_interrupted() -> None:
         submit(core, name)
     while core.lives.has_work():
         if rng.random() < 0.2:
-            interrupt(core)
+            core.interrupt()
         else:
             core.step()
     for name in SEARCHES:

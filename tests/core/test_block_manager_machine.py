@@ -98,7 +98,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.memory[destination, slot] = self.memory.get((source, slot), (-1, "", ()))
         self.cached = {written: block for written, block in self.cached.items() if block not in fresh}
         self._write_and_read(seq, count)
-        seq.num_computed_tokens += count
+        seq.num_computed_tokens = seq.num_committed_tokens = seq.num_computed_tokens + count
         if self.is_caching:
             self._remember(seq, count)
         self.blocks.retire(seq)

@@ -209,13 +209,10 @@ def test_an_interrupted_step_leaves_nothing_that_was_not_moved() -> None:
     core = core_of((40,))
     computed_tokens(core, "a", prompt(1))
     core.submit("b", prompt(60, 26))
-    plan = core.scheduler.schedule()
-    assert plan.blocks_to_swap_out, "it evicts"
-    core.step()  # the plan above was never run
+    assert core.interrupt().blocks_to_swap_out, "it evicts"
     core.run()
     assert core.tokens["b", 0] == expected_tokens(prompt(60, 26), 0, 4)
     core.submit("again", prompt(1))
-    plan = core.scheduler.schedule()
     core.run()
     assert core.tokens["again", 0] == expected_tokens(prompt(1), 0, 4)
 
@@ -225,7 +222,7 @@ def test_a_reset_after_an_interrupted_step_loses_no_slot() -> None:
     computed_tokens(core, "a", prompt(1))
     evict(core)
     core.submit("again", prompt(1))
-    assert core.scheduler.schedule().blocks_to_swap_in
+    assert core.interrupt().blocks_to_swap_in
     core.blocks.forget_cached()
     core.executor.pages.clear()
     core.run()

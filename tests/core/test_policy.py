@@ -403,7 +403,7 @@ def test_any_mix_ends_with_the_right_tokens_and_each_step_does_something(
                         aborted.add(str(which))
                     core.lives.check()
                 case ("interrupt",):
-                    core.scheduler.schedule()
+                    core.interrupt()
                     is_interrupted = True
                 case ("step", int() as count):
                     for _ in range(count):

@@ -201,7 +201,7 @@ def test_an_interrupted_step_leaves_no_gap() -> None:
     core = Watched(num_blocks=64, max_num_batched_tokens=8, max_chunk_tokens=8)
     core.submit("a", list(range(30)), max_tokens=4)
     core.step()
-    core.scheduler.schedule()  # and no update
+    core.interrupt()
     core.run()
     assert_complete(core, "a", num_lost_tokens=8)
     assert core.groups["a"].stats.num_preemptions == 1

@@ -29,6 +29,7 @@ REACHED = (
     "stopped by a string",
     "with a grammar",
     "ended with a grammar",
+    "steps decided ahead",
     *Kind,
 )
 """What has to happen in some cases, or they show little."""

@@ -10,7 +10,7 @@ import torch
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import ConfigError
-from quire.ops import table
+from quire.ops import backends
 from tests.checkpoints import (
     ATTENTION_FREE,
     FAMILIES,
@@ -62,9 +62,9 @@ def families_and_ops() -> list[tuple[str, str]]:
 
 def available_ops() -> list[str]:
     names = []
-    for name in table.IMPLEMENTATIONS:
+    for name in backends.ON_CPU:
         try:
-            table.implementation_of(name)
+            backends.implementation_of(name)
         except ConfigError:
             continue
         names.append(name)

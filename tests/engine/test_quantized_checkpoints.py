@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import quire
-import quire.ops.table as table
 from quire import LLM, SamplingParams
 from quire.config.weight_shapes import weight_bytes
 from quire.errors import ConfigError
 from quire.loader.model_impl import read_model_arch
+from quire.ops.backends import ops_of
 from tests.config.test_weight_shapes import tensors_of
 from tests.engine.test_parity import available_ops, bits, prompts
 from tests.engine.test_quantization import perplexity
@@ -36,9 +36,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
 
 
 def logits_of(directory: Path, ops: str) -> torch.Tensor:
-    table.use(ops)
     raw = json.loads((directory / "config.json").read_text())
-    harness = Harness(directory, arch=read_model_arch(raw, directory))
+    harness = Harness(ops_of(ops), directory, arch=read_model_arch(raw, directory))
     row = harness.add([(7 * index + 3) % 250 for index in range(40)])
     return torch.cat([harness.step([(row, count)])[0] for count in (7, 33)])
 
@@ -89,9 +88,8 @@ def test_biases_and_mixtures_keep_their_bits(format: str, family: str, tmp_path:
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_plan_counts_what_they_take(format: str, ops: str, pairs: dict[str, Pair]) -> None:
     directory, _ = pairs[format]
-    table.use(ops)
     arch = read_model_arch(json.loads((directory / "config.json").read_text()), directory)
-    model = Harness(directory, arch=arch).model
+    model = Harness(ops_of(ops), directory, arch=arch).model
     loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
     assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)
 

@@ -110,7 +110,9 @@ class Faulty:
         assert isinstance(inner, InprocExecutor)
         assert inner.worker is not None
         self.inner = inner
-        self.runner = inner.worker.runner.graphs = HalfWay(inner.worker.runner.model, inner.worker.runner.inputs)
+        self.runner = inner.worker.runner.graphs = HalfWay(
+            inner.worker.ops, inner.worker.runner.model, inner.worker.runner.inputs
+        )
         self.is_guilty: Callable[[int], bool] = lambda seq_id: False
         self.half_way = False
         self.num_raised = 0

@@ -11,14 +11,19 @@ from gguf.quants import quantize
 
 from quire.config.gguf.tensor_types import BY_NAME, PLAIN, QUANTIZED, TENSOR_TYPES
 from quire.config.weight_formats import native_format
-from quire.layers.quantization import gguf_blocks
-from quire.layers.quantization.gguf_blocks import quantized_rows
+from quire.ops import blocks
+from quire.ops.blocks import unpack_blocks
 from quire.ops.dequantize import dequantize
+from quire.ops.operands import BlockRows, QuantizedRows
 
 ROUNDING = 2.0**-22
 """Of float32: an offset may be rounded once more than in a product with a code from zero on."""
 ROUNDED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 """Types that the package quantises to."""
+
+
+def quantized_rows(name: str, raw: torch.Tensor) -> QuantizedRows:
+    return unpack_blocks(BlockRows(type_name=name, blocks=raw))
 
 
 def test_types_have_the_sizes_that_the_package_gguf_says() -> None:
@@ -88,7 +93,7 @@ def test_rounded_numbers_come_back_within_half_a_step(name: str) -> None:
 def test_rows_are_read_alike_in_chunks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (50, 288), dtype=np.uint8))
     whole = quantized_rows("Q4_K", raw)
-    monkeypatch.setattr(gguf_blocks, "CHUNK_BYTES", 3 * 288)
+    monkeypatch.setattr(blocks, "CHUNK_BYTES", 3 * 288)
     chunked = quantized_rows("Q4_K", raw)
     assert torch.equal(whole.values, chunked.values)
     assert torch.equal(whole.scales.nan_to_num(), chunked.scales.nan_to_num())  # numbers that are none differ in bits

@@ -18,10 +18,11 @@ from quire.config.gguf.config_json import gguf_config, gguf_generation_config, r
 from quire.config.gguf.files import read_gguf
 from quire.config.gguf.tensor_types import QUANTIZED
 from quire.errors import ConfigError
-from quire.layers.quantization.gguf_blocks import quantized_rows
 from quire.loader.checkpoint import TensorSource, open_checkpoint
 from quire.loader.mapped_file import STORED_DTYPES
 from quire.loader.model_impl import read_model_arch
+from quire.ops.blocks import unpack_blocks
+from quire.ops.operands import BlockRows
 from quire.tokenizer.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.gguf.files import GgufFile
@@ -40,7 +41,7 @@ def touch(source: TensorSource) -> None:
     """Read every byte of every tensor that can be read."""
     for name, info in source.tensors.items():
         if info.dtype in QUANTIZED and len(info.shape) == 2:
-            quantized_rows(info.dtype, source.view(name))
+            unpack_blocks(BlockRows(type_name=info.dtype, blocks=source.view(name)))
         elif info.dtype in STORED_DTYPES:
             source.view(name).to("cpu", copy=True)
         source.drop([name])

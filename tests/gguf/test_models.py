@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,13 @@ from quire.config.weight_shapes import weight_bytes
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import open_checkpoint
 from quire.loader.model_impl import read_model_arch
-from quire.ops import table
+from quire.ops.backends import ops_of
 from tests.checkpoints import in_transformers, make_checkpoint
 from tests.config.test_weight_shapes import tensors_of
 from tests.engine.test_parity import available_ops
 from tests.gguf.files import ARCHITECTURES, GgufFile
 from tests.models.harness import Harness, arch_of
+from tests.ops.implementations import REFERENCE
 
 SUPER_BLOCKS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 """Sizes that blocks of 256 divide."""
@@ -41,15 +41,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 IDS = torch.randint(0, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-@pytest.fixture(autouse=True)
-def reference_ops() -> Iterator[None]:
-    before = table.in_use()
-    table.use("reference")
-    yield
-    if before:
-        table.use(before)
-
-
 def converted(directory: Path, family: str, kind: str, **overrides: Any) -> tuple[Path, Path]:
     """(a GGUF file, a checkpoint with the numbers that it stands for)."""
     source = make_checkpoint(family, directory / "source", **{**OVERRIDES.get(family, {}), **overrides})
@@ -58,7 +49,7 @@ def converted(directory: Path, family: str, kind: str, **overrides: Any) -> tupl
 
 
 def logits_of(file: Path) -> Tensor:
-    return Harness(file, arch=read_model_arch(gguf_config(file), file)).logits(IDS)
+    return Harness(REFERENCE, file, arch=read_model_arch(gguf_config(file), file)).logits(IDS)
 
 
 @torch.no_grad()
@@ -147,7 +138,7 @@ def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     file.write_bytes(data)
     arch = read_model_arch(gguf_config(file), file)
     with pytest.raises(CheckpointError, match="has dtype IQ2_XXS"):
-        Harness(file, arch=arch)
+        Harness(REFERENCE, file, arch=arch)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
@@ -155,7 +146,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     del file.weights["model.layers.1.self_attn.k_proj.weight"]
     written = file.write(tmp_path / "m.gguf")
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.self_attn\.k_proj\.weight \[32, 64\] is missing"):
-        Harness(written, arch=read_model_arch(gguf_config(written), written))
+        Harness(REFERENCE, written, arch=read_model_arch(gguf_config(written), written))
 
 
 def test_layers_that_differ_are_refused(tmp_path: Path) -> None:
@@ -189,8 +180,7 @@ def test_bytes_of_an_expert_are_its_own(tmp_path: Path) -> None:
 def test_the_plan_counts_what_a_file_takes(family: str, ops: str, tmp_path: Path) -> None:
     """A quantised table is held as rows of numbers; where it is the head, too (qwen3), also as it is stored."""
     file, _ = converted(tmp_path, family, "Q8_0")
-    table.use(ops)
     arch = read_model_arch(gguf_config(file), file)
-    model = Harness(file, arch=arch).model
+    model = Harness(ops_of(ops), file, arch=arch).model
     loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
     assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)

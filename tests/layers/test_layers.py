@@ -17,9 +17,8 @@ from quire.layers.embedding import Embedding, LMHead
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.norm import LayerNorm, RMSNorm
 from quire.layers.weights import ShardSpec, WeightMap
-from quire.ops import table
 from tests.config.test_arch import LLAMA
-from tests.ops.implementations import assert_close, rand
+from tests.ops.implementations import REFERENCE, assert_close, rand
 
 
 class DictReader:
@@ -41,15 +40,11 @@ class DictReader:
         self.released.extend(names)
 
 
-@pytest.fixture(autouse=True)
-def reference_ops() -> None:
-    table.use("reference")
-
-
 def context(
     tensors: dict[str, Tensor], weight_map: WeightMap | None = None, rank: int = 0, size: int = 1
 ) -> LayerContext:
     return LayerContext(
+        ops=REFERENCE,
         weights=DictReader(tensors),
         weight_map=weight_map or WeightMap(),
         dtype=torch.float32,

@@ -13,9 +13,9 @@ import torch
 from quire.errors import CheckpointError
 from quire.loader.headers import INDEX, MAX_PROBLEMS, raise_problems
 from quire.loader.load import load_model
-from quire.ops import table
 from tests.loader.safetensors_bytes import join, read, split, write
 from tests.models.harness import arch_of
+from tests.ops.implementations import REFERENCE
 
 FILE = "model.safetensors"
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -297,8 +297,7 @@ def index_that_holds_a_number(directory: Path) -> None:
 
 
 def load(directory: Path) -> object:
-    table.use("reference")
-    return load_model(directory, arch_of(directory), dtype=torch.float32, max_model_len=64)
+    return load_model(directory, arch_of(directory), ops=REFERENCE, dtype=torch.float32, max_model_len=64)
 
 
 def assert_refused(directory: Path, expected: list[str]) -> None:

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from quire.errors import CheckpointError
 from quire.loader.load import load_model
-from quire.ops import table
 from tests.checkpoints import random_model
 from tests.models.harness import Harness, arch_of
+from tests.ops.implementations import REFERENCE
 
 Checkpoint = Callable[..., Path]
 FAMILIES = (
@@ -32,11 +32,6 @@ FAMILIES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def reference_ops() -> None:
-    table.use("reference")
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stacked_experts_are_the_same_model(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     random_model(family).save_pretrained(tmp_path, save_original_format=False)
@@ -46,7 +41,9 @@ def test_stacked_experts_are_the_same_model(family: str, checkpoint: Checkpoint,
     single = load_file(checkpoint(family) / "model.safetensors")
     assert any(".experts.0." in name for name in single)
     token_ids = list(range(40))
-    assert torch.equal(Harness(tmp_path).logits(token_ids), Harness(checkpoint(family)).logits(token_ids))
+    assert torch.equal(
+        Harness(REFERENCE, tmp_path).logits(token_ids), Harness(REFERENCE, checkpoint(family)).logits(token_ids)
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,7 +54,7 @@ def test_a_missing_expert_is_named(family: str, checkpoint: Checkpoint, tmp_path
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=missing.replace(".", r"\.")):
-        load_model(tmp_path, arch_of(tmp_path), dtype=torch.float32, max_model_len=64)
+        load_model(tmp_path, arch_of(tmp_path), ops=REFERENCE, dtype=torch.float32, max_model_len=64)
 
 
 @pytest.mark.parametrize("family", ["granitemoe", "granitemoeshared"])
@@ -66,7 +63,7 @@ def test_stacked_experts_of_granite_have_one_spelling_more(family: str, checkpoi
     assert any(name.endswith(stacked) for name in load_file(directory / "model.safetensors"))
     random_model(family).save_pretrained(tmp_path, save_original_format=False)
     assert not any(name.endswith(stacked) for name in load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
+    assert torch.equal(Harness(REFERENCE, tmp_path).logits([1, 2, 3]), Harness(REFERENCE, directory).logits([1, 2, 3]))
 
 
 def test_layers_that_draft_tokens_are_not_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -75,7 +72,7 @@ def test_layers_that_draft_tokens_are_not_read(checkpoint: Checkpoint, tmp_path:
     drafting = {"model.mtp_block.0.mlp.down_proj.weight": size, "mtp.layers.0.mlp.down_proj.weight": size.clone()}
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     save_file({**tensors, **drafting}, tmp_path / "model.safetensors")
-    assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
+    assert torch.equal(Harness(REFERENCE, tmp_path).logits([1, 2, 3]), Harness(REFERENCE, directory).logits([1, 2, 3]))
 
 
 def test_layers_behind_the_last_one_are_not_read_if_the_config_counts_them(
@@ -90,10 +87,10 @@ def test_layers_behind_the_last_one_are_not_read_if_the_config_counts_them(
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
-    assert torch.equal(Harness(tmp_path).logits([1, 2, 3]), Harness(directory).logits([1, 2, 3]))
+    assert torch.equal(Harness(REFERENCE, tmp_path).logits([1, 2, 3]), Harness(REFERENCE, directory).logits([1, 2, 3]))
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
     with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight \[3, 3\] is not used"):
-        Harness(tmp_path)
+        Harness(REFERENCE, tmp_path)
 
 
 def test_another_number_of_experts_is_another_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -102,4 +99,4 @@ def test_another_number_of_experts_is_another_model(checkpoint: Checkpoint, tmp_
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 4}))
     save_file(load_file(directory / "model.safetensors"), tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"gate\.weight has shape \[5, 64\], but config\.json asks for \[4, 64\]"):
-        load_model(tmp_path, arch_of(tmp_path), dtype=torch.float32, max_model_len=64)
+        load_model(tmp_path, arch_of(tmp_path), ops=REFERENCE, dtype=torch.float32, max_model_len=64)

@@ -19,19 +19,14 @@ from quire.loader.checkpoint import Checkpoint
 from quire.loader.load import load_model
 from quire.loader.readers import CheckpointReader
 from quire.models.decoder import DecoderForCausalLM
-from quire.ops import table
 from tests.checkpoints import FAMILIES
 from tests.loader.safetensors_bytes import join, read, split, write
 from tests.models.harness import Harness, arch_of
+from tests.ops.implementations import REFERENCE
 
 MakeCheckpoint = Callable[..., Path]
 PROMPT = list(range(40))
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def reference_ops() -> None:
-    table.use("reference")
 
 
 def copied(directory: Path, tmp_path: Path) -> Path:
@@ -39,7 +34,7 @@ def copied(directory: Path, tmp_path: Path) -> Path:
 
 
 def logits(directory: Path) -> Tensor:
-    return Harness(directory).logits(PROMPT)
+    return Harness(REFERENCE, directory).logits(PROMPT)
 
 
 def test_shards_and_single_file_give_the_same_model(checkpoint: MakeCheckpoint) -> None:
@@ -76,7 +71,7 @@ def test_weights_are_converted_to_the_wanted_dtype(
     directory = copied(checkpoint("llama"), tmp_path)
     tensors = {name: tensor.to(stored) for name, tensor in read(directory / "model.safetensors").items()}
     write(directory / "model.safetensors", tensors)
-    model = load_model(directory, arch_of(directory), dtype=wanted, max_model_len=64)
+    model = load_model(directory, arch_of(directory), ops=REFERENCE, dtype=wanted, max_model_len=64)
     assert isinstance(model, DecoderForCausalLM)
     layer = model.layers[0]
     assert model.embed_tokens.table.dtype == wanted
@@ -117,6 +112,7 @@ def test_progress_ends_at_the_total(checkpoint: MakeCheckpoint, overrides: dict[
     load_model(
         directory,
         arch_of(directory),
+        ops=REFERENCE,
         dtype=torch.float32,
         max_model_len=64,
         progress=lambda done, total: heard.append((done, total)),
@@ -130,7 +126,9 @@ def test_dummy_weights_need_no_file_and_follow_the_seed(checkpoint: MakeCheckpoi
     arch = arch_of(checkpoint("llama"))
 
     def table_of(seed: int) -> Tensor:
-        model = load_model(tmp_path, arch, dtype=torch.bfloat16, max_model_len=64, load_format="dummy", seed=seed)
+        model = load_model(
+            tmp_path, arch, ops=REFERENCE, dtype=torch.bfloat16, max_model_len=64, load_format="dummy", seed=seed
+        )
         assert isinstance(model, DecoderForCausalLM)
         queries = model.layers[0].mixers[0].qkv_proj.weight.tensors["weight"]
         assert not torch.equal(queries, model.layers[1].mixers[0].qkv_proj.weight.tensors["weight"])
@@ -144,7 +142,9 @@ def test_dummy_weights_need_no_file_and_follow_the_seed(checkpoint: MakeCheckpoi
 def test_unknown_load_format_is_refused(checkpoint: MakeCheckpoint) -> None:
     directory = checkpoint("llama")
     with pytest.raises(ConfigError, match=r"load_format 'pickle'.*auto, safetensors, gguf, dummy"):
-        load_model(directory, arch_of(directory), dtype=torch.float32, max_model_len=64, load_format="pickle")
+        load_model(
+            directory, arch_of(directory), ops=REFERENCE, dtype=torch.float32, max_model_len=64, load_format="pickle"
+        )
 
 
 def test_code_named_by_the_config_is_not_run(
@@ -175,17 +175,16 @@ from pathlib import Path
 import torch
 from quire.config.arch import ModelArch
 from quire.loader.load import load_model
-from quire.ops import table
+from quire.ops.backends import ops_of
 
 def status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
-table.use("reference")
 directory = Path(sys.argv[1])
 arch = ModelArch.from_config(json.loads((directory / "config.json").read_text()), source="config.json")
 before = status("VmRSS")
-model = load_model(directory, arch, dtype=torch.bfloat16, max_model_len=64)
+model = load_model(directory, arch, ops=ops_of("reference"), dtype=torch.bfloat16, max_model_len=64)
 print(status("VmHWM") - before, status("VmRSS") - before)
 """
 
@@ -219,11 +218,10 @@ from pathlib import Path
 import torch
 from quire.config.arch import ModelArch
 from quire.loader.load import load_model
-from quire.ops import table
-table.use("reference")
+from quire.ops.backends import ops_of
 for directory in map(Path, sys.argv[1:]):
     arch = ModelArch.from_config(json.loads((directory / "config.json").read_text()), source="config.json")
-    load_model(directory, arch, dtype=torch.bfloat16, max_model_len=64)
+    load_model(directory, arch, ops=ops_of("reference"), dtype=torch.bfloat16, max_model_len=64)
     assert "torch._dynamo" not in sys.modules, directory
 """
 

@@ -16,8 +16,8 @@ from quire.errors import CheckpointError
 from quire.loader.headers import by_cause
 from quire.loader.load import load_model
 from quire.loader.unread import DRAFTING, UNREAD
-from quire.ops import table
 from tests.models.harness import Harness, arch_of
+from tests.ops.implementations import REFERENCE
 
 Checkpoint = Callable[..., Path]
 MORE: dict[str, tuple[str, list[str], str]] = {
@@ -37,11 +37,6 @@ MORE: dict[str, tuple[str, list[str], str]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def reference_ops() -> None:
-    table.use("reference")
-
-
 def copied(source: Path, target: Path, change: Callable[[dict[str, Tensor]], object], **config: object) -> Path:
     tensors = load_file(source / "model.safetensors")
     change(tensors)
@@ -54,7 +49,7 @@ def copied(source: Path, target: Path, change: Callable[[dict[str, Tensor]], obj
 def problems_of(directory: Path) -> list[str]:
     """What is wrong, one line for each cause."""
     with pytest.raises(CheckpointError) as caught:
-        load_model(directory, arch_of(directory), dtype=torch.float32, max_model_len=64)
+        load_model(directory, arch_of(directory), ops=REFERENCE, dtype=torch.float32, max_model_len=64)
     return caught.value.message.splitlines()[1:]
 
 
@@ -66,11 +61,11 @@ def test_what_no_model_needs_is_told_once_and_changes_nothing(
     more = {name: torch.ones(3, 3) for name in names}
     directory = copied(checkpoint(family), tmp_path, lambda tensors: tensors.update(more))
     caplog.set_level("INFO", "quire")
-    found = Harness(directory).logits([1, 2, 3])
+    found = Harness(REFERENCE, directory).logits([1, 2, 3])
     (line,) = [record.getMessage() for record in caplog.records if "not read" in record.getMessage()]
     assert reason in line
     assert re.search(rf"\b{len(names)} tensors?\b", line)
-    assert torch.equal(found, Harness(checkpoint(family)).logits([1, 2, 3]))
+    assert torch.equal(found, Harness(REFERENCE, checkpoint(family)).logits([1, 2, 3]))
 
 
 def test_layers_behind_the_models_own_are_drafting_layers_where_the_config_says_so(
@@ -85,7 +80,7 @@ def test_layers_behind_the_models_own_are_drafting_layers_where_the_config_says_
     assert "is not used by this model" in line
     copied(checkpoint("qwen3_moe"), tmp_path, add, num_nextn_predict_layers=1)
     caplog.set_level("INFO", "quire")
-    Harness(directory)
+    Harness(REFERENCE, directory)
     assert DRAFTING in caplog.text
 
 

@@ -79,10 +79,10 @@ class Reading:
         found = [part for piece in pieces for part in parser.feed(piece)]
         return found + parser.finish()
 
-    def message(self, *, num_random: int = 200) -> Message:
-        """The message, which is the same however the text is cut."""
+    def message(self, *, num_random: int = 10, num_single: int = 100) -> Message:
+        """The message, which is the same however the text is cut: in two at so many places, and at random ones."""
         text, whole = self.text, Message.of(self.parts([self.text]))
-        cuts = [[index] for index in range(1, len(text))]
+        cuts = [[index] for index in range(1, len(text), 1 + len(text) // num_single)]
         draw = random.Random(len(text))
         cuts += [sorted(draw.choices(range(len(text) + 1), k=draw.randint(0, 12))) for _ in range(num_random)]
         for places in [*cuts, range(1, len(text))]:

@@ -32,11 +32,28 @@ def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, Family("openai", (), "", "")], ids=lambda family: family.calls)
-@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
-@settings(max_examples=60, deadline=None, derandomize=True)
+every_family = pytest.mark.parametrize("family", [*FAMILIES, Family("openai", (), "", "")], ids=lambda one: one.calls)
+both = pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
+
+
+@every_family
+@both
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_nothing_raises_and_nothing_is_lost(family: Family, as_tokens: bool, data: st.DataObject) -> None:
+    check(family, as_tokens, data)
+
+
+@pytest.mark.slow
+@every_family
+@both
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_nothing_raises_and_nothing_is_lost_ever(family: Family, as_tokens: bool, data: st.DataObject) -> None:
+    check(family, as_tokens, data)
+
+
+def check(family: Family, as_tokens: bool, data: st.DataObject) -> None:
     written = message_format(family.calls)
     markers = written.markers
     known = st.sampled_from([*PIECES, *markers, *[marker[:-1] for marker in markers], family.code, family.two_calls])

@@ -12,9 +12,17 @@ from quire.message_formats.formats import CALLS
 from quire.message_formats.parts import CallArguments, CallStart
 from tests.message_formats.families import FAMILIES, JSON_FORMATS, marks_of, parts, read
 
-MANY = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+EVERYDAY = settings(
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+MANY = settings(EVERYDAY, max_examples=500)
+DISTINCT = [
+    name
+    for name in JSON_FORMATS
+    if all(CALLS[name] is not CALLS[other] for other in JSON_FORMATS[: JSON_FORMATS.index(name)])
+]
+every_format = pytest.mark.parametrize("family", DISTINCT)
+both = pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 COMMON = [
     *'{}[]",:; \n\\<|>`',
@@ -62,11 +70,24 @@ def messages(draw: st.DrawFn, family: str, *, as_tokens: bool) -> list[str]:
     return draw(st.lists(st.one_of(known, known, st.text(CHARACTERS, max_size=8)), max_size=14))
 
 
-@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("family", JSON_FORMATS)
-@MANY
+@both
+@every_format
+@EVERYDAY
 @given(data=st.data())
 def test_nothing_raises_and_nothing_is_lost(family: str, as_tokens: bool, data: st.DataObject) -> None:
+    check_that_nothing_is_lost(family, as_tokens, data)
+
+
+@pytest.mark.slow
+@both
+@every_format
+@MANY
+@given(data=st.data())
+def test_nothing_raises_and_nothing_is_lost_ever(family: str, as_tokens: bool, data: st.DataObject) -> None:
+    check_that_nothing_is_lost(family, as_tokens, data)
+
+
+def check_that_nothing_is_lost(family: str, as_tokens: bool, data: st.DataObject) -> None:
     pieces = data.draw(messages(family, as_tokens=as_tokens))
     marks, text = marks_of(family, as_tokens=as_tokens), "".join(pieces)
     message = read(family, marks, [text])
@@ -80,13 +101,28 @@ def test_nothing_raises_and_nothing_is_lost(family: str, as_tokens: bool, data: 
         assert call.name
 
 
-@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("family", JSON_FORMATS)
-@MANY
+@both
+@every_format
+@EVERYDAY
 @given(data=st.data())
 def test_calls_that_come_as_they_are_written_are_told_in_order(
     family: str, as_tokens: bool, data: st.DataObject
 ) -> None:
+    check_the_order(family, as_tokens, data)
+
+
+@pytest.mark.slow
+@both
+@every_format
+@MANY
+@given(data=st.data())
+def test_calls_that_come_as_they_are_written_are_told_in_order_ever(
+    family: str, as_tokens: bool, data: st.DataObject
+) -> None:
+    check_the_order(family, as_tokens, data)
+
+
+def check_the_order(family: str, as_tokens: bool, data: st.DataObject) -> None:
     pieces = data.draw(messages(family, as_tokens=as_tokens))
     marks = marks_of(family, as_tokens=as_tokens)
     message = read(family, marks, pieces, early=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.message_formats.argument_schema import argument_schema
-from quire.message_formats.call_grammar import MAX_SCHEMA_CHARACTERS, MAX_TOOLS
 from quire.message_formats.formats import CALLS
+from quire.message_formats.grammars.argument_schema import argument_schema
+from quire.message_formats.grammars.call_grammar import MAX_SCHEMA_CHARACTERS, MAX_TOOLS
 from quire.message_formats.parts import Message
 from quire.message_formats.tools import Tool
 from tests.message_formats.families import marks_of, read

@@ -16,7 +16,10 @@ from quire.message_formats.parts import CallArguments, CallStart, Message, ToolC
 from tests.message_formats.families import CALLS_OF, FAMILIES, TOOLS, Family, Tokens, marks_of, parts, read
 
 BEFORE, AFTER = "Let me look: {x} [1].", "That was it."
-NUM_SPLITS = 100_000
+EVERYDAY_SPLITS, ALL_SPLITS = 5_000, 100_000
+"""Random ones, of all families together."""
+NUM_CUT_EVERYWHERE = 2
+"""Messages of each family that are cut at every place in the everyday run."""
 both = pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 
@@ -49,18 +52,22 @@ DISTINCT = {
 
 @both
 @pytest.mark.parametrize("family", DISTINCT.values(), ids=list(DISTINCT))
-def test_every_way_to_split_gives_the_same_message(family: Family, as_tokens: bool) -> None:
+@pytest.mark.parametrize(
+    "num_splits", [EVERYDAY_SPLITS, pytest.param(ALL_SPLITS, marks=pytest.mark.slow)], ids=["everyday", "all"]
+)
+def test_every_way_to_split_gives_the_same_message(family: Family, as_tokens: bool, num_splits: int) -> None:
     marks = marks_of(family.format, as_tokens=as_tokens)
     chance = random.Random(0)
     messages = [family.write(calls, marks) for calls in CALLS_OF.values()]
     messages += [f"{BEFORE} {messages[0]} {AFTER}", f"{messages[0]}{messages[4][:-20]}", f"{BEFORE}{messages[3]} 1{{"]
     for early in (False, True):
         wholes = [read(family.format, marks, [message], early=early) for message in messages]
-        for message, whole in zip(messages, wholes, strict=True):
+        for index, (message, whole) in enumerate(zip(messages, wholes, strict=True)):
             assert read(family.format, marks, message, early=early) == whole
-            for cut in range(1, len(message)) if early is as_tokens else ():
+            is_cut_everywhere = num_splits == ALL_SPLITS or index >= len(messages) - NUM_CUT_EVERYWHERE
+            for cut in range(1, len(message)) if is_cut_everywhere and early is as_tokens else ():
                 assert read(family.format, marks, pieces_of(message, [cut]), early=early) == whole
-        for _ in range(NUM_SPLITS // (4 * len(DISTINCT))):
+        for _ in range(num_splits // (4 * len(DISTINCT))):
             which = chance.randrange(len(messages))
             message = messages[which]
             cuts = sorted(chance.sample(range(1, len(message)), chance.randint(2, 8)))

@@ -27,6 +27,13 @@ class Family:
     malformed: tuple[str, ...] = field(default=())
 
 
+def dsml(text: str) -> str:
+    """Tags as DeepSeek writes them, the mark inside for an @."""
+    return text.replace("@", "\uff5cDSML\uff5c")
+
+
+STEP_BEGIN = '<\uff5ctool_call_begin\uff5c>function<\uff5ctool_sep\uff5c><steptml:invoke name="'
+STEP_END = "</steptml:invoke><\uff5ctool_call_end\uff5c>"
 TOOL_CALL = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 FAMILIES = [
     Family(
@@ -45,6 +52,18 @@ FAMILIES = [
             "<tool_call>\n<function=>\n</function>\n</tool_call>",
             "<function=weather",
         ),
+    ),
+    Family(
+        calls="mimo",
+        tokens=TOOL_CALL,
+        two_calls="<tool_call>\n<function=weather>\n<parameter=city>Sao Paulo</parameter>\n"
+        "<parameter=days>3</parameter>\n"
+        '<parameter=exact>true</parameter>\n<parameter=tags>["a", "b, c"]</parameter>\n'
+        '<parameter=options>{"x": null}</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        code=f"<tool_call>\n<function=weather>\n<parameter=city>{CODE}</parameter>\n</function>\n</tool_call>",
+        thinking="qwen3",
+        malformed=("<tool_call>\n<function=weather>\n<parameter=city>x</parameter>\nand so on",),
     ),
     Family(
         calls="seed_oss",
@@ -85,6 +104,45 @@ FAMILIES = [
         "</minimax:tool_call>",
         thinking="qwen3",  # minimax_m2 never writes the beginning
         malformed=("<minimax:tool_call>\n<invoke name=weather>\n</invoke>\n</minimax:tool_call>",),
+    ),
+    Family(
+        calls="deepseek_v32",
+        tokens=("\uff5cDSML\uff5c", "<think>", "</think>"),
+        two_calls=dsml(
+            '<@function_calls>\n<@invoke name="weather">\n'
+            '<@parameter name="city" string="true">Sao Paulo</@parameter>\n'
+            '<@parameter name="days" string="false">3</@parameter>\n'
+            '<@parameter name="exact" string="false">true</@parameter>\n'
+            '<@parameter name="tags" string="false">["a", "b, c"]</@parameter>\n'
+            '<@parameter name="options" string="false">{"x": null}</@parameter>\n</@invoke>\n'
+            '<@invoke name="now">\n\n</@invoke>\n</@function_calls>'
+        ),
+        code=dsml(
+            f'<@function_calls>\n<@invoke name="weather">\n<@parameter name="city" string="true">{CODE}</@parameter>\n'
+            "</@invoke>\n</@function_calls>"
+        ),
+        thinking="deepseek_v3",
+        malformed=(
+            dsml('<@function_calls>\n<@invoke name="weather">\n<@parameter name="city">x</@parameter>'),
+            dsml("<@function_calls>\nnothing\n</@function_calls>"),
+        ),
+    ),
+    Family(
+        calls="step3",
+        tokens=tuple(
+            f"<\uff5ctool_{word}\uff5c>" for word in ("calls_begin", "calls_end", "call_begin", "call_end", "sep")
+        ),
+        two_calls=f'<\uff5ctool_calls_begin\uff5c>\n{STEP_BEGIN}weather">\n'
+        '<steptml:parameter name="city">Sao Paulo</steptml:parameter>\n'
+        '<steptml:parameter name="days">3</steptml:parameter>\n'
+        '<steptml:parameter name="exact">true</steptml:parameter>\n'
+        '<steptml:parameter name="tags">["a", "b, c"]</steptml:parameter>\n'
+        f'<steptml:parameter name="options">{{"x": null}}</steptml:parameter>\n{STEP_END}\n'
+        f'{STEP_BEGIN}now">{STEP_END}\n<\uff5ctool_calls_end\uff5c>',
+        code=f'<\uff5ctool_calls_begin\uff5c>\n{STEP_BEGIN}weather">\n'
+        f'<steptml:parameter name="city">{CODE}</steptml:parameter>\n'
+        f"{STEP_END}\n<\uff5ctool_calls_end\uff5c>",
+        malformed=("<\uff5ctool_calls_begin\uff5c>\nweather(1)\n<\uff5ctool_calls_end\uff5c>",),
     ),
     Family(
         calls="llama4_pythonic",
@@ -156,6 +214,17 @@ def test_calls_with_text_around_them_are_read(family: Family) -> None:
         ("call_1", "now", {}),
     ]
     assert message.text == "Let me see."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("family", FAMILIES, ids=ids)
+def test_every_way_to_split_gives_the_same_message(family: Family, as_tokens: bool) -> None:
+    tokens = family.tokens if as_tokens else ()
+    for text in (f"Let me see.\n\n{family.two_calls}\n{family.code}\nDone.", *family.malformed):
+        for early in (False, True):
+            reading = Reading(message_format(family.calls), text, tokens=tokens, calls_as_they_come=early)
+            reading.message(num_random=2000, num_single=len(text))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=ids)

@@ -14,7 +14,7 @@ from quire.config.arch import ModelArch
 from quire.loader.load import load_model
 from quire.messages.kv import SlidingWindowSpec
 from quire.models.interfaces import Model
-from quire.ops import table
+from quire.ops.contract import Ops
 from quire.ops.operands import AttentionMetadata, StateMetadata
 from quire.worker.cache_engine import allocate_parts, caches_of
 
@@ -39,6 +39,7 @@ class Harness:
 
     def __init__(
         self,
+        ops: Ops,
         directory: Path,
         *,
         dtype: torch.dtype = torch.float32,
@@ -49,12 +50,13 @@ class Harness:
         arch: ModelArch | None = None,
     ) -> None:
         self.arch = arch_of(directory) if arch is None else arch
+        self.on_device = ops.on_device
         self.model: Model = load_model(
-            directory, self.arch, dtype=dtype, max_model_len=max_model_len, quantization=quantization
+            directory, self.arch, ops=ops, dtype=dtype, max_model_len=max_model_len, quantization=quantization
         )
-        self.layout = self.arch.kv_layout(block_size, str(dtype).removeprefix("torch."), ops=table.in_use())
+        self.layout = self.arch.kv_layout(block_size, str(dtype).removeprefix("torch."), ops=ops.name)
         self.block_size = self.layout.block_size
-        self.parts = [part.fill_(float("nan")) for part in allocate_parts(self.layout, num_blocks)]
+        self.parts = [part.fill_(float("nan")) for part in allocate_parts(ops, self.layout, num_blocks)]
         self.caches = caches_of(self.layout, self.parts)
         generator = torch.Generator().manual_seed(1)
         self.free = torch.randperm(num_blocks, generator=generator).tolist()
@@ -85,12 +87,12 @@ class Harness:
             starts.append(len(tokens))
             row.num_computed = end
         context = ForwardContext(
-            positions=torch.tensor(positions),
+            positions=self.on_device(torch.tensor(positions)),
             groups=[self._group(index, work, starts) for index in range(len(self.layout.groups))],
             group_of_layer=self.layout.group_of_layer,
             kv_caches=self.caches,
         )
-        return torch.tensor(tokens), context
+        return self.on_device(torch.tensor(tokens)), context
 
     def _group(self, index: int, work: list[tuple[Row, int]], starts: list[int]) -> GroupContext:
         if index in self.layout.state_groups:
@@ -104,12 +106,12 @@ class Harness:
         for number, (row, _) in enumerate(work):
             tables[number, : len(row.tables[index])] = torch.tensor(row.tables[index], dtype=torch.int32)
         metadata = AttentionMetadata(
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor([row.num_computed for row, _ in work], dtype=torch.int32),
-            block_tables=tables,
+            query_start=self.on_device(torch.tensor(starts, dtype=torch.int32)),
+            seq_lens=self.on_device(torch.tensor([row.num_computed for row, _ in work], dtype=torch.int32)),
+            block_tables=self.on_device(tables),
             block_size=self.block_size,
         )
-        return GroupContext(slot_mapping=torch.tensor(slots), attention=metadata)
+        return GroupContext(slot_mapping=self.on_device(torch.tensor(slots)), attention=metadata)
 
     def _state_group(self, index: int, work: list[tuple[Row, int]], starts: list[int]) -> GroupContext:
         """A table of states ends with the page that is written, and the one before it is read."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,15 @@ from quire.loader.load import load_model
 from quire.loader.model_impl import check_runs, read_model_arch
 from quire.models.fallback.attention import Mask
 from quire.models.fallback.model import TransformersModel
-from quire.ops import table
+from quire.ops.backends import ops_of
+from quire.ops.contract import Ops
 from quire.sampling.torch_mode import torch_mode
 from tests.checkpoints import in_transformers, one_thread
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops
 from tests.models.cases.rotations import LONGROPE
 from tests.models.harness import Harness
+from tests.ops.implementations import REFERENCE
 
 TOLERANCE = 1e-4
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,12 +69,8 @@ class Foreign(Harness):
 
 
 @pytest.fixture(params=available_ops())
-def ops(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = table.in_use()
-    table.use(request.param)
-    yield request.param
-    if before:
-        table.use(before)
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return ops_of(request.param)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -91,12 +88,12 @@ def arch_in(directory: Path) -> ModelArch:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers_whole_in_chunks_and_in_company(checkpoint: Checkpoint, ops: str, case: str) -> None:
+def test_logits_equal_transformers_whole_in_chunks_and_in_company(checkpoint: Checkpoint, ops: Ops, case: str) -> None:
     family, overrides = CASES[case]
-    if ops == "reference" and overrides:
+    if ops.name == "reference" and overrides:
         pytest.skip("the kernels below the model are compared with the reference elsewhere")
     directory = checkpoint(family, **overrides)
-    harness = Foreign(directory, arch=arch_in(directory))
+    harness = Foreign(ops, directory, arch=arch_in(directory))
     token_ids, other = prompt(61), prompt(23, seed=1)
     wanted = expected(directory, token_ids)
     assert (harness.logits(token_ids) - wanted).abs().max().item() < TOLERANCE
@@ -108,12 +105,12 @@ def test_logits_equal_transformers_whole_in_chunks_and_in_company(checkpoint: Ch
     assert (torch.cat((parts[0][0], parts[1][1])) - expected(directory, other)).abs().max().item() < TOLERANCE
 
 
-def test_half_precision_stays_close(checkpoint: Checkpoint, ops: str) -> None:
+def test_half_precision_stays_close(checkpoint: Checkpoint, ops: Ops) -> None:
     directory, token_ids = checkpoint("arcee"), prompt(40)
     exact = expected(directory, token_ids)
     with torch.inference_mode(), one_thread():
         theirs = in_transformers(directory, torch.bfloat16)(torch.tensor([token_ids])).logits[0].float()
-    ours = Foreign(directory, dtype=torch.bfloat16, arch=arch_in(directory)).logits(token_ids)
+    ours = Foreign(ops, directory, dtype=torch.bfloat16, arch=arch_in(directory)).logits(token_ids)
     assert (ours - exact).abs().mean() < 1.2 * (theirs - exact).abs().mean()
 
 
@@ -135,13 +132,13 @@ def test_the_weights_are_counted_from_the_files(checkpoint: Checkpoint) -> None:
     assert plan.kv_cache == 10 * 16 * 3 * 4 * 2 * 24 * 2  # layers, heads, keys and values, the larger size, bytes
 
 
-def test_the_weights_are_in_memory_of_their_own(tmp_path: Path, checkpoint: Checkpoint, ops: str) -> None:
+def test_the_weights_are_in_memory_of_their_own(tmp_path: Path, checkpoint: Checkpoint, ops: Ops) -> None:
     """What is done to the file after the start changes no answer."""
     directory = tmp_path / "model"
     directory.mkdir()
     for file in checkpoint("arcee").iterdir():
         (directory / file.name).write_bytes(file.read_bytes())
-    harness = Foreign(directory, arch=arch_in(directory))
+    harness = Foreign(ops, directory, arch=arch_in(directory))
     before = harness.logits(prompt(9))
     with (directory / "model.safetensors").open("r+b") as stream:
         stream.seek(-60_000, 2)
@@ -220,8 +217,7 @@ def test_code_of_the_repository_is_never_run(
     classes = {"AutoConfig": "configuration_mine.Config", "AutoModelForCausalLM": "modeling_mine.Model"}
     raw = {**raw, "auto_map": classes, "attn_implementation": "someone/attention", "_attn_implementation": "someone/x"}
     arch = read_model_arch(raw, tmp_path)
-    table.use("reference")
-    load_model(tmp_path, arch, dtype=torch.float32, max_model_len=64)
+    load_model(tmp_path, arch, ops=REFERENCE, dtype=torch.float32, max_model_len=64)
     assert not mark.exists()
     assert "auto_map" in caplog.text
 
@@ -276,9 +272,8 @@ def test_what_a_model_does_beside_plain_attention_is_found_by_trying(
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "max_position_embeddings": 64}
     config = AutoConfig.for_model(family, **{**sizes, **heads, "bos_token_id": 1, "eos_token_id": 2, **overrides})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    table.use("reference")
     with pytest.raises(ConfigError, match=reason):
-        load_model(tmp_path, arch_in(tmp_path), dtype=torch.float32, max_model_len=64)
+        load_model(tmp_path, arch_in(tmp_path), ops=REFERENCE, dtype=torch.float32, max_model_len=64)
 
 
 def test_what_layers_learn_without_attention_is_found(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,9 +283,8 @@ def test_what_layers_learn_without_attention_is_found(checkpoint: Checkpoint, mo
     plain = ArceeMLP.forward
     monkeypatch.setattr(ArceeMLP, "forward", lambda self, x: plain(self, x + torch.roll(x, 1, dims=1)))
     directory = checkpoint("arcee")
-    table.use("reference")
     with pytest.raises(ConfigError, match="token by token"):
-        load_model(directory, arch_in(directory), dtype=torch.float32, max_model_len=64)
+        load_model(directory, arch_in(directory), ops=REFERENCE, dtype=torch.float32, max_model_len=64)
 
 
 def test_a_mask_is_causal_a_window_or_refused() -> None:
@@ -336,13 +330,13 @@ def test_weights_of_another_model_are_refused(
         tensors["model.norm.weight"] = torch.ones(63)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
-    table.use("reference")
     with pytest.raises(CheckpointError, match=problem):
-        load_model(tmp_path, arch_in(tmp_path), dtype=torch.float32, max_model_len=64)
+        load_model(tmp_path, arch_in(tmp_path), ops=REFERENCE, dtype=torch.float32, max_model_len=64)
 
 
 def test_the_model_is_what_load_model_gives(checkpoint: Checkpoint) -> None:
     directory = checkpoint("llama")
-    table.use("reference")
-    model = load_model(directory, arch_in(directory), dtype=torch.float32, max_model_len=64, num_threads=2)
+    model = load_model(
+        directory, arch_in(directory), ops=REFERENCE, dtype=torch.float32, max_model_len=64, num_threads=2
+    )
     assert isinstance(model, TransformersModel)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from quire.config.weight_shapes import num_parameters
 from quire.loader.unread import DECAYS
-from quire.ops import table
+from quire.ops.backends import ops_of
+from quire.ops.contract import Ops
 from tests.checkpoints import FAMILIES, in_transformers, one_thread
 from tests.models.cases import CASES
 from tests.models.cases.rotations import LONGROPE, rope
@@ -25,15 +26,11 @@ TOLERANCE = 1e-4
 Checkpoint = Callable[..., Path]
 
 
-@pytest.fixture(params=implementations_of("linear"), autouse=True)
-def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=implementations_of("linear"))
+def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
     """The ops that the models run on."""
-    before = table.in_use()
-    table.use(request.param)
     with one_thread() if request.param == "reference" else nullcontext():  # as the engine runs it
-        yield request.param
-    if before:
-        table.use(before)
+        yield ops_of(request.param)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -48,10 +45,10 @@ def transformers_logits(directory: Path, token_ids: tuple[int, ...], dtype: torc
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(checkpoint: Checkpoint, case: str) -> None:
+def test_logits_equal_transformers(ops: Ops, checkpoint: Checkpoint, case: str) -> None:
     family, overrides = CASES[case]
     directory = checkpoint(family, **overrides)
-    harness = Harness(directory)
+    harness = Harness(ops, directory)
     for length in PROMPT_LENGTHS:
         token_ids = prompt(length, seed=length)
         actual = harness.logits(token_ids)
@@ -61,8 +58,8 @@ def test_logits_equal_transformers(checkpoint: Checkpoint, case: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_do_not_depend_on_company(checkpoint: Checkpoint, family: str, dtype: torch.dtype) -> None:
-    harness = Harness(checkpoint(family), dtype=dtype)
+def test_logits_do_not_depend_on_company(ops: Ops, checkpoint: Checkpoint, family: str, dtype: torch.dtype) -> None:
+    harness = Harness(ops, checkpoint(family), dtype=dtype)
     prompts = [prompt(length, seed=length) for length in (3, 40, 17, 90, 1)]
     alone = [harness.logits(token_ids) for token_ids in prompts]
     rows = [harness.add(token_ids) for token_ids in prompts]
@@ -82,7 +79,7 @@ def test_logits_do_not_depend_on_company(checkpoint: Checkpoint, family: str, dt
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision_stays_close_to_transformers(checkpoint: Checkpoint, family: str) -> None:
+def test_half_precision_stays_close_to_transformers(ops: Ops, checkpoint: Checkpoint, family: str) -> None:
     directory, token_ids = checkpoint(family), prompt(40)
     exact = transformers_logits(directory, tuple(token_ids))
     has_experts = bool(arch_of(directory).mixtures)
@@ -95,42 +92,44 @@ def test_half_precision_stays_close_to_transformers(checkpoint: Checkpoint, fami
     theirs = error(transformers_logits(directory, tuple(token_ids), torch.bfloat16))
     # Other experts for an early token change what all later ones attend to; whose products round so, the CPU decides.
     most = 2.5 if has_experts else 1.1
-    assert error(Harness(directory, dtype=torch.bfloat16).logits(token_ids)) < most * theirs
+    assert error(Harness(ops, directory, dtype=torch.bfloat16).logits(token_ids)) < most * theirs
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64])
-def test_block_size_does_not_matter(checkpoint: Checkpoint, block_size: int) -> None:
+def test_block_size_does_not_matter(ops: Ops, checkpoint: Checkpoint, block_size: int) -> None:
     directory, token_ids = checkpoint("qwen3"), prompt(50)
-    actual = Harness(directory, block_size=block_size).logits(token_ids)
+    actual = Harness(ops, directory, block_size=block_size).logits(token_ids)
     assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
 
 
-def test_longrope_short_factors_serve_engines_that_stay_within_the_original_context(checkpoint: Checkpoint) -> None:
+def test_longrope_short_factors_serve_engines_that_stay_within_the_original_context(
+    ops: Ops, checkpoint: Checkpoint
+) -> None:
     directory = checkpoint("phi3", **LONGROPE, original_max_position_embeddings=32)
     token_ids = prompt(32)
-    actual = Harness(directory, max_model_len=32).logits(token_ids)
+    actual = Harness(ops, directory, max_model_len=32).logits(token_ids)
     assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
 
 
-def test_longrope_long_factors_serve_engines_that_allow_more(checkpoint: Checkpoint) -> None:
+def test_longrope_long_factors_serve_engines_that_allow_more(ops: Ops, checkpoint: Checkpoint) -> None:
     directory = checkpoint("phi3", **LONGROPE, original_max_position_embeddings=32)
     token_ids = prompt(48)  # transformers looks at the length of the batch, quire at what the engine allows
-    actual = Harness(directory, max_model_len=256).logits(token_ids)
+    actual = Harness(ops, directory, max_model_len=256).logits(token_ids)
     assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
 
 
-def test_phimoe_scales_its_rotation_by_a_factor_with_a_name_of_its_own(checkpoint: Checkpoint) -> None:
+def test_phimoe_scales_its_rotation_by_a_factor_with_a_name_of_its_own(ops: Ops, checkpoint: Checkpoint) -> None:
     parameters = {**LONGROPE["rope_parameters"], "short_mscale": 1.2, "long_mscale": 1.2}
     directory = checkpoint("phimoe", rope_parameters=parameters, original_max_position_embeddings=32)
     token_ids = prompt(32)
-    actual = Harness(directory, max_model_len=32).logits(token_ids)
+    actual = Harness(ops, directory, max_model_len=32).logits(token_ids)
     assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
 
 
-def test_dynamic_ntk_stretches_to_what_the_engine_allows(checkpoint: Checkpoint) -> None:
+def test_dynamic_ntk_stretches_to_what_the_engine_allows(ops: Ops, checkpoint: Checkpoint) -> None:
     directory = checkpoint("llama", **rope("dynamic", factor=4.0), max_position_embeddings=64)
     token_ids = prompt(100)
-    actual = Harness(directory, max_model_len=100).logits(token_ids)
+    actual = Harness(ops, directory, max_model_len=100).logits(token_ids)
     assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from quire.loader.load import load_model
 from quire.models import registry
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.registry import ModelRegistry
-from quire.ops import table
 from tests.config.test_weight_shapes import tensors_of
+from tests.ops.implementations import REFERENCE
 
 
 @pytest.fixture(autouse=True)
@@ -100,31 +99,22 @@ def check_plug_in() -> None:
     """Runs without a class of its own, and takes the bytes that are planned."""
     arch = arch_of(SPELLED)
     assert (arch.hidden_size, arch.num_layers, arch.layers[0].mlp.kind) == (16, 2, "plain")
-    model = load_model(Path(), arch, dtype=torch.float32, max_model_len=64, load_format="dummy")
+    model = load_model(Path(), arch, ops=REFERENCE, dtype=torch.float32, max_model_len=64, load_format="dummy")
     assert isinstance(model, DecoderForCausalLM)
     loaded = sum(tensor.nbytes for tensor in tensors_of(model))
-    assert loaded == weight_bytes(arch, "float32", ops=table.in_use() or "")
+    assert loaded == weight_bytes(arch, "float32", ops=REFERENCE.name)
     # Embedding and head, and of each layer: q, k, v, o; up, down and their biases; two norms. Then the last norm.
     assert num_parameters(arch) == 2 * 40 * 16 + 2 * (4 * 16 * 16 + 2 * 64 * 16 + 64 + 16 + 2 * 16) + 16
 
 
-@pytest.fixture
-def reference() -> Iterator[None]:
-    before = table.in_use()
-    table.use("reference")
-    yield
-    if before:
-        table.use(before)
-
-
-def test_a_spec_alone_makes_a_family(reference: None) -> None:
+def test_a_spec_alone_makes_a_family() -> None:
     with pytest.raises(ConfigError, match="'Mine' is not supported"):
         arch_of(SPELLED)
     ModelRegistry.register_model("Mine", NEIGHBOURS)
     check_plug_in()
 
 
-def test_a_spec_is_found_by_its_entry_point(reference: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints([EntryPoint("Mine", f"{__name__}:NEIGHBOURS", families.SPEC_GROUP)])
     monkeypatch.setattr(families, "entry_points", points.select)
     monkeypatch.setattr(registry, "entry_points", points.select)

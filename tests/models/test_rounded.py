@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops import table
+from quire.ops.backends import ops_of
 from tests.checkpoints import FAMILIES
 from tests.engine.test_parity import available_ops
 from tests.models.harness import Harness
@@ -19,15 +19,6 @@ pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native
 LIMITS = {"int8": 0.12, "int4": 0.9}
 """Error of a middling token's logits, as a share of their spread; 1.4 for logits of another model."""
 LENGTHS = (3, 30)
-
-
-@pytest.fixture(autouse=True)
-def native_ops() -> Iterator[None]:
-    before = table.in_use()
-    table.use("cpu")
-    yield
-    if before:
-        table.use(before)
 
 
 def prompt(length: int) -> list[int]:
@@ -42,7 +33,7 @@ def error(logits: Tensor, exact: Tensor) -> float:
 @cache
 def unrounded(directory: Path) -> Tensor:
     """Logits of the longest prompt. Shapes: -> [T, V]."""
-    return Harness(directory, dtype=torch.bfloat16).logits(prompt(max(LENGTHS)))
+    return Harness(ops_of("cpu"), directory, dtype=torch.bfloat16).logits(prompt(max(LENGTHS)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,7 +42,7 @@ def test_rounded_weights_change_little_and_no_row_notices_another(
     checkpoint: Callable[..., Path], family: str, quantization: str
 ) -> None:
     directory, prompts = checkpoint(family), [prompt(length) for length in LENGTHS]
-    harness = Harness(directory, dtype=torch.bfloat16, quantization=quantization)
+    harness = Harness(ops_of("cpu"), directory, dtype=torch.bfloat16, quantization=quantization)
     alone = [harness.logits(token_ids) for token_ids in prompts]
     assert error(alone[1], unrounded(directory)) < LIMITS[quantization]
     assert torch.equal(harness.logits(prompts[1], chunk=7), alone[1])

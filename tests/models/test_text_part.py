@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-import quire.ops.table as table
 from quire.config.arch import ModelArch
 from quire.config.text_part import LEFT_OUT, TEXT_TYPES
 from quire.errors import CheckpointError, ConfigError
 from tests.checkpoints import one_thread
 from tests.models.harness import Harness
+from tests.ops.implementations import REFERENCE
 
 TEXT: Mapping[str, Any] = {
     "vocab_size": 288,
@@ -105,10 +105,9 @@ def make(case: str, directory: Path) -> torch.nn.Module:
 def test_logits_of_a_text_are_those_of_the_whole_model(case: str, tmp_path: Path) -> None:
     model = make(case, tmp_path)
     token_ids = [(7 * index + 3) % 250 for index in range(30)]
-    table.use("reference")
     with one_thread(), torch.inference_mode():
         expected = model(input_ids=torch.tensor([token_ids])).logits[0]
-        harness = Harness(tmp_path)
+        harness = Harness(REFERENCE, tmp_path)
         row = harness.add(token_ids)
         found = torch.cat([harness.step([(row, count)])[0] for count in (13, 17)])
     torch.testing.assert_close(found, expected.float(), atol=1e-4, rtol=1e-4)
@@ -122,7 +121,7 @@ def test_what_older_checkpoints_call_the_parts(tmp_path: Path) -> None:
     make("gemma3", tmp_path)
     file = tmp_path / "model.safetensors"
     stored = load_file(file)
-    before = Harness(tmp_path).model.lm_head.weight.tensors  # type: ignore[attr-defined]
+    before = Harness(REFERENCE, tmp_path).model.lm_head.weight.tensors  # type: ignore[attr-defined]
     renamed = {
         f"language_model.model.{name.removeprefix('model.language_model.')}"
         if name.startswith("model.language_model.")
@@ -131,7 +130,7 @@ def test_what_older_checkpoints_call_the_parts(tmp_path: Path) -> None:
     }
     assert any(name.startswith("vision_tower.") for name in renamed)
     save_file(renamed, file, metadata={"format": "pt"})
-    after = Harness(tmp_path).model.lm_head.weight.tensors  # type: ignore[attr-defined]
+    after = Harness(REFERENCE, tmp_path).model.lm_head.weight.tensors  # type: ignore[attr-defined]
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
@@ -142,7 +141,7 @@ def test_tensors_of_neither_part_are_no_part_of_the_model(tmp_path: Path) -> Non
     file = tmp_path / "model.safetensors"
     save_file({**load_file(file), "model.language_model.extra.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="is not used by this model"):
-        Harness(tmp_path)
+        Harness(REFERENCE, tmp_path)
 
 
 @pytest.mark.parametrize("model_type", LEFT_OUT)

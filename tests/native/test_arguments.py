@@ -19,7 +19,9 @@ RECORDED = [
 def zeros_for(name: str) -> list[object]:
     """Null for every pointer, 0 for every number."""
     kinds = library.SIGNATURES[name][1:]
-    return [{ctypes.c_float: 0.0, ctypes.c_int32: 0, ctypes.c_int64: 0}.get(kind) for kind in kinds]
+    return [
+        {ctypes.c_float: 0.0, ctypes.c_double: 0.0, ctypes.c_int32: 0, ctypes.c_int64: 0}.get(kind) for kind in kinds
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name, kinds in library.SIGNATURES.items() if ctypes.c_int64 in kinds[1:]])

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from quire.config.experts import Routing
 from quire.errors import ConfigError
-from quire.ops import table
+from quire.ops import backends
 from quire.ops.cpu import library
 from quire.ops.reference.experts import route
 
+REFERENCE = backends.ops_of("reference")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the largest magnitude of the expected values."""
 
@@ -23,7 +24,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 def implementations_of(*ops: str) -> list[object]:
     """Parameters for `pytest.mark.parametrize`: implementations that bring one of these ops, or why one cannot run."""
     parameters: list[object] = []
-    for name, package in table.IMPLEMENTATIONS.items():
+    for name in backends.ON_CPU:
+        package = backends.IMPLEMENTATIONS[name]
         try:
             provided = importlib.import_module(package).OPS
         except ConfigError as error:
@@ -39,7 +41,7 @@ def run(implementation: str, op: str, *args: object, **kwargs: object) -> Tensor
 
 
 def ops(implementation: str) -> dict[str, Callable[..., Tensor]]:
-    return table.implementation_of(implementation)
+    return backends.implementation_of(implementation)
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as nn
 
 from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
-from quire.ops import functional as F
-from quire.ops import table
+from quire.ops.backends import ops_of
+from quire.ops.contract import Ops
 from quire.ops.operands import ExpertWeights, MixtureWeights
 from quire.ops.reference.experts import route
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, native_route, rand
@@ -49,10 +49,9 @@ GATES = {
 SHARED = ("none", "plain", "gated")
 
 
-@pytest.fixture(params=implementations_of("mixture_of_experts"), autouse=True)
-def implementation(request: pytest.FixtureRequest) -> str:
-    table.use(request.param)
-    return str(request.param)
+@pytest.fixture(params=implementations_of("mixture_of_experts"))
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return ops_of(request.param)
 
 
 def best(candidates: list[int], scores: list[float]) -> list[int]:
@@ -84,6 +83,7 @@ class Mixture:
 
     def __init__(
         self,
+        ops: Ops,
         shared: str = "none",
         *,
         bias: bool = False,
@@ -91,7 +91,7 @@ class Mixture:
         gate: ClampedGate | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.dtype, self.gate, self.has_biases = dtype, gate, has_biases
+        self.ops, self.dtype, self.gate, self.has_biases = ops, dtype, gate, has_biases
         self.router = rand(NUM_EXPERTS + (shared == "gated"), SIZE, seed=1) * 0.3
         widths = [INNER] * NUM_EXPERTS + [70] * (shared != "none")
         self.gates, self.ups, self.downs = (
@@ -106,7 +106,7 @@ class Mixture:
         ]
         packed = [self._packed(index) for index in range(len(widths))]
         self.weights = MixtureWeights(
-            router=F.pack_linear([self.router], dtype=torch.float32),
+            router=self.ops.pack_linear([self.router], dtype=torch.float32),
             router_bias=self.router_bias if has_biases else None,
             experts=tuple(packed[:NUM_EXPERTS]),
             choice_bias=self.choice_bias,
@@ -121,8 +121,8 @@ class Mixture:
         gate_up, down = [self.gates[index], self.ups[index]], [self.downs[index]]
         biases = self.biases[index] if self.has_biases else (None, None)
         return ExpertWeights(
-            gate_up=F.pack_linear(gate_up, dtype=self.dtype),
-            down=F.pack_linear(down, dtype=self.dtype),
+            gate_up=self.ops.pack_linear(gate_up, dtype=self.dtype),
+            down=self.ops.pack_linear(down, dtype=self.dtype),
             gate_up_bias=biases[0],
             down_bias=biases[1],
         )
@@ -170,7 +170,7 @@ class Mixture:
         return down @ (opened * (self.gate.slope * opened).sigmoid() * (values + self.gate.offset)) + out_bias
 
     def __call__(self, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
-        return F.mixture_of_experts(x, self.weights, routing, activation=self.gate or "silu", residual=residual)
+        return self.ops.mixture_of_experts(x, self.weights, routing, activation=self.gate or "silu", residual=residual)
 
 
 UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -183,15 +183,15 @@ UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
 class Ungated(Mixture):
     """Of experts that are down(activation(up(x)))."""
 
-    def __init__(self, activation: str, **options: Any) -> None:
+    def __init__(self, ops: Ops, activation: str, **options: Any) -> None:
         self.activation = activation
-        super().__init__(**options)
+        super().__init__(ops, **options)
 
     def _packed(self, index: int) -> ExpertWeights:
         biases = self.biases[index] if self.has_biases else (None, None)
         return ExpertWeights(
-            gate_up=F.pack_linear([self.ups[index]], dtype=self.dtype),
-            down=F.pack_linear([self.downs[index]], dtype=self.dtype),
+            gate_up=self.ops.pack_linear([self.ups[index]], dtype=self.dtype),
+            down=self.ops.pack_linear([self.downs[index]], dtype=self.dtype),
             gate_up_bias=None if biases[0] is None else biases[0][: len(biases[0]) // 2].clone(),
             down_bias=biases[1],
         )
@@ -202,28 +202,28 @@ class Ungated(Mixture):
         return down @ UNGATED[self.activation](up @ x + inner_bias[: len(up)]) + out_bias
 
     def __call__(self, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
-        return F.mixture_of_experts(x, self.weights, routing, activation=self.activation, residual=residual)
+        return self.ops.mixture_of_experts(x, self.weights, routing, activation=self.activation, residual=residual)
 
 
 @pytest.mark.parametrize("has_biases", [False, True])
 @pytest.mark.parametrize("activation", UNGATED)
-def test_experts_without_a_gate_are_those_written_down(activation: str, has_biases: bool) -> None:
-    x, mixture = rand(NUM_ROWS, SIZE), Ungated(activation, shared="plain", has_biases=has_biases)
+def test_experts_without_a_gate_are_those_written_down(ops: Ops, activation: str, has_biases: bool) -> None:
+    x, mixture = rand(NUM_ROWS, SIZE), Ungated(ops, activation, shared="plain", has_biases=has_biases)
     routing = ROUTINGS["sigmoid"]
     assert_close(mixture(x, routing, x), mixture.expected(x, routing, x))
 
 
 @pytest.mark.parametrize("activation", UNGATED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_of_experts_without_a_gate_stands_alone(activation: str, dtype: torch.dtype) -> None:
-    mixture, x = Ungated(activation, shared="plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
+def test_a_row_of_experts_without_a_gate_stands_alone(ops: Ops, activation: str, dtype: torch.dtype) -> None:
+    mixture, x = Ungated(ops, activation, shared="plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
     assert_rows_alone(lambda rows: mixture(x[rows], ROUTINGS["sigmoid"]), NUM_ROWS)
 
 
 @pytest.mark.parametrize("shared", SHARED)
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_a_mixture_is_the_one_written_down(routing: str, shared: str) -> None:
-    mixture, x, residual = Mixture(shared), rand(NUM_ROWS, SIZE), rand(NUM_ROWS, SIZE, seed=9)
+def test_a_mixture_is_the_one_written_down(ops: Ops, routing: str, shared: str) -> None:
+    mixture, x, residual = Mixture(ops, shared), rand(NUM_ROWS, SIZE), rand(NUM_ROWS, SIZE, seed=9)
     assert_close(mixture(x, ROUTINGS[routing], residual), mixture.expected(x, ROUTINGS[routing], residual))
 
 
@@ -231,26 +231,28 @@ def test_a_mixture_is_the_one_written_down(routing: str, shared: str) -> None:
     "name",
     ["renormalized", "sigmoid", "logits choose, sigmoids weigh", "groups by their best", "groups by their two best"],
 )
-def test_a_bias_chooses_but_does_not_weigh(name: str) -> None:
-    mixture, x = Mixture("plain", bias=True), rand(NUM_ROWS, SIZE)
+def test_a_bias_chooses_but_does_not_weigh(ops: Ops, name: str) -> None:
+    mixture, x = Mixture(ops, "plain", bias=True), rand(NUM_ROWS, SIZE)
     routing = ROUTINGS[name]
     assert_close(mixture(x, routing), mixture.expected(x, routing, None))
-    assert not torch.equal(mixture(x, routing), Mixture("plain")(x, routing))
+    assert not torch.equal(mixture(x, routing), Mixture(ops, "plain")(x, routing))
 
 
 @pytest.mark.parametrize("gate", [None, *GATES])
 @pytest.mark.parametrize("shared", SHARED)
-def test_products_have_biases_and_gates_are_clamped(gate: str | None, shared: str) -> None:
-    mixture = Mixture(shared, has_biases=True, gate=None if gate is None else GATES[gate])
+def test_products_have_biases_and_gates_are_clamped(ops: Ops, gate: str | None, shared: str) -> None:
+    mixture = Mixture(ops, shared, has_biases=True, gate=None if gate is None else GATES[gate])
     x, routing = rand(NUM_ROWS, SIZE), ROUTINGS["softmax of the chosen"]
     assert_close(mixture(x, routing), mixture.expected(x, routing, None))
-    assert not torch.allclose(mixture(x, routing), Mixture(shared, has_biases=gate is not None)(x, routing), atol=1e-2)
+    assert not torch.allclose(
+        mixture(x, routing), Mixture(ops, shared, has_biases=gate is not None)(x, routing), atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gate", GATES)
-def test_a_row_with_biases_and_a_clamped_gate_stands_alone(gate: str, dtype: torch.dtype) -> None:
-    mixture = Mixture("plain", has_biases=True, gate=GATES[gate], dtype=dtype)
+def test_a_row_with_biases_and_a_clamped_gate_stands_alone(ops: Ops, gate: str, dtype: torch.dtype) -> None:
+    mixture = Mixture(ops, "plain", has_biases=True, gate=GATES[gate], dtype=dtype)
     x, routing = rand(NUM_ROWS, SIZE, dtype=dtype), ROUTINGS["softmax of the chosen"]
     assert_rows_alone(lambda rows: mixture(x[rows], routing), NUM_ROWS)
 
@@ -258,21 +260,21 @@ def test_a_row_with_biases_and_a_clamped_gate_stands_alone(gate: str, dtype: tor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shared", SHARED)
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_a_row_does_not_depend_on_its_neighbours(routing: str, shared: str, dtype: torch.dtype) -> None:
-    mixture, x = Mixture(shared, dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
+def test_a_row_does_not_depend_on_its_neighbours(ops: Ops, routing: str, shared: str, dtype: torch.dtype) -> None:
+    mixture, x = Mixture(ops, shared, dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
     residual = rand(NUM_ROWS, SIZE, seed=9, dtype=dtype)
     assert_rows_alone(lambda rows: mixture(x[rows], ROUTINGS[routing], residual[rows]), NUM_ROWS)
 
 
 @pytest.mark.parametrize("format", ["int8", "int4_g32"])
-def test_rounded_experts_are_close_and_their_rows_stand_alone(format: str, implementation: str) -> None:
-    if implementation == "reference":
+def test_rounded_experts_are_close_and_their_rows_stand_alone(format: str, ops: Ops) -> None:
+    if ops.name == "reference":
         pytest.skip("the reference has no quantised weights")
-    mixture, x, routing = Mixture(), rand(NUM_ROWS, SIZE), ROUTINGS["renormalized"]
+    mixture, x, routing = Mixture(ops), rand(NUM_ROWS, SIZE), ROUTINGS["renormalized"]
     exact = mixture(x, routing)
     experts = tuple(
         ExpertWeights(
-            gate_up=F.quantize_linear([gate, up], format=format), down=F.quantize_linear([down], format=format)
+            gate_up=ops.quantize_linear([gate, up], format=format), down=ops.quantize_linear([down], format=format)
         )
         for gate, up, down in zip(mixture.gates, mixture.ups, mixture.downs, strict=True)
     )
@@ -283,22 +285,22 @@ def test_rounded_experts_are_close_and_their_rows_stand_alone(format: str, imple
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_may_have_biases(dtype: torch.dtype) -> None:
+def test_experts_may_have_biases(ops: Ops, dtype: torch.dtype) -> None:
     """Beside experts that give nothing but them, for their weights are zero."""
-    mixture, x = Mixture("plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
+    mixture, x = Mixture(ops, "plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
     gates = [rand(2 * INNER, seed=index) for index in range(NUM_EXPERTS)]
     ends = [rand(SIZE, seed=90 + index) for index in range(NUM_EXPERTS)]
     experts = tuple(
         replace(
             expert,
-            gate_up=F.pack_linear([torch.zeros(2 * INNER, SIZE)], dtype=dtype),
+            gate_up=ops.pack_linear([torch.zeros(2 * INNER, SIZE)], dtype=dtype),
             gate_up_bias=gate,
             down_bias=end,
         )
         for expert, gate, end in zip(mixture.weights.experts, gates, ends, strict=True)
     )
     weights = MixtureWeights(router=mixture.weights.router, experts=experts)
-    actual = F.mixture_of_experts(x, weights, ROUTINGS["all"], activation="gelu")
+    actual = ops.mixture_of_experts(x, weights, ROUTINGS["all"], activation="gelu")
     each = [
         down.double() @ (nn.gelu(gate[:INNER].double()) * gate[INNER:].double()) + end.double()
         for down, gate, end in zip(mixture.downs, gates, ends, strict=False)
@@ -349,8 +351,8 @@ def test_equal_groups_go_to_the_lower_index() -> None:
 
 
 @pytest.mark.parametrize("name", ["renormalized", "groups by their two best"])
-def test_a_row_that_is_not_a_number_stays_alone(name: str) -> None:
-    mixture, x = Mixture("gated"), rand(5, SIZE)
+def test_a_row_that_is_not_a_number_stays_alone(ops: Ops, name: str) -> None:
+    mixture, x = Mixture(ops, "gated"), rand(5, SIZE)
     expected = mixture(x, ROUTINGS[name])
     x[2] = float("nan")
     actual = mixture(x, ROUTINGS[name])
@@ -360,17 +362,17 @@ def test_a_row_that_is_not_a_number_stays_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.float32), (4, torch.float32), (64, torch.bfloat16)])
-def test_a_replay_routes_anew(num_rows: int, dtype: torch.dtype) -> None:
+def test_a_replay_routes_anew(ops: Ops, num_rows: int, dtype: torch.dtype) -> None:
     """Of 64 rows in bfloat16, native ops pass each other tiles, which the mixture does not read."""
-    mixture, routing = Mixture("gated", dtype=dtype), ROUTINGS["renormalized"]
+    mixture, routing = Mixture(ops, "gated", dtype=dtype), ROUTINGS["renormalized"]
     buffer = torch.zeros(num_rows, SIZE, dtype=dtype)
     norm = 1 + rand(SIZE, seed=2)
 
     def run() -> tuple[Tensor, ...]:
-        hidden = mixture(F.rms_norm(buffer, norm, 1e-6), routing, buffer)
-        return (mixture(F.rms_norm(hidden, norm, 1e-6), routing, hidden),)
+        hidden = mixture(ops.rms_norm(buffer, norm, 1e-6), routing, buffer)
+        return (mixture(ops.rms_norm(hidden, norm, 1e-6), routing, hidden),)
 
-    graph = F.make_graphs().record(run)
+    graph = ops.make_graphs().record(run)
     for seed in range(3):
         buffer.copy_(rand(num_rows, SIZE, seed=seed))
         assert torch.equal(graph.replay()[0], run()[0])

@@ -9,35 +9,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops import functional as F
-from quire.ops import table
+from quire.ops.backends import ops_of
+from quire.ops.contract import Ops
 from tests.ops.implementations import implementations_of, rand
 
 
 @pytest.fixture(params=implementations_of("make_graphs"))
-def implementation(request: pytest.FixtureRequest) -> str:
-    table.use(request.param)
-    return str(request.param)
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return ops_of(request.param)
 
 
 class Block:
     """Norm, gated layer and projection over a buffer."""
 
-    def __init__(self, size: int = 64) -> None:
+    def __init__(self, ops: Ops, size: int = 64) -> None:
+        self.ops = ops
         self.norm = 1 + rand(size, seed=1)
-        self.gate_up = F.pack_linear([rand(2 * size, size, seed=2)], dtype=torch.float32)
-        self.down = F.pack_linear([rand(size, size, seed=3)], dtype=torch.float32)
+        self.gate_up = self.ops.pack_linear([rand(2 * size, size, seed=2)], dtype=torch.float32)
+        self.down = self.ops.pack_linear([rand(size, size, seed=3)], dtype=torch.float32)
 
     def __call__(self, x: Tensor, depth: int = 3) -> Tensor:
         for _ in range(depth):
-            hidden = F.gated_linear(F.rms_norm(x, self.norm, 1e-6), self.gate_up, activation="silu")
-            x = F.linear(hidden, self.down, residual=x)
+            hidden = self.ops.gated_linear(self.ops.rms_norm(x, self.norm, 1e-6), self.gate_up, activation="silu")
+            x = self.ops.linear(hidden, self.down, residual=x)
         return x
 
 
-def test_a_replay_gives_the_bits_of_the_ops(implementation: str) -> None:
-    block, buffer = Block(), torch.zeros(8, 64)
-    graphs = F.make_graphs()
+def test_a_replay_gives_the_bits_of_the_ops(ops: Ops) -> None:
+    block, buffer = Block(ops), torch.zeros(8, 64)
+    graphs = ops.make_graphs()
     of_rows = {rows: graphs.record(lambda rows=rows: (block(buffer[:rows]),)) for rows in (1, 3, 8)}
     for seed, rows in enumerate((8, 1, 3, 1, 8)):
         buffer.copy_(rand(8, 64, seed=seed))
@@ -45,16 +45,16 @@ def test_a_replay_gives_the_bits_of_the_ops(implementation: str) -> None:
         assert torch.equal(replayed, block(buffer[:rows]))
 
 
-def test_several_outputs_stand_side_by_side(implementation: str) -> None:
-    block, buffer, rows = Block(), rand(4, 64), torch.tensor([3, 1])
+def test_several_outputs_stand_side_by_side(ops: Ops) -> None:
+    block, buffer, rows = Block(ops), rand(4, 64), torch.tensor([3, 1])
 
     def run() -> tuple[Tensor, Tensor]:
         hidden = block(buffer)
-        return hidden, F.linear(F.embedding(rows, hidden), block.down)
+        return hidden, ops.linear(ops.embedding(rows, hidden), block.down)
 
-    hidden, logits = F.make_graphs().record(run).replay()
+    hidden, logits = ops.make_graphs().record(run).replay()
     assert torch.equal(hidden, block(buffer))
-    assert torch.equal(logits, F.linear(hidden[[3, 1]], block.down))
+    assert torch.equal(logits, ops.linear(hidden[[3, 1]], block.down))
 
 
 def test_memory_does_not_grow_with_the_depth_of_a_run() -> None:
@@ -75,8 +75,8 @@ def test_memory_does_not_grow_with_the_depth_of_a_run() -> None:
     assert large.data_ptr() % 64 == 0
 
 
-def test_ops_run_again_after_a_recording_that_failed(implementation: str) -> None:
-    block, buffer, graphs = Block(), rand(4, 64), F.make_graphs()
+def test_ops_run_again_after_a_recording_that_failed(ops: Ops) -> None:
+    block, buffer, graphs = Block(ops), rand(4, 64), ops.make_graphs()
     expected = block(buffer)
     if graphs.only_ops:
         with pytest.raises(ZeroDivisionError):
@@ -85,8 +85,8 @@ def test_ops_run_again_after_a_recording_that_failed(implementation: str) -> Non
     assert torch.equal(graphs.record(lambda: (block(buffer),)).replay()[0], expected)
 
 
-def test_a_thread_that_records_does_not_disturb_one_that_computes(implementation: str) -> None:
-    block, buffer = Block(), rand(4, 64)
+def test_a_thread_that_records_does_not_disturb_one_that_computes(ops: Ops) -> None:
+    block, buffer = Block(ops), rand(4, 64)
     expected = block(buffer)
     recording, done = threading.Event(), threading.Event()
 
@@ -97,7 +97,7 @@ def test_a_thread_that_records_does_not_disturb_one_that_computes(implementation
             assert done.wait(30)
             return (block(out),)
 
-        F.make_graphs().record(run).replay()
+        ops.make_graphs().record(run).replay()
 
     thread = threading.Thread(target=record)
     thread.start()
@@ -114,49 +114,51 @@ class Bf16Block:
 
     size = 64
 
-    def __init__(self) -> None:
-        size = self.size
+    def __init__(self, ops: Ops) -> None:
+        self.ops, size = ops, self.size
         self.norm = 1 + rand(size, seed=1)
-        self.gate_up = F.pack_linear([rand(2 * size, size, seed=2, dtype=torch.bfloat16)], dtype=torch.bfloat16)
-        self.down = F.pack_linear([rand(size, size, seed=3, dtype=torch.bfloat16)], dtype=torch.bfloat16)
-        self.half = F.pack_linear([rand(32, 32, seed=4, dtype=torch.bfloat16)], dtype=torch.bfloat16)
+        self.gate_up = self.ops.pack_linear([rand(2 * size, size, seed=2, dtype=torch.bfloat16)], dtype=torch.bfloat16)
+        self.down = self.ops.pack_linear([rand(size, size, seed=3, dtype=torch.bfloat16)], dtype=torch.bfloat16)
+        self.half = self.ops.pack_linear([rand(32, 32, seed=4, dtype=torch.bfloat16)], dtype=torch.bfloat16)
 
     def normed(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.norm, 1e-6)
+        return self.ops.rms_norm(x, self.norm, 1e-6)
 
     def chained(self, x: Tensor) -> tuple[Tensor, ...]:
         for _ in range(2):
-            x = F.linear(F.gated_linear(self.normed(x), self.gate_up, activation="silu"), self.down, residual=x)
+            x = self.ops.linear(
+                self.ops.gated_linear(self.normed(x), self.gate_up, activation="silu"), self.down, residual=x
+            )
         return (x,)
 
     def read_twice(self, x: Tensor) -> tuple[Tensor, ...]:
         """As in models whose attention and MLP share a norm."""
         normed = self.normed(x)
-        return F.linear(normed, self.down), F.gated_linear(normed, self.gate_up, activation="silu")
+        return self.ops.linear(normed, self.down), self.ops.gated_linear(normed, self.gate_up, activation="silu")
 
     def read_later(self, x: Tensor) -> tuple[Tensor, ...]:
         normed = self.normed(x)
-        first = F.linear(normed, self.down)
-        return (F.linear(self.normed(first), self.down, residual=normed),)
+        first = self.ops.linear(normed, self.down)
+        return (self.ops.linear(self.normed(first), self.down, residual=normed),)
 
     def returned(self, x: Tensor) -> tuple[Tensor, ...]:
         normed = self.normed(x)
-        return F.linear(normed, self.down), normed
+        return self.ops.linear(normed, self.down), normed
 
     def viewed(self, x: Tensor) -> tuple[Tensor, ...]:
         normed = self.normed(x)
-        first = F.linear(normed[:40], self.down)
-        return first, F.linear(normed[1:41], self.down)
+        first = self.ops.linear(normed[:40], self.down)
+        return first, self.ops.linear(normed[1:41], self.down)
 
     def reshaped(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (F.linear(self.normed(x).view(-1, 32), self.half),)
+        return (self.ops.linear(self.normed(x).view(-1, 32), self.half),)
 
 
 @pytest.mark.parametrize("rows", [32, 33, 45, 300])
 @pytest.mark.parametrize("run", ["chained", "read_twice", "read_later", "returned", "viewed", "reshaped"])
-def test_what_ops_pass_on_in_tiles_has_the_same_bits(implementation: str, run: str, rows: int) -> None:
-    block, buffer = Bf16Block(), torch.zeros(max(rows, 41), Bf16Block.size, dtype=torch.bfloat16)
-    graph = F.make_graphs().record(lambda: getattr(block, run)(buffer))
+def test_what_ops_pass_on_in_tiles_has_the_same_bits(ops: Ops, run: str, rows: int) -> None:
+    block, buffer = Bf16Block(ops), torch.zeros(max(rows, 41), Bf16Block.size, dtype=torch.bfloat16)
+    graph = ops.make_graphs().record(lambda: getattr(block, run)(buffer))
     for seed in (1, 2):
         buffer.copy_(rand(*buffer.shape, seed=seed))
         for replayed, expected in zip(graph.replay(), getattr(block, run)(buffer), strict=True):
@@ -172,9 +174,9 @@ def test_only_what_nothing_else_reads_is_passed_on_in_tiles(run: str, passed: in
         pytest.skip("needs the native library")
     from quire.ops.cpu import dtypes, graphs, library
 
-    table.use("cpu")
-    block, buffer = Bf16Block(), torch.zeros(64, Bf16Block.size, dtype=torch.bfloat16)
-    graph = F.make_graphs().record(lambda: getattr(block, run)(buffer))
+    ops = ops_of("cpu")
+    block, buffer = Bf16Block(ops), torch.zeros(64, Bf16Block.size, dtype=torch.bfloat16)
+    graph = ops.make_graphs().record(lambda: getattr(block, run)(buffer))
     assert isinstance(graph, graphs.Graph)
     writers_and_readers = 2 * passed if library.isa() == "amx" else 0
     (words,) = graph._parts

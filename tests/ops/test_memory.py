@@ -12,7 +12,8 @@ from torch import Tensor
 from quire.config.weight_shapes import weight_bytes
 from quire.loader.load import load_model
 from quire.models.decoder import DecoderForCausalLM
-from quire.ops import functional, table
+from quire.ops.backends import ops_of
+from quire.ops.contract import Ops
 from quire.ops.operands import LinearWeight
 from tests.models.harness import arch_of
 from tests.ops.implementations import implementations_of, rand
@@ -21,10 +22,10 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def native() -> None:
+def ops() -> Ops:
     if "cpu" not in implementations_of("linear"):
         pytest.skip("the native kernels are not built")
-    table.use("cpu")
+    return ops_of("cpu")
 
 
 def num_regions() -> int:
@@ -81,21 +82,29 @@ def test_shared_memory_goes_back_with_the_last_weight() -> None:
     assert taken - resident() > 250 * MIB
 
 
-def test_a_weight_beside_others_gives_the_same_bits() -> None:
+def test_a_weight_beside_others_gives_the_same_bits(ops: Ops) -> None:
     x, parts = rand(5, 60), [rand(70, 60, seed=1), rand(33, 60, seed=2)]
-    expected = functional.linear(x, functional.pack_linear(parts, dtype=torch.float32))
-    with functional.weights_together():
-        weights = [functional.pack_linear(parts, dtype=torch.float32) for _ in range(3)]
+    expected = ops.linear(x, ops.pack_linear(parts, dtype=torch.float32))
+    with ops.weights_together():
+        weights = [ops.pack_linear(parts, dtype=torch.float32) for _ in range(3)]
     for weight in weights:
-        assert torch.equal(functional.linear(x, weight), expected)
+        assert torch.equal(ops.linear(x, weight), expected)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_the_experts_of_a_layer_share_memory(quantization: str | None, checkpoint: Callable[..., Path]) -> None:
+def test_the_experts_of_a_layer_share_memory(
+    ops: Ops, quantization: str | None, checkpoint: Callable[..., Path]
+) -> None:
     directory = checkpoint("mixtral")
     arch = arch_of(directory)
     model = load_model(
-        directory, arch, dtype=torch.bfloat16, max_model_len=64, load_format="dummy", quantization=quantization
+        directory,
+        arch,
+        ops=ops,
+        dtype=torch.bfloat16,
+        max_model_len=64,
+        load_format="dummy",
+        quantization=quantization,
     )
     assert isinstance(model, DecoderForCausalLM)
     for layer in model.layers:

@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from quire.config import activations
 from quire.config.activations import recurrence_bytes
-from quire.ops import recurrence, table
+from quire.ops import recurrence
+from quire.ops.backends import implementation_of
+from quire.ops.contract import Ops
 from tests.conftest import Checkpoint
 from tests.models.harness import Harness, arch_of
 
@@ -62,8 +64,6 @@ def test_a_recurrence_works_within_what_is_planned(
     checkpoint: Checkpoint, family: str, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = checkpoint(family, **WIDE[family])
-    before = table.in_use()
-    table.use("reference")
     for module in (recurrence, activations):
         monkeypatch.setattr(module, "STATES_AT_ONCE", 1)
     measured: list[int] = []
@@ -77,11 +77,9 @@ def test_a_recurrence_works_within_what_is_planned(
 
         return call
 
-    for name in OPS:
-        monkeypatch.setitem(table._table, name, watched(table.op(name)))
-    harness = Harness(directory, dtype=torch.bfloat16)
+    reference = implementation_of("reference")
+    ops = Ops("reference", {**reference, **{name: watched(reference[name]) for name in OPS}})
+    harness = Harness(ops, directory, dtype=torch.bfloat16)
     harness.step([(harness.add([7] * count), count) for count in counts])
-    if before:
-        table.use(before)
     planned = recurrence_bytes(arch_of(directory), sum(counts), len(counts), ops="reference")
     assert planned / 4 < max(measured) <= planned

@@ -12,18 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError
-from quire.ops import table
+from quire.ops import backends
 
 
 def implementations_of(op: str) -> list[str]:
     """Names of the implementations that bring this op and run on this machine."""
     names = []
-    for name, package in table.IMPLEMENTATIONS.items():
+    for name in backends.ON_CPU:
+        package = backends.IMPLEMENTATIONS[name]
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:  # absent, or a folder without an __init__
             continue
         try:
-            table.implementation_of(name)
+            backends.implementation_of(name)
         except ConfigError:
             continue
         if op in importlib.import_module(package).OPS:
@@ -32,7 +33,7 @@ def implementations_of(op: str) -> list[str]:
 
 
 def run(impl: str, op: str, *args: object):
-    return table.implementation_of(impl)[op](*args)
+    return backends.implementation_of(impl)[op](*args)
 
 
 def parameters(rows: Sequence[tuple[float, int, float, float]]) -> tuple[torch.Tensor, ...]:
@@ -162,7 +163,7 @@ def test_results_do_not_depend_on_the_number_of_threads(impl: str) -> None:
         torch.set_num_threads(num_threads)
         drawn = run(impl, "sample", logits, *parameters(CASES), numbers)
         found = [drawn, *run(impl, "top_logprobs", logits, chosen, 20)]
-        results.append([*(tensor.tolist() for tensor in found), table.implementation_of(impl)["row_max"](logits)])
+        results.append([*(tensor.tolist() for tensor in found), backends.implementation_of(impl)["row_max"](logits)])
     assert results[0] == results[1]
 
 
@@ -215,18 +216,18 @@ def test_row_max_takes_the_lowest_of_equal_tokens(impl: str) -> None:
     logits[0, [700, 300, 999]] = 5.0
     logits[1, :] = 0.0
     logits[2, 998] = -0.5
-    assert table.implementation_of(impl)["row_max"](logits)[1] == [300, 0, 998]
+    assert backends.implementation_of(impl)["row_max"](logits)[1] == [300, 0, 998]
 
 
 @pytest.mark.parametrize("impl", implementations_of("row_max"))
 @pytest.mark.parametrize("vocab_size", [1, 7, 64, 1023])
 def test_row_max_equals_a_loop(impl: str, vocab_size: int) -> None:
     logits = torch.randint(-3, 3, (9, vocab_size), generator=torch.Generator().manual_seed(3)).float()
-    values, ids = table.implementation_of(impl)["row_max"](logits)
+    values, ids = backends.implementation_of(impl)["row_max"](logits)
     assert ids == [row.index(max(row)) for row in logits.tolist()]
     assert values == [max(row) for row in logits.tolist()]
     logits[4, vocab_size // 2] = math.nan
-    values, ids = table.implementation_of(impl)["row_max"](logits)
+    values, ids = backends.implementation_of(impl)["row_max"](logits)
     assert (ids[4], [math.isnan(value) for value in values]) == (vocab_size // 2, [row == 4 for row in range(9)])
 
 

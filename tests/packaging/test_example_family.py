@@ -56,7 +56,6 @@ RUN = """
 import json, sys
 from quire import LLM, SamplingParams
 from quire.config.weight_shapes import weight_bytes
-from quire.ops import table
 from tests.config.test_weight_shapes import tensors_of
 
 directory, prompts, num_tokens = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
@@ -74,7 +73,7 @@ with LLM(directory, dtype="float32", max_model_len=128, long_prefill_token_thres
         "class": type(runner.model).__module__,
         "recordable": runner.graphs.recordable,
         "loaded": sum(tensor.nbytes for tensor in tensors),
-        "planned": weight_bytes(llm.engine.config.model_config.arch, "float32", ops=table.in_use()),
+        "planned": weight_bytes(llm.engine.config.model_config.arch, "float32", ops=runner.ops.name),
     }))
 """
 

@@ -5,6 +5,7 @@ import torch
 
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.sampler import Sampler
+from tests.ops.implementations import REFERENCE
 from tests.sampling.rows import make_row
 from tests.sampling.statistics import chi_square_p
 
@@ -44,7 +45,7 @@ CASES = [
 def drawn_over_positions(params: dict[str, float]) -> torch.Tensor:
     """How often each token is drawn when some sequences grow."""
     rows = [make_row(seed=seed, **params) for seed in range(NUM_SEEDS)]
-    batch, sampler = SamplingBatch(rows, VOCAB_SIZE), Sampler(VOCAB_SIZE, 64)
+    batch, sampler = SamplingBatch(rows, VOCAB_SIZE, REFERENCE), Sampler(REFERENCE, VOCAB_SIZE, 64)
     logits = LOGITS.repeat(NUM_SEEDS, 1)
     drawn = []
     for _ in range(NUM_STEPS):
@@ -61,8 +62,8 @@ def test_tokens_drawn_over_positions_have_the_exact_distribution(params: dict[st
 
 @pytest.mark.parametrize("params", CASES, ids=str)
 def test_branches_of_a_fork_have_the_exact_distribution(params: dict[str, float]) -> None:
-    batch = SamplingBatch([make_row(seed=11, **params)], VOCAB_SIZE)
-    tokens = Sampler(VOCAB_SIZE, 64).sample(LOGITS.unsqueeze(0).clone(), batch, [10_000]).token_ids[0]
+    batch = SamplingBatch([make_row(seed=11, **params)], VOCAB_SIZE, REFERENCE)
+    tokens = Sampler(REFERENCE, VOCAB_SIZE, 64).sample(LOGITS.unsqueeze(0).clone(), batch, [10_000]).token_ids[0]
     assert chi_square_p(torch.bincount(torch.tensor(tokens), minlength=VOCAB_SIZE), exact(**params)) > NEVER_BY_CHANCE
 
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ops import table
+from quire.ops.backends import ops_of
+from quire.ops.contract import Ops
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.row import SamplingRow
 from quire.sampling.sampler import SampledTokens, Sampler
 from quire.structured.backend import Masks, Matcher
+from tests.ops.implementations import REFERENCE
 from tests.ops.test_sampling import implementations_of
 from tests.sampling.rows import make_row
 
@@ -56,12 +58,14 @@ def bound(allowed: Sequence[int], error: str = "", **params: object) -> Sampling
     return row
 
 
-def sample(rows: list[SamplingRow], logits: torch.Tensor, draws: list[int], beside: bool = False) -> SampledTokens:
-    batch = SamplingBatch(rows, VOCAB_SIZE)
+def sample(
+    rows: list[SamplingRow], logits: torch.Tensor, draws: list[int], beside: bool = False, ops: Ops = REFERENCE
+) -> SampledTokens:
+    batch = SamplingBatch(rows, VOCAB_SIZE, ops)
     with ThreadPoolExecutor(1) as thread:
         if batch.grammar_masks is not None:
             batch.grammar_masks.begin(FixedMasks(), thread if beside else None)
-        return Sampler(VOCAB_SIZE, 64).sample(logits.clone(), batch, draws)
+        return Sampler(ops, VOCAB_SIZE, 64).sample(logits.clone(), batch, draws)
 
 
 def random_rows(rng: np.random.Generator) -> list[SamplingRow]:
@@ -87,39 +91,39 @@ def random_rows(rng: np.random.Generator) -> list[SamplingRow]:
     return rows
 
 
-def expected_of(row: SamplingRow, logits: torch.Tensor, num_draws: int) -> SampledTokens:
+def expected_of(ops: Ops, row: SamplingRow, logits: torch.Tensor, num_draws: int) -> SampledTokens:
     """The row alone, its grammar as allowed_token_ids and those, if there are any, as one intersection."""
     matcher = row.matcher
     if not isinstance(matcher, Fixed):
-        return sample([row], logits, [num_draws])
+        return sample([row], logits, [num_draws], ops=ops)
     allowed = set(matcher.allowed)
     if row.controls.has_allowed:
         allowed &= set((~row.controls.excluded(VOCAB_SIZE)).nonzero().flatten().tolist())
     plain = SamplingRow(row.request, row.branch, row.num_prompt_tokens, row.token_ids, row.controls)
-    reported = sample([plain], logits, [num_draws]) if allowed else None
+    reported = sample([plain], logits, [num_draws], ops=ops) if allowed else None
     if reported is None:
         return SampledTokens([[]], [None])
     kept = torch.full_like(logits, -math.inf)
-    batch = SamplingBatch([plain], VOCAB_SIZE)
+    batch = SamplingBatch([plain], VOCAB_SIZE, ops)
     changed = logits.clone()
     for processor in batch.processors:
         processor.apply(changed)
     kept[0, list(allowed)] = changed[0, list(allowed)]
-    bare = SamplingBatch([plain], VOCAB_SIZE)
+    bare = SamplingBatch([plain], VOCAB_SIZE, ops)
     bare.processors = ()
-    return Sampler(VOCAB_SIZE, 64).sample(kept, bare, [num_draws])
+    return Sampler(ops, VOCAB_SIZE, 64).sample(kept, bare, [num_draws])
 
 
 @pytest.mark.parametrize("implementation", implementations_of("allowed_max"))
 @pytest.mark.parametrize("seed", range(12))
 def test_other_tokens_are_as_if_they_were_impossible(implementation: str, seed: int) -> None:
-    table.use(implementation)
+    ops = ops_of(implementation)
     rng = np.random.default_rng(seed)
     rows, draws = random_rows(rng), rng.integers(1, 4, 8).tolist()
     logits = torch.from_numpy(rng.standard_normal((8, VOCAB_SIZE)).astype(np.float32).round(1) * 3)
-    found = sample(rows, logits, draws, beside=bool(seed % 2))
+    found = sample(rows, logits, draws, beside=bool(seed % 2), ops=ops)
     for index, row in enumerate(rows):
-        alone = expected_of(row, logits[index : index + 1], draws[index])
+        alone = expected_of(ops, row, logits[index : index + 1], draws[index])
         assert found.token_ids[index] == alone.token_ids[0]
         assert (index in found.errors) == (not alone.token_ids[0])
 
@@ -153,5 +157,5 @@ def test_a_row_that_cannot_go_on_fails_alone_and_says_why(temperature: float) ->
 
 
 def test_a_batch_of_draws_that_follow_grammars_needs_ops_alone() -> None:
-    assert SamplingBatch([bound([1]), make_row()], VOCAB_SIZE).only_ops
-    assert SamplingBatch([make_row()], VOCAB_SIZE).grammar_masks is None
+    assert SamplingBatch([bound([1]), make_row()], VOCAB_SIZE, REFERENCE).only_ops
+    assert SamplingBatch([make_row()], VOCAB_SIZE, REFERENCE).grammar_masks is None

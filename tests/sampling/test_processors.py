@@ -5,6 +5,7 @@ import torch
 
 from quire.sampling.processors import processors_for
 from quire.sampling.row import SamplingRow
+from tests.ops.implementations import REFERENCE
 from tests.sampling.rows import make_row
 
 VOCAB_SIZE = 16
@@ -12,7 +13,7 @@ VOCAB_SIZE = 16
 
 def processed(*rows: SamplingRow, logits: torch.Tensor | None = None) -> torch.Tensor:
     logits = torch.zeros(len(rows), VOCAB_SIZE) if logits is None else logits.clone()
-    for processor in processors_for(rows, VOCAB_SIZE):
+    for processor in processors_for(rows, VOCAB_SIZE, REFERENCE):
         processor.apply(logits)
     return logits
 
@@ -22,7 +23,7 @@ def excluded(row: SamplingRow) -> set[int]:
 
 
 def test_rows_that_ask_for_nothing_need_no_processor() -> None:
-    assert processors_for([make_row(), make_row(temperature=0.0), make_row(min_tokens=3)], VOCAB_SIZE) == ()
+    assert processors_for([make_row(), make_row(temperature=0.0), make_row(min_tokens=3)], VOCAB_SIZE, REFERENCE) == ()
 
 
 def test_only_allowed_tokens_stay_possible() -> None:
@@ -38,7 +39,7 @@ def test_logit_bias_is_added() -> None:
 
 def test_stop_tokens_are_impossible_until_min_tokens_outputs_exist() -> None:
     row = make_row(output=[9], min_tokens=3, eos_token_ids=(1, 99), stop_token_ids=[4])
-    processors = processors_for([row], VOCAB_SIZE)
+    processors = processors_for([row], VOCAB_SIZE, REFERENCE)
     seen = []
     for _ in range(3):
         logits = torch.zeros(1, VOCAB_SIZE)
@@ -80,7 +81,7 @@ def test_penalties_equal_a_loop_while_sequences_grow() -> None:
         make_row(),
         make_row(prompt=[5], repetition_penalty=0.8, presence_penalty=-1.0, frequency_penalty=0.25),
     ]
-    processors = processors_for(rows, VOCAB_SIZE)
+    processors = processors_for(rows, VOCAB_SIZE, REFERENCE)
     for _ in range(12):
         logits = torch.from_numpy(random.normal(size=(len(rows), VOCAB_SIZE)).astype(np.float32))
         expected = torch.stack([penalised(values, row) for values, row in zip(logits, rows, strict=True)])

@@ -6,20 +6,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops import table
+from quire.ops.backends import ops_of
+from quire.ops.contract import Ops
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.random import uniforms
 from quire.sampling.row import SamplingRow
 from quire.sampling.sampler import LogitsRoom, SampledTokens, Sampler
-from tests.ops.implementations import implementations_of
+from tests.ops.implementations import REFERENCE, implementations_of
 from tests.sampling.rows import make_row
 
 VOCAB_SIZE = 211
 
 
-def sample(rows: Sequence[SamplingRow], logits: torch.Tensor, num_draws: Sequence[int] | None = None) -> SampledTokens:
-    batch = SamplingBatch(rows, logits.shape[-1])
-    return Sampler(logits.shape[-1], 64).sample(logits.clone(), batch, num_draws or [1] * len(rows))
+def sample(
+    rows: Sequence[SamplingRow], logits: torch.Tensor, num_draws: Sequence[int] | None = None, ops: Ops = REFERENCE
+) -> SampledTokens:
+    batch = SamplingBatch(rows, logits.shape[-1], ops)
+    return Sampler(ops, logits.shape[-1], 64).sample(logits.clone(), batch, num_draws or [1] * len(rows))
 
 
 def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
@@ -110,7 +113,7 @@ def test_a_preempted_row_draws_on_as_if_nothing_had_happened() -> None:
 
 def test_a_batch_is_reused_while_its_rows_grow() -> None:
     rows = mixed_rows()
-    batch, sampler = SamplingBatch(rows, VOCAB_SIZE), Sampler(VOCAB_SIZE, 64)
+    batch, sampler = SamplingBatch(rows, VOCAB_SIZE, REFERENCE), Sampler(REFERENCE, VOCAB_SIZE, 64)
     for step in range(6):
         logits = random_logits(8, seed=step)
         expected = sample(rows, logits)
@@ -145,7 +148,7 @@ def test_columns_that_pad_the_head_are_never_drawn() -> None:
     logits = torch.zeros(2, 20)
     logits[:, 16:] = 1000.0
     rows = [make_row(temperature=0.0), make_row(seed=1)]
-    tokens = Sampler(16, 64).sample(logits, SamplingBatch(rows, 16), [1, 50]).token_ids
+    tokens = Sampler(REFERENCE, 16, 64).sample(logits, SamplingBatch(rows, 16, REFERENCE), [1, 50]).token_ids
     assert max(tokens[0] + tokens[1]) < 16
 
 
@@ -198,31 +201,31 @@ def test_a_row_that_overflows_under_its_penalty_fails_and_names_it() -> None:
 
 
 def test_the_batch_says_what_it_needs() -> None:
-    plain = SamplingBatch([make_row(temperature=0.0)] * 2, VOCAB_SIZE)
+    plain = SamplingBatch([make_row(temperature=0.0)] * 2, VOCAB_SIZE, REFERENCE)
     assert (plain.all_greedy, plain.needs_penalties, plain.max_logprobs) == (True, False, None)
-    mixed = SamplingBatch(mixed_rows(), VOCAB_SIZE)
+    mixed = SamplingBatch(mixed_rows(), VOCAB_SIZE, REFERENCE)
     assert (mixed.all_greedy, mixed.needs_penalties, mixed.max_logprobs) == (False, True, VOCAB_SIZE)
-    assert SamplingBatch([make_row(logprobs=3), make_row(logprobs=0)], VOCAB_SIZE).max_logprobs == 3
+    assert SamplingBatch([make_row(logprobs=3), make_row(logprobs=0)], VOCAB_SIZE, REFERENCE).max_logprobs == 3
 
 
 def test_logits_of_a_model_in_inference_mode_can_be_changed() -> None:
     with torch.inference_mode():
         logits = random_logits(1) + 0.0
-    batch = SamplingBatch([make_row(temperature=0.0, allowed_token_ids=[5])], VOCAB_SIZE)
-    assert Sampler(VOCAB_SIZE, 64).sample(logits, batch, [1]).token_ids == [[5]]
+    batch = SamplingBatch([make_row(temperature=0.0, allowed_token_ids=[5])], VOCAB_SIZE, REFERENCE)
+    assert Sampler(REFERENCE, VOCAB_SIZE, 64).sample(logits, batch, [1]).token_ids == [[5]]
 
 
 @pytest.mark.parametrize("implementation", implementations_of("row_max"))
 def test_columns_beyond_the_vocabulary_are_not_looked_at(implementation: str) -> None:
-    table.use(implementation)
+    ops = ops_of(implementation)
     rows, logits = mixed_rows(), random_logits(8)
     padded = torch.cat((logits, torch.full((8, 5), math.nan)), dim=1)
-    batch = SamplingBatch(rows, VOCAB_SIZE)
-    assert Sampler(VOCAB_SIZE, 64).sample(padded, batch, [1] * 8) == sample(rows, logits)
+    batch = SamplingBatch(rows, VOCAB_SIZE, ops)
+    assert Sampler(ops, VOCAB_SIZE, 64).sample(padded, batch, [1] * 8) == sample(rows, logits, ops=ops)
 
 
 def test_copies_of_logits_of_any_number_of_rows_are_made_in_one_place() -> None:
-    room, logits = LogitsRoom(VOCAB_SIZE, 8), random_logits(8)
+    room, logits = LogitsRoom(REFERENCE, VOCAB_SIZE, 8), random_logits(8)
     places = set()
     for rows in ([1, 3], [7], [0, 0, 2, 5, 5, 6], list(range(8))):
         copied = room.copy(logits, rows)

@@ -32,6 +32,8 @@ NUM_BLOCKS = 512
 NUM_HEALTHY = 8
 TIMEOUT = 60
 """Seconds after which a test that waits for what never comes is ended."""
+MAKING = threading.Lock()
+"""Held while an app is made: pydantic's building of types is not safe in threads."""
 NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 
 
@@ -51,8 +53,9 @@ class Running:
         self._sock = socket.create_server(("127.0.0.1", 0))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # so that slow readers are felt early
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
-        self.app = create_app(engine, settings)
-        self._server = HttpServer(uvicorn_config(self.app, settings))
+        with MAKING:
+            self.app = create_app(engine, settings)
+            self._server = HttpServer(uvicorn_config(self.app, settings))
         self._done = asyncio.run_coroutine_threadsafe(self._server.serve([self._sock]), loop)
         self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT)
 
@@ -159,11 +162,14 @@ def serve(engine_parts: tuple[EngineParts, AsyncLLMEngine], loop: asyncio.Abstra
 
     @contextmanager
     def run(**settings: Any) -> Iterator[Running]:
+        processor = engine_parts[1].input_processor
+        known = processor.thinking
         server = Running(*engine_parts, ServerSettings(**settings), loop)
         try:
             yield server
         finally:
             server.close()
+            processor.thinking = known  # the engine is told of the server's format, and outlives it
 
     return run
 

@@ -99,3 +99,19 @@ def test_a_reply_names_what_the_chat_template_leaves_out(bare: Callable[..., Run
     warnings = server.post("/v1/chat/completions", messages=messages, max_tokens=1).json()["warnings"]
     assert warnings == ["messages: this model's chat template leaves out system messages, so the model never sees them"]
     assert "warnings" not in server.post("/v1/chat/completions", messages=QUESTION, max_tokens=1).json()
+
+
+def test_a_reply_names_thoughts_that_the_chat_template_leaves_out(bare: Callable[..., Running]) -> None:
+    source = "{% for m in messages %}{{ m.content }}{% if loop.last %}{{ m.thinking }}{% endif %}{% endfor %}"
+    server = bare(chat_template=source)
+    answer = {"role": "assistant", "content": "b", "reasoning_content": "c"}
+    expected = [
+        "messages: this model's chat template leaves out thoughts of earlier answers, so the model never sees them"
+    ]
+    asked = {"messages": [*QUESTION, answer, *QUESTION], "max_tokens": 1}
+    assert server.post("/v1/chat/completions", **asked).json()["warnings"] == expected
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "c"}]}
+    items = [*QUESTION, thought, {"role": "assistant", "content": "b"}, *QUESTION]
+    assert server.post("/v1/responses", input=items, max_output_tokens=16).json()["warnings"] == expected
+    asked["messages"] = [*QUESTION, {**answer, "reasoning_content": ""}, *QUESTION]
+    assert "warnings" not in server.post("/v1/chat/completions", **asked).json()

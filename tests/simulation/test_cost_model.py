@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from quire.config.args import EngineArgs
 from quire.engine.core_startup import EMBEDDED_MODEL
 from quire.errors import ConfigError
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from quire.simulation.cost_model import SHORT_STEP_LOSS, Batches, CostModel, StepShape, read_cost, shape_of
+from quire.simulation.cost_model import SHORT_STEP_LOSS, SPREAD_RUN, Batches, CostModel, StepShape, read_cost, shape_of
 from quire.simulation.fit import Step, fit_cost
 from quire.simulation.hardware import GPUS, HERE, NAMES, cost_on, kv_bytes_per_token
 from quire.simulation.machine import config_on, paced
@@ -92,6 +93,15 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ('{"fixed_s": "1", "token_s": 1}', "fixed_s must be a number"),
         ('{"fixed_s": 1, "token_s": 1, "source": 5}', "source must be a text"),
         ('{"fixed_s": 0, "token_s": 0}', "fixed_s must be above 0"),
+        ('{"fixed_s": 1, "token_s": 1, "spread": 2}', "spread must be a list of at most 8192"),
+        (json.dumps({"fixed_s": 1, "token_s": 1, "spread": [1] * 8193}), "spread must be a list of at most 8192"),
+        ('{"fixed_s": 1, "token_s": 1, "spread": [1, 0]}', "values of spread must be above 0"),
+        ('{"fixed_s": 1, "token_s": 1, "prompt_spread": [0]}', "values of prompt_spread must be above 0"),
+        ('{"fixed_s": 1, "token_s": 1, "spread": [-1]}', "values of spread must be above 0"),
+        ('{"fixed_s": 1, "token_s": 1, "spread": [Infinity]}', "values of spread must be above 0"),
+        ('{"fixed_s": 1, "token_s": 1, "spread": [1e9]}', "values of spread must be above 0"),
+        ('{"fixed_s": 1, "token_s": 1, "spread": [true]}', "values of spread must be above 0"),
+        ('{"fixed_s": 1, "token_s": 1, "spread": ["1"]}', "values of spread must be above 0"),
     ],
 )
 def test_what_is_no_cost_model_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -105,6 +115,24 @@ def test_what_is_no_cost_model_is_refused(text: str, message: str, tmp_path: Pat
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         read_cost(str(tmp_path / "nothing"))
+
+
+def test_steps_of_one_shape_differ_as_the_spread_says_and_alike_in_every_run() -> None:
+    cost = CostModel(fixed_s=1.0, token_s=0.0, spread=(0.5, 1.0, 2.0, 4.0, 3.0))
+    factors = [cost.factor(step, has_prompt=False) for step in range(20_000)]
+    for value in cost.spread:
+        assert factors.count(value) == pytest.approx(4000, rel=0.05)
+    assert [cost.factor(step, has_prompt=False) for step in range(100)] == factors[:100]
+    assert cost.factor(7, has_prompt=True) == 1.0
+
+
+def test_slow_times_last_as_long_as_they_did() -> None:
+    cost = CostModel(fixed_s=1.0, token_s=0.0, spread=(1.0,) * 900 + (3.0,) * 100)
+    factors = [cost.factor(step, has_prompt=False) for step in range(100_000)]
+    assert factors.count(3.0) == pytest.approx(10_000, rel=0.2)
+    lengths = [len(list(same)) for value, same in groupby(factors) if value == 3.0]
+    assert sum(lengths) / len(lengths) > SPREAD_RUN / 4
+    assert len(set(lengths)) > 10, "runs begin at any place"
 
 
 def shapes(count: int) -> list[StepShape]:
@@ -138,6 +166,11 @@ def test_a_fit_finds_the_terms_that_made_the_steps() -> None:
     for term in terms:
         assert getattr(fit.cost, term) == pytest.approx(getattr(truth, term), rel=0.1), term
     assert fit.cost.sequence_s < 1e-5
+    expected = [9.0 if index % 50 == 0 else 1.0 for index in range(len(steps))]
+    has_prompt = [step.shape.num_pairs > 0 for step in steps]
+    for spread, of_prompts in ((fit.cost.spread, False), (fit.cost.prompt_spread, True)):
+        values = [value for value, prompt in zip(expected, has_prompt, strict=True) if prompt == of_prompts]
+        assert spread == pytest.approx(values, rel=0.1), "in their order, with those that are left out of the fit"
 
 
 def test_too_few_steps_are_refused() -> None:

@@ -17,7 +17,10 @@ from quire.simulation.run import Outcome, simulate
 from quire.simulation.synthetic import synthetic_trace
 from quire.simulation.trace import TraceRequest
 from quire.simulation.workload import Workload
-from tests.simulation.engines import COST, engine_config, request
+from tests.simulation import engines
+from tests.simulation.engines import engine_config, request
+
+COST = replace(engines.COST, spread=(0.5, 0.9, 1.0, 1.1, 3.0), prompt_spread=(0.8, 1.5))
 
 WORKLOAD = Workload(
     num_requests=60, rate=12.0, prompt_len=60, output_len=60, lengths="lognormal", sigma=0.8, max_model_len=1024

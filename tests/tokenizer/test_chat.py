@@ -134,6 +134,34 @@ def test_tool_arguments_sent_as_json_text_reach_the_template_as_objects() -> Non
     assert '"arguments": {"zone": "Köln"}' in text
 
 
+@pytest.mark.parametrize("arguments", ["", "null", "{}", {}])
+def test_a_call_without_arguments_has_an_empty_object(arguments: object) -> None:
+    call = {"function": {"name": "now", "arguments": arguments}}
+    text = ChatTemplate(templates.CHATML).render([USER, {"role": "assistant", "tool_calls": [call]}])
+    assert '"arguments": {}' in text
+
+
+@pytest.mark.parametrize(
+    ("source", "levels"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", set()),
+        ("{{ messages | tojson }}", {"message", "call", "function"}),
+        ("{% for m in messages %}{{ (m.tool_calls or []) | tojson }}{% endfor %}", {"call", "function"}),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}",
+            {"function"},
+        ),
+        ("{{ raise_exception('no') }}", set()),
+    ],
+)
+def test_which_fields_a_template_may_read(source: str, levels: set[str]) -> None:
+    template = ChatTemplate(source + "{% if false %}{{ x.mine }}{{ x['yours'] }}{% endif %}")
+    for level in ("message", "call", "function"):
+        assert template.reads("other", level) is (level in levels)
+        assert template.reads("mine", level)
+        assert template.reads("yours", level)
+
+
 # Refusals
 
 
@@ -165,6 +193,23 @@ def test_tool_arguments_sent_as_json_text_reach_the_template_as_objects() -> Non
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
             "messages[0].tool_calls[0].function.arguments",
             "not valid JSON",
+        ),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function", "got nothing"),
+        ([{"role": "assistant", "tool_calls": [{"function": "f"}]}], "messages[0].tool_calls[0].function", "got a str"),
+        (
+            [USER, {"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}],
+            "messages[1].tool_calls[0].function.name",
+            "must be a string, got a int",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+            "must be a JSON object, as it is or in a string, got nothing",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+            "got a list",
         ),
     ],
 )

@@ -9,7 +9,14 @@ import pytest
 
 import quire
 from quire.tokenizer.chat import ChatTemplate
-from quire.tokenizer.template_doctor import PROBES, dropped_parts, parts_of
+from quire.tokenizer.template_doctor import (
+    EARLIER_REASONING,
+    LATEST_REASONING,
+    PROBES,
+    REASONING_PARTS,
+    dropped_parts,
+    parts_of,
+)
 
 CALLS = "{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}"
 ALL = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + CALLS + "\n{% endfor %}"
@@ -17,7 +24,7 @@ WITH_TOOLS = "{{ (tools or []) | tojson }}" + ALL
 
 
 def dropped(source: str) -> set[str]:
-    return set(dropped_parts(ChatTemplate(source)))
+    return set(dropped_parts(ChatTemplate(source))) - REASONING_PARTS
 
 
 def test_a_template_that_writes_all_drops_nothing() -> None:
@@ -34,12 +41,28 @@ def test_a_template_that_writes_all_drops_nothing() -> None:
         (WITH_TOOLS.replace("{{ m.content }}", "{{ m.content if m.role != 'assistant' }}"), {"earlier answers"}),
         (
             "{{ messages[-1].content }}",
-            {probe.part for probe in PROBES} - {"results of tools"},
+            {probe.part for probe in PROBES} - {"results of tools"} - REASONING_PARTS,
         ),
     ],
 )
 def test_each_part_that_is_dropped_is_found(source: str, parts: set[str]) -> None:
     assert dropped(source) == parts
+
+
+THOUGHTS = "{{ m.reasoning_content or '' }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        (ALL, {EARLIER_REASONING, LATEST_REASONING}),
+        (ALL.replace("{{ m.content }}", THOUGHTS), set()),
+        (ALL.replace("{{ m.content }}", "{{ m.thinking }}"), set()),
+        (ALL.replace("{{ m.content }}", f"{{% if m.tool_calls %}}{THOUGHTS}{{% endif %}}"), {EARLIER_REASONING}),
+    ],
+)
+def test_thoughts_that_are_dropped_are_found(source: str, parts: set[str]) -> None:
+    assert dropped_parts(ChatTemplate(source)) & REASONING_PARTS == parts
 
 
 def test_what_a_template_refuses_is_not_dropped() -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 from quire.messages.kv import kv_layout
 from quire.messages.kv_tiers import PageContent
 from quire.messages.step import SchedulerOutputs
-from quire.ops import table
-from quire.worker import cache_engine
+from quire.ops.backends import implementation_of
+from quire.ops.contract import Ops
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.kv_store import MemoryPages, PageStore
 from tests.fakes import specs_of
@@ -20,21 +20,19 @@ NUM_LAYERS, NUM_BLOCKS, NUM_AHEAD = 2, 100, 40
 
 
 @pytest.fixture
-def touched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    ranges: list[tuple[int, int]] = []
-
-    def touch_blocks(cache: Tensor, begin: int, end: int) -> None:
-        assert cache.shape[1] == NUM_BLOCKS
-        ranges.append((begin, end))
-
-    monkeypatch.setattr(cache_engine.ops, "touch_blocks", touch_blocks)
-    return ranges
+def touched() -> list[tuple[int, int]]:
+    """The ranges of blocks that `cache` touches."""
+    return []
 
 
 @pytest.fixture
-def cache() -> CacheEngine:
-    table.use("reference")
-    return CacheEngine(kv_layout(specs_of(4) * NUM_LAYERS), NUM_BLOCKS, num_ahead=NUM_AHEAD)
+def cache(touched: list[tuple[int, int]]) -> CacheEngine:
+    def touch_blocks(part: Tensor, begin: int, end: int) -> None:
+        assert part.shape[1] == NUM_BLOCKS
+        touched.append((begin, end))
+
+    ops = Ops("reference", {**implementation_of("reference"), "touch_blocks": touch_blocks})
+    return CacheEngine(ops, kv_layout(specs_of(4) * NUM_LAYERS), NUM_BLOCKS, num_ahead=NUM_AHEAD)
 
 
 def touched_blocks(cache: CacheEngine, ranges: list[tuple[int, int]]) -> list[int]:

@@ -15,6 +15,7 @@ from quire.utils.math import cdiv
 from quire.worker.input_batch import InputBatch
 from quire.worker.input_builder import InputBuilder
 from tests.fakes import specs_of
+from tests.ops.implementations import REFERENCE
 from tests.worker import plans
 
 
@@ -45,7 +46,7 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
     batch = InputBatch(plans.MAX_NUM_SEQS, max_num_blocks, len(windows))
     layout = kv_layout(specs_of(block_size, windows))
     max_num_tokens = plans.MAX_NUM_SEQS * plans.MAX_MODEL_LEN
-    builder = InputBuilder([], batch, layout=layout, max_num_tokens=max_num_tokens)
+    builder = InputBuilder(REFERENCE, [], batch, layout=layout, max_num_tokens=max_num_tokens)
     waiting = list(requests)
     for step in range(1000):
         while waiting and (together or len(requests) - len(waiting) <= step):
@@ -66,7 +67,7 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
         token_ids, positions, starts, last = [], [], [0], []
         slots: list[list[int]] = [[] for _ in windows]
         for seq, computed, count in zip(sequences, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True):
-            assert computed == seq.num_computed_tokens
+            assert computed == seq.num_committed_tokens
             assert batch.rows[seq.seq_id].token_ids == seq.token_ids
             assert batch.rows[seq.seq_id].branch == seq.branch
             for position in range(computed, computed + count):

@@ -13,11 +13,11 @@ from quire.attention.context import ForwardContext
 from quire.messages.kv import kv_layout
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
-from quire.ops import table
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.model_runner import ModelRunner
 from tests.fakes import specs_of
+from tests.ops.implementations import REFERENCE
 from tests.worker import plans
 from tests.worker.plans import introducing
 
@@ -45,10 +45,10 @@ class Successor:
 
 @pytest.fixture
 def runner() -> ModelRunner:
-    table.use("reference")
     return ModelRunner(
+        REFERENCE,
         Successor(),
-        CacheEngine(kv_layout(specs_of(BLOCK_SIZE) * 2), 60, num_ahead=4),
+        CacheEngine(REFERENCE, kv_layout(specs_of(BLOCK_SIZE) * 2), 60, num_ahead=4),
         vocab_size=VOCAB_SIZE,
         max_num_seqs=4,
         max_num_batched_tokens=200,

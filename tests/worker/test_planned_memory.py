@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from quire.config.arch import ModelArch
-from quire.ops import table
+from quire.ops.backends import ops_of
+from quire.ops.contract import Ops
 from quire.worker.cache_engine import CacheEngine
 from tests.checkpoints import FAMILIES
 from tests.ops.implementations import implementations_of
@@ -18,23 +19,19 @@ NUM_BLOCKS = 3
 
 
 @pytest.fixture(params=implementations_of("allocate_kv_cache"))
-def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = table.in_use()
-    table.use(request.param)
-    yield request.param
-    if before:
-        table.use(before)
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return ops_of(request.param)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_planned_is_allocated(checkpoint: Callable[..., Path], implementation: str, family: str, dtype: str) -> None:
+def test_planned_is_allocated(checkpoint: Callable[..., Path], ops: Ops, family: str, dtype: str) -> None:
     arch = ModelArch.from_config(json.loads((checkpoint(family) / "config.json").read_text()), source="config.json")
     chunks = [mixer.window for mixer in arch.plain_attentions if mixer.is_chunked and mixer.window]
     for block_size in range(1, 65):
         if any(chunk % block_size for chunk in chunks):
             continue  # refused: attention within chunks takes whole blocks
-        layout = arch.kv_layout(block_size, dtype, ops=implementation)
-        cache = CacheEngine(layout, NUM_BLOCKS, num_ahead=0)
+        layout = arch.kv_layout(block_size, dtype, ops=ops.name)
+        cache = CacheEngine(ops, layout, NUM_BLOCKS, num_ahead=0)
         allocated = sum({part.data_ptr(): part.nbytes for part in cache.caches}.values())
         assert allocated == NUM_BLOCKS * layout.block_bytes, f"block_size {block_size}"

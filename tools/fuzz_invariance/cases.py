@@ -32,6 +32,8 @@ class EngineChoice:
     """KV blocks kept in memory below the pool."""
     policy: str = "fcfs"
     priority_ageing_s: float = 0.0
+    max_steps_in_flight: int = 1
+    """With more than one, steps are computed beside the core, and take some time."""
     grammar_steps: int = 0
     """Steps after which a request that has a grammar may start: what compiling it takes."""
 

@@ -6,6 +6,7 @@ To try a new feature, add a field to `cases` and draw it here.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from tools.fuzz_invariance.cases import MAX_MODEL_LEN, WHOSE, Case, EngineChoice, Event, Kind, RequestChoice
@@ -44,6 +45,8 @@ FORMS: list[dict[str, Any]] = [
     },
 ]
 """Of outputs. Short ones, so that some end within the tokens that a request may have."""
+STEPS_IN_FLIGHT = (1, 2, 2, 3)
+"""Drawn apart from all else, so that cases are what they were before there could be several."""
 NUM_TEXTS = 3
 """Prompts begin with parts of so many texts, so that prefixes coincide."""
 
@@ -51,7 +54,7 @@ NUM_TEXTS = 3
 def draw_case(seed: int) -> Case:
     """The case of a seed."""
     rng = random.Random(seed)
-    engine = _engine(rng)
+    engine = replace(_engine(rng), max_steps_in_flight=random.Random(f"steps {seed}").choice(STEPS_IN_FLIGHT))
     texts = [_tokens(rng, MAX_PROMPT) for _ in range(NUM_TEXTS)]
     tenants = [""] if rng.random() < 0.6 else ["a", "b", "c"][: rng.randint(2, 3)]
     requests: list[RequestChoice] = []

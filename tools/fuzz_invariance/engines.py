@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,7 +23,7 @@ from quire.messages.kv import KVLayout
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.models.interfaces import Model
 from quire.observability.ledger import Ledger
-from quire.ops import table
+from quire.ops import backends
 from quire.structured.checker import GrammarChecker
 from quire.structured.grammar import Grammar
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -61,6 +63,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 one, one, two, four, one; of those with recurrent layers one, and four where there is attention, too, else one."""
 ATTENTION_FREE = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.ATTENTION_FREE)
 RECURRENT = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.RECURRENT)
+DELAYS_S = (0.0, 0.0, 0.0005, 0.002)
+"""Of steps of a device that computes beside the core: some have ended when the next is decided, some have not begun."""
 STATE_BLOCK_SIZE = 32
 """Tokens per block where no layer keeps keys and values: what CPUs prefer."""
 Clock = Callable[[], float]
@@ -142,7 +146,12 @@ class Engines:
         if engine.num_ram_pages:
             args = replace(args, kv_ram=engine.num_ram_pages * layout.block_bytes, kv_load_min_tokens=1)
         config = create_config(args)
-        scheduler = replace(config.scheduler_config, policy=engine.policy, priority_ageing_s=engine.priority_ageing_s)
+        scheduler = replace(
+            config.scheduler_config,
+            policy=engine.policy,
+            priority_ageing_s=engine.priority_ageing_s,
+            max_steps_in_flight=engine.max_steps_in_flight,
+        )
         return replace(config, scheduler_config=scheduler)
 
     def _layout_of(self, args: EngineArgs, engine: EngineChoice, ops: str) -> KVLayout:
@@ -156,7 +165,8 @@ class Engines:
     def _kept_weights(self, path: Path, arch: object, **options: Any) -> Model:
         """What `load_model` gives, read once for each way of computing."""
         options.pop("progress", None)
-        key = (path, table.in_use(), *sorted((name, str(value)) for name, value in options.items()))
+        others = sorted((name, str(value)) for name, value in options.items() if name != "ops")
+        key = (path, options["ops"].name, *others)
         if key not in self._weights:
             self._weights[key] = self._load(path, arch, **options)  # type: ignore[arg-type]
         return self._weights[key]
@@ -176,6 +186,8 @@ class DisturbedExecutor(InprocExecutor):
         self.loses_next = False
         """The result of the next step is lost."""
         self.num_copies = 0
+        self._delays = random.Random(0)
+        self._is_asynchronous = config.scheduler_config.max_steps_in_flight > 1
         self._request_of: dict[int, str] = {}
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
@@ -185,6 +197,8 @@ class DisturbedExecutor(InprocExecutor):
         if guilty and not all(guilty):
             raise Poisoned("before the step")
         self.num_copies += len(plan.blocks_to_copy)
+        if self._is_asynchronous:
+            time.sleep(self._delays.choice(DELAYS_S))
         result = super().execute(plan)
         if guilty:
             raise Poisoned("after the step")
@@ -230,9 +244,9 @@ def ticking_clock() -> Clock:
 def available_ops() -> tuple[str, ...]:
     """Implementations that run here."""
     found = []
-    for name in table.IMPLEMENTATIONS:
+    for name in backends.ON_CPU:
         try:
-            table.implementation_of(name)
+            backends.implementation_of(name)
         except ConfigError:
             continue
         found.append(name)

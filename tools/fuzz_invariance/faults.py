@@ -14,8 +14,10 @@ from quire.core.kv.groups import FullAttention, RecurrentState, SlidingWindow
 from quire.core.plan_writer import PlanWriter
 from quire.core.sequence import SequenceGroup
 from quire.messages.kv import SlidingWindowSpec
+from quire.messages.step import SchedulerOutputs
 from quire.utils.hashing import block_hashes
 from quire.worker.cache_engine import CacheEngine
+from quire.worker.input_batch import InputBatch
 from quire.worker.model_runner import ModelRunner
 from tools.fuzz_invariance.patches import replaced
 
@@ -147,6 +149,17 @@ def _token_sent_twice(so_far: Any) -> Any:
     return behind
 
 
+def _stale_token(apply: Any) -> Any:
+    """A step goes on from the token before the one that the step before it has drawn."""
+
+    def behind(batch: InputBatch, plan: SchedulerOutputs) -> None:
+        for seq_id in plan.pending_tokens:
+            batch.rows[seq_id].drawn = batch.rows[seq_id].token_ids[-1]
+        apply(batch, plan)
+
+    return behind
+
+
 def _token_lost(tell_tokens: Any) -> Any:
     """The worker is not told of a token in a step in which the block tables change."""
 
@@ -198,6 +211,7 @@ FAULTS: dict[str, tuple[Any, str, Replacement]] = {
     "state-in-place": (RecurrentState, "append", _state_in_place),
     "token-sent-twice": (SequenceGroup, "so_far", _token_sent_twice),
     "token-lost": (PlanWriter, "_tell_tokens", _token_lost),
+    "stale-token": (InputBatch, "apply", _stale_token),
     "missed-preemption": (BlockManager, "allocate_prefix", _missed_preemption),
     "missed-load": (CacheEngine, "swap_in", _missed_load),
     "stale-parameters": (ModelRunner, "_batch_of", _stale_parameters),

@@ -100,6 +100,7 @@ class Session:
             self.counts["interrupted steps"] += 1
             return
         self.counts["steps"] += 1
+        self.counts["steps decided ahead"] += self.core.num_in_flight
         self.counts["failed"] += sum(output.error is not None for output in news.outputs)
         outputs, aborts = self._front.process(news)
         for abort in aborts:

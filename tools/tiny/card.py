@@ -28,6 +28,16 @@ KIND_NAMES = {
     "python": "what a Python function, module, exception or keyword does", "manual": "what a command does",
     "unknown": 'questions outside the domain (answer begins with "I only know")',
 }  # fmt: skip
+TOOL_NAMES = {
+    "calculate": "questions for the calculator: the right call, argument and all",
+    "get_time": "questions for the clock: the right call, argument and all",
+    "answer_from_result": "the sentence that holds the result of a call",
+    "no_call_where_none_is_needed": "no call for a question that needs none",
+    "plain_answers_beside_tools": "such a question's exact answer while tools are offered",
+    "fill": "a sentence's facts as JSON, without a grammar",
+}
+RUNS = Path(__file__).parent / "runs.json"
+"""What is known of the runs that made the shipped files: steps, tokens, seconds, held-out loss."""
 HELP_KINDS = ("howto", "flag", "name", "concept")
 
 
@@ -139,6 +149,43 @@ def recall_table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(head + rows)
 
 
+def further_values(figures: dict[str, dict[str, dict[str, float]]], run: dict[str, object] | None) -> dict[str, str]:
+    """What the card says of tools, which a model that was trained once alone does not call."""
+    if run is None:
+        return {"ability": "", "further": "", "tool_table": "", "left_out": "tool calls"}
+    ability, training = (Path(__file__).parent / "card_further.md").read_text().split("----\n")
+    values = {"steps": f"{run['step']:,}", "minutes": str(round(run["seconds"] / 60))}
+    values |= {"tokens": f"{run['tokens'] / 1e6:.2f}", "curve": loss_curve(run["curve"])}
+    for name, value in values.items():
+        training = training.replace("{{further_" + name + "}}", value)
+    left_out = "tools other than those of the demonstration"
+    return {"ability": ability, "further": training, "tool_table": tool_table(figures) + "\n\n", "left_out": left_out}
+
+
+def tool_table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
+    """A table of what becomes of questions where tools are offered."""
+    head = ["| with the demonstration's tools, in unseen phrasings | questions | right, greedy |", "|---|---|---|"]
+    rows = figures["tools"]
+    lines = [
+        f"| {text} | {rows[kind]['questions']} | {rows[kind]['greedy']:.1%} |" for kind, text in TOOL_NAMES.items()
+    ]
+    return "\n".join(head + lines)
+
+
+def recorded(build: Path) -> dict[str, dict[str, object]]:
+    """The runs of the shipped files: those of this build, and of those it lacks what was recorded before."""
+    runs = json.loads(RUNS.read_text()) if RUNS.exists() else {}
+    for name in (*MODELS, "further"):
+        if (build / f"{name}.pt").exists():
+            final = torch.load(build / f"{name}.pt", weights_only=True)
+            rows = read_rows(build / f"{name}.log.jsonl")
+            curve = [{key: row[key] for key in ("step", "tokens", "seconds", "held_out")} for row in rows]
+            runs[name] = {key: final[key] for key in ("step", "tokens", "seconds")} | {"curve": curve}
+    if "main" in runs and (build / "main.pt").exists():
+        runs["main"]["facts"] = len(read_rows(build / "chat.train.jsonl"))
+    return runs
+
+
 def loss_curve(rows: list[dict[str, object]]) -> str:
     """A table of the held-out loss over the run."""
     head = ["| minutes | steps | tokens | python | docstrings |", "|---|---|---|---|---|"]
@@ -188,24 +235,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=Path("build/tiny"), help="build directory")
     parser.add_argument("--out", type=Path, default=Path("quire/tiny"))
+    parser.add_argument("--notice", action="store_true", help="write NOTICE and manifest.json from this build's text")
     args = parser.parse_args()
-    summary = summarise(read_rows(args.build / "manifest.jsonl"))
-    (args.out / "NOTICE").write_text(notice(summary, args.build))
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in summary)
-    (Path(__file__).parent / "manifest.json").write_text(f"[\n{lines}\n]\n")
+    manifest = Path(__file__).parent / "manifest.json"
+    if args.notice:
+        summary = summarise(read_rows(args.build / "manifest.jsonl"))
+        (args.out / "NOTICE").write_text(notice(summary, args.build))
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in summary)
+        manifest.write_text(f"[\n{lines}\n]\n")
+    summary = json.loads(manifest.read_text())
 
     card = (Path(__file__).parent / "card_template.md").read_text()
     figures = json.loads((args.build / "figures.json").read_text())
-    final = {name: torch.load(args.build / f"{name}.pt", weights_only=True) for name in MODELS}
+    final = recorded(args.build)
+    RUNS.write_text(json.dumps(final, indent=1) + "\n")
     values = {
         "parameters": f"{sum(p.numel() for p in TinyLlama(MODELS['main']).parameters()):,}",
         "draft_parameters": f"{sum(p.numel() for p in TinyLlama(MODELS['draft']).parameters()):,}",
         "licenses": sizes_by_license(summary),
         "recall": recall_table(figures),
         "verdicts": verdicts(figures),
+        "samples": str(figures["samples"]),
         "verbatim": str(figures["leaks"]["verbatim_50_tokens"]),
-        "curve": loss_curve(read_rows(args.build / "main.log.jsonl")),
-        "draft_curve": loss_curve(read_rows(args.build / "draft.log.jsonl")),
+        "curve": loss_curve(final["main"]["curve"]),
+        "draft_curve": loss_curve(final["draft"]["curve"]),
+        **further_values(figures, final.get("further")),
         "versions": versions(),
         "steps": f"{final['main']['step']:,}",
         "minutes": str(round(final["main"]["seconds"] / 60)),
@@ -213,7 +267,7 @@ def main() -> None:
         "draft_steps": f"{final['draft']['step']:,}",
         "draft_minutes": str(round(final["draft"]["seconds"] / 60)),
         "acceptance": f"{figures['draft_acceptance']:.0%}",
-        "facts": f"{len(read_rows(args.build / 'chat.train.jsonl')):,}",
+        "facts": f"{final['main']['facts']:,}",
     }
     for name, value in values.items():
         card = card.replace("{{" + name + "}}", value)

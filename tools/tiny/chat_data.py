@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from python_facts import exception_facts, function_facts, keyword_facts, manual_facts, module_facts
+from tool_data import check_template
 
 FACTS = Path(__file__).parent / "facts"
 REPEATS = {"howto": 4, "code": 2, "flag": 3, "concept": 3, "name": 3, "python": 1, "manual": 1, "unknown": 1}
@@ -177,6 +178,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     rng = random.Random(args.seed)
+    check_template(random.Random(args.seed))
 
     facts = [*howto_facts(), *flag_facts(), *name_facts(), *concept_facts()]
     pages = faq_pages(facts, random.Random(args.seed))

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
+from tool_data import Turn, filling, needs_tool, offer, offered
 
 STREAM_OF = {"py": "py", "doc": "doc", "topic": "topic", "man": "man"}
 TAG_OF = {"py": "<|py|>", "doc": "<|doc|>", "topic": "<|doc|>", "man": "<|man|>"}
 TAGGED_SHARE = 0.2
 """Documents that begin with their source tag; the others begin with their text, as a user's prompt does."""
+MAX_PLAIN_ANSWER = 240
+"""Characters of an answer beside tools: longer ones make every row of a batch long."""
 IGNORED = -100
 END_OF_TEXT = "<|endoftext|>"
 
@@ -81,6 +84,13 @@ class Conversations:
                 messages += ask(waiting.pop(), self.rng)
             yield self.encode(messages)
 
+    def plain_turn(self) -> list[dict[str, str]]:
+        """A question that needs no tool, with its answer, which is short."""
+        while True:
+            messages = ask(self.rng.choice(self.rows), self.rng)
+            if not needs_tool(messages[0]["content"]) and len(messages[1]["content"]) < MAX_PLAIN_ANSWER:
+                return messages
+
     def packed(self, length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Endless rows that begin at a conversation's first token and hold whole conversations."""
         ids: list[int] = []
@@ -125,6 +135,42 @@ def informal(question: str, rng: random.Random) -> str:
     if rng.random() < 0.15:
         question = question.rstrip("?.")
     return question.lower() if rng.random() < 0.1 else question
+
+
+class ToolConversations:
+    """Conversations of one offer of the tools, each a row that goes on after that offer, and rows of JSON filled in."""
+
+    def __init__(self, build: Path, tokenizer: Tokenizer, seed: int) -> None:
+        self.plain = Conversations(build / "chat.train.jsonl", tokenizer, seed)
+        self.rng = random.Random(seed)
+        self.plain_offer = self.plain.encode([offer()])[0][:-1]
+
+    def offer(self) -> list[int]:
+        """Token ids of the system message that offers the tools, sometimes after a system prompt."""
+        if self.rng.random() > 0.15:
+            return self.plain_offer
+        return self.plain.encode([offer(self.rng.choice(SYSTEM_PROMPTS))])[0][:-1]
+
+    def batches(self, num_rows: int, num_batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Inputs and labels of conversations after an offer, each [num_rows, T]; rows of like length lie together."""
+        rows = [self.plain.encode(offered(self.plain.plain_turn, self.rng)) for _ in range(num_rows * num_batches)]
+        rows.sort(key=lambda row: len(row[0]))
+        return [self.padded(rows[start : start + num_rows]) for start in range(0, len(rows), num_rows)]
+
+    def fillings(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels of JSON from sentences, each [num_rows, T], without an offer."""
+        return self.padded([self.plain.encode(filling(self.rng).messages) for _ in range(num_rows)])
+
+    def unseen(self, turns: list[Turn]) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels of turns up to the call or the JSON."""
+        return self.padded([self.plain.encode(turn.messages[:2]) for turn in turns])
+
+    def padded(self, rows: list[tuple[list[int], list[int]]]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the longest one's length; the last label, the end of the text, counts for none."""
+        length = max(len(ids) for ids, _ in rows) - 1
+        inputs = [self.plain.pad(ids[:-1], length - 1) for ids, _ in rows]
+        labels = [self.plain.pad(labels[1:-1], length - 1, IGNORED) for _, labels in rows]
+        return np.stack(inputs), np.stack(labels)
 
 
 class Mixture:

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tool_data import DEFINITIONS, Turn, calculation, clock, filling, needs_tool, structured
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 PERSONAL = re.compile(
@@ -71,13 +72,16 @@ class Subject:
             texts += self.tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         return texts
 
-    def answer(self, questions: list[str], **sampling: object) -> list[str]:
+    def answer(self, questions: list[str], *, with_tools: bool = False, **sampling: object) -> list[str]:
         """The reply to each question in the chat template."""
+        return self.go_on([[{"role": "user", "content": q}] for q in questions], with_tools=with_tools, **sampling)
+
+    def go_on(self, conversations: list[list[dict]], *, with_tools: bool, **sampling: object) -> list[str]:
+        """The next message of each conversation."""
+        tools = DEFINITIONS if with_tools else None
         prompts = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-            )
-            for question in questions
+            self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+            for messages in conversations
         ]
         return self.complete(prompts, 96, **sampling)
 
@@ -132,6 +136,34 @@ def recall(subject: Subject, build: Path, rng: random.Random, most: int) -> dict
             "sampled": round(sum(by_chance) / len(chosen), 3),
         }
     return shares
+
+
+def tool_figures(subject: Subject, build: Path, seed: int, most: int) -> dict[str, dict[str, float]]:
+    """Shares of right replies, greedy, where tools are offered and in the filling of JSON: calls with the right tool
+    and arguments for questions in phrasings not trained, answers that hold the result, plain answers to others."""
+    rng = random.Random(seed)
+    turns = {
+        "calculate": [calculation(rng, unseen=True) for _ in range(most)],
+        "get_time": [clock(rng, unseen=True) for _ in range(most // 2)],
+        "fill": [filling(rng, unseen=True) for _ in range(most // 2)],
+    }
+    called = turns["calculate"] + turns["get_time"]
+    rows = [row for row in map(json.loads, (build / "chat.held_out.jsonl").open()) if not needs_tool(row["question"])]
+    rows = rng.sample(rows, most)
+    plain = subject.answer([row["question"] for row in rows], with_tools=True)
+    told = subject.go_on([structured(turn)[:3] for turn in called], with_tools=True)
+    right = {kind: [turn.messages[1]["content"] for turn in ofkind] for kind, ofkind in turns.items()}
+    replies = {kind: first_replies(subject, ofkind, with_tools=kind != "fill") for kind, ofkind in turns.items()}
+    shares = {kind: [r.strip() == w for r, w in zip(replies[kind], right[kind], strict=True)] for kind in turns}
+    shares["answer_from_result"] = [turn.messages[3]["content"] == r for turn, r in zip(called, told, strict=True)]
+    shares["no_call_where_none_is_needed"] = ["<tool_call>" not in reply for reply in plain]
+    shares["plain_answers_beside_tools"] = [r.startswith(row["answer"]) for r, row in zip(plain, rows, strict=True)]
+    return {name: {"questions": len(of), "greedy": round(sum(of) / len(of), 3)} for name, of in shares.items()}
+
+
+def first_replies(subject: Subject, turns: list[Turn], *, with_tools: bool) -> list[str]:
+    """The replies to the questions of turns."""
+    return subject.answer([turn.messages[0]["content"] for turn in turns], with_tools=with_tools)
 
 
 def functions_of(package: str) -> Iterator[str]:
@@ -229,11 +261,13 @@ def main() -> None:
 
     texts = samples(subject, rng, args.count)
     figures = {
+        "samples": args.count,
         "bits_per_byte": {
             "python": bits_per_byte(subject, held_out_documents(args.build, {"py"}), 150_000),
             "prose": bits_per_byte(subject, held_out_documents(args.build, {"doc", "man", "topic"}), 150_000),
         },
         "recall": recall(subject, args.build, rng, args.count),
+        "tools": tool_figures(subject, args.build, args.seed, args.count),
         "next_five_lines_parse": parse_rate(subject, rng, args.count),
         "loop_rate": loops(subject, texts),
         "leaks": leaks(subject, args.build, texts),

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import torch
-from model import MODELS, TinyConfig, TinyLlama, to_hf_state_dict
-from safetensors.torch import save_file
+from model import MODELS, TinyConfig, TinyLlama, from_hf_state_dict, mixed_precision, to_hf_state_dict
+from safetensors.torch import load_file, save_file
 from tokenizer import SPECIAL_TOKENS
 from tokenizers import Tokenizer
+from tool_data import TEMPLATE
 
 END_OF_TEXT, END_OF_TURN, PAD = "<|endoftext|>", "<|im_end|>", "<|pad|>"
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}\n"
-    "{{- '<|im_start|>' + message['role'] + '\\n' -}}\n"
-    "{%- if message['content'] is string -%}\n"
-    "{{- message['content'] -}}\n"
-    "{%- else -%}\n"
-    "{%- for part in message['content'] or [] if part['type'] == 'text' -%}{{- part['text'] -}}{%- endfor -%}\n"
-    "{%- endif -%}\n"
-    "{{- '<|im_end|>\\n' -}}\n"
-    "{%- endfor -%}\n"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
-)
 
 
 def config_json(config: TinyConfig, ids: dict[str, int]) -> dict[str, object]:
@@ -98,10 +88,25 @@ def write_json(path: Path, value: dict[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def export(build: Path, name: str, out: Path) -> TinyLlama:
-    """Write the directory of one model; returns the network that was written."""
+def load_further(build: Path, first: Path, share: float) -> TinyLlama:
+    """The model that was trained further: a weighted mean of its weights and those it began with, which forgets less
+    (Wortsman et al., Robust fine-tuning of zero-shot models, 2021)."""
+    model = TinyLlama(MODELS["main"])
+    began = from_hf_state_dict(model.config, load_file(first / "model.safetensors"))
+    ended = torch.load(build / "further.pt", weights_only=True)["model"]
+    model.load_state_dict({name: torch.lerp(began[name], ended[name], share) for name in began})
+    return model
+
+
+def load(build: Path, name: str) -> TinyLlama:
+    """A model that was trained from the start."""
     model = TinyLlama(MODELS[name])
     model.load_state_dict(torch.load(build / f"{name}.pt", weights_only=True)["model"])
+    return model
+
+
+def export(build: Path, model: TinyLlama, out: Path) -> None:
+    """Write the directory of a model."""
     tokenizer = Tokenizer.from_file(str(build / "tokenizer.json"))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
 
@@ -114,8 +119,8 @@ def export(build: Path, name: str, out: Path) -> TinyLlama:
     write_json(out / "config.json", config_json(model.config, ids))
     write_json(out / "generation_config.json", generation_config_json(ids))
     write_json(out / "tokenizer_config.json", tokenizer_config_json(model.config.max_positions))
-    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    return model
+    if out.resolve() != TEMPLATE.parent:
+        shutil.copy(TEMPLATE, out)
 
 
 def check_against_transformers(model: TinyLlama, out: Path) -> float:
@@ -131,7 +136,7 @@ def check_against_transformers(model: TinyLlama, out: Path) -> float:
     reference = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     with torch.no_grad():
         theirs = reference(ids).logits
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             ours = model.logits(model(ids)).float()
     return (theirs - ours).abs().max().item()
 
@@ -141,9 +146,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=Path("build/tiny"), help="build directory")
     parser.add_argument("--model", choices=sorted(MODELS), default="main")
+    parser.add_argument(
+        "--further-from", type=Path, help="exported directory that --model main was trained further from"
+    )
+    parser.add_argument("--share", type=float, default=1.0, help="of the further training in the mean of the weights")
     parser.add_argument("--out", type=Path, default=Path("quire/tiny"))
     args = parser.parse_args()
-    model = export(args.build, args.model, args.out)
+    if args.further_from:
+        model = load_further(args.build, args.further_from, args.share)
+    else:
+        model = load(args.build, args.model)
+    export(args.build, model, args.out)
     size = (args.out / "model.safetensors").stat().st_size
     print(f"{args.out}: {size:,} bytes, largest logit difference {check_against_transformers(model, args.out):.3f}")
 

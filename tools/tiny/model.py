@@ -11,6 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+KeysValues = tuple[Tensor, Tensor]
+Past = list[KeysValues]
+"""Of each layer."""
+COMPUTE = torch.bfloat16 if torch.cpu.get_capabilities().get("amx_bf16") else torch.float32
+"""The type of the activations. Without the matrix unit bfloat16 is some ten times slower than float32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyConfig:
@@ -36,6 +42,11 @@ MODELS = {
     "main": TinyConfig(),
     "draft": TinyConfig(hidden_size=128, num_layers=2, num_heads=2, num_kv_heads=1, head_size=64, ffn_size=320),
 }
+
+
+def mixed_precision() -> torch.autocast:
+    """Autocast to bfloat16 where the processor is made for it."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=COMPUTE is torch.bfloat16)
 
 
 def rope_tables(config: TinyConfig, length: int) -> tuple[Tensor, Tensor]:
@@ -80,24 +91,28 @@ class Layer(nn.Module):
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.ffn_size, bias=False)
         self.down_proj = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """hidden [N, T, d] -> [N, T, d], causal over T."""
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None) -> tuple[Tensor, KeysValues]:
+        """hidden [N, T, d] -> [N, T, d], causal over T, and the keys and values; `past` are those of one row before."""
         config = self.config
         num_rows, length, _ = hidden.shape
         kv_heads, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
         qkv = self.qkv_proj(self.input_layernorm(hidden)).view(num_rows, length, -1, config.head_size).transpose(1, 2)
         query, key, value = qkv.split((config.num_heads, kv_heads, kv_heads), dim=1)
         query, key = rotate(query, cos, sin) * config.head_size**-0.5, rotate(key, cos, sin)
+        own, num_past = (key, value), 0
+        if past is not None:
+            num_past = past[0].shape[2]
+            key, value = (torch.cat((p.expand(num_rows, -1, -1, -1), x), dim=2) for p, x in zip(past, own, strict=True))
         # Explicit scores: at this size 20 % faster per step than the fused CPU kernel, whose backward pass is slow.
         scores = query.reshape(num_rows, kv_heads, group * length, -1) @ key.mT
-        scores = scores.view(num_rows, kv_heads, group, length, length).float()
-        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        scores = scores.view(num_rows, kv_heads, group, length, num_past + length).float()
+        future = torch.ones(length, num_past + length, dtype=torch.bool).triu(num_past + 1)
         weights = scores.masked_fill(future, -1e9).softmax(-1).to(value.dtype)
-        mixed = weights.view(num_rows, kv_heads, group * length, length) @ value
+        mixed = weights.view(num_rows, kv_heads, group * length, num_past + length) @ value
         mixed = mixed.view(num_rows, kv_heads * group, length, -1).transpose(1, 2)
         hidden = hidden + self.o_proj(mixed.reshape(num_rows, length, -1))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
-        return hidden + self.down_proj(F.silu(gate) * up)
+        return hidden + self.down_proj(F.silu(gate) * up), own
 
 
 class TinyLlama(nn.Module):
@@ -110,8 +125,8 @@ class TinyLlama(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         cos, sin = rope_tables(config, config.max_positions)
-        self.register_buffer("cos", cos.bfloat16(), persistent=False)
-        self.register_buffer("sin", sin.bfloat16(), persistent=False)
+        self.register_buffer("cos", cos.to(COMPUTE), persistent=False)
+        self.register_buffer("sin", sin.to(COMPUTE), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -123,14 +138,24 @@ class TinyLlama(nn.Module):
             nn.init.zeros_(layer.o_proj.weight)
             nn.init.zeros_(layer.down_proj.weight)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids [N, T] -> final hidden states [N, T, d] in bfloat16 under autocast."""
-        length = ids.shape[1]
-        cos, sin = self.cos[:length], self.sin[:length]
-        hidden = self.embed_tokens(ids).to(torch.bfloat16)
-        for layer in self.layers:
-            hidden = layer(hidden, cos, sin)
-        return self.norm(hidden)
+    def forward(self, ids: Tensor, past: Past | None = None) -> Tensor:
+        """ids [N, T] -> final hidden states [N, T, d]; every row goes on after the `past` of one row (`remember`)."""
+        return self.norm(self.run(ids, past)[0])
+
+    @torch.no_grad()
+    def remember(self, ids: Tensor) -> Past:
+        """Keys and values of a beginning [P] that many rows share: computed once, and not learned from."""
+        return self.run(ids[None], None)[1]
+
+    def run(self, ids: Tensor, past: Past | None) -> tuple[Tensor, Past]:
+        """Hidden states after the layers, and the keys and values of each layer."""
+        start = past[0][0].shape[2] if past else 0
+        cos, sin = (table[start : start + ids.shape[1]] for table in (self.cos, self.sin))
+        hidden, seen = self.embed_tokens(ids).to(COMPUTE), []
+        for index, layer in enumerate(self.layers):
+            hidden, keys_values = layer(hidden, cos, sin, past[index] if past else None)
+            seen.append(keys_values)
+        return hidden, seen
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary for the given hidden states."""
@@ -157,3 +182,21 @@ def to_hf_state_dict(config: TinyConfig, state: dict[str, Tensor]) -> dict[str, 
             target + "mlp.down_proj.weight": state[source + "down_proj.weight"],
         }
     return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in out.items()}
+
+
+def from_hf_state_dict(config: TinyConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `to_hf_state_dict`, in float32."""
+    out = {"embed_tokens.weight": tensors["model.embed_tokens.weight"], "norm.weight": tensors["model.norm.weight"]}
+    for index in range(config.num_layers):
+        source, target = f"model.layers.{index}.", f"layers.{index}."
+        projections = [tensors[f"{source}self_attn.{name}_proj.weight"] for name in "qkv"]
+        halves = [tensors[f"{source}mlp.{name}_proj.weight"] for name in ("gate", "up")]
+        out |= {
+            target + "qkv_proj.weight": torch.cat(projections),
+            target + "gate_up_proj.weight": torch.cat(halves),
+            target + "o_proj.weight": tensors[source + "self_attn.o_proj.weight"],
+            target + "down_proj.weight": tensors[source + "mlp.down_proj.weight"],
+        }
+        for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+            out[target + name] = tensors[source + name]
+    return {name: tensor.float() for name, tensor in out.items()}

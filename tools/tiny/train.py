@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from data import IGNORED, Mixture, tokenize_corpus
-from model import MODELS, TinyLlama
+from model import COMPUTE, MODELS, TinyLlama, mixed_precision
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -40,7 +40,8 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for param in group["params"]:
-                by_shape.setdefault(param.shape, []).append(param)
+                if param.grad is not None:
+                    by_shape.setdefault(param.shape, []).append(param)
             for params in by_shape.values():
                 self._update(params, group)
 
@@ -60,9 +61,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrices to [N, R, C], approximately, in bfloat16."""
+    """The nearest semi-orthogonal matrices to [N, R, C], approximately."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
+    x = matrices.to(COMPUTE)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -92,7 +93,7 @@ def loss_function(model: TinyLlama, teacher: TinyLlama | None) -> Callable[[Tens
     """Cross-entropy with z-loss, or with the teacher's distribution added; compiled."""
 
     def loss(ids: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             logits = model.logits(model(ids)).flatten(0, 1)
         logits = logits.float()
         flat = labels.flatten()
@@ -103,7 +104,7 @@ def loss_function(model: TinyLlama, teacher: TinyLlama | None) -> Callable[[Tens
         hard = ((log_total - picked) * kept).sum() / count
         if teacher is None:
             return hard + Z_LOSS * (log_total.square() * kept).sum() / count
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), mixed_precision():
             target = teacher.logits(teacher(ids)).flatten(0, 1).float().softmax(-1)
         soft = log_total - (target * logits).sum(-1)
         return 0.2 * hard + 0.8 * (soft * kept).sum() / count
@@ -126,7 +127,7 @@ def held_out_loss(model: TinyLlama, build: Path, length: int, num_rows: int = 24
         tokens = torch.from_numpy(np.load(build / f"tokens.held_out.{stream}.npy").astype(np.int64))
         rows = tokens[: num_rows * length + 1]
         ids, labels = rows[:-1].view(-1, length), rows[1:].view(-1, length)
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             logits = model.logits(model(ids))
         losses[stream] = round(F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()).item(), 4)
     return losses

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_float.h"
+#include "blocks.h"
 #include "elementwise.h"
 #include "gated_recurrence.h"
 #include "gemm.h"
@@ -51,6 +52,9 @@ void fill_base(Kernels& kernels) {
   fill_quantized(kernels);
   kernels.row_to_int8 = row_to_int8;
   kernels.row_to_int4 = row_to_int4;
+  kernels.block_type = block_type;
+  kernels.to_halves = to_halves;
+  kernels.read_blocks = read_blocks;
   kernels.gate = gate;
   kernels.read_sum = read_sum;
 }

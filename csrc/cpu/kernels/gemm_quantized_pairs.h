@@ -3,6 +3,9 @@
 #pragma once
 
 #include "gemm_quantized_rows.h"
+#if !defined(__AVX512F__)
+#include "gemm_quantized_row.h"
+#endif
 
 namespace qr {
 namespace {
@@ -107,6 +110,9 @@ QR_INLINE vf products_of(vi sums, RowGroup x) {
 
 template <class Format, int R>
 void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel, float* sums) {
+#if !defined(__AVX512F__)
+  if constexpr (R == 1) return multiply_row<Format>(g, x, row, panel, sums);
+#endif
   constexpr uint64_t kParts = 8 / kAdded<Format>;  // of a step of 64 k
   const Format format(g);
   const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output_json:
         check_writable("--output-json", args.output_json)
-    here = current_capabilities()
+    here = current_capabilities(from_namespace(args).device)
     if here.ops != "cpu":
         raise ConfigError(f"there are no native kernels to measure: {here.ops_reason}")
     config = create_config(from_namespace(args))

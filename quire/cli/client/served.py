@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,17 +17,23 @@ from quire.cli.sampling_flags import sampling_fields
 from quire.cli.signals import interruptible
 from quire.cli.terminal.answer import Answer, Write, write_plain
 from quire.errors import ConfigError, InvalidParameter
+from quire.message_formats.parts import ToolCall
+
+MAX_CALLS = 128
+"""Of one message; what comes behind them is not taken."""
 
 
 class Served:
     """A model behind a URL."""
 
-    def __init__(self, args: argparse.Namespace, model: str | None) -> None:
+    def __init__(self, args: argparse.Namespace, model: str | None, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """`tools` are offered in every conversation."""
         url = str(args.url).rstrip("/").removesuffix("/v1")
         self._url = url
         self._headers = authorization(url, args.api_key)
         self._client()  # a URL that is none is said now
         self._fields = sampling_fields(args)
+        self._tools = list(tools)
         self.model = asyncio.run(self._first_model()) if model is None else model
 
     def _client(self) -> HttpClient:
@@ -44,9 +50,13 @@ class Served:
         """
         return self._stream("/v1/completions", {"prompt": prompt}, echo)
 
-    def chat(self, messages: list[Any], settings: Mapping[str, Any], write: Write) -> Answer:
-        """Answer a conversation; as `complete`. `settings` are fields of the request."""
-        return self._stream("/v1/chat/completions", {"messages": messages}, settings=settings, write=write)
+    def chat(self, messages: list[Any], settings: Mapping[str, Any], write: Write, may_call: bool) -> Answer:
+        """Answer a conversation; as `complete`. `settings` are fields of the request; without `may_call` the tools are
+        shown and not to be called."""
+        body: dict[str, Any] = {"messages": messages}
+        if self._tools:
+            body |= {"tools": self._tools, "tool_choice": "auto" if may_call else "none"}
+        return self._stream("/v1/chat/completions", body, settings=settings, write=write)
 
     def _stream(
         self,
@@ -98,5 +108,17 @@ def _take(chunk: dict[str, Any], answer: Answer, write: Write) -> None:
     for choice in chunk.get("choices") or ():
         text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
         answer.text += text
+        for piece in choice.get("delta", {}).get("tool_calls") or ():
+            _take_call(piece, answer.tool_calls)
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         write(text)
+
+
+def _take_call(piece: dict[str, Any], calls: list[ToolCall]) -> None:
+    """Add a piece of a call. The first one of a call has its id and name."""
+    index = piece.get("index", len(calls))
+    function = piece.get("function") or {}
+    if index == len(calls) < MAX_CALLS:
+        calls.append(ToolCall(piece.get("id") or f"call_{index}", function.get("name") or ""))
+    if index < len(calls):
+        calls[index].arguments += function.get("arguments") or ""

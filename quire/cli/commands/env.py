@@ -30,11 +30,12 @@ def run(args: argparse.Namespace) -> int:
     """
     from quire.engine.core_startup import create_config
     from quire.platforms.cores import allowed_cpus
-    from quire.platforms.current import current_capabilities
+    from quire.platforms.current import current_capabilities, devices
     from quire.platforms.kernel_sets import KERNEL_SETS
 
-    here = current_capabilities()
-    config = create_config(from_namespace(args))
+    engine_args = from_namespace(args)
+    here = current_capabilities(engine_args.device)
+    config = create_config(engine_args)
     report = {
         "quire": __version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
             "memory": f"{gib(here.total_memory)}, {gib(here.available_memory)} available",
             "ops": f"{here.ops} ({here.ops_reason})",
         },
+        "devices": devices(),
         "kernels": KERNEL_SETS[here.ops_isa].lines() if here.ops_isa else "none: the reference ops compute",
         "choices": {name: f"{choice.value} ({choice.reason})" for name, choice in config.choices.items()},
         "memory plan": {name: gib(size) for name, size in config.memory_plan.items()},

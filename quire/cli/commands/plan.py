@@ -111,7 +111,7 @@ def answer_to(namespace: argparse.Namespace, args: EngineArgs) -> Answer:
     """
     machine = _machine(args, namespace.memory)
     wish = _wish(namespace, args, machine)
-    given, args = args, wished(args, wish)
+    given, args = args, wished(machine, args, wish)
     adds_seats = args.max_num_seqs != given.max_num_seqs
     try:
         config = machine.resolve(args)
@@ -159,7 +159,7 @@ def _machine(args: EngineArgs, memory: int | None) -> Machine:
     from quire.engine.core_startup import read_arch
     from quire.platforms.current import current_capabilities
 
-    here = current_capabilities()
+    here = current_capabilities(args.device)
     if memory is not None:
         if memory < 1:
             raise ConfigError(f"--memory must be at least 1 byte, got {memory}")

@@ -108,6 +108,7 @@ def _completed(args: argparse.Namespace, identity: Identity) -> argparse.Namespa
         "block_size": identity.block_size,
         "max_model_len": identity.max_model_len,
         "skip_tokenizer_init": identity.skip_tokenizer_init,
+        "device": "cpu" if identity.ops in ("cpu", "reference") else "auto",
         "ops": "reference" if identity.ops == "reference" else "auto",
         "model_impl": "transformers" if identity.transformers else None,
     }

@@ -5,22 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire.cli.output import printable, say
 from quire.cli.signals import SIGINT_STATUS, interruptible
 from quire.errors import InvalidParameter, counted
 from quire.inputs import PromptType
+from quire.message_formats.parts import CallArguments, CallStart, Text, ToolCall
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
-    from quire.outputs import RequestOutput
+    from quire.message_formats.parts import Part
+    from quire.outputs import CompletionOutput, RequestOutput
 
 
 Write = Callable[[str], None]
 """Shows a piece of an answer."""
+Read = Callable[["CompletionOutput"], "list[Part]"]
+"""The parts of a message that a piece of an output brings."""
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class Answer:
     """One streamed answer. Times in seconds."""
 
     text: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -93,9 +98,10 @@ def stream(
     echo: str = "",
     title: str = "",
     write: Write = write_plain,
+    read: Read | None = None,
 ) -> Answer:
     """Run one request and `write` its text as it comes, after `echo`; Ctrl-C ends the answer, not the program.
-    `title` goes to standard error once the request is accepted.
+    `title` goes to standard error once the request is accepted. `read` tells calls of tools from text.
 
     Raises: RequestError.
     """
@@ -109,7 +115,7 @@ def stream(
         with interruptible():
             while engine.has_unfinished_requests():
                 for output in engine.step():
-                    _take(output, answer, started_at, write)
+                    _take(output, answer, started_at, write, read or _as_text)
     except KeyboardInterrupt:
         engine.abort_request(request_id)
         answer.finish_reason = "abort"
@@ -117,14 +123,25 @@ def stream(
     return answer
 
 
-def _take(output: RequestOutput, answer: Answer, started_at: float, write: Write) -> None:
+def _as_text(completion: CompletionOutput) -> list[Part]:
+    return [Text(completion.text)]
+
+
+def _take(output: RequestOutput, answer: Answer, started_at: float, write: Write, read: Read) -> None:
     """Print what is new in one output."""
     completion = output.outputs[0]
     answer.first_token_s = answer.first_token_s or time.perf_counter() - started_at
-    answer.text += completion.text
     answer.num_prompt_tokens = len(output.prompt_token_ids)
     answer.num_output_tokens += len(completion.token_ids)
     answer.finish_reason = completion.finish_reason
-    write(completion.text)
+    for part in read(completion):
+        match part:
+            case Text():
+                answer.text += part.text
+                write(part.text)
+            case CallStart():
+                answer.tool_calls.append(ToolCall(part.id, part.name))
+            case CallArguments():
+                answer.tool_calls[part.index].arguments += part.text
     if output.finished and output.warnings:
         say(f"\nquire: {' '.join(output.warnings)}")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quire.cli.output import reason_of, say, write_json
 from quire.cli.terminal.answer import Answer, Write
 from quire.cli.terminal.markdown import create_display
+from quire.cli.tools.calls import RunCall, has_calls, run_calls, written_call
 from quire.config.json_file import parse_json
 from quire.errors import RequestError, counted
 from quire.inputs import ChatMessage
+from quire.message_formats.parts import ToolCall
 from quire.sampling_params import SamplingParams
 from quire.utils.lazy import nearest
 
-Answerer = Callable[[list[ChatMessage], Mapping[str, Any], Write], Answer]
-"""Streams the answer to a conversation, with some sampling parameters set.
+Answerer = Callable[[list[ChatMessage], Mapping[str, Any], Write, bool], Answer]
+"""Streams the answer to a conversation, with some sampling parameters set; the last says whether it may call tools.
 
 Raises: RequestError.
 """
@@ -33,6 +35,8 @@ COMMANDS = {
     "/stats": "show numbers after each answer, or stop it",
     "/quit": "leave, as does Ctrl-D",
 }
+MAX_ROUNDS = 4
+"""Of calls for one question; then the model has to answer."""
 KEYS = "Enter sends, Alt-Enter starts a new line, Ctrl-C clears the line or stops an answer, Ctrl-D leaves."
 ALIASES = {"/new": "/clear", "/exit": "/quit", "/bye": "/quit", "/?": "/help", "/retry": "/regenerate"}
 
@@ -41,16 +45,25 @@ class Conversation:
     """The messages so far, and how they are answered."""
 
     def __init__(
-        self, answer: Answerer, *, model: str, system_prompt: str | None, show_stats: bool, plain: bool
+        self,
+        answer: Answerer,
+        *,
+        model: str,
+        system_prompt: str | None,
+        show_stats: bool,
+        plain: bool,
+        run_call: RunCall | None = None,
     ) -> None:
+        """`run_call` runs the calls of the model's tools; None where none are offered."""
         self._answer = answer
+        self._run_call = run_call
         self._model = model
         self._plain = plain
         self.system_prompt = system_prompt
         self.show_stats = show_stats
         self.settings: dict[str, Any] = {}
         self.turns: list[ChatMessage] = []
-        """Questions and answers, without the system prompt."""
+        """Questions, answers, calls and their results, without the system prompt."""
 
     def obey(self, line: str) -> bool:
         """A command or a question; False when it ends the conversation."""
@@ -78,17 +91,25 @@ class Conversation:
         system: list[ChatMessage] = (
             [{"role": "system", "content": self.system_prompt}] if self.system_prompt is not None else []
         )
-        try:
-            answer = self._shown([*system, *turns])
-        except RequestError as error:
-            say(f"quire: {error} (/clear starts over)")
-            return 1
+        for num_rounds in range(MAX_ROUNDS + 1):
+            may_call = num_rounds < MAX_ROUNDS
+            try:
+                answer = self._shown([*system, *turns], may_call=may_call)
+            except RequestError as error:
+                say(f"quire: {error} (/clear starts over)")
+                return 1
+            if self.show_stats:
+                say(answer.line())
+            if self._run_call is None or not has_calls(answer):
+                break
+            if not may_call:
+                say(f"quire: stopped after {MAX_ROUNDS} rounds of calls")
+                break
+            turns = [*turns, *run_calls(answer, self._run_call)]
         self.turns = [*turns, {"role": "assistant", "content": answer.text}]
-        if self.show_stats:
-            say(answer.line())
         return answer.status
 
-    def _shown(self, messages: list[ChatMessage]) -> Answer:
+    def _shown(self, messages: list[ChatMessage], *, may_call: bool) -> Answer:
         """The answer, once it was shown; a display is opened with the first piece, so that a refusal shows nothing."""
         display = create_display(plain=self._plain)
         is_open = False
@@ -102,11 +123,11 @@ class Conversation:
                 display.write(text)
 
         try:
-            answer = self._answer(messages, self.settings, write)
+            answer = self._answer(messages, self.settings, write, may_call)
         finally:
             if is_open:
                 display.__exit__(None, None, None)
-        if not is_open:
+        if not is_open and not has_calls(answer):
             print(flush=True)
         return answer
 
@@ -162,9 +183,7 @@ class Conversation:
     def _do_load(self, name: str) -> None:
         try:
             saved = parse_json(Path(name).expanduser().read_bytes())
-            turns: list[ChatMessage] = [
-                {"role": str(turn["role"]), "content": str(turn["content"])} for turn in saved["messages"]
-            ]
+            turns = [_message(turn) for turn in saved["messages"]]
             system, settings = saved.get("system"), dict(saved.get("settings") or {})
             SamplingParams.from_optional(**settings)
         except OSError as error:
@@ -176,10 +195,11 @@ class Conversation:
             say(f"{counted(len(turns), 'message')} read from {name}")
 
     def _do_regenerate(self, _: str) -> None:
-        if not self.turns:
+        questions = [index for index, turn in enumerate(self.turns) if turn["role"] == "user"]
+        if not questions:
             say("there is no question to answer again")
             return
-        self._ask(self.turns[:-1])
+        self._ask(self.turns[: questions[-1] + 1])
 
     def _do_clear(self, _: str) -> None:
         self.turns = []
@@ -191,7 +211,18 @@ class Conversation:
 
 
 def _message(turn: Mapping[str, Any]) -> ChatMessage:
-    return {"role": str(turn["role"]), "content": str(turn["content"])}
+    """A message of a file. Raises: LookupError, TypeError, ValueError when it is none."""
+    message: dict[str, Any] = {"role": str(turn["role"]), "content": str(turn["content"])}
+    if "tool_calls" in turn:
+        message["tool_calls"] = [_call(call) for call in turn["tool_calls"]]
+    if "tool_call_id" in turn:
+        message["tool_call_id"] = str(turn["tool_call_id"])
+    return cast(ChatMessage, message)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return written_call(ToolCall(str(call["id"]), str(function["name"]), str(function["arguments"])))
 
 
 def _words() -> list[str]:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from mmap import mmap
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from quire.errors import counted, shown
 
@@ -108,6 +108,29 @@ class Cursor:
         assert isinstance(number, (int, float))
         return as_written(number) if kind == FLOAT32 else number
 
+    def _texts(self, count: int, what: str) -> list[Value]:
+        """Like so many calls of `text`, of which a vocabulary would take several hundred thousand."""
+        texts: list[Value] = []
+        data, position, limit = self.data, self.position, self.limit
+        for _ in range(count):
+            begin = position + 8
+            size = int.from_bytes(data[position:begin], "little")
+            position = begin + size
+            if size > MAX_TEXT_BYTES or position > limit:
+                return self._refused_text(begin - 8, what)
+            try:
+                texts.append(data[begin:position].decode("utf-8"))
+            except UnicodeDecodeError:
+                return self._refused_text(begin - 8, what)
+        self.position = position
+        return texts
+
+    def _refused_text(self, position: int, what: str) -> NoReturn:
+        """Raise what `text` says of the text that begins there."""
+        self.position = position
+        self.text(what)
+        raise AssertionError("the text was refused before")
+
     def _flag(self, what: str) -> bool:
         byte = self.take(1, what)[0]
         if byte > 1:
@@ -123,6 +146,8 @@ class Cursor:
         what_count = f"the number of elements of {what}"
         count = self.count(what_count, most=MAX_VALUES - self.num_values, least_bytes=least_bytes)
         self.num_values += count
+        if kind == TEXT:
+            return self._texts(count, what)
         if numbers is None:
             return [self._value(kind, what, depth) for _ in range(count)]
         numbers.frombytes(self.take(count * least_bytes, what))

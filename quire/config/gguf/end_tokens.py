@@ -26,6 +26,7 @@ def _turn_ends(keys: GgufKeys) -> list[int]:
     if "tokenizer.ggml.tokens" not in keys.metadata:
         return []
     tokens, types = keys.texts("tokenizer.ggml.tokens"), keys.numbers("tokenizer.ggml.token_type")
-    ends = TURN_ENDS - {"<|end|>"} if set(tokens) >= HARMONY else TURN_ENDS
-    found = [index for index, token in enumerate(tokens) if token in ends]
-    return [index for index in found if types is not None and index < len(types) and types[index] == CONTROL]
+    found = [(index, token) for index, token in enumerate(tokens) if token in TURN_ENDS]
+    ends = TURN_ENDS - {"<|end|>"} if {token for _, token in found} >= HARMONY else TURN_ENDS
+    of_ends = [index for index, token in found if token in ends]
+    return [index for index in of_ends if types is not None and index < len(types) and types[index] == CONTROL]

@@ -133,7 +133,7 @@ class BlockManager:
         if self.tiers is not None:
             self._load(seq, self.tiers, len(matched[0]))
         seq.num_hashed_blocks = seq.num_found_blocks = len(matched[0])
-        seq.num_computed_tokens = len(matched[0]) * self.block_size
+        seq.num_computed_tokens = seq.num_committed_tokens = len(matched[0]) * self.block_size
         if self.reads_cache(seq):
             self.num_queried_tokens += seq.num_tokens
             self.num_hit_tokens += seq.num_computed_tokens
@@ -183,13 +183,13 @@ class BlockManager:
 
         The step that computed them must have ended: it reads what is freed here.
         """
-        if seq.num_computed_tokens < seq.retires_at:
+        if seq.num_committed_tokens < seq.retires_at:
             return
         if self.enable_prefix_caching:
             self._index(seq)
             self._evict_early(seq)
         for group in self._trimming:
-            self.groups[group].trim(seq.tables[group], seq.num_computed_tokens)
+            self.groups[group].trim(seq.tables[group], seq.num_committed_tokens)
         seq.retires_at = self._retires_at(seq)
 
     def free(self, seq: Sequence) -> None:
@@ -200,7 +200,12 @@ class BlockManager:
         seq.tables = []
         seq.num_hashed_blocks = seq.num_found_blocks = 0
         seq.num_writable_tokens = seq.retires_at = 0
-        seq.num_computed_tokens = 0
+        seq.num_computed_tokens = seq.num_committed_tokens = seq.num_pending = 0
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there are states of recurrent layers, whose pages change hands when a step ends."""
+        return bool(self._state_groups)
 
     def is_loading(self, seq: Sequence) -> bool:
         """Whether the sequence has blocks that the step in flight loads."""
@@ -280,10 +285,10 @@ class BlockManager:
 
     def _index(self, seq: Sequence) -> None:
         """Let others find the full blocks of the sequence."""
-        for index in range(seq.num_hashed_blocks, seq.num_computed_tokens // self.block_size):
+        for index in range(seq.num_hashed_blocks, seq.num_committed_tokens // self.block_size):
             content = self._content(seq, index)
             for group, table in enumerate(seq.tables):
-                block_id = self.groups[group].cacheable(table, index, seq.num_computed_tokens)
+                block_id = self.groups[group].cacheable(table, index, seq.num_committed_tokens)
                 if block_id is not None:
                     self.pool.remember(block_id, group, *content)
             seq.num_hashed_blocks = index + 1
@@ -291,9 +296,9 @@ class BlockManager:
     def _evict_early(self, seq: Sequence) -> None:
         """Let the checkpoint go early that is the latest no more, unless the sequence found it, as others may."""
         stride = self.state_stride
-        if not stride or seq.num_computed_tokens % stride:
+        if not stride or seq.num_committed_tokens % stride:
             return
-        index = (seq.num_computed_tokens - LATEST_STATES * stride) // self.block_size - 1
+        index = (seq.num_committed_tokens - LATEST_STATES * stride) // self.block_size - 1
         if index < seq.num_found_blocks:
             return
         for group in self._state_groups:

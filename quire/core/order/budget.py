@@ -173,7 +173,7 @@ class StepBudget:
         if self.num_scored is not None and seq.group.num_prompt_logprobs_asked:
             self.num_scored = max(0, self.num_scored - seq.num_scored_by(num_tokens))
         self.num_tokens -= num_tokens
-        if self.num_single and len(seq.token_ids) - seq.num_computed_tokens == 1:
+        if self.num_single and seq.num_left == 1:
             self.num_single -= 1
 
     def may_start_more(self) -> bool:

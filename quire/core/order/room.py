@@ -144,7 +144,7 @@ class Room:
 
     def preempt(self, seq: Sequence, budget: StepBudget) -> None:
         """Take the blocks of a running sequence, which is not part of this step."""
-        if len(seq.token_ids) - seq.num_computed_tokens == 1:
+        if seq.num_left == 1:
             budget.num_single = max(0, budget.num_single - 1)
         if budget.shares is not None:
             budget.shares.stopped(seq)

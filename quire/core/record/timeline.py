@@ -9,6 +9,7 @@ tenant's queue stood still. A request looks at the sums when it begins to wait a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -48,12 +49,22 @@ class Waits:
         self.seconds[self.reason] = self.seconds.get(self.reason, 0.0) + seconds
 
 
+@dataclass(slots=True)
+class _Chunks:
+    """Steps that follow one another and have equal parts of a prompt."""
+
+    span: Span
+    slot: int
+    """Of its record."""
+    num_tokens: int
+    """In each of them."""
+
+
 class _Live:
     """A request that is in the scheduler."""
 
     __slots__ = (
         "chunk",
-        "chunk_slot",
         "chunk_step",
         "computing",
         "group",
@@ -73,9 +84,8 @@ class _Live:
         """Of its record."""
         self.slot = -1
         """Of the record of the present phase; -1 while chunks have records of their own."""
-        self.chunk: Span | None = None
+        self.chunk: _Chunks | None = None
         """The steps of its prompt, as long as one follows the other."""
-        self.chunk_slot = -1
         self.chunk_step = 0
         """The last step with some of its prompt."""
         self.last_chunk_at = 0.0
@@ -110,6 +120,17 @@ class _Chunk:
     seq_id: int
     num_tokens: int
     is_last: bool
+    chunks: _Chunks
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A step in flight."""
+
+    step: int
+    slot: int
+    """Of its record."""
+    chunks: list[_Chunk]
 
 
 class Timelines:
@@ -123,6 +144,7 @@ class Timelines:
         self._arrived: list[_Live] = []
         """Requests that no step has seen yet."""
         self._chunks: list[_Chunk] = []
+        """Of the step that is being decided."""
         self._branch_waits: dict[int, tuple[float, float]] = {}
         """By sequence, where one waits while other branches run: since when, and `computing_s` of the request then."""
         self._loading: set[int] = set()
@@ -131,6 +153,7 @@ class Timelines:
         self._step_at = 0.0
         self._executed_at = 0.0
         self._num_failed = 0
+        self._in_flight: deque[_Planned] = deque()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -141,7 +164,6 @@ class Timelines:
             if tenant.waiting:
                 tenant.waits.add_step(elapsed_s)
         self._step, self._step_at = step, now
-        self._chunks = []  # of a step that was interrupted
         for live in self._arrived:
             self._seen(live)
         self._arrived = []
@@ -160,7 +182,7 @@ class Timelines:
                 num_waiting += len(tenant.waiting)
                 is_refused = tenant.waits.refused_in == self._step
                 tenant.waits.reason = Wait.TENANT_SHARE if is_refused else _WAIT_OF[bound_by]
-        self.recorder.step_planned(
+        slot = self.recorder.step_planned(
             self._step,
             self._step_at,
             self._clock(),
@@ -173,18 +195,25 @@ class Timelines:
             num_preempted=len(plan.preempted_seq_ids),
             bound_by=bound_by,
         )
-
-    def step_executed(self, now: float, result: ModelRunnerOutput) -> None:
-        """The step has been computed."""
-        self._executed_at, self._num_failed = now, len(result.errors)
-        self.recorder.step_ended(now, 0.0, self._num_failed)
-        for chunk in self._chunks:
-            self._computed(chunk, now)
+        self._in_flight.append(_Planned(self._step, slot, self._chunks))
         self._chunks = []
 
+    def step_executed(self, now: float, result: ModelRunnerOutput) -> None:
+        """The first of the steps in flight has been computed."""
+        planned = self._in_flight[0]
+        self._executed_at, self._num_failed = now, len(result.errors)
+        self.recorder.step_ended(planned.slot, now, 0.0, self._num_failed)
+        for chunk in planned.chunks:
+            self._computed(chunk, planned.step, now)
+
     def step_ended(self) -> None:
-        """The step's results have been taken in."""
-        self.recorder.step_ended(self._executed_at, self._clock(), self._num_failed)
+        """Its results have been taken in."""
+        slot = self._in_flight.popleft().slot
+        self.recorder.step_ended(slot, self._executed_at, self._clock(), self._num_failed)
+
+    def steps_interrupted(self) -> None:
+        """The steps in flight never end."""
+        self._in_flight.clear()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -232,10 +261,10 @@ class Timelines:
     def chunk(self, seq: Sequence, num_tokens: int, *, is_last: bool, is_shared: bool) -> None:
         """The step computes some of a sequence's prompt, or of what it had before it was preempted."""
         live = self._live[seq.group.request_id]
-        self._chunks.append(_Chunk(live, seq.seq_id, num_tokens, is_last))
         before, last_step, live.chunk_step = live.chunk, live.chunk_step, self._step
-        if before is not None and last_step == self._step:
-            return  # another branch has opened the span
+        if before is not None and last_step == self._step:  # another branch has opened the span
+            self._chunks.append(_Chunk(live, seq.seq_id, num_tokens, is_last, before))
+            return
         if seq.seq_id in self._loading:
             self._loading.discard(seq.seq_id)
             if before is None:
@@ -243,11 +272,12 @@ class Timelines:
         if before is not None and last_step < self._step - 1:
             self._stalled(live, Wait.TENANT_SHARE if is_shared else Wait.TOKEN_BUDGET)
             before = None
-        if before is None or before.num_tokens != num_tokens * before.num_steps:
-            live.chunk = Span(self._running_phase(live), self._step_at, 0.0, self._step)
-            seq.group.effort.keep(live.chunk)
-            live.chunk_slot = self.recorder.add_span()
-        self._record_chunk(live)
+        if before is None or before.num_tokens != num_tokens:
+            span = Span(self._running_phase(live), self._step_at, 0.0, self._step)
+            seq.group.effort.keep(span)
+            before = live.chunk = _Chunks(span, self.recorder.add_span(), num_tokens)
+        self._record_chunks(live, before)
+        self._chunks.append(_Chunk(live, seq.seq_id, num_tokens, is_last, before))
 
     def preempted(self, seq: Sequence) -> None:
         """A running sequence has lost its blocks, while a step is decided."""
@@ -305,15 +335,15 @@ class Timelines:
             return Phase.DECODE
         return Phase.RECOMPUTE if live.group.stats.first_token_at else Phase.PREFILL
 
-    def _computed(self, chunk: _Chunk, now: float) -> None:
+    def _computed(self, chunk: _Chunk, step: int, now: float) -> None:
         """A step with some of a prompt has been computed."""
-        live, span = chunk.live, chunk.live.chunk
-        if span is None or live.group.request_id not in self._live:
+        live, span = chunk.live, chunk.chunks.span
+        if live.chunk is None or live.group.request_id not in self._live:
             return
-        span.num_steps = self._step - span.first_step + 1
+        span.num_steps = step - span.first_step + 1
         span.num_tokens += chunk.num_tokens
         span.ended_at = live.last_chunk_at = now
-        self._record_chunk(live)
+        self._record_chunks(live, chunk.chunks)
         if chunk.is_last:
             live.computing.discard(chunk.seq_id)
             if not live.computing:
@@ -376,9 +406,9 @@ class Timelines:
         self._open(live)
 
     def _end_chunk(self, live: _Live, now: float) -> None:
-        if live.chunk is not None and not live.chunk.ended_at:  # its step was interrupted
-            live.chunk.ended_at = now
-            self._record_chunk(live)
+        if live.chunk is not None and not live.chunk.span.ended_at:  # its step was interrupted
+            live.chunk.span.ended_at = now
+            self._record_chunks(live, live.chunk)
         live.chunk = None
 
     def _open(self, live: _Live) -> None:
@@ -388,19 +418,18 @@ class Timelines:
             live.slot = self.recorder.add_span()
             self.recorder.put_span(live.slot, live.number, effort.phase, effort.phase_at)
 
-    def _record_chunk(self, live: _Live) -> None:
-        span = live.chunk
-        if span is not None:
-            live.chunk_slot = self.recorder.put_span(
-                live.chunk_slot,
-                live.number,
-                span.phase,
-                span.started_at,
-                span.ended_at,
-                first_step=span.first_step,
-                num_steps=span.num_steps,
-                num_tokens=span.num_tokens,
-            )
+    def _record_chunks(self, live: _Live, chunks: _Chunks) -> None:
+        span = chunks.span
+        chunks.slot = self.recorder.put_span(
+            chunks.slot,
+            live.number,
+            span.phase,
+            span.started_at,
+            span.ended_at,
+            first_step=span.first_step,
+            num_steps=span.num_steps,
+            num_tokens=span.num_tokens,
+        )
 
     def _left(self, live: _Live) -> None:
         del self._live[live.group.request_id]

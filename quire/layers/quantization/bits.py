@@ -7,9 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-FLOAT4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of e2m1 (OCP Microscaling Formats 1.0, section 5.3.3)."""
-
 
 def fields(words: Tensor, bits: int) -> Tensor:
     """The fields of integers. Shapes: words [..., K] -> [..., K, F] uint8, F being 8 * bytes of a word / bits."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from quire.layers.weights import Rows
+from quire.ops.contract import Ops
 from quire.ops.dequantize import dequantize
-from quire.ops.functional import pack_linear, pack_quantized, quantize_linear
-from quire.ops.operands import LinearWeight, QuantizedRows
+from quire.ops.operands import BlockRows, BlockTable, LinearWeight, StoredRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightScheme:
-    """Formats of `functional.quantize_linear` for weights that are not quantised; None keeps the model's dtype."""
+    """Formats of `Ops.quantize_linear` for weights that are not quantised; None keeps the model's dtype."""
 
     body: str | None = None
     """Of the layers."""
@@ -26,25 +26,31 @@ class WeightScheme:
     dequantizes: bool = False
     """Quantised weights become numbers of the model's dtype."""
 
-    def pack(self, parts: Sequence[Rows], dtype: torch.dtype, *, is_head: bool) -> LinearWeight:
+    def pack(self, ops: Ops, parts: Sequence[Rows], dtype: torch.dtype, *, is_head: bool) -> LinearWeight:
         """Lay out the parts of a linear weight."""
-        if not self.dequantizes and any(isinstance(part, QuantizedRows) for part in parts):
-            return pack_quantized([part if isinstance(part, QuantizedRows) else part.to(dtype) for part in parts])
+        if not self.dequantizes and any(isinstance(part, StoredRows) for part in parts):
+            return ops.pack_quantized([part.to(dtype) if isinstance(part, Tensor) else part for part in parts])
         format = self.head if is_head else self.body
         numbers = [plain(part) for part in parts]
-        return pack_linear(numbers, dtype=dtype) if format is None else quantize_linear(numbers, format=format)
+        return ops.pack_linear(numbers, dtype=dtype) if format is None else ops.quantize_linear(numbers, format=format)
+
+    def table(self, rows: Rows, dtype: torch.dtype, device: str) -> Tensor | BlockTable:
+        """A copy of a table of embeddings: numbers of `dtype`, or blocks of a GGUF file, whose rows become such."""
+        if isinstance(rows, BlockRows) and not self.dequantizes:
+            return BlockTable(rows=replace(rows, blocks=rows.blocks.to(device, copy=True)), dtype=dtype)
+        return copied(rows, dtype, device)
 
 
 def plain(rows: Rows) -> Tensor:
     """Rows as numbers: as they are, or float32 where they were quantised."""
-    return dequantize(rows) if isinstance(rows, QuantizedRows) else rows
+    return rows if isinstance(rows, Tensor) else dequantize(rows)
 
 
-def copied(rows: Rows, dtype: torch.dtype) -> Tensor:
-    """A copy in `dtype`; quantised rows a few at a time."""
-    if not isinstance(rows, QuantizedRows):
-        return rows.to(dtype, copy=True)
-    out = torch.empty(rows.shape, dtype=dtype)
+def copied(rows: Rows, dtype: torch.dtype, device: str) -> Tensor:
+    """A copy in `dtype` on a device; quantised rows a few at a time."""
+    if isinstance(rows, Tensor):
+        return rows.to(device, dtype, copy=True)
+    out = torch.empty(rows.shape, dtype=dtype, device=device)
     for begin in range(0, out.shape[0], COPIED_ROWS):
         some = slice(begin, begin + COPIED_ROWS)
         out[some] = dequantize(rows[some])

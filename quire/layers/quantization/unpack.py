@@ -1,6 +1,6 @@
-"""From the tensors of a quantised weight to `QuantizedRows`, by packing; `config.quantized.find` says which there are.
+"""From the tensors of a quantised weight to its rows, by packing; `config.quantized.find` says which there are.
 
-Values keep their integers. Scales become float32.
+Values keep their integers. Scales become float32. GGUF's blocks stay whole: ops take them apart.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from quire.config.quantized.find import BLOCK_ROWS
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
-from quire.layers.quantization.bits import FLOAT4_LEVELS, along_columns, along_rows, shuffled_along_rows, signed
+from quire.config.weight_formats import FLOAT4_LEVELS
+from quire.layers.quantization.bits import along_columns, along_rows, shuffled_along_rows, signed
 from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
-from quire.layers.quantization.gguf_blocks import unpack_gguf
-from quire.ops.operands import QuantizedRows
+from quire.ops.operands import BlockRows, QuantizedRows, StoredRows
 
 Stored = Mapping[str, Tensor]
 """The tensors of a weight, by role."""
-Unpack = Callable[[StoredFormat, Stored], QuantizedRows]
+Unpack = Callable[[StoredFormat, Stored], StoredRows]
 AWQ_PLACES = MappingProxyType({4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)})
 """Bits of a value -> which field of a word has each of its columns."""
 
@@ -143,6 +143,12 @@ def _in_groups(format: StoredFormat, values: Tensor, groups: Tensor | None) -> t
     return values[:, order], order.to(torch.int32)
 
 
+def _blocks(format: StoredFormat, stored: Stored) -> BlockRows:
+    """The role of the one tensor is the type of its blocks."""
+    ((type_name, blocks),) = stored.items()
+    return BlockRows(type_name=type_name, blocks=blocks)
+
+
 UNPACK: Mapping[Packing, Unpack] = MappingProxyType(
     {
         Packing.GPTQ: _gptq,
@@ -154,6 +160,6 @@ UNPACK: Mapping[Packing, Unpack] = MappingProxyType(
         Packing.FLOAT4: _float4,
         Packing.BNB_4BIT: unpack_bnb_4bit,
         Packing.BNB_8BIT: unpack_bnb_8bit,
-        Packing.GGUF: unpack_gguf,
+        Packing.GGUF: _blocks,
     }
 )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from re import compile as pattern
 
-from quire.message_formats.call_grammar import CallGrammar
-from quire.message_formats.calls.gemma_grammar import GemmaGrammar
 from quire.message_formats.format import Source
+from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.gemma_grammar import GemmaGrammar
 from quire.message_formats.literals import Tell, quoted
 from quire.message_formats.reader import MAX_DEPTH, Malformed, Steps
 from quire.message_formats.typed_values import ValueType, value_type

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
+from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.reader import Malformed, Reader, Steps
 from quire.message_formats.tools import Tool
 from quire.message_formats.writer import CallWriter

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.calls.json_calls import NUMBER, JsonCalls
 from quire.message_formats.format import Source
+from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.reader import Malformed, Steps
 from quire.message_formats.tools import Tool
 from quire.message_formats.writer import CallWriter

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from re import compile as pattern
 
-from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
+from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.parameter_grammar import Parameter, parameters_of, separated
 from quire.message_formats.literals import Literals, quoted
-from quire.message_formats.parameter_grammar import Parameter, parameters_of, separated
 from quire.message_formats.reader import Malformed, Steps
 from quire.message_formats.tools import Tool
 from quire.message_formats.typed_values import type_of_schema

@@ -6,18 +6,20 @@ import json
 from dataclasses import dataclass
 from re import compile as pattern
 
-from quire.message_formats.call_grammar import CallGrammar
 from quire.message_formats.format import Source
+from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.parameter_grammar import Parameter, parameters_of, plain_text
 from quire.message_formats.literals import Tell, quoted
 from quire.message_formats.marks import is_mark
-from quire.message_formats.parameter_grammar import Parameter, parameters_of, plain_text
 from quire.message_formats.reader import Malformed, Steps
 from quire.message_formats.tools import Tool
-from quire.message_formats.typed_values import ValueType, value_type
+from quire.message_formats.typed_values import ANY, ValueType, has_parameter, type_of_schema, value_type
 from quire.message_formats.writer import CallWriter
 
 NAME = pattern(r"[\w.:/$@+-]*")
 """Characters of a function's name."""
+_KEY = pattern('[^<>"\n\ud800-\udfff]*')
+"""Characters of a parameter's name, where a text may quote the tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,9 @@ class TaggedCalls:
     parameter is `key[0]`, its name, `key[1]`, `value[0]`, the value, `value[1]`. White space may stand between all.
 
     What a value is, the tool's schema says: texts stay as they stand, others are JSON or values of Python.
+
+    Models forget the tag behind a value. Where no grammar writes it, the tool's next parameter ends the value, too, and
+    so does the end of the call, as in the parser that Qwen publishes with its models.
     """
 
     begin: str
@@ -39,6 +44,10 @@ class TaggedCalls:
     """Stands between a value and its tags, and is not part of it."""
     line: str = "\n"
     """What the model writes between tags."""
+    kinds: tuple[str, str] | None = None
+    """Behind a parameter's name: what says that the value is a text, and that it is JSON."""
+    inner: tuple[str, ...] = ()
+    """Tokens of which tags are made."""
     is_section_shared: bool = False
     """Several calls stand in one section."""
     is_section_optional: bool = False
@@ -57,7 +66,7 @@ class TaggedCalls:
     @property
     def markers(self) -> tuple[str, ...]:
         """See `CallSyntax`."""
-        every = (self.begin, self.end, *self.name, self.call_end, *self.key, *self.value)
+        every = (self.begin, self.end, *self.name, self.call_end, *self.key, *self.value, *self.inner)
         return tuple(marker for marker in dict.fromkeys(every) if len(marker) > 1)
 
     def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
@@ -93,7 +102,8 @@ class TaggedCalls:
             key = yield from self._key(source)
             calls.arguments(f"{', ' if known else ''}{json.dumps(key, ensure_ascii=False)}: ")
             known.add(key)
-            yield from self._value(source, value_type(source.tools.get(name), key), calls.arguments)
+            kind = yield from self._kind(source, value_type(source.tools.get(name), key))
+            yield from self._value(source, source.tools.get(name), known, kind, calls.arguments)
             yield from reader.spaces()
         yield from reader.expect(marks(self.call_end or self.end))
         if not (known or self.call_end or name in source.tools) and source.tools:
@@ -104,10 +114,11 @@ class TaggedCalls:
     def _key(self, source: Source) -> Steps[str]:
         marks = source.marks
         end = marks(self.key[1])
-        key, marker = yield from source.reader.within((end, "\n", *marks.tokens(self.markers)))
+        tag = () if end.startswith("<") else ("<",)
+        key, marker = yield from source.reader.within((end, "\n", *tag, *self._stops(source)))
         key = key.strip()
         if marker != end or not key:
-            if is_mark(marker[0]):
+            if marker == "<" or is_mark(marker[0]):
                 source.reader.unread(marker)
             raise Malformed
         if self.value[0]:
@@ -115,7 +126,16 @@ class TaggedCalls:
             yield from source.reader.expect(marks(self.value[0]))
         return key
 
-    def _value(self, source: Source, kind: ValueType, tell: Tell) -> Steps[None]:
+    def _kind(self, source: Source, by_schema: ValueType) -> Steps[ValueType]:
+        """What a value may be: what the model says of it, where it does, else what the schema says."""
+        if self.kinds is None:
+            return by_schema
+        if (yield from source.reader.accept(self.kinds[0])):
+            return ValueType(frozenset({"string"}))
+        yield from source.reader.expect(self.kinds[1])
+        return ValueType(ANY - {"string"})
+
+    def _value(self, source: Source, tool: Tool | None, known: set[str], kind: ValueType, tell: Tell) -> Steps[None]:
         """A value, up to and with the tag behind it, told as JSON. A text is told as it comes."""
         reader, marks = source.reader, source.marks
         if self.margin:
@@ -124,14 +144,53 @@ class TaggedCalls:
         put = (lambda text: tell(quoted(marks.spell(text)))) if kind.is_text else pieces.append
         if kind.is_text:
             tell('"')
-        end, text = marks(self.value[1]), _WithoutEnd(self.margin, put)
-        marker = yield from reader.until((end, *marks.tokens(self.markers)), text.put)
-        if marker is None:
-            raise Malformed
-        if marker != end:
-            reader.unread(marker)
-            raise Malformed
+        text = _WithoutEnd(self.margin or self.line, put)
+        is_closed = yield from self._value_text(source, tool, known, text)
+        if is_closed and not self.margin:
+            text.flush()
         tell('"' if kind.is_text else kind.json(marks.spell("".join(pieces))))
+
+    def _value_text(self, source: Source, tool: Tool | None, known: set[str], text: _WithoutEnd) -> Steps[bool]:
+        """A value's text, up to and with its closing tag. False: the tag is missing, and what follows shows that."""
+        reader, marks = source.reader, source.marks
+        closing, tokens = marks(self.value[1]), self._stops(source)
+        following = () if source.is_kept else (marks(self.key[0]), marks(self.call_end or self.end))
+        while (marker := (yield from reader.until((closing, *following, *tokens), text.put))) != closing:
+            if marker is None:
+                raise Malformed
+            if marker in following and (yield from self._shows_end(source, marker, tool, known)):
+                reader.unread(marker)
+                return False
+            if marker in tokens:
+                reader.unread(marker)
+                raise Malformed
+            text.put(marker)
+        return True
+
+    def _stops(self, source: Source) -> tuple[str, ...]:
+        """Tokens that no name and no value holds."""
+        return source.marks.tokens(marker for marker in self.markers if marker not in self.inner)
+
+    def _shows_end(self, source: Source, marker: str, tool: Tool | None, known: set[str]) -> Steps[bool]:
+        """Whether a marker inside a value goes on as the next parameter, or as the end of the call: then the value's
+        closing tag is missing. Otherwise the value quotes the marker. Reads nothing.
+        """
+        reader, marks = source.reader, source.marks
+        if marker == marks(self.key[0]):
+            name = yield from reader.matching(_KEY)
+            is_whole = yield from reader.accept(marks(self.key[1]))
+            reader.unread(name + (marks(self.key[1]) if is_whole else ""))
+            return is_whole and name.strip() not in known and has_parameter(tool, name.strip())
+        if not self.call_end and is_mark(marker[0]):
+            return True
+        spaces = yield from reader.spaces()
+        is_end = not (yield from reader.peek())
+        for tag in (self.end, self.name[0]) if self.call_end else (self.begin,):
+            if not is_end and (yield from reader.accept(marks(tag))):
+                reader.unread(marks(tag))
+                is_end = True
+        reader.unread(spaces)
+        return is_end
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
@@ -167,10 +226,24 @@ class TaggedCalls:
             grammar.marker(middle),
             *((grammar.literal(self.line), grammar.marker(self.value[0])) if self.value[0] else ()),
             grammar.literal(self.margin),
-            plain_text(grammar, tool, parameter, self.value[1], margin=self.margin),
+            self._written(grammar, tool, parameter),
             grammar.literal(self.line),
         )
         return grammar.rule(rule) if parameter.is_required else f"({rule})?"
+
+    def _written(self, grammar: CallGrammar, tool: Tool, parameter: Parameter) -> str:
+        """A value with the tag behind it, and before it what says of which kind it is."""
+        text = plain_text(grammar, tool, parameter, self.value[1], margin=self.margin)
+        if self.kinds is None:
+            return text
+        is_text, is_json = map(grammar.literal, self.kinds)
+        root = grammar.schema(tool)
+        kind = type_of_schema(parameter.schema, root)
+        if kind.is_text:
+            return grammar.sequence(is_text, text)
+        value = grammar.sequence(is_json, grammar.value(parameter.schema, tool), grammar.marker(self.value[1]))
+        may_be_any_text = "string" in kind.kinds and not kind.texts
+        return f"({value} | {grammar.sequence(is_text, text)})" if may_be_any_text else value
 
 
 class _WithoutEnd:
@@ -188,3 +261,9 @@ class _WithoutEnd:
         body = text.removesuffix(self._held)
         if body:
             self._put(body)
+
+    def flush(self) -> None:
+        """Pass on what may have been a margin, and is none."""
+        if self._held:
+            self._put(self._held)
+        self._held = ""

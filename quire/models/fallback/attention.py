@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quire.attention.context import ForwardContext
 from quire.errors import ConfigError
-from quire.ops import functional
+from quire.ops.contract import Ops
 from quire.ops.operands import RopeAndCacheSpec
 
 NAME = "quire"
@@ -58,7 +58,8 @@ class Seen:
 class PagedAttention:
     """The attention of one model: the step in progress, and the window of each layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
         self.context: ForwardContext | None = None
         self.windows: dict[int, int | None] = {}
         """As the masks have them; a layer that is not there sees everything before it."""
@@ -87,7 +88,7 @@ class PagedAttention:
         heads, kv_heads, value_size = query.shape[1], key.shape[1], value.shape[3]
         width = max(key.shape[3], value_size)
         spec = RopeAndCacheSpec(num_heads=heads, num_kv_heads=kv_heads, head_size=width, rotary_dim=0)
-        rows = functional.rope_and_cache(
+        rows = self.ops.rope_and_cache(
             side_by_side(query, key, value, width),
             self.context.positions,
             None,
@@ -97,7 +98,7 @@ class PagedAttention:
             group.slot_mapping,
             spec,
         )
-        out = functional.paged_attention(
+        out = self.ops.paged_attention(
             rows, kv_cache, group.attention, scale=scale, sliding_window=self.windows.get(layer), soft_cap=soft_cap
         )
         return out.view(1, -1, heads, width)[..., :value_size]

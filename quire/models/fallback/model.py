@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from quire.attention.context import ForwardContext
 from quire.models.fallback.attention import PagedAttention
+from quire.ops.contract import Ops
 from quire.ops.threads import torch_threads
 
 
@@ -19,12 +20,12 @@ class TransformersModel:
     a row follow the rows beside it, so the engine's promise does not hold.
     """
 
-    def __init__(self, causal: PreTrainedModel, *, num_threads: int) -> None:
+    def __init__(self, causal: PreTrainedModel, ops: Ops, *, num_threads: int) -> None:
         """Takes the model over. Mutates: causal."""
         self.body = causal.base_model
         self.head = causal
         setattr(causal, causal.base_model_prefix, _NoBody())
-        self.attention = PagedAttention()
+        self.attention = PagedAttention(ops)
         self.attention.attach(self.body)
         self._num_threads = num_threads
 

@@ -16,7 +16,7 @@ from quire.config.arch import ModelArch
 from quire.errors import ConfigError
 from quire.models.fallback.attention import Seen
 from quire.models.fallback.model import TransformersModel
-from quire.ops import functional
+from quire.ops.contract import Ops
 from quire.ops.operands import AttentionMetadata
 
 NUM_TOKENS = 8
@@ -30,7 +30,7 @@ def try_model(model: TransformersModel, arch: ModelArch, dtype: torch.dtype, *, 
 
     Raises: ConfigError saying what the model does that does not work over a paged cache.
     """
-    caches = [_cache(arch, dtype) for _ in range(arch.num_layers)]
+    caches = [_cache(model.attention.ops, arch, dtype) for _ in range(arch.num_layers)]
     token_ids = torch.arange(NUM_TOKENS) % arch.vocab_size
     seen = _watch(model, arch, token_ids, _context(caches, 0, NUM_TOKENS))
     _check_layers(arch, seen)
@@ -104,9 +104,9 @@ def _refuse(arch: ModelArch, reason: str, error: Exception | None = None) -> NoR
     raise ConfigError(f"{arch.source}: quire cannot run {arch.architecture} through transformers: {reason}.") from error
 
 
-def _cache(arch: ModelArch, dtype: torch.dtype) -> Tensor:
+def _cache(ops: Ops, arch: ModelArch, dtype: torch.dtype) -> Tensor:
     """One page."""
-    return functional.allocate_kv_cache(
+    return ops.allocate_kv_cache(
         num_blocks=1,
         block_size=BLOCK_SIZE,
         num_kv_heads=arch.num_kv_heads,

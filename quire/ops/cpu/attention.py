@@ -27,7 +27,7 @@ def paged_attention(
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.paged_attention`."""
+    """See `Ops.paged_attention`."""
     tokens, heads, head_size = query.shape
     out = empty((tokens, heads * head_size), query.dtype)
     _attend(
@@ -47,7 +47,7 @@ def paged_attention(
 def chunked_attention(
     query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, *, scale: float, chunk_size: int
 ) -> Tensor:
-    """See `functional.chunked_attention`."""
+    """See `Ops.chunked_attention`."""
     tokens, heads, head_size = query.shape
     out = empty((tokens, heads * head_size), query.dtype)
     run_or_note(partial(_attend_chunks, metadata=metadata, scale=scale, chunk_size=chunk_size), out, query, kv_cache)

@@ -18,7 +18,7 @@ from quire.ops.operands import AttentionExpertWeights
 def expert_queries(
     x: Tensor, keys_values: Tensor, weights: AttentionExpertWeights, routing: Routing, head_size: int
 ) -> Tensor:
-    """See `functional.expert_queries`."""
+    """See `Ops.expert_queries`."""
     num_features = routing.num_chosen * weights.queries[0].out_features
     out = empty((x.shape[0], num_features + keys_values.shape[1]), x.dtype)
     fill = partial(fill_queries, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route)
@@ -35,7 +35,7 @@ def expert_outputs(
     *,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.expert_outputs`."""
+    """See `Ops.expert_outputs`."""
     out = empty((x.shape[0], weights.outputs[0].out_features), x.dtype)
     fill = partial(fill_outputs, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route)
     run_or_note(fill, out, attended, x, residual)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from quire.errors import ConfigError
+from quire.ops.cpu.blocks import rows_of_blocks
 from quire.ops.cpu.dtypes import CACHE_DTYPES, COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.library import check, load, pointers
 from quire.ops.cpu.memory import empty, zeros
-from quire.ops.operands import LinearWeight
+from quire.ops.operands import BlockTable, LinearWeight
 
 lib = load()
 SLACK = 128
@@ -21,7 +22,7 @@ SLACK = 128
 def allocate_kv_cache(
     *, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype
 ) -> Tensor:
-    """See `functional.allocate_kv_cache`. Shape [2, B, K, S, X]; a page of S * X holds tiles (`kernels/cache.h`).
+    """See `Ops.allocate_kv_cache`. Shape [2, B, K, S, X]; a page of S * X holds tiles (`kernels/cache.h`).
 
     X is the head size (int8: and 4 bytes of scale), or more where slots are padded to a multiple of 16.
 
@@ -43,7 +44,7 @@ def allocate_kv_cache(
 
 
 def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    """See `functional.copy_blocks`. All caches are of one shape."""
+    """See `Ops.copy_blocks`. All caches are of one shape."""
     if not pairs or not kv_caches:
         return
     first = kv_caches[0]
@@ -61,15 +62,17 @@ def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -
 
 
 def touch_blocks(kv_cache: Tensor, begin: int, end: int) -> None:
-    """See `functional.touch_blocks`. 2 MiB of new memory take 0.1 ms to zero, on a virtual machine up to 2 ms."""
+    """See `Ops.touch_blocks`. 2 MiB of new memory take 0.1 ms to zero, on a virtual machine up to 2 ms."""
     size = kv_cache.element_size()
     for half in range(2):
         first = kv_cache.data_ptr() + (half * kv_cache.stride(0) + begin * kv_cache.stride(1)) * size
         check(lib.qr_touch(first, (end - begin) * kv_cache.stride(1) * size))
 
 
-def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
-    """See `functional.embedding`."""
+def embedding(token_ids: Tensor, table: Tensor | LinearWeight | BlockTable) -> Tensor:
+    """See `Ops.embedding`."""
+    if isinstance(table, BlockTable):
+        return rows_of_blocks(token_ids, table)
     rows = token_ids.shape[0]
     if isinstance(table, LinearWeight):
         packed = table.tensors["packed"]

@@ -17,7 +17,7 @@ lib = load()
 
 
 def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor:
-    """See `functional.scale_add`."""
+    """See `Ops.scale_add`."""
     out = empty(x.shape, x.dtype)
     added = None if residual is None else residual.data_ptr()
     check(lib.qr_scale_add(out.data_ptr(), x.data_ptr(), added, DTYPES[x.dtype], scale, x.numel()))
@@ -25,44 +25,44 @@ def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor
 
 
 def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> None:
-    """See `functional.activate`."""
+    """See `Ops.activate`."""
     run_or_note(partial(elementwise.activate, activation=activation, parameters=parameters), x)
 
 
 def clip(x: Tensor, limit: float) -> None:
-    """See `functional.clip`."""
+    """See `Ops.clip`."""
     run_or_note(partial(elementwise.clip, limit=limit), x)
 
 
 def gate(x: Tensor, gates: Tensor) -> None:
-    """See `functional.gate`."""
+    """See `Ops.gate`."""
     run_or_note(elementwise.gate, x, gates)
 
 
 def gated_activation(both: Tensor, activation: str) -> Tensor:
-    """See `functional.gated_activation`."""
+    """See `Ops.gated_activation`."""
     out = empty((both.shape[0], both.shape[1] // 2), both.dtype)
     run_or_note(partial(elementwise.fill_gated_activation, activation=activation), out, both)
     return out
 
 
 def join_columns(parts: Sequence[Tensor]) -> Tensor:
-    """See `functional.join_columns`."""
+    """See `Ops.join_columns`."""
     out = empty((parts[0].shape[0], sum(part.shape[1] for part in parts)), parts[0].dtype)
     run_or_note(elementwise.fill_columns, out, *parts)
     return out
 
 
 def scale_heads(x: Tensor, weight: Tensor) -> None:
-    """See `functional.scale_heads`."""
+    """See `Ops.scale_heads`."""
     run_or_note(elementwise.scale_heads, x, weight)
 
 
 def scale_tokens(x: Tensor, scales: Tensor, positions: Tensor) -> None:
-    """See `functional.scale_tokens`."""
+    """See `Ops.scale_tokens`."""
     run_or_note(elementwise.scale_tokens, x, scales, positions)
 
 
 def soft_cap(logits: Tensor, cap: float) -> None:
-    """See `functional.soft_cap`."""
+    """See `Ops.soft_cap`."""
     check(lib.qr_soft_cap(logits.data_ptr(), cap, logits.numel()))

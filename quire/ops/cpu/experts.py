@@ -53,7 +53,7 @@ def mixture_of_experts(
     activation: str | ClampedGate,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.mixture_of_experts`."""
+    """See `Ops.mixture_of_experts`."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
     written = _written.get(weights)
     if written is None:

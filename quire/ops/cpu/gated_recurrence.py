@@ -16,7 +16,7 @@ lib = load()
 
 
 def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """See `functional.gated_delta`."""
+    """See `Ops.gated_delta`."""
     tokens, width = projected.shape
     dtype = projected.dtype
     heads, size = weights.decay.shape[0], weights.norm.shape[0]
@@ -49,7 +49,7 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
 def lightning_attention(
     projected: Tensor, weights: LightningWeights, states: Tensor, metadata: StateMetadata
 ) -> Tensor:
-    """See `functional.lightning_attention`."""
+    """See `Ops.lightning_attention`."""
     tokens, width = projected.shape
     heads, inner = weights.decay.shape[0], weights.norm.shape[0]
     out = empty((tokens, inner), torch.float32)
@@ -72,7 +72,7 @@ def lightning_attention(
 
 
 def rg_lru(x: Tensor, gate: Tensor, weights: RgLruWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """See `functional.rg_lru`. The convolution is rounded block by block, as the gates' products read it."""
+    """See `Ops.rg_lru`. The convolution is rounded block by block, as the gates' products read it."""
     tokens, channels = x.shape
     num_blocks = len(weights.gates)
     block = channels // num_blocks

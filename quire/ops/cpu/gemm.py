@@ -23,7 +23,7 @@ def linear(
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """See `functional.linear`."""
+    """See `Ops.linear`."""
     out = empty((x.shape[0], weight.out_features), out_dtype or x.dtype)
     linear_into(out, x, weight, bias, activation=activation, residual=residual)
     return out
@@ -63,7 +63,7 @@ def linear_into(
 
 
 def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:
-    """See `functional.gated_linear`."""
+    """See `Ops.gated_linear`."""
     if weight.format != "dense":
         return quantized_gated_linear(x, weight, bias, activation=activation)
     rows, in_features = x.shape

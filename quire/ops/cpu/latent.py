@@ -19,7 +19,7 @@ _written: WeakKeyDictionary[HeadWeights, Tensor] = WeakKeyDictionary()
 
 
 def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: HeadWeights, spec: LatentSpec) -> Tensor:
-    """See `functional.latent_qkv`."""
+    """See `Ops.latent_qkv`."""
     tokens = query.shape[0]
     qkv = empty((tokens, (spec.num_heads + 2) * spec.head_size), query.dtype)
     check(
@@ -43,7 +43,7 @@ def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: Head
 
 
 def latent_values(attended: Tensor, to_values: HeadWeights, spec: LatentSpec) -> Tensor:
-    """See `functional.latent_values`."""
+    """See `Ops.latent_values`."""
     tokens = attended.shape[0]
     values = empty((tokens, spec.num_heads * spec.value_size), attended.dtype)
     check(

@@ -10,7 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 7
+ABI_VERSION: Final = 8
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -35,7 +35,7 @@ STATUS: Final = {
     -4: "the library was not initialised",
 }
 
-PTR, I32, I64, F32 = c_void_p, c_int32, c_int64, c_float
+PTR, I32, I64, F32, F64 = c_void_p, c_int32, c_int64, c_float, c_double
 STATES: Final = (PTR, I64, I64, PTR, PTR, PTR, I64)
 """Where the states of a step's sequences lie."""
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
@@ -59,6 +59,9 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_quantize_linear": (I32, PTR, PTR, I32, I64, I64, I64, PTR, I32, I64, I64, I64),
     "qr_linear_quantized": (I32, PTR, I32, PTR, I32, PTR, I64, I64, I64, I64, PTR, I32, PTR),
     "qr_gated_linear_quantized": (I32, PTR, PTR, I32, PTR, I64, I64, I64, I64, PTR, I32),
+    "qr_block_range": (I32, PTR, PTR, I32, PTR, I64, I64, I64),
+    "qr_pack_blocks": (I32, PTR, PTR, PTR, F64, I32, I64, I64, PTR, I64, I64, I64),
+    "qr_block_rows": (I32, PTR, I32, I32, PTR, I64, I64, I64, PTR, PTR, I64),
     "qr_route": (I32, *(PTR,) * 4, I64, I64, PTR),
     "qr_mixture_of_experts": (I32, PTR, PTR, I32, PTR, I64, PTR, PTR, PTR),
     "qr_rms_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),

@@ -189,7 +189,7 @@ def give_back(last: Tensor) -> None:
 
 @contextmanager
 def weights_together() -> Iterator[None]:
-    """See `functional.weights_together`."""
+    """See `Ops.weights_together`."""
     before, _use.shelf = _use.shelf, Shelf()
     try:
         yield

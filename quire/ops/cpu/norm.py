@@ -12,7 +12,7 @@ lib = load()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
-    """See `functional.rms_norm`."""
+    """See `Ops.rms_norm`."""
     out = empty(x.shape, x.dtype)
     rows, cols = x.shape
     check(
@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
 
 
 def rms_norm_columns(x: Tensor, weight: Tensor, eps: float, *, first: int) -> None:
-    """See `functional.rms_norm_columns`. The kernel takes whole rows, so each row's columns are a call of their own."""
+    """See `Ops.rms_norm_columns`. The kernel takes whole rows, so each row's columns are a call of their own."""
     rows, width = x.shape
     dtype, item, start = DTYPES[x.dtype], x.element_size(), x.data_ptr()
     for row in range(rows):
@@ -41,7 +41,7 @@ def rms_norm_columns(x: Tensor, weight: Tensor, eps: float, *, first: int) -> No
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """See `functional.layer_norm`."""
+    """See `Ops.layer_norm`."""
     out = empty(x.shape, x.dtype)
     rows, cols = x.shape
     check(
@@ -61,7 +61,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def layer_norm_heads(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, first: int, num_heads: int) -> None:
-    """See `functional.layer_norm_heads`. The heads of a row that share a weight are the rows of one call."""
+    """See `Ops.layer_norm_heads`. The heads of a row that share a weight are the rows of one call."""
     rows, width = x.shape
     num_weights, size = weight.shape
     dtype, item = DTYPES[x.dtype], x.element_size()

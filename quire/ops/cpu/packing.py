@@ -17,7 +17,7 @@ lib = load()
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
-    """See `functional.pack_linear`. Each part is read straight into panels of 32 rows.
+    """See `Ops.pack_linear`. Each part is read straight into panels of 32 rows.
 
     bfloat16 is packed in 12 bits without loss where it can be and pays: only tiles leave the vector units time to
     expand it as fast as memory brings it.

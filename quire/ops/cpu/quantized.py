@@ -13,8 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.config.gguf.tensor_types import QUANTIZED
 from quire.config.weight_formats import Codes, Shift, WeightFormat, native_format
 from quire.errors import ConfigError
+from quire.ops.blocks import LEVELS, unpack_blocks
+from quire.ops.cpu.blocks import pack_blocks, range_of_blocks
 from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import UNSUPPORTED, check, load
 from quire.ops.cpu.memory import empty, weight_zeros
@@ -22,7 +25,7 @@ from quire.ops.cpu.packing import pack_linear
 from quire.ops.cpu.rows import readable_rows
 from quire.ops.cpu.weights import CODES, written
 from quire.ops.dequantize import with_integer_levels
-from quire.ops.operands import LinearWeight, QuantizedRows
+from quire.ops.operands import BlockRows, LinearWeight, QuantizedRows, StoredRows
 from quire.utils.math import cdiv
 
 lib = load()
@@ -81,10 +84,10 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str) -> LinearWeight:
     )
 
 
-def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
-    """See `functional.pack_quantized`. Neighbours of one format become one weight; several weights, a mixed one."""
-    integers = [part if isinstance(part, Tensor) else with_integer_levels(part) for part in parts]
-    weights = [_pack_alike(list(alike)) for _, alike in itertools.groupby(integers, _Kind())]
+def pack_quantized(parts: Sequence[StoredRows | Tensor]) -> LinearWeight:
+    """See `Ops.pack_quantized`. Neighbours of one format become one weight; several weights, a mixed one."""
+    ready = [part if isinstance(part, Tensor) else _with_integers(part) for part in parts]
+    weights = [_pack_alike(list(alike)) for _, alike in itertools.groupby(ready, _Kind())]
     if len(weights) == 1:
         return weights[0]
     if len(weights) > MOST_PARTS:
@@ -96,32 +99,44 @@ def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
     )
 
 
+def _with_integers(part: StoredRows) -> StoredRows:
+    """Levels of int8; and blocks only where their groups are those of the kernels."""
+    if isinstance(part, QuantizedRows):
+        return with_integer_levels(part)
+    return part if format_of(part).group == QUANTIZED[part.type_name].group_size else unpack_blocks(part)
+
+
 class _Kind:
     """Of parts in turn: equal for those that can be one weight, which have one format and one order of inputs."""
 
     def __init__(self) -> None:
         self._orders: list[Tensor | None] = []
 
-    def __call__(self, part: QuantizedRows | Tensor) -> tuple[object, int]:
+    def __call__(self, part: StoredRows | Tensor) -> tuple[object, int]:
         if isinstance(part, Tensor):
             return part.dtype, 0
-        number = next((i for i, order in enumerate(self._orders) if _are_same(order, part.order)), len(self._orders))
+        order = part.order if isinstance(part, QuantizedRows) else None
+        number = next((i for i, known in enumerate(self._orders) if _are_same(known, order)), len(self._orders))
         if number == len(self._orders):
-            self._orders.append(part.order)
-        return (format_of(part), part.levels), number
+            self._orders.append(order)
+        return (format_of(part), _levels_of(part)), number
 
 
 def _are_same(order: Tensor | None, other: Tensor | None) -> bool:
     return order is other or (order is not None and other is not None and torch.equal(order, other))
 
 
-def _pack_alike(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
+def _levels_of(part: StoredRows) -> tuple[float, ...] | None:
+    return part.levels if isinstance(part, QuantizedRows) else LEVELS.get(part.type_name)
+
+
+def _pack_alike(parts: Sequence[StoredRows | Tensor]) -> LinearWeight:
     quantized = [part for part in parts if not isinstance(part, Tensor)]
     dense = [part for part in parts if isinstance(part, Tensor)]
     return pack_linear(dense, dtype=dense[0].dtype) if dense else _pack_rows(quantized)
 
 
-def _pack_rows(parts: Sequence[QuantizedRows]) -> LinearWeight:
+def _pack_rows(parts: Sequence[StoredRows]) -> LinearWeight:
     """Of one format."""
     first, (rows, columns) = parts[0], (sum(part.shape[0] for part in parts), parts[0].shape[1])
     format = format_of(first)
@@ -137,27 +152,48 @@ def _pack_rows(parts: Sequence[QuantizedRows]) -> LinearWeight:
         tensors["offsets"] = _panels_of(rows, groups, torch.float16)
     offset = 0
     for part in parts:
-        _pack_values(tensors["packed"], format, rows, part.values, offset)
-        _place(tensors["scales"], part.scales / unit, format.group, part, offset)
-        if part.zero_points is not None:
-            _place(tensors["zero_points"], part.zero_points, format.group, part, offset)
-        if part.offsets is not None:
-            _place(tensors["offsets"], part.offsets / unit, format.group, part, offset)
+        if isinstance(part, BlockRows):
+            pack_blocks(tensors, part, unit=unit, out_features=rows, offset=offset)
+        else:
+            _put(tensors, part, format, unit=unit, out_features=rows, offset=offset)
         offset += part.shape[0]
     if unit != 1.0:
         tensors["unit"] = torch.tensor(unit, dtype=torch.float64)
-    if first.levels is not None:
-        tensors["levels"] = torch.tensor([int(level) for level in first.levels], dtype=torch.int8)
-    if first.order is not None:
+    levels = _levels_of(first)
+    if levels is not None:
+        tensors["levels"] = torch.tensor([int(level) for level in levels], dtype=torch.int8)
+    if isinstance(first, QuantizedRows) and first.order is not None:
         tensors["order"] = _checked_order(first.order, columns)
     return LinearWeight(out_features=rows, in_features=columns, format=format.name, tensors=tensors)
 
 
-def format_of(rows: QuantizedRows) -> WeightFormat:
+def _put(
+    tensors: dict[str, Tensor],
+    part: QuantizedRows,
+    format: WeightFormat,
+    *,
+    unit: float,
+    out_features: int,
+    offset: int,
+) -> None:
+    """Lay rows out in a weight of `out_features`, from row `offset` on. Mutates: tensors."""
+    _pack_values(tensors["packed"], format, out_features, part.values, offset)
+    _place(tensors["scales"], part.scales / unit, format.group, part, offset)
+    if part.zero_points is not None:
+        _place(tensors["zero_points"], part.zero_points, format.group, part, offset)
+    if part.offsets is not None:
+        _place(tensors["offsets"], part.offsets / unit, format.group, part, offset)
+
+
+def format_of(rows: StoredRows) -> WeightFormat:
     """What the kernels keep it in.
 
     Raises: ConfigError where they have nothing.
     """
+    if isinstance(rows, BlockRows):
+        format = _format_of_blocks(rows)
+        assert format is not None, "each type that is read has a format"
+        return format
     format = native_format(
         bits=rows.bits,
         group_size=rows.group_size,
@@ -171,6 +207,17 @@ def format_of(rows: QuantizedRows) -> WeightFormat:
     if format is None or not is_known or (format.codes is Codes.FLOAT8 and rows.order is not None):
         raise ConfigError(f"the kernels have no product with weights of {describe(rows)}")
     return format
+
+
+def _format_of_blocks(rows: BlockRows) -> WeightFormat | None:
+    kind = QUANTIZED[rows.type_name]
+    return native_format(
+        bits=kind.bits,
+        group_size=kind.group_size,
+        in_features=rows.shape[1],
+        has_offsets=kind.has_offsets,
+        has_levels=kind.has_levels,
+    )
 
 
 def describe(rows: QuantizedRows) -> str:
@@ -190,7 +237,7 @@ def quantized_linear(
     activation: str | None,
     residual: Tensor | None,
 ) -> None:
-    """`functional.linear` where weight.format is not dense. Mutates: out."""
+    """`Ops.linear` where weight.format is not dense. Mutates: out."""
     rows, in_features = x.shape
     check(
         lib.qr_linear_quantized(
@@ -210,7 +257,7 @@ def quantized_linear(
 
 
 def quantized_gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None, *, activation: str) -> Tensor:
-    """`functional.gated_linear` where weight.format is not dense."""
+    """`Ops.gated_linear` where weight.format is not dense."""
     rows, in_features = x.shape
     half = weight.out_features // 2
     out = empty((rows, half), x.dtype)
@@ -251,17 +298,24 @@ def _pack_values(packed: Tensor, format: WeightFormat, out_features: int, values
     check(status)
 
 
-def _unit(format: WeightFormat, parts: Sequence[QuantizedRows]) -> float:
+def _unit(format: WeightFormat, parts: Sequence[StoredRows]) -> float:
     """The power of two that scales and offsets are multiples of, so that float16 holds them; 1 where it does anyway."""
-    numbers = [tensor for part in parts for tensor in (part.scales, part.offsets) if tensor is not None]
-    largest = max((float(tensor.abs().max()) for tensor in numbers if tensor.numel()), default=0.0)
-    if not math.isfinite(largest) or any(bool(tensor.isnan().any()) for tensor in numbers):
+    ranges = [range_of_blocks(part) if isinstance(part, BlockRows) else _range_of(part) for part in parts]
+    if not all(math.isfinite(largest) for largest, _ in ranges):
         raise ConfigError("a quantised weight has a scale or an offset that is not finite: the checkpoint is damaged")
-    if format.group == 0 or format.codes is Codes.FLOAT8 or largest == 0:
-        return 1.0
-    if all(torch.equal(tensor.half().float(), tensor.float()) for tensor in numbers):
+    largest = max(largest for largest, _ in ranges)
+    if format.group == 0 or format.codes is Codes.FLOAT8 or largest == 0 or all(fits for _, fits in ranges):
         return 1.0
     return 2.0 ** max(math.frexp(largest)[1] - HALF_BITS, -126)
+
+
+def _range_of(part: QuantizedRows) -> tuple[float, bool]:
+    """See `range_of_blocks`."""
+    numbers = [tensor for tensor in (part.scales, part.offsets) if tensor is not None and tensor.numel()]
+    if not all(bool(tensor.isfinite().all()) for tensor in numbers):
+        return math.nan, False
+    largest = max((float(tensor.abs().max()) for tensor in numbers), default=0.0)
+    return largest, all(torch.equal(tensor.half().float(), tensor.float()) for tensor in numbers)
 
 
 def _checked_order(order: Tensor, columns: int) -> Tensor:

@@ -22,7 +22,7 @@ def rope_and_cache(
     slot_mapping: Tensor,
     spec: RopeAndCacheSpec,
 ) -> Tensor:
-    """See `functional.rope_and_cache`. Norm and rotation are rounded once, after both."""
+    """See `Ops.rope_and_cache`. Norm and rotation are rounded once, after both."""
     tokens = qkv.shape[0]
     query = empty((tokens, spec.num_heads, spec.head_size), qkv.dtype)
     _, num_blocks, _, block_size, width = kv_cache.shape

@@ -13,7 +13,7 @@ lib = load()
 
 
 def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
-    """See `functional.row_max`."""
+    """See `Ops.row_max`."""
     rows, vocab_size = logits.shape
     values, ids = array("f", bytes(4 * rows)), array("q", bytes(8 * rows))
     check(lib.qr_row_max(values.buffer_info()[0], ids.buffer_info()[0], logits.data_ptr(), rows, vocab_size))
@@ -21,7 +21,7 @@ def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
 
 
 def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:
-    """See `functional.allowed_max`."""
+    """See `Ops.allowed_max`."""
     count = len(rows)
     values, ids = array("f", bytes(4 * count)), array("q", bytes(8 * count))
     check(
@@ -40,7 +40,7 @@ def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float
 
 
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `functional.top_logprobs`."""
+    """See `Ops.top_logprobs`."""
     rows, vocab_size = logits.shape
     chosen_logprobs, ranks = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
     top_ids, top = torch.empty((rows, k), dtype=torch.int64), torch.empty((rows, k))
@@ -70,7 +70,7 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """See `functional.apply_penalties`."""
+    """See `Ops.apply_penalties`."""
     check(
         lib.qr_apply_penalties(
             logits.data_ptr(),
@@ -98,7 +98,7 @@ def sample(
     mask_of: Tensor | None = None,
     masks: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.sample`."""
+    """See `Ops.sample`."""
     rows, vocab_size = logits.shape
     drawn = torch.empty(uniforms.shape, dtype=torch.int64)
     check(

@@ -23,7 +23,7 @@ FEATURES = 4096
 MANY_ROWS = 512
 ROUNDS = 5
 QUANTISED = {"int8": "int8", "int4": "int4_g128"}
-"""Name -> format of `functional.quantize_linear`."""
+"""Name -> format of `Ops.quantize_linear`."""
 FORMATS = ("bfloat16", "float16", "float32", *QUANTISED)
 
 

@@ -19,13 +19,13 @@ SLACK = 128
 
 
 def allocate_states(*, num_blocks: int, num_bytes: int) -> Tensor:
-    """See `functional.allocate_states`. Pages are not touched here."""
+    """See `Ops.allocate_states`. Pages are not touched here."""
     size = num_blocks * num_bytes
     return zeros(size + SLACK)[:size].view(torch.float32).view(2, num_blocks, num_bytes // 8)
 
 
 def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """See `functional.mamba`."""
+    """See `Ops.mamba`."""
     tokens, dtype = projected.shape[0], projected.dtype
     channels, state_size = weights.decay.shape
     x = empty((tokens, channels), torch.float32)
@@ -62,7 +62,7 @@ def mamba(projected: Tensor, weights: MambaWeights, states: Tensor, metadata: St
 
 
 def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """See `functional.mamba2`."""
+    """See `Ops.mamba2`."""
     tokens, width = projected.shape
     dtype = projected.dtype
     heads, inner = weights.decay.shape[0], weights.inner_size
@@ -92,7 +92,7 @@ def mamba2(projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: 
 
 
 def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """See `functional.short_conv`."""
+    """See `Ops.short_conv`."""
     channels = weights.weight.shape[0]
     out = empty((projected.shape[0], channels), projected.dtype)
     convolve(None, out, projected, 2 * channels, weights, states, metadata, factor=0, gate=channels)

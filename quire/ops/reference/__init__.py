@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import MappingProxyType
 
 from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_tokens
+from quire.ops.graphs import Graphs
 from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import gated_activation, join_columns, scale_add, soft_cap
 from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gated_recurrence import gated_delta, lightning_attention, rg_lru
-from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear
-from quire.ops.reference.graphs import Graphs
+from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear, weights_together
 from quire.ops.reference.latent import latent_qkv, latent_values
 from quire.ops.reference.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.reference.quantized import pack_quantized
@@ -27,7 +26,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "make_graphs": Graphs,
         "pack_linear": pack_linear,
         "pack_quantized": pack_quantized,
-        "weights_together": nullcontext,
+        "weights_together": weights_together,
         "linear": linear,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,

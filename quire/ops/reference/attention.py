@@ -27,7 +27,7 @@ SPLIT = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """From query . key to what softmax takes; see `functional.paged_attention`."""
+    """From query . key to what softmax takes; see `Ops.paged_attention`."""
 
     scale: float
     sliding_window: int | None = None
@@ -48,7 +48,7 @@ def paged_attention(
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.paged_attention`."""
+    """See `Ops.paged_attention`."""
     scores = Scores(scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, slopes=slopes, sinks=sinks)
     return _attend_pages(query, kv_cache, metadata, scores)
 
@@ -56,7 +56,7 @@ def paged_attention(
 def chunked_attention(
     query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, *, scale: float, chunk_size: int
 ) -> Tensor:
-    """See `functional.chunked_attention`."""
+    """See `Ops.chunked_attention`."""
     return paged_attention(query, kv_cache, by_chunk(metadata, chunk_size), scale=scale)
 
 

@@ -16,7 +16,7 @@ from quire.ops.threads import one_thread
 def expert_queries(
     x: Tensor, keys_values: Tensor, weights: AttentionExpertWeights, routing: Routing, head_size: int
 ) -> Tensor:
-    """See `functional.expert_queries`."""
+    """See `Ops.expert_queries`."""
     num_features = routing.num_chosen * weights.queries[0].out_features
     out = x.new_empty(x.shape[0], num_features + keys_values.shape[1])
     fill_queries(out, x, keys_values, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route)
@@ -33,7 +33,7 @@ def expert_outputs(
     *,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.expert_outputs`."""
+    """See `Ops.expert_outputs`."""
     out = x.new_empty(x.shape[0], weights.outputs[0].out_features)
     fill_outputs(
         out, attended, x, residual, weights=weights, routing=routing, head_size=head_size, linear=linear, route=route

@@ -14,7 +14,7 @@ SCALE_BYTES = 4
 def allocate_kv_cache(
     *, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype
 ) -> Tensor:
-    """See `functional.allocate_kv_cache`. Layout: [2, B, K, S, D], int8 with the bytes of a float32 scale behind D."""
+    """See `Ops.allocate_kv_cache`. Layout: [2, B, K, S, D], int8 with the bytes of a float32 scale behind D."""
     width = head_size + SCALE_BYTES * (dtype == torch.int8)
     return torch.empty(2, num_blocks, num_kv_heads, block_size, width, dtype=dtype)
 
@@ -33,11 +33,11 @@ def dequantize(slots: Tensor) -> Tensor:
 
 
 def copy_blocks(kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    """See `functional.copy_blocks`."""
+    """See `Ops.copy_blocks`."""
     for cache in kv_caches:
         for source, destination in pairs:
             cache[:, destination] = cache[:, source]
 
 
 def touch_blocks(kv_cache: Tensor, begin: int, end: int) -> None:
-    """See `functional.touch_blocks`. The reference waits for memory when it writes."""
+    """See `Ops.touch_blocks`. The reference waits for memory when it writes."""

@@ -11,25 +11,25 @@ from quire.ops.elementwise import fill_gated_activation
 
 
 def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor:
-    """See `functional.scale_add`."""
+    """See `Ops.scale_add`."""
     value = x.float() * scale
     return (value if residual is None else value + residual.float()).to(x.dtype)
 
 
 def gated_activation(both: Tensor, activation: str) -> Tensor:
-    """See `functional.gated_activation`."""
+    """See `Ops.gated_activation`."""
     out = both.new_empty(both.shape[0], both.shape[1] // 2)
     fill_gated_activation(out, both, activation)
     return out
 
 
 def join_columns(parts: Sequence[Tensor]) -> Tensor:
-    """See `functional.join_columns`."""
+    """See `Ops.join_columns`."""
     return torch.cat(list(parts), dim=1)
 
 
 def soft_cap(logits: Tensor, cap: float) -> None:
-    """See `functional.soft_cap`."""
+    """See `Ops.soft_cap`."""
     for row in logits.div_(cap):  # row by row: torch's bits may depend on where a row lies among others
         row.tanh_()
     logits.mul_(cap)

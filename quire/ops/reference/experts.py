@@ -32,7 +32,7 @@ def mixture_of_experts(
     activation: str | ClampedGate,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.mixture_of_experts`."""
+    """See `Ops.mixture_of_experts`."""
     logits = linear(x.float(), weights.router, weights.router_bias)
     total = torch.zeros(x.shape[0], weights.experts[0].down.out_features)
     for part in parts_of(logits, weights, routing):

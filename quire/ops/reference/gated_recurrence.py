@@ -12,7 +12,7 @@ from quire.ops.threads import one_thread
 
 @one_thread()
 def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """See `functional.gated_delta`."""
+    """See `Ops.gated_delta`."""
     return gated_recurrence.gated_delta(projected, weights, states, metadata).to(projected.dtype)
 
 
@@ -20,11 +20,11 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
 def lightning_attention(
     projected: Tensor, weights: LightningWeights, states: Tensor, metadata: StateMetadata
 ) -> Tensor:
-    """See `functional.lightning_attention`."""
+    """See `Ops.lightning_attention`."""
     return gated_recurrence.lightning_attention(projected, weights, states, metadata).to(projected.dtype)
 
 
 @one_thread()
 def rg_lru(x: Tensor, gate: Tensor, weights: RgLruWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-    """See `functional.rg_lru`."""
+    """See `Ops.rg_lru`."""
     return gated_recurrence.rg_lru(x, gate, weights, states, metadata, linear=linear).to(x.dtype)

@@ -12,12 +12,14 @@ on an AVX-512 core.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS
-from quire.ops.operands import LinearWeight
+from quire.ops.dequantize import dequantize
+from quire.ops.operands import BlockTable, LinearWeight
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
@@ -30,7 +32,7 @@ PANEL_ELEMENTS = 1 << 18
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
-    """See `functional.pack_linear`. Layout: [N, M], row by row."""
+    """See `Ops.pack_linear`. Layout: [N, M], row by row."""
     weight = torch.empty(sum(part.shape[0] for part in parts), parts[0].shape[1], dtype=dtype)
     start = 0
     for part in parts:
@@ -39,6 +41,11 @@ def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
     return LinearWeight(
         out_features=weight.shape[0], in_features=weight.shape[1], format="dense", tensors={"weight": weight}
     )
+
+
+def weights_together() -> AbstractContextManager[None]:
+    """See `Ops.weights_together`. torch gives each tensor memory of its own."""
+    return nullcontext()
 
 
 @one_thread()
@@ -51,7 +58,7 @@ def linear(
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """See `functional.linear`."""
+    """See `Ops.linear`."""
     out = _product(x, weight)
     if bias is not None:
         out.add_(bias)
@@ -65,7 +72,7 @@ def linear(
 
 @one_thread()
 def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:
-    """See `functional.gated_linear`."""
+    """See `Ops.gated_linear`."""
     out = _product(x, weight)
     if bias is not None:
         out.add_(bias)
@@ -73,8 +80,10 @@ def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *,
     return ACTIVATIONS[activation](gate).mul_(up)[: x.shape[0]].to(x.dtype)
 
 
-def embedding(token_ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
-    """See `functional.embedding`."""
+def embedding(token_ids: Tensor, table: Tensor | LinearWeight | BlockTable) -> Tensor:
+    """See `Ops.embedding`."""
+    if isinstance(table, BlockTable):
+        return dequantize(table.rows[token_ids]).to(table.dtype)
     rows = table.tensors["weight"] if isinstance(table, LinearWeight) else table
     return rows.index_select(0, token_ids)
 

@@ -17,7 +17,7 @@ from quire.ops.threads import one_thread
 
 @one_thread()
 def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: HeadWeights, spec: LatentSpec) -> Tensor:
-    """See `functional.latent_qkv`."""
+    """See `Ops.latent_qkv`."""
     tokens = query.shape[0]
     nope = query.new_empty(tokens, spec.num_heads * spec.nope_size)
     latent = query.new_empty(tokens, spec.latent_size)
@@ -30,7 +30,7 @@ def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: Head
 
 @one_thread()
 def latent_values(attended: Tensor, to_values: HeadWeights, spec: LatentSpec) -> Tensor:
-    """See `functional.latent_values`."""
+    """See `Ops.latent_values`."""
     tokens = attended.shape[0]
     latents = attended.new_empty(tokens, spec.num_heads * spec.latent_size)
     _split_attended(spec, latents, attended)
@@ -61,7 +61,7 @@ def _split_inputs(spec: LatentSpec, nope: Tensor, latent: Tensor, query: Tensor,
 def _join_qkv(
     spec: LatentSpec, qkv: Tensor, query: Tensor, compressed: Tensor, products: Tensor, latent: Tensor
 ) -> None:
-    """See `functional.latent_qkv`. Shapes: products [H, T, C], latent [T, C], normalised. Mutates: qkv, all of it."""
+    """See `Ops.latent_qkv`. Shapes: products [H, T, C], latent [T, C], normalised. Mutates: qkv, all of it."""
     tokens, heads, end = query.shape[0], spec.num_heads, spec.rope_size + spec.latent_size
     parts = qkv.view(tokens, heads + 2, spec.head_size)
     rotated, latents = parts[..., : spec.rope_size], parts[..., spec.rope_size : end]

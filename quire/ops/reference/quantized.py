@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from quire.ops.dequantize import dequantize
-from quire.ops.operands import LinearWeight, QuantizedRows
+from quire.ops.operands import LinearWeight, StoredRows
 
 
-def pack_quantized(parts: Sequence[QuantizedRows | Tensor]) -> LinearWeight:
-    """See `functional.pack_quantized`. Layout: [N, M] float32, row by row."""
-    weight = torch.cat([dequantize(part) if isinstance(part, QuantizedRows) else part.float() for part in parts])
+def pack_quantized(parts: Sequence[StoredRows | Tensor]) -> LinearWeight:
+    """See `Ops.pack_quantized`. Layout: [N, M] float32, row by row."""
+    weight = torch.cat([part.float() if isinstance(part, Tensor) else dequantize(part) for part in parts])
     return LinearWeight(
         out_features=weight.shape[0], in_features=weight.shape[1], format="dense", tensors={"weight": weight}
     )

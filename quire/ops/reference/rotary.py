@@ -20,7 +20,7 @@ def rope_and_cache(
     slot_mapping: Tensor,
     spec: RopeAndCacheSpec,
 ) -> Tensor:
-    """See `functional.rope_and_cache`. Norm and rotation are rounded once, after both."""
+    """See `Ops.rope_and_cache`. Norm and rotation are rounded once, after both."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     qkv = qkv.view(-1, heads + 2 * kv_heads, spec.head_size)
     query, key, value = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]

@@ -25,13 +25,13 @@ NARROW = 1024
 
 
 def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
-    """See `functional.row_max`; torch returns the first of equal maxima."""
+    """See `Ops.row_max`; torch returns the first of equal maxima."""
     values, ids = logits.max(dim=-1)
     return values.tolist(), ids.tolist()
 
 
 def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:
-    """See `functional.allowed_max`. A row at a time, so that what is unpacked stays in cache."""
+    """See `Ops.allowed_max`. A row at a time, so that what is unpacked stays in cache."""
     found = [row_max(_masked(logits[row : row + 1], [index], masks)) for index, row in enumerate(rows.tolist())]
     return [values[0] for values, _ in found], [ids[0] for _, ids in found]
 
@@ -47,7 +47,7 @@ def _masked(logits: Tensor, mask_of: Sequence[int], masks: Tensor) -> Tensor:
 
 
 def top_logprobs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `functional.top_logprobs`. Order and ranks are those of the logits, before log-softmax rounds them."""
+    """See `Ops.top_logprobs`. Order and ranks are those of the logits, before log-softmax rounds them."""
     num_rows = logits.shape[0]
     chosen_logprobs, ranks = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
     top_ids, top = torch.empty(num_rows, k, dtype=torch.int64), torch.empty(num_rows, k)
@@ -71,7 +71,7 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """See `functional.apply_penalties`."""
+    """See `Ops.apply_penalties`."""
     values = logits[rows, token_ids]
     seen = in_prompt | (output_counts > 0)
     factor = torch.where(seen, repetition[rows], 1.0)
@@ -91,7 +91,7 @@ def sample(
     mask_of: Tensor | None = None,
     masks: Tensor | None = None,
 ) -> Tensor:
-    """See `functional.sample`."""
+    """See `Ops.sample`."""
     drawn = torch.empty(uniforms.shape, dtype=torch.int64)
     for part in _chunks(logits):
         values = logits[part]

@@ -18,7 +18,7 @@ from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.message_reader import MessageReader, check_thinks, thinking_kwargs
 from quire.server.api.output_form import Form, anthropic_form
-from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params, warn_of
+from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.anthropic import (
     AnthropicError,
@@ -29,6 +29,7 @@ from quire.server.api.protocol.anthropic import (
     TokenCount,
 )
 from quire.server.api.protocol.openai import ConversationFields
+from quire.server.api.unknown_fields import OF_SCHEMA, unknown_in, warn_of
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of
@@ -97,7 +98,9 @@ def _prompt_of(service: Service, body: CountTokensRequest) -> tuple[str, list[in
     messages, tools = Messages(body), tools_of(body)
     unknown = warn_of([*tools.unknown, *messages.unknown], service)
     with messages.named():
-        text, ids, warnings = chat_text(service, messages.messages, _fields(service, body), tools)
+        text, ids, warnings = chat_text(
+            service, messages.messages, _fields(service, body), tools, place_of=messages.place_of
+        )
     return text, ids, [*unknown, *warnings]
 
 
@@ -115,6 +118,8 @@ class _Reply:
             "model": model,
         }
         self._warnings = check_fields(body, service, refused=_REFUSED)
+        for place, form in _forms(body):
+            self._warnings += warn_of(unknown_in(form, place, ("type", *OF_SCHEMA)), service)
         self._tools = tools_of(body)
         self._shows_thinking = body.thinking is None or body.thinking.type != "disabled"
         if body.stop is not None and body.stop_sequences is not None:
@@ -184,8 +189,7 @@ class _Reply:
         Raises: ApiError.
         """
         body = self._body
-        in_config = None if body.output_config is None else body.output_config.format
-        form = anthropic_form(in_config, "output_config.format") or anthropic_form(body.output_format, "output_format")
+        form = next((form for place, given in _forms(body) if (form := anthropic_form(given, place))), None)
         if form is not None and body.structured_outputs is not None:
             raise invalid(form.place, f"{form.place} and structured_outputs both say what the output is; send one.")
         return form
@@ -222,7 +226,13 @@ class _Reply:
                 salt=body.cache_salt,
                 priority=body.priority,
                 tools=self._tools,
+                place_of=messages.place_of,
             )
+
+
+def _forms(body: MessagesRequest) -> list[tuple[str, Any]]:
+    in_config = None if body.output_config is None else body.output_config.format
+    return [("output_config.format", in_config), ("output_format", body.output_format)]
 
 
 def _event(kind: str, fields: dict[str, Any], write: Encode = encode) -> bytes:

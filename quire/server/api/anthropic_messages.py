@@ -11,7 +11,8 @@ from quire.errors import RequestError, shown
 from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.server.api.message_reader import input_of
 from quire.server.api.protocol.anthropic import CountTokensRequest
-from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, check_count, read_tool, tool_use, unknown_in
+from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, check_count, read_tool, tool_use
+from quire.server.api.unknown_fields import Unknown, unknown_in
 from quire.server.http.errors import ApiError, invalid, renamed
 
 _PATH = re.compile(r"messages\[([0-9]{1,6})\](.*)", re.DOTALL)
@@ -25,7 +26,7 @@ class Messages:
 
     def __init__(self, body: CountTokensRequest) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.unknown: list[str] = []
+        self.unknown: list[Unknown] = []
         """Fields of blocks that are not known, or have no effect."""
         self._places: list[str] = []
         if body.system:
@@ -40,10 +41,17 @@ class Messages:
             yield
         except RequestError as error:
             path = str(error.fields.get("parameter"))
-            found = _PATH.fullmatch(path)
-            if found is None or int(found[1]) >= len(self._places):
+            place = self.place_of(path)
+            if place == path:
                 raise
-            raise renamed(error, path, self._places[int(found[1])] + found[2]) from None
+            raise renamed(error, path, place) from None
+
+    def place_of(self, path: str) -> str:
+        """A path in `messages` as one in the request."""
+        found = _PATH.fullmatch(path)
+        if found is None or int(found[1]) >= len(self._places):
+            return path
+        return self._places[int(found[1])] + found[2]
 
     def _add(self, message: dict[str, Any], place: str) -> None:
         self.messages.append(message)
@@ -159,7 +167,7 @@ def tools_of(body: CountTokensRequest) -> ToolUse:
     return tool_use(tools, _choice(kind), names, parallel=not parallel, unknown=_unknown(body.tools, choice))
 
 
-def _unknown(tools: Sequence[Any], choice: Mapping[str, Any]) -> list[str]:
+def _unknown(tools: Sequence[Any], choice: Mapping[str, Any]) -> list[Unknown]:
     """Fields that are not known. A name is one of a choice of type tool; prefixes are cached whoever asks for it."""
     known = ("type", "name", "description", "input_schema", "strict", "cache_control")
     found = [name for index, tool in enumerate(tools) for name in unknown_in(tool, f"tools[{index}]", known)]

@@ -29,12 +29,12 @@ from quire.server.api.params import (
     sampling_params,
     tokens_as_ids,
     usage_in_stream,
-    warn_of,
 )
 from quire.server.api.prompts import cache_salt, chat_text, check_repeated, finish_prompt
 from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ChatCompletion, ChatCompletionRequest, ConversationFields
 from quire.server.api.tools import NO_TOOLS, ToolUse, openai_tools
+from quire.server.api.unknown_fields import unknown_in_form, warn_of
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of, reply_of
@@ -98,8 +98,11 @@ async def converse(
     salt: str | None,
     priority: int | None = None,
     tools: ToolUse = NO_TOOLS,
+    place_of: Callable[[str], str] | None = None,
 ) -> Conversation:
     """Render and tokenise a conversation, off the event loop, and make it ready to be generated.
+
+    `place_of` makes a path in the messages one in the request.
 
     Raises: ApiError; RequestErrors.
     """
@@ -107,7 +110,7 @@ async def converse(
     def prepare() -> Conversation:
         unknown = warn_of(tools.unknown, service)
         params = make_params()
-        text, ids, warnings = chat_text(service, messages, fields, tools)
+        text, ids, warnings = chat_text(service, messages, fields, tools, place_of=place_of)
         warnings = [*unknown, *warnings]
         cut = fields if isinstance(fields, GenerationFields) else None
         prompt = finish_prompt(service, text, ids, params, fields=cut, salt=cache_salt(context, salt))
@@ -138,6 +141,7 @@ class _Reply:
         self._warnings = check_fields(body, service, refused=_REFUSED)
         if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
             self._warnings.append("max_tokens has no effect beside max_completion_tokens")
+        self._warnings += warn_of(unknown_in_form(body.response_format, "response_format"), service)
         self._tools = openai_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         self._role = service.settings.response_role
         self._echo = self._echoed()

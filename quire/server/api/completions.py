@@ -26,6 +26,7 @@ from quire.server.api.params import (
 )
 from quire.server.api.prompts import cache_salt, check_repeated, completion_prompts
 from quire.server.api.protocol.openai import Completion, CompletionChoice, CompletionRequest, Usage
+from quire.server.api.unknown_fields import unknown_in_form, warn_of
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of, reply_of
@@ -66,6 +67,7 @@ class _Reply:
             "system_fingerprint": service.fingerprint,
         }
         self._warnings = check_fields(body, service)
+        self._warnings += warn_of(unknown_in_form(body.response_format, "response_format"), service)
         self._writers: dict[int, CompletionLogprobsWriter] = {}
         self._only_scores = bool(body.echo) and body.max_tokens == 0
         """The prompt is echoed and nothing is written after it; the engine draws one token all the same."""

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from quire.errors import InvalidParameter, RequestError, UnsupportedFeature
-from quire.message_formats.call_grammar import CallGrammar, without_ebnf
+from quire.errors import InvalidParameter, UnsupportedFeature
 from quire.message_formats.format import CallSyntax
+from quire.message_formats.grammars.call_grammar import CallGrammar, without_ebnf
 from quire.message_formats.thinking import marked_thinking
+from quire.message_formats.tools import Tool
 from quire.sampling_params import SamplingParams
 from quire.server.api.message_reader import Reading
 from quire.server.api.tools import Choice
@@ -73,7 +74,8 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
         gate = replace(gate, repeats=False)
     forms = StructuredOutputsParams(grammar=found.text)
     read = replace(reading, calls_as_they_come=is_required or not syntax.bare)
-    kept = Constrained(params.clone(structured_outputs=forms, gate=gate), read, found.warnings)
+    silent = _without_thoughts(reading, "the answer must be a call") if is_required else ()
+    kept = Constrained(params.clone(structured_outputs=forms, gate=gate), read, (*silent, *found.warnings))
     return kept if read.calls_as_they_come else _only_read(kept, "calls of this model may begin without a marker")
 
 
@@ -95,17 +97,30 @@ def _with_form(
 ) -> Constrained:
     """The answer has a form. Where that is JSON and the model may call tools, it is that or calls."""
     gate = _form_gate(reading)
-    alone = Constrained(params.clone(gate=gate), reading)
+    alone = Constrained(params.clone(gate=gate), reading, _without_thoughts(reading, "the answer has a form"))
     syntax = reading.message_format.calls
     if not reading.tools.may_call or syntax is None or form.kind not in ("json", "json_object"):
         return alone
     if reading.message_format.layout is not None or form != StructuredOutputsParams(
         **{form.kind: getattr(form, form.kind)}
     ):
-        return replace(alone, warnings=("tools: the answer has the form that was asked for, so it calls nothing",))
+        unused = "tools: the answer has the form that was asked for, so it calls nothing"
+        return replace(alone, warnings=(*alone.warnings, unused))
     found = _checked(syntax, reading, grammars, form)
     forms = StructuredOutputsParams(grammar=found.text)
-    return Constrained(params.clone(structured_outputs=forms, gate=gate), reading, found.warnings)
+    warnings = (*alone.warnings, *found.warnings)
+    return Constrained(params.clone(structured_outputs=forms, gate=gate), reading, warnings)
+
+
+def _without_thoughts(reading: Reading, why: str) -> tuple[str, ...]:
+    """A warning where a model that may think cannot, since its answer follows a grammar from the first token on."""
+    thinking = _thinking(reading)
+    if thinking is None or thinking.is_open or thinking.begin.token_id is not None:
+        return ()
+    if reading.message_format.layout is not None:
+        return ()
+    marker = f"its marker {thinking.begin.text!r} is no token of its own, and the prompt has not begun it"
+    return (f"the model does not think before it answers: {why}, {marker}",)
 
 
 def _free(params: SamplingParams, reading: Reading) -> Constrained:
@@ -129,6 +144,11 @@ def _checked(
 
     Raises: InvalidParameter, UnsupportedFeature.
     """
+    try:
+        grammars.vocabulary()
+    except UnsupportedFeature as error:
+        reason = error.message.partition(": ")[2]
+        raise UnsupportedFeature(f"tools cannot be kept by a grammar here: {reason}", parameter="tools") from None
     unkept: dict[str, str] = {}
     while True:
         found = _grammar(syntax, reading, unkept, form)
@@ -136,8 +156,9 @@ def _checked(
             grammars.check(StructuredOutputsParams(grammar=found.text))
         except (InvalidParameter, UnsupportedFeature) as error:
             if len(unkept) == len(reading.tools.tools) or not reading.tools.tools:
-                raise type(error)(f"tools: {error.message}", parameter="tools") from None
-            unkept = _blamed(syntax, reading, grammars, unkept, error)
+                why = f"{_TOO_MUCH}, though their arguments may be any JSON object. Send fewer tools"
+                raise type(error)(f"tools: {why}", parameter="tools") from None
+            unkept = _blamed(syntax, reading, grammars, unkept)
         else:
             return found
 
@@ -171,9 +192,11 @@ def _blamed(
     reading: Reading,
     grammars: GrammarChecker,
     unkept: Mapping[str, str],
-    error: RequestError,
 ) -> dict[str, str]:
-    """`unkept` and the tools that cannot be kept even alone; all of them where only the sum is too much."""
+    """`unkept` and the tools that cannot be kept even alone, and why; all of them where only the sum is too much.
+
+    Messages about grammars that are written here say nothing to a client, so the tool's schema is checked by itself.
+    """
     found = dict(unkept)
     for name, tool in reading.tools.tools.items():
         if name in found:
@@ -181,9 +204,21 @@ def _blamed(
         alone = replace(reading, tools=replace(reading.tools, tools={name: tool}))
         try:
             grammars.check(StructuredOutputsParams(grammar=_grammar(syntax, alone, {}).text))
-        except (InvalidParameter, UnsupportedFeature) as why:
-            found[name] = why.message
-    return found if len(found) > len(unkept) else dict.fromkeys(reading.tools.tools, error.message)
+        except (InvalidParameter, UnsupportedFeature):
+            found[name] = _why_unkept(tool, grammars)
+    return found if len(found) > len(unkept) else dict.fromkeys(reading.tools.tools, _TOO_MUCH)
+
+
+_TOO_MUCH = "the schemas of all tools together are more than the grammar library can keep"
+
+
+def _why_unkept(tool: Tool, grammars: GrammarChecker) -> str:
+    """Why the schema of a tool cannot be kept, with the JSON pointer where it is known."""
+    try:
+        grammars.check(StructuredOutputsParams(json={"type": "object", **tool.parameters}))
+    except (InvalidParameter, UnsupportedFeature) as error:
+        return error.message.removeprefix("structured_outputs.json: ")
+    return "the schema is more than the grammar library can keep in the form in which this model writes calls"
 
 
 def _form_gate(reading: Reading) -> Gate | None:

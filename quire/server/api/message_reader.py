@@ -19,7 +19,7 @@ from quire.message_formats.parts import Part, Text, joined
 from quire.message_formats.thinking import in_thinking
 from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
-from quire.server.api.tools import ToolUse
+from quire.server.api.tools import Choice, ToolUse
 from quire.server.service import Service
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -65,6 +65,7 @@ class MessageReader:
             new_id=lambda index: reading.call_id(branch, index),
             in_thinking=reading.in_thinking,
             calls_as_they_come=reading.calls_as_they_come,
+            must_call=reading.calls_as_they_come and reading.tools.choice is Choice.REQUIRED,
         )
         self._text = MarkedText(
             reading.tokenizer,
@@ -88,7 +89,7 @@ class MessageReader:
         if completion.finish_reason is not None:
             for piece in self._text.finish():
                 yield self._feed(*piece)
-            yield 0, self._parser.finish()
+            yield 0, self._parser.finish(is_cut=completion.finish_reason == "length")
         self.num_calls = self._parser.num_calls
 
     def _feed(self, text: str, num_tokens: int) -> tuple[int, list[Part]]:

@@ -65,7 +65,7 @@ MAX_TOP_LOGPROBS = 20
 
 def routes(service: Service) -> APIRouter:
     """The routes of Ollama's API."""
-    router = APIRouter(route_class=strict_route(service), responses=ERRORS)
+    router = APIRouter(route_class=strict_route(service, takes_any_type=True), responses=ERRORS)
 
     @router.post("/api/chat", response_model=ChatReply, responses=STREAMED_LINES)
     async def chat(body: ChatRequest, request: Request) -> Response:

@@ -42,7 +42,7 @@ _UNBUILT = {
 
 def routes(service: Service) -> APIRouter:
     """Everything of Ollama's API that generates nothing."""
-    router = APIRouter(route_class=strict_route(service), responses=ERRORS)
+    router = APIRouter(route_class=strict_route(service, takes_any_type=True), responses=ERRORS)
 
     @router.head("/", include_in_schema=False)
     async def is_running() -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,16 @@ from quire.errors import shown
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.server.api.output_form import Form, form_of
 from quire.server.api.protocol.fields import MAX_LABEL, Body, GenerationFields, SamplingFields
+from quire.server.api.unknown_fields import MAX_HINTS, MAX_SHOWN, MAX_WARNINGS
 from quire.server.http.errors import ApiError, invalid
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
 from quire.structured.params import StructuredOutputsParams
+from quire.utils.lazy import nearest
 
 MAX_N = 128
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 4, 256
 MAX_LOGIT_BIAS = 1024
-MAX_WARNINGS = 100
 
 _DIRECT = (
     "temperature",
@@ -137,11 +138,11 @@ def check_fields(
             if isinstance(value, str) and len(value) > MAX_LABEL:
                 raise invalid(name, f"{name} has {len(value)} characters; the limit is {MAX_LABEL}.")
         elif service.settings.strict_params:
-            raise ApiError(
-                400, "unsupported_parameter", f"Unknown parameter: {shown(name)}.", param=f"{place}{name}"[:200]
-            )
+            message = f"Unknown parameter: {shown(name)}{_hint(name, body)}."
+            raise ApiError(400, "unsupported_parameter", message, param=f"{place}{name}"[:200])
         elif len(warnings) < MAX_WARNINGS:
-            warnings.append(f"unknown parameter {shown(f'{place}{name}')} has no effect")
+            hint = _hint(name, body) if len(warnings) < MAX_HINTS else ""
+            warnings.append(f"unknown parameter {shown(f'{place}{name}')} has no effect{hint}")
     for name in body.model_fields_set:
         value = getattr(body, name)
         if isinstance(value, Body):
@@ -149,14 +150,8 @@ def check_fields(
     return warnings
 
 
-def warn_of(unknown: Sequence[str], service: Service) -> list[str]:
-    """Warnings that name unknown fields inside of known ones.
-
-    Raises: ApiError with --strict-params.
-    """
-    if unknown and service.settings.strict_params:
-        raise ApiError(400, "unsupported_parameter", f"Unknown parameter: {shown(unknown[0])}.", param=unknown[0][:200])
-    return [f"unknown parameter {shown(name)} has no effect" for name in unknown[:MAX_WARNINGS]]
+def _hint(name: str, body: Body) -> str:
+    return nearest(name[:MAX_SHOWN], list(type(body).model_fields))
 
 
 def sampling_params(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.engine.input_processor import CHARS_PER_TOKEN
@@ -13,6 +13,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ConversationFields, Prompts
 from quire.server.api.tools import NO_TOOLS, ToolUse
+from quire.server.api.unknown_fields import unknown_in_messages, warn_of
 from quire.server.http.errors import invalid
 from quire.server.service import Context, Service
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, encode_chat
@@ -143,9 +144,16 @@ def num_characters(value: Any) -> int:
 
 
 def chat_text(
-    service: Service, messages: Sequence[dict[str, Any]], fields: ConversationFields, tools: ToolUse = NO_TOOLS
+    service: Service,
+    messages: Sequence[dict[str, Any]],
+    fields: ConversationFields,
+    tools: ToolUse = NO_TOOLS,
+    *,
+    place_of: Callable[[str], str] | None = None,
 ) -> tuple[str, list[int], list[str]]:
     """(text, token ids, warnings) of a conversation, with the tools that it may use.
+
+    `place_of` makes a path in these messages one in the request, for warnings.
 
     Raises: ApiError; RequestErrors naming the message.
     """
@@ -161,7 +169,8 @@ def chat_text(
     if fields.reasoning_effort is not None:
         effort = fields.reasoning_effort
         asked = {"reasoning_effort": effort, "enable_thinking": effort != "none", **asked}
-    warnings = _dropped(service, messages, fields, tools)
+    unknown = warn_of(unknown_in_messages(messages, template), service, place_of=place_of)
+    warnings = [*unknown, *_dropped(service, messages, fields, tools)]
     if fields.reasoning_effort is not None and not {"reasoning_effort", "enable_thinking"} & template.names:
         warnings.append("reasoning_effort has no effect: this model's chat template does not read it")
     for name in (fields.chat_template_kwargs or {}).keys() - template.names:

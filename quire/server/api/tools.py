@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from quire.errors import shown
-from quire.message_formats.call_grammar import MAX_TOOLS
+from quire.message_formats.grammars.call_grammar import MAX_TOOLS
 from quire.message_formats.tools import Tool
+from quire.server.api.unknown_fields import Unknown, unknown_in
 from quire.server.http.errors import ApiError, invalid
 from quire.utils.lazy import nearest
 
 MAX_DESCRIPTION = 1 << 16
-MAX_SHOWN = 64
-"""Characters of an unknown name that are shown."""
 _OF_FUNCTION = ("name", "description", "parameters", "strict")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -46,7 +45,7 @@ class ToolUse:
     is_parallel: bool = True
     """The answer may have several calls."""
     place: str = "tools"
-    unknown: Sequence[str] = ()
+    unknown: Sequence[Unknown] = ()
     """Fields of the tools and of the choice that are not known here."""
 
     @property
@@ -64,7 +63,7 @@ def tool_use(
     names: Sequence[str] | None,
     *,
     parallel: bool | None,
-    unknown: Sequence[str] = (),
+    unknown: Sequence[Unknown] = (),
 ) -> ToolUse:
     """Tools with a choice among them; `names` are those it allows, all when None.
 
@@ -116,7 +115,13 @@ def read_tool(fields: Any, place: str, *, parameters: str = "parameters") -> Too
     if strict is not None and not isinstance(strict, bool):
         raise invalid(f"{place}.strict", f"{place}.strict must be true, false or left out; got {shown(strict)}.")
     default = {"type": "object", "properties": {}}
-    return Tool(name=name, description=description or "", parameters=schema or default, strict=strict)
+    return Tool(
+        name=name,
+        description=description or "",
+        parameters=schema or default,
+        place=f"{place}.{parameters}",
+        strict=strict,
+    )
 
 
 def openai_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | None, is_flat: bool = False) -> ToolUse:
@@ -137,19 +142,13 @@ def openai_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | N
     return tool_use(found, kind, names, parallel=parallel, unknown=unknown)
 
 
-def unknown_in(given: Any, place: str, known: Container[str]) -> list[str]:
-    """The fields of an object that are not known, with the place that they have in a request."""
-    names = given if isinstance(given, Mapping) else ()
-    return [f"{place}.{name[:MAX_SHOWN]}" for name in names if name not in known]
-
-
-def _unknown_flat(tools: Sequence[Any], choice: Any) -> list[str]:
+def _unknown_flat(tools: Sequence[Any], choice: Any) -> list[Unknown]:
     found = [name for i, tool in enumerate(tools) for name in unknown_in(tool, f"tools[{i}]", {"type", *_OF_FUNCTION})]
     is_function = isinstance(choice, Mapping) and choice.get("type") == "function"
     return found + unknown_in(choice, "tool_choice", {"type", "name"} if is_function else {"type", "mode", "tools"})
 
 
-def _unknown_nested(tools: Sequence[Any], choice: Any) -> list[str]:
+def _unknown_nested(tools: Sequence[Any], choice: Any) -> list[Unknown]:
     found = []
     for index, tool in enumerate(tools):
         found += unknown_in(tool, f"tools[{index}]", ("type", "function"))

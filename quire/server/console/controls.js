@@ -25,10 +25,11 @@ export class Controls {
   }
 
   /** Show what the server does when it is not told. */
-  async configure({ chat, sampling_defaults: defaults }) {
+  async configure({ chat, tools, sampling_defaults: defaults }) {
     for (const [name, value] of Object.entries(defaults)) this.#form.elements[name].placeholder = value;
     this.#form.elements.seed.placeholder = "random";
     this.#form.elements.mode[0].disabled = !chat;
+    this.#form.elements.tools.disabled = !tools; // the model is shown none, or its calls cannot be read
     this.#showMode();
     await this.#readPresets();
   }
@@ -41,7 +42,7 @@ export class Controls {
   read() {
     const fields = this.#form.elements;
     const texts = Object.fromEntries(PRESET_FIELDS.map((name) => [name, fields[name].value]));
-    return { ...texts, mode: fields.mode.value, logprobs: fields.logprobs.checked };
+    return { ...texts, mode: fields.mode.value, logprobs: fields.logprobs.checked, tools: fields.tools.checked && !fields.tools.disabled };
   }
 
   /** Fill the form, for example with a conversation's settings. */
@@ -51,6 +52,7 @@ export class Controls {
     const radio = [...fields.mode].find((one) => one.value === settings.mode);
     if (radio && !radio.disabled) radio.checked = true;
     fields.logprobs.checked = settings.logprobs === true;
+    fields.tools.checked = settings.tools === true;
     this.#showMode();
   }
 

@@ -153,7 +153,8 @@ export class MessageView {
     this.#drawReasoning([message.reasoning, isShown && thinking].filter(Boolean).join("\n\n"), message.running && !answer);
     const calls = (message.toolCalls ?? []).map((call) =>
       el("section", { className: "tool", "aria-label": "Tool call" },
-        el("p", {}, "Calls ", el("code", {}, call.name || "a tool")), codeBlock(spaced(call.arguments), "json")));
+        el("p", {}, "Calls ", el("code", {}, call.name || "a tool")), codeBlock(spaced(call.arguments), "json"),
+        ...(call.result === undefined ? [] : [el("p", { className: "result" }, "Result ", el("code", {}, call.result))])));
     this.calls.replaceChildren(...calls);
   }
 
@@ -195,7 +196,7 @@ export class MessageView {
       parts.push(copyButton(() => message.text));
       if (message.role !== "assistant") parts.push(button("Edit", () => this.#edit(), IDLE));
       if (message.role !== "user") parts.push(button("Regenerate", does("regenerate"), IDLE));
-      if (message.role !== "user" && message.text) parts.push(button("Continue", does("continue"), IDLE));
+      if (message.role !== "user" && message.text && !message.toolCalls) parts.push(button("Continue", does("continue"), IDLE));
       parts.push(button("Delete", does("delete")));
     }
     if (message.role !== "user") parts.push(this.#viewButton());

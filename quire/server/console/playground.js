@@ -6,11 +6,12 @@ import { Controls } from "./controls.js";
 import { Conversations } from "./conversations.js";
 import { confirmThat } from "./dialogs.js";
 import { byId } from "./dom.js";
-import { chatBody, completionBody } from "./request.js";
+import { chatBody, completionBody, roundsOf } from "./request.js";
 import { Run } from "./run.js";
 import { showCandidatesWithin } from "./tokens.js";
+import { MAX_CALLS, MAX_ROUNDS, runTool } from "./tools.js";
 import { Transcript } from "./transcript.js";
-import { add, choose, pathOf, remove, siblingsOf, subtreeOf } from "./tree.js";
+import { add, changed, choose, pathOf, remove, siblingsOf, subtreeOf } from "./tree.js";
 
 const KEEP_EVERY_MS = 1000;
 
@@ -146,18 +147,34 @@ export class Playground {
     const abort = new AbortController();
     const run = new Run(message, settings.logprobs, this.#listener(conversation, message));
     this.#running = { conversation, message, abort, run };
-    this.#transcript.show(conversation);
-    this.#transcript.viewOf(message.id)?.draw();
-    this.#transcript.toEnd();
+    if (conversation === this.#current) {
+      this.#transcript.show(conversation);
+      this.#transcript.viewOf(message.id)?.draw();
+      this.#transcript.toEnd();
+    }
     this.#setRunning(true);
     this.#conversations.touch(conversation);
     this.#keep(conversation);
     const error = await run.follow(this.#stream(conversation, message, settings, continues, abort.signal));
     this.#running = null;
+    if (!error && settings.tools && run.hasCalls && roundsOf(pathOf(conversation, message.parent)) < MAX_ROUNDS) {
+      return this.#runCalls(conversation, message);
+    }
     this.#setRunning(false);
     this.#keep(conversation);
     if (error && !message.text) this.#giveBack(conversation, message);
     if (error?.status === 401) this.onError(error);
+    return undefined;
+  }
+
+  /** Run the calls of an answer, and have the model go on with their results. */
+  #runCalls(conversation, message) {
+    for (const [index, call] of message.toolCalls.entries()) {
+      call.result = index < MAX_CALLS ? runTool(call.name, call.arguments) : `error: at most ${MAX_CALLS} calls are run`;
+    }
+    changed(message);
+    this.#transcript.viewOf(message.id)?.update();
+    return this.#answer(conversation, add(conversation, { role: "assistant" }, message.id));
   }
 
   #stream(conversation, message, settings, continues, signal) {
@@ -191,7 +208,7 @@ export class Playground {
   /** A question that got no answer can be sent again from where it was typed. */
   #giveBack(conversation, message) {
     const question = conversation.messages.find(({ id }) => id === message.parent);
-    if (conversation === this.#current && message.role === "assistant" && question) {
+    if (conversation === this.#current && message.role === "assistant" && question?.role === "user") {
       byId("prompt").value ||= question.text;
       if (question.files && !this.#attachments.any) this.#attachments.put(question.files);
     }

@@ -14,7 +14,10 @@ export function toMarkdown(conversation) {
   if (conversation.settings?.system) parts.push(`## System prompt\n\n${conversation.settings.system}`);
   for (const message of pathOf(conversation)) {
     parts.push(`## ${HEADINGS[message.role]}`, withFiles((message.prompt ?? "") + message.text, message.files));
-    for (const call of message.toolCalls ?? []) parts.push(`Tool call: \`${call.name}\`\n\n${fenced(call.arguments, "json")}`);
+    for (const call of message.toolCalls ?? []) {
+      parts.push(`Tool call: \`${call.name}\`\n\n${fenced(call.arguments, "json")}`);
+      if (call.result !== undefined) parts.push(`Result:\n\n${fenced(call.result, "")}`);
+    }
   }
   return `${parts.join("\n\n")}\n`;
 }
@@ -72,7 +75,7 @@ function optional(message) {
 const textsOf = (raw) => Object.fromEntries(Object.entries(raw ?? {}).filter(([, value]) => ["string", "boolean"].includes(typeof value)));
 const isListOf = (value, is) => Array.isArray(value) && value.every(is);
 const isFile = (file) => typeof file?.name === "string" && typeof file.text === "string";
-const isCall = (call) => typeof call?.name === "string" && typeof call.arguments === "string";
+const isCall = (call) => typeof call?.name === "string" && typeof call.arguments === "string" && ["string", "undefined"].includes(typeof call.result);
 const isPiece = (piece) => typeof piece?.text === "string" && isListOf(piece.tokens, isToken);
 const isToken = (token) => isCandidate(token) && isListOf(token.candidates, isCandidate);
 const isCandidate = (one) => typeof one?.text === "string" && (one.logprob === null || typeof one.logprob === "number");

@@ -68,10 +68,16 @@ export class Run {
     for (const part of delta.tool_calls ?? []) {
       const calls = (this.message.toolCalls ??= []);
       const call = (calls[part.index ?? calls.length] ??= { name: "", arguments: "" });
+      call.id ??= part.id ?? `call_${part.index ?? 0}`;
       call.name += part.function?.name ?? "";
       call.arguments += part.function?.arguments ?? "";
     }
     return Boolean(reasoning || delta.tool_calls);
+  }
+
+  /** Whether the answer ended with calls that are whole. */
+  get hasCalls() {
+    return Boolean(this.message.toolCalls?.length) && !this.message.error && ["tool_calls", "stop"].includes(this.#reason);
   }
 
   #write(pieces) {

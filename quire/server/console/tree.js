@@ -10,7 +10,7 @@
  * @property {string} [prompt] Of a completion.
  * @property {import("./files.js").TextFile[]} [files] Of a question.
  * @property {string} [reasoning]
- * @property {{name: string, arguments: string}[]} [toolCalls]
+ * @property {{id: string, name: string, arguments: string, result?: string}[]} [toolCalls]
  * @property {{text: string, tokens: object[]}[]} [pieces] The text cut into tokens, where probabilities were asked for.
  * @property {string} [summary] How it went: tokens, times, why it ended.
  * @property {object} [timing] Where the time went, as the server says it (`why`).

@@ -43,6 +43,9 @@ class BodyReader:
 
     service: Service
     model: type[BaseModel]
+    takes_any_type: bool = False
+    """The API's own server looks at no Content-Type, so its clients send none, or another. Web pages must still send
+    JSON's, for which a browser asks first."""
 
     async def read(self, request: Request) -> BaseModel:
         """The validated body; a larger one is read by the work pool.
@@ -50,7 +53,8 @@ class BodyReader:
         Raises: ApiError 400, 408, 413, 415, 429, 503; RequestValidationError; ClientDisconnect.
         """
         service, settings = self.service, self.service.settings
-        _check_headers(request, settings.max_body_size)
+        _check_type(request, takes_any=self.takes_any_type)
+        _check_size(request, settings.max_body_size)
         data = await _received(request, settings, service.body_budget)
         if not data:
             raise ApiError(400, "invalid_json", "The request has no body; send a JSON object.")
@@ -81,14 +85,17 @@ def _validated(model: type[BaseModel], value: Any) -> BaseModel | list[dict[str,
         return [{**problem, "loc": ("body", *problem["loc"])} for problem in problems]
 
 
-def strict_route(service: Service) -> type[APIRoute]:
-    """The kind of route whose bodies are read by the rules of this file. Its endpoints take `body` and `request`."""
+def strict_route(service: Service, *, takes_any_type: bool = False) -> type[APIRoute]:
+    """The kind of route whose bodies are read by the rules of this file. Its endpoints take `body` and `request`.
+
+    `takes_any_type`: see `BodyReader`.
+    """
 
     class StrictRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             model = typing.get_type_hints(self.endpoint).get("body")
             plain = super().get_route_handler()
-            answer = plain if model is None else _answer(self.endpoint, BodyReader(service, model))
+            answer = plain if model is None else _answer(self.endpoint, BodyReader(service, model, takes_any_type))
             names = [parameter.alias for parameter in self.dependant.query_params]
 
             async def strict_handle(request: Request) -> Response:
@@ -148,16 +155,25 @@ async def _received(request: Request, settings: ServerSettings, budget: BodyBudg
         received += chunk
 
 
-def _check_headers(request: Request, limit: int) -> None:
+def _check_type(request: Request, *, takes_any: bool) -> None:
     kind, _, parameters = request.headers.get("content-type", "").lower().partition(";")
     charset = re.search(r"charset=[\"' ]*([^\"' ;]*)", parameters)
-    if kind.strip() != "application/json" or (charset is not None and charset[1] not in CHARSETS):
+    is_wanted = kind.strip() == "application/json" or (takes_any and not _is_of_web_page(request))
+    if not is_wanted or (charset is not None and charset[1] not in CHARSETS):
         raise ApiError(
             415,
             "unsupported_media_type",
             "Content-Type must be application/json, in UTF-8; with curl: -H 'Content-Type: application/json'.",
             headers=_CLOSE,
         )
+
+
+def _is_of_web_page(request: Request) -> bool:
+    """Whether a browser has sent it for a page: with a body it always says from where."""
+    return any(name in request.headers for name in ("origin", "sec-fetch-site"))
+
+
+def _check_size(request: Request, limit: int) -> None:
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
         raise ApiError(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+LATE_S = 0.1
+"""An event loop that is later than this has not seen what moved meanwhile: timers come before sockets."""
+
 
 class Pace:
     """Looks at a transfer once in each window of time, and gives it up when too few bytes have moved in one.
 
-    Windows instead of an average: bytes that came early must not pay for a stand-still later.
+    Windows instead of an average: bytes that came early must not pay for a stand-still later. A window in which the
+    event loop stood still is longer by that time.
     """
 
     def __init__(self, window_s: float, rate: int, num_moved: Callable[[], int], give_up: Callable[[], None]) -> None:
@@ -23,6 +27,8 @@ class Pace:
         """What is left of the window of a transfer that is paused."""
         self._is_paused = False
         self._num_before = 0
+        self._due_at = 0.0
+        """When the window ends."""
 
     @property
     def is_running(self) -> bool:
@@ -58,6 +64,7 @@ class Pace:
             self._wait(left_s)
 
     def _wait(self, seconds: float) -> None:
+        self._due_at = self._loop.time() + seconds
         if self._is_paused:
             self._left_s = seconds
         else:
@@ -65,7 +72,10 @@ class Pace:
 
     def _judge(self) -> None:
         self._timer = None
-        if self._num_moved() - self._num_before < self._least:
-            self._give_up()
-        else:
+        late_s = self._loop.time() - self._due_at
+        if self._num_moved() - self._num_before >= self._least:
             self.start()
+        elif late_s > LATE_S:
+            self._wait(min(late_s, self._window_s))
+        else:
+            self._give_up()

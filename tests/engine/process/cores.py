@@ -134,6 +134,12 @@ class Launched:
             await asyncio.sleep(0.005)
 
 
+async def until_stage(engine: AsyncLLMEngine, stage: str) -> None:
+    """Return when a start is in this stage."""
+    while engine.stage != stage:
+        await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
 async def launched(
     policy: RestartPolicy = PATIENT, limits: AdmissionLimits | None = None, module: str = CORE_MODULE

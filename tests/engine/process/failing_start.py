@@ -17,6 +17,7 @@ from pathlib import Path
 from quire.engine.process import core_process
 from quire.observability.ledger import Ledger
 
+MODULE = "tests.engine.process.failing_start"
 SCRIPT = "FAILING_STARTS"
 PROCESS = "process"
 """Before the first stage, when no heartbeat has been sent."""

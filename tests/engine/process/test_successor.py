@@ -20,7 +20,8 @@ from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreSupervisor
 from quire.errors import ConfigError, EngineDeadError
 from quire.sampling_params import RequestOutputKind
-from tests.engine.process.cores import PATIENT, Launched, run
+from tests.engine.process.cores import PATIENT, Launched, run, until_stage
+from tests.engine.process.failing_start import MODULE, SCRIPT
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 PROMPT = "import os"
@@ -160,13 +161,17 @@ def test_running_requests_do_not_see_what_is_written_into_the_file(model: Path) 
     run(main())
 
 
-def test_weights_that_change_before_any_core_was_ready_are_those_of_the_engine(model: Path) -> None:
+def test_weights_that_change_before_any_core_was_ready_are_those_of_the_engine(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "starts"
+    script.write_text("hang weights\ngood\n")
+    monkeypatch.setenv(SCRIPT, str(script))
+
     async def main() -> None:
-        supervisor = CoreSupervisor(args_of(model), PATIENT)
-        core = Launched(supervisor, None)
+        core = Launched(CoreSupervisor(args_of(model), PATIENT, MODULE), None)
         ready = asyncio.create_task(core.engine.wait_ready())
-        while supervisor._config is None:
-            await asyncio.sleep(0.001)
+        await until_stage(core.engine, "weights")
         replace_weights(model)
         core.kill()  # no token was given yet
         await ready

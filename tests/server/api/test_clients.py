@@ -111,3 +111,17 @@ def test_the_demo_streams_text(server: Running, loop: asyncio.AbstractEventLoop)
     refused = run({"prompt": "import os", "temperature": 9})
     assert refused.status_code == 400
     assert refused.json()["error"].startswith("temperature must be in [0, 2]")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("careless")
+@pytest.mark.parametrize("provider", ["ollama", "ollama_chat"])
+def test_litellm_asks_as_it_asks_ollama(server: Running, monkeypatch: pytest.MonkeyPatch, provider: str) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    litellm = pytest.importorskip("litellm")
+    given: dict[str, Any] = {"model": f"{provider}/{MODEL}", "api_base": server.url, "temperature": 0}
+    given["messages"] = [{"role": "user", "content": QUESTION}]
+    reply = litellm.completion(**given, max_tokens=8)
+    assert reply.choices[0].message.content
+    pieces = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**given, max_tokens=8, stream=True)]
+    assert "".join(pieces) == reply.choices[0].message.content

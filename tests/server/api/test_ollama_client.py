@@ -428,7 +428,7 @@ def test_calls_come_whole_and_their_results_go_back(serve: Serve, stream: bool) 
     with serve(tool_call_parser="llama3_json") as running, ollama.Client(host=running.url, timeout=TIMEOUT) as client:
         schema = {"type": "object", "properties": ARGUMENTS, "required": list(ARGUMENTS)}
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        given: dict[str, Any] = {"options": {"num_predict": 200}, "tools": [tool], "format": FORMAT}
+        given: dict[str, Any] = {"options": {"num_predict": 200, "seed": 1}, "tools": [tool], "format": FORMAT}
         reply = chat(client, **given, stream=stream)
         parts = list(reply) if stream else [reply]
         calls = [call for part in parts for call in part.message.tool_calls or ()]
@@ -450,3 +450,46 @@ def test_thinking_is_told_from_the_answer(serve: Serve, think: bool | None) -> N
             assert thoughts == ["" if think is False else ANSWER] * 2
             texts = [one.content if ask is chat else one.response for one in found]
             assert "".join(texts) == ""
+
+
+BODY = json.dumps({"model": MODEL, "messages": QUESTION, "options": GREEDY, "stream": False})
+PATHS = {
+    "/api/chat": BODY,
+    "/api/generate": json.dumps({"prompt": "hi", "options": GREEDY, "stream": False}),
+    "/api/show": json.dumps({"model": MODEL}),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "kind", [None, "", "text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "nonsense"]
+)
+def test_bodies_may_have_any_type(server: Running, path: str, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    reply = server.client.post(path, content=PATHS[path].encode(), headers=headers)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "none", "origin": "http://127.0.0.1"},
+    ],
+)
+def test_bodies_of_web_pages_may_not(server: Running, path: str, page: dict[str, str]) -> None:
+    """A form, or a script that asks for no permission, can send these types to any address."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        reply = server.client.post(path, content=PATHS[path].encode(), headers={**page, "content-type": kind})
+        assert reply.status_code == 415, kind
+        assert "Content-Type must be application/json" in reply.json()["error"]
+    asked = {"content-type": "application/json", **page}  # which a browser sends only where it may
+    assert server.client.post(path, content=PATHS[path].encode(), headers=asked).status_code == 200
+
+
+def test_bodies_of_any_type_are_utf_8(server: Running) -> None:
+    kind = {"content-type": "text/plain; charset=latin-1"}
+    assert server.client.post("/api/chat", content=BODY.encode(), headers=kind).status_code == 415

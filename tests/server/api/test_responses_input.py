@@ -128,7 +128,7 @@ def test_items_and_messages_make_the_same_prompt(server: Running, name: str) -> 
 
 def test_reasoning_that_no_template_reads_is_warned_of(server: Running) -> None:
     reply = server.post("/v1/responses", input=[QUESTION, REASONING, SAID], max_output_tokens=1).json()
-    assert any("does not read reasoning" in warning for warning in reply["warnings"])
+    assert any("leaves out thoughts" in warning for warning in reply["warnings"])
 
 
 def test_fields_of_items_without_effect_are_named(server: Running) -> None:

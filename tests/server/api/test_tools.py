@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,7 +168,8 @@ def test_unknown_fields_of_tools_are_named(server: Running, given: dict[str, Any
     body = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "max_tokens": 1, **given}
     reply = server.post("/v1/chat/completions", **body)
     assert reply.status_code == 200, reply.text
-    assert reply.json()["warnings"] == [f"unknown parameter '{name}' has no effect" for name in named]
+    warnings = [warning.partition("; did you mean")[0] for warning in reply.json()["warnings"]]
+    assert warnings == [f"unknown parameter '{name}' has no effect" for name in named]
 
 
 def test_unknown_fields_of_tools_are_named_in_other_apis(server: Running) -> None:
@@ -209,12 +211,30 @@ def test_a_call_that_is_cut_has_the_arguments_so_far(client: openai.OpenAI) -> N
     given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "tool_choice": "required"}
     given |= {"seed": 1, "temperature": 1}
     full = client.chat.completions.create(**given, max_tokens=400).choices[0].message.tool_calls[0]
-    for length in (4, 16, 20, 24):
+    for length in (1, 2, 3, 4, 16, 20, 24):
         whole = client.chat.completions.create(**given, max_tokens=length).choices[0]
         assert whole.finish_reason == "length"
+        assert not whole.message.content, "the head of a call is no text"
         for call in whole.message.tool_calls or ():
             assert full.function.arguments.startswith(call.function.arguments)
-            assert not whole.message.content
+
+
+def test_what_is_cut_behind_a_call_is_the_same_streamed_and_whole(client: openai.OpenAI) -> None:
+    function = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 1, "tool_choice": "required"}
+    given["tools"] = [{"type": "function", "function": function}]
+    for length in range(1, 120, 2):
+        given |= {"seed": 1, "max_tokens": length, "extra_body": {"min_tokens": length}}
+        whole = client.chat.completions.create(**given).choices[0]
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**given, stream=True)]
+        pieces = [call for delta in deltas for call in delta.tool_calls or ()]
+        calls = whole.message.tool_calls or ()
+        assert not whole.message.content
+        assert not any(delta.content for delta in deltas)
+        assert sum(bool(piece.id) for piece in pieces) == len(calls)
+        arguments = "".join(piece.function.arguments for piece in pieces)
+        assert arguments == "".join(call.function.arguments for call in calls)
+    assert len(calls) > 1
 
 
 def test_tools_change_nothing_before_a_call_begins(client: openai.OpenAI) -> None:
@@ -273,3 +293,40 @@ def test_what_only_a_grammar_could_keep_is_named_where_there_is_none(serve: Serv
         "strict has no effect",
         "parallel_tool_calls has no effect",
     ]
+
+
+OVERLAPPING = {"oneOf": [{"type": "object", "properties": {"x": {}}}, {"type": "object", "properties": {"y": {}}}]}
+UNKEPT = [
+    ({"type": "object", "properties": {"a": OVERLAPPING}}, "oneOf needs schemas of which no two allow the same value"),
+    ({"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}, "look-around"),
+    (
+        {"type": "object", "properties": {"a": {"not": {}}}},
+        "'#/properties/a/not': not is not kept; calls of f may break",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "why"), UNKEPT)
+def test_warnings_about_tools_are_in_words_of_the_request(server: Running, schema: dict[str, Any], why: str) -> None:
+    function = {"name": "f", "parameters": schema}
+    tools = [WEATHER, {"type": "function", "function": function}]
+    body = {"model": MODEL, "messages": QUESTION, "tools": tools, "max_tokens": 1}
+    (warning,) = server.post("/v1/chat/completions", **body).json()["warnings"]
+    assert warning.startswith("tools[1].function.parameters: ")
+    assert why in warning
+    assert "f may" in warning
+    assert not re.search(r"rule_|TEXT_|[Ll]ark|grammar\b.*:\d|%json|structured_outputs", warning)
+    flat = {"model": MODEL, "input": QUESTION, "tools": [{"type": "function", **function}], "max_output_tokens": 16}
+    assert any(
+        one.startswith("tools[0].parameters: ") for one in server.post("/v1/responses", **flat).json()["warnings"]
+    )
+
+
+def test_errors_about_a_strict_tool_name_it_where_it_stands(server: Running) -> None:
+    function = {"name": "f", "parameters": UNKEPT[0][0], "strict": True}
+    choice = {"type": "function", "function": {"name": "f"}}
+    tools = [WEATHER, {"type": "function", "function": function}]
+    body = {"model": MODEL, "messages": QUESTION, "tools": tools, "tool_choice": choice, "max_tokens": 1}
+    error = server.post("/v1/chat/completions", **body).json()["error"]
+    assert error["param"] == "tools[1].function.parameters"
+    assert UNKEPT[0][1] in error["message"]

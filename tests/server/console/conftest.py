@@ -57,7 +57,7 @@ Set
 Last \\* one"""
 
 
-IN_NODE = {"batch", "charts", "code", "files", "kvmap", "portable", "request", "timeline", "tokens", "tree"}
+IN_NODE = {"batch", "charts", "code", "files", "kvmap", "portable", "request", "timeline", "tokens", "tools", "tree"}
 """Modules that can be loaded without a page."""
 
 

@@ -181,9 +181,12 @@ def test_axe_finds_nothing(server: Running, page: Any, axe: str, width: int, sch
 
 def test_the_first_load_is_light_and_only_the_style_keeps_it_from_the_screen(server: Running, page: Any) -> None:
     sizes: dict[str, int] = {}
+    asked: set[str] = set()
+    page.on("request", lambda request: asked.add(request.url))
     page.on("requestfinished", lambda request: sizes.update({request.url: len(request.response().body())}))
     page.goto(server.url)
     page.locator("#state[data-state=ready]").wait_for()
+    wait_for(lambda: page.evaluate("document.readyState") == "complete" and asked == sizes.keys())
     paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
     print(f"console: {sum(sizes.values()):,} bytes in {len(sizes)} requests, first paint after {paint} ms")
     assert sum(sizes.values()) < MAX_WEIGHT

@@ -266,7 +266,8 @@ def test_body_that_is_not_one_json_object(server: Running, content: bytes, code:
 def test_only_plain_json_is_read(server: Running, headers: dict[str, str]) -> None:
     reply = server.client.post(TEXT, content=b'{"prompt": "a"}', headers=headers)
     check(reply, 415, "unsupported_media_type", None, "Content-")
-    other = server.client.post(OLLAMA, content=b'{"prompt": "a"}', headers=headers)
+    page = {**headers, "origin": "https://evil.example"}
+    other = server.client.post(OLLAMA, content=b'{"prompt": "a"}', headers=page)
     assert other.status_code == 415
     assert other.json()["error"].startswith("Content-")
 

@@ -56,7 +56,6 @@ class InputReader:
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[dict[str, Any]] = []
         self.warnings: list[str] = []
-        self.has_reasoning = False
         self._places: list[_Place] = []
         self._names: dict[str, str] = {}
         """Of the functions called, by call id."""
@@ -92,12 +91,15 @@ class InputReader:
     def renamed(self, error: RequestError) -> RequestError | ApiError:
         """An error about the messages as one about the items, and about others under the names of this API."""
         path = "prompt" if isinstance(error, PromptTooLong) else str(error.fields.get("parameter"))
-        if path in _NAMES:
-            return renamed(error, path, _NAMES[path])
+        place = _NAMES.get(path) or self.place_of(path)
+        return error if place == path else renamed(error, path, place)
+
+    def place_of(self, path: str) -> str:
+        """A path in the messages as one in the items."""
         found = _PATH.fullmatch(path)
         if found is None or int(found[1]) >= len(self._places):
-            return error
-        return renamed(error, path, self._places[int(found[1])].of(found[2], found[3], found[4]))
+            return path
+        return self._places[int(found[1])].of(found[2], found[3], found[4])
 
     def _warn(self, warning: str) -> None:
         if len(self.warnings) < MAX_WARNINGS:
@@ -168,7 +170,6 @@ class InputReader:
         text = "\n".join(content or summary)
         if not text:
             return
-        self.has_reasoning = True
         if self._thought is None:
             self._thought = text, place
         else:

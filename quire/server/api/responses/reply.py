@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -23,7 +22,6 @@ from quire.server.api.params import sampling_params
 from quire.server.api.protocol.openai import ConversationFields
 from quire.server.api.protocol.responses import ResponsesRequest, ResponseUsage
 from quire.server.api.responses.conversation import find_input, stored
-from quire.server.api.responses.input_items import InputReader
 from quire.server.api.responses.output_items import Event, OutputItems, merged
 from quire.server.api.responses.request import LOGPROBS, check, echoed, effort_in, form_in, tools_in
 from quire.server.api.responses.store import ResponseStore
@@ -32,7 +30,6 @@ from quire.server.http.replies import SMALL_REPLY, Encode, encode_in_pieces, pie
 from quire.server.http.streaming import encode, event
 from quire.server.service import Context, Service
 
-_READS_REASONING = re.compile(r"\b(?:reasoning_content|reasoning|thinking)\b")
 """In the source of a chat template."""
 
 
@@ -168,7 +165,6 @@ class ResponseWriter:
         body = self._body
         reader = await self._service.work.run(self._input.read, body.instructions)
         self._warnings += reader.warnings
-        self._check_reasoning(reader)
         make_params = partial(
             sampling_params,
             self._service,
@@ -189,19 +185,13 @@ class ResponseWriter:
                 salt=body.cache_salt,
                 priority=body.priority,
                 tools=self._tools,
+                place_of=reader.place_of,
             )
         except RequestError as error:
             raise reader.renamed(error) from error
         if self._stores:
             self._items = await self._service.work.run(self._input.encoded)
         return conversation
-
-    def _check_reasoning(self, reader: InputReader) -> None:
-        """Say so where the model never sees the reasoning of the input."""
-        service = self._service
-        template = service.tool_template if self._tools.shown else service.chat_template
-        if reader.has_reasoning and not _READS_REASONING.search(template.source):
-            self._warnings.append("reasoning items have no effect: this model's chat template does not read reasoning")
 
     def _kept(self, response: dict[str, Any], write: Encode) -> dict[str, Any]:
         """A finished response, which is stored if it should and can be."""

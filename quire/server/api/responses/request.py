@@ -10,6 +10,7 @@ from quire.server.api.output_form import Form, openai_form
 from quire.server.api.params import REFUSED, Refusal, check_fields
 from quire.server.api.protocol.responses import ResponsesRequest
 from quire.server.api.tools import ToolUse, openai_tools
+from quire.server.api.unknown_fields import unknown_in_form, warn_of
 from quire.server.http.errors import ApiError, invalid
 from quire.server.service import Service
 
@@ -53,6 +54,8 @@ def check(body: ResponsesRequest, service: Service) -> list[str]:
     warnings += [f"include {name[:64]!r} has no effect" for name in include if name != LOGPROBS]
     if body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
         warnings.append("reasoning.summary has no effect: the reasoning itself is in the reply, and no summary of it")
+    if body.text is not None:
+        warnings += warn_of(unknown_in_form(body.text.format, "text.format", is_flat=True), service)
     if body.text is not None and body.text.verbosity is not None:
         warnings.append("text.verbosity has no effect")
     if body.top_logprobs and LOGPROBS not in include:

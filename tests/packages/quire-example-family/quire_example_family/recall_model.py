@@ -9,7 +9,6 @@ from quire.config.arch import ModelArch
 from quire.config.config_keys import ConfigKeys
 from quire.layers.context import LayerContext
 from quire.models.decoder import DecoderForCausalLM
-from quire.ops import functional
 
 
 class RecallForCausalLM(DecoderForCausalLM):
@@ -23,5 +22,5 @@ class RecallForCausalLM(DecoderForCausalLM):
         """See `quire.models.interfaces.Model`."""
         embedded = hidden = self.embed_tokens(token_ids)
         for layer in self.layers:
-            hidden = layer(functional.scale_add(embedded, self.scale, hidden), ctx)
+            hidden = layer(self.ops.scale_add(embedded, self.scale, hidden), ctx)
         return hidden if self.norm is None else self.norm(hidden)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.message_formats.call_grammar import CallGrammar
+from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.tools import Tool
 from quire.message_formats.typed_values import ANY, resolved, type_of_schema
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from re import compile as pattern
 from typing import Any
 
-from quire.message_formats.call_grammar import CallGrammar
-from quire.message_formats.parameter_grammar import length_of, parameters_of, separated
+from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.parameter_grammar import length_of, parameters_of, separated
 from quire.message_formats.tools import Tool
 from quire.message_formats.typed_values import resolved, type_of_schema
 

@@ -1,6 +1,7 @@
 """Blocks of GGUF's quantised types as `QuantizedRows`. Their layouts: ggml, src/ggml-common.h and ggml-quants.c.
 
-A block is read as a few whole-tensor operations over its bytes, some thousand rows of them at a time.
+What the native kernels do with blocks is specified here. A block is read as a few whole-tensor operations over its
+bytes, some thousand rows of them at a time.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
-from quire.config.quantized.stored import StoredFormat
-from quire.layers.quantization.bits import FLOAT4_LEVELS
-from quire.ops.operands import QuantizedRows
+from quire.config.weight_formats import FLOAT4_LEVELS
+from quire.ops.operands import BlockRows, QuantizedRows
 
 CHUNK_BYTES = 4 << 20
 """Blocks that are read at a time: what lies between them and the result takes a few times as much."""
@@ -37,19 +37,14 @@ class Parts:
     """[n, S / G] float32"""
 
 
-def unpack_gguf(format: StoredFormat, stored: Mapping[str, Tensor]) -> QuantizedRows:
-    """The rows of a tensor, whose role is its type. Shapes: stored [N, bytes of a row] uint8."""
-    ((type_name, rows),) = stored.items()
-    return quantized_rows(type_name, rows)
-
-
-def quantized_rows(type_name: str, rows: Tensor) -> QuantizedRows:
-    """The rows of a tensor of a type. Shapes: rows [N, bytes of a row] uint8."""
+def unpack_blocks(stored: BlockRows) -> QuantizedRows:
+    """The rows with a byte for each value."""
+    type_name, rows = stored.type_name, stored.blocks
     kind, block, read = QUANTIZED[type_name], BY_NAME[type_name], PARTS[type_name]
     num_rows, row_bytes = rows.shape
     columns = row_bytes // block.block_bytes * block.block_size
-    values = torch.empty(num_rows, columns, dtype=torch.int8)
-    scales = torch.empty(num_rows, columns // kind.group_size)
+    values = torch.empty(num_rows, columns, dtype=torch.int8, device=rows.device)
+    scales = torch.empty(num_rows, columns // kind.group_size, device=rows.device)
     offsets = torch.empty_like(scales) if kind.has_offsets else None
     step = max(1, CHUNK_BYTES // row_bytes)
     for start in range(0, num_rows, step):

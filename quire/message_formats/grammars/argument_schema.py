@@ -28,9 +28,9 @@ class ArgumentSchema:
     warnings: tuple[str, ...] = ()
 
 
-def field_of(index: int) -> str:
+def field_of(tool: Tool, index: int) -> str:
     """How messages name the schema of a request's tool."""
-    return f"tools[{index}].function.parameters"
+    return tool.place or f"tools[{index}].function.parameters"
 
 
 def argument_schema(tool: Tool, index: int) -> ArgumentSchema:
@@ -39,23 +39,23 @@ def argument_schema(tool: Tool, index: int) -> ArgumentSchema:
     Raises: InvalidParameter with the JSON pointer for a strict tool whose schema cannot be kept.
     """
     if tool.strict is False:
-        return ArgumentSchema(JsonSchema(dict(ANY_OBJECT), field_of(index)))
+        return ArgumentSchema(JsonSchema(dict(ANY_OBJECT), field_of(tool, index)))
     try:
-        schema = _copied(tool, field_of(index))
-        warnings = () if tool.strict else tuple(_loosen(schema))
+        schema = _copied(tool, field_of(tool, index))
+        warnings = () if tool.strict else tuple(_loosen(schema, tool.name))
         _check_formats(schema)
         schema.check()
     except InvalidParameter as error:
         if tool.strict:
             raise
-        return any_object(index, error.message)
+        return any_object(tool, index, error.message)
     return ArgumentSchema(_prepared(schema), warnings)
 
 
-def any_object(index: int, why: str) -> ArgumentSchema:
+def any_object(tool: Tool, index: int, why: str) -> ArgumentSchema:
     """For a tool whose schema cannot be kept."""
-    warning = f"{why}. The arguments of this tool may be any JSON object"
-    return ArgumentSchema(JsonSchema(dict(ANY_OBJECT), field_of(index)), (warning,))
+    warning = f"{why}. The arguments of {tool.name} may be any JSON object"
+    return ArgumentSchema(JsonSchema(dict(ANY_OBJECT), field_of(tool, index)), (warning,))
 
 
 def _copied(tool: Tool, field: str) -> JsonSchema:
@@ -72,14 +72,14 @@ def _copied(tool: Tool, field: str) -> JsonSchema:
     return JsonSchema(root, field)
 
 
-def _loosen(schema: JsonSchema) -> list[str]:
+def _loosen(schema: JsonSchema, name: str) -> list[str]:
     """Leave out keywords that cannot be kept; what was left out. Mutates: schema."""
     warnings = []
     for node in schema.nodes:
         for keyword in _not_kept(node):
             del node.schema[keyword]
             place = f"{node.pointer or '#'}/{keyword}"
-            warnings.append(f"{schema.field}: {shown(place)}: {keyword} is not kept and was left out")
+            warnings.append(f"{schema.field}: {shown(place)}: {keyword} is not kept; calls of {name} may break it")
     return warnings
 
 

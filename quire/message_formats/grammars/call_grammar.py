@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quire.errors import InvalidParameter, shown
-from quire.message_formats.argument_schema import any_object, argument_schema, field_of
+from quire.message_formats.grammars.argument_schema import any_object, argument_schema, field_of
 from quire.message_formats.marks import Marks
 from quire.message_formats.tools import Tool
 from quire.structured.json_expression import json_expression
@@ -68,9 +68,8 @@ class CallGrammar:
         return next(filter(self.is_token, markers), markers[0])
 
     def marker(self, marker: str) -> str:
-        """A marker: the one token where it is one, else its text."""
-        token_id = self._marks.ids.get(marker)
-        return self.literal(marker) if token_id is None else f"<[{token_id}]>"
+        """A marker: the one token where it is one, else its text, with the tokens inside."""
+        return " ".join(map(self._piece, self._marks.pieces(marker) or [marker]))
 
     @staticmethod
     def literal(text: str) -> str:
@@ -89,11 +88,16 @@ class CallGrammar:
         """Any text and the marker `end` behind it, which it does not hold, nor the texts `without`. A margin stands
         before a marker that is no token. `length` counts characters as a regular expression does.
         """
-        pattern = f"/(?s:.{length})/" + "".join(f" & ~/(?s:.*){_regex(text)}(?s:.*)/" for text in without)
+        first, *others = self._marks.pieces(end)
+        begun = _regex(margin + first) if others and isinstance(first, str) else ""  # a text takes all until a token
+        pattern = f"/(?s:.{length}){begun}/" + "".join(f" & ~/(?s:.*){_regex(text)}(?s:.*)/" for text in without)
         terminal = self._terminals.setdefault(pattern, f"TEXT_{len(self._terminals)}")
-        if end in self._marks.ids:
-            return f"{terminal} {self.marker(end)}"
+        if others or end in self._marks.ids:
+            return " ".join([terminal, *map(self._piece, others if begun else [first, *others])])
         return self.rule(terminal, f"[suffix={self.literal(margin + end)}]")
+
+    def _piece(self, piece: str | int) -> str:
+        return self.literal(piece) if isinstance(piece, str) else f"<[{piece}]>"
 
     def arguments(self, tool: Tool) -> str:
         """The rule for the arguments of a tool: a JSON object by its schema."""
@@ -111,10 +115,10 @@ class CallGrammar:
 
     def leave_out(self, tool: Tool, pointer: str, why: str) -> None:
         """Arguments of a tool cannot follow a part of its schema: say so. Raises: InvalidParameter for a strict one."""
-        field = field_of(next(index for index, one in enumerate(self.tools) if one is tool))
+        field = field_of(tool, next(index for index, one in enumerate(self.tools) if one is tool))
         if tool.strict:
             raise InvalidParameter(f"{field}: {shown(pointer)}: {why}", parameter=field)
-        self.warnings.append(f"{field}: {shown(pointer)}: {why}; it was left out")
+        self.warnings.append(f"{field}: {shown(pointer)}: {why}; calls of {tool.name} may break it")
 
     def one_of(self, call: Callable[[Tool], str]) -> str:
         """The rule for a call of any tool, of the expression for a call of each."""
@@ -137,10 +141,11 @@ class CallGrammar:
         if self._num_characters + len(text) > MAX_SCHEMA_CHARACTERS:
             why = f"the schemas of all tools have more than {MAX_SCHEMA_CHARACTERS} characters together"
         if why and tool.strict is not False:
-            why = f"{field_of(index)}: {why}"
+            field = field_of(tool, index)
+            why = f"{field}: {why}"
             if tool.strict:
-                raise InvalidParameter(why, parameter=field_of(index))
-            found = any_object(index, why)
+                raise InvalidParameter(why, parameter=field)
+            found = any_object(tool, index, why)
             text = json_expression(found.schema)
         self.warnings += found.warnings
         self._num_characters += len(text)

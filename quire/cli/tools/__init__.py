@@ -1,0 +1,1 @@
+"""Tools that a client runs for a model."""

@@ -1,0 +1,66 @@
+"""Implementations of the ops, by name, and the `Ops` that engines are given.
+
+Tests ask for implementations by name with `implementation_of`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from types import MappingProxyType
+from typing import NoReturn
+
+from quire.errors import ConfigError
+from quire.ops.contract import Ops
+
+IMPLEMENTATIONS = MappingProxyType(
+    {"reference": "quire.ops.reference", "cpu": "quire.ops.cpu", "triton": "quire.ops.triton"}
+)
+"""name -> package. Its `OPS` maps op names to callables. It may have `set_num_threads`, for kernels with threads of
+their own, and `ops_on`, which gives the ops for a device."""
+ON_CPU = ("reference", "cpu")
+"""Those that compute on a CPU."""
+REFUSED = MappingProxyType(
+    {
+        "reference": frozenset({"quantize_linear"}),
+        "triton": frozenset({"expert_queries", "expert_outputs"}),
+    }
+)
+"""Ops that an implementation does not have yet. Nothing stands in for them: a model that needs one is refused."""
+OPS = tuple(
+    name
+    for name, member in vars(Ops).items()
+    if callable(member) and name[0] != "_" and name not in ("use_this_thread", "on_device")
+)
+"""The name of each op."""
+
+Op = Callable[..., object]
+
+
+def implementation_of(name: str, device: str = "cpu") -> dict[str, Op]:
+    """The table of one implementation, on a device as torch spells it.
+
+    Raises: ConfigError for an unknown name or an implementation this machine cannot run.
+    """
+    if name not in IMPLEMENTATIONS:
+        raise ConfigError(f"unknown ops {name!r}; known: {', '.join(IMPLEMENTATIONS)}")
+    package = importlib.import_module(IMPLEMENTATIONS[name])
+    return dict(package.ops_on(device) if hasattr(package, "ops_on") else package.OPS)
+
+
+def _refuse(op: str, name: str, *_: object, **__: object) -> NoReturn:
+    remedy = "; run it with device=cpu" if name == "triton" else ""
+    raise ConfigError(f"the model needs the op {op}, which the {name} ops do not have yet{remedy}")
+
+
+def ops_of(name: str, *, num_threads: int | None = None, device: str = "cpu") -> Ops:
+    """The ops of an engine whose kernels compute with so many threads (default: those of the process), on a device.
+
+    Raises: ConfigError as `implementation_of` does.
+    """
+    missing = {op: partial(_refuse, op, name) for op in REFUSED.get(name, ())}
+    table = implementation_of(name, device) | missing
+    set_num_threads = getattr(importlib.import_module(IMPLEMENTATIONS[name]), "set_num_threads", None)
+    prepare = partial(set_num_threads, num_threads) if set_num_threads is not None and num_threads else None
+    return Ops(name, table, device=device, prepare_thread=prepare)

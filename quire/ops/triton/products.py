@@ -1,0 +1,121 @@
+"""The kernel of dense products, with what follows a product in the same pass."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire.ops.triton.alignment import in_models
+from quire.ops.triton.arithmetic import ACTIVATION_CODES, activated, multiply_add, narrowed
+from quire.ops.triton.tiles import HALF, SINGLE, Tiles
+from quire.ops.triton.variant import Variant
+
+GROUP_ROWS = tl.constexpr(8)
+"""Tiles of rows that are computed with one stretch of the weight before the next, so that caches serve both."""
+
+
+@triton.jit
+def tile_of_program(num_rows, num_features, BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr):
+    """The tile of rows and the tile of features of this program."""
+    row_tiles, feature_tiles = tl.cdiv(num_rows, BLOCK_ROWS), tl.cdiv(num_features, BLOCK_FEATURES)
+    program = tl.program_id(0)
+    group = program // (GROUP_ROWS * feature_tiles)
+    size = tl.minimum(row_tiles - group * GROUP_ROWS, GROUP_ROWS)
+    within = program % (GROUP_ROWS * feature_tiles)
+    return group * GROUP_ROWS + within % size, within // size
+
+
+@triton.jit
+def finish(
+    total, up, bias, residual, out, first_row, first_feature, num_rows, num_features, residual_stride, out_stride,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr,
+):  # fmt: skip
+    """Add the bias, activate, multiply by `up` if the product is gated, add the residual, round once, and store."""
+    rows, features = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_FEATURES)
+    is_feature = first_feature + features < num_features
+    is_inside = (first_row + rows < num_rows)[:, None] & is_feature[None, :]
+    if bias is not None:
+        total += tl.load(bias + first_feature + features, mask=is_feature, other=0.0)[None, :]
+    if GATED:
+        if bias is not None:
+            up += tl.load(bias + num_features + first_feature + features, mask=is_feature, other=0.0)[None, :]
+        total = activated(total, ACTIVATION) * up
+    else:
+        total = activated(total, ACTIVATION)
+    if residual is not None:
+        residual += first_row.to(tl.int64) * residual_stride + first_feature
+        places = rows[:, None] * residual_stride + features[None, :]
+        total += tl.load(residual + places, mask=is_inside, other=0.0).to(tl.float32)
+    out += first_row.to(tl.int64) * out_stride + first_feature
+    places = rows[:, None] * out_stride + features[None, :]
+    tl.store(out + places, narrowed(total, out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def dense_kernel(
+    x, weight, bias, residual, out, num_rows, num_features, num_inputs,
+    x_stride, weight_stride, residual_stride, out_stride,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """`Ops.linear` or, GATED, `Ops.gated_linear`, whose up half begins `num_features` rows further.
+
+    Shapes: x [num_rows, num_inputs], weight [num_features, num_inputs] (GATED: twice as many rows), bias as many
+    numbers as the weight has rows, residual and out [num_rows, num_features]; strides are those of rows.
+    """
+    row_tile, feature_tile = tile_of_program(num_rows, num_features, BLOCK_ROWS, BLOCK_FEATURES)
+    first_row, first_feature = row_tile * BLOCK_ROWS, feature_tile * BLOCK_FEATURES
+    rows, features = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_FEATURES)
+    inputs = tl.arange(0, BLOCK_INPUTS)
+    is_row, is_feature = first_row + rows < num_rows, first_feature + features < num_features
+    x += first_row.to(tl.int64) * x_stride
+    up_weight = weight + (num_features + first_feature).to(tl.int64) * weight_stride
+    weight += first_feature.to(tl.int64) * weight_stride
+    total = tl.zeros((BLOCK_ROWS, BLOCK_FEATURES), tl.float32)
+    up = total
+    for start in range(0, num_inputs, BLOCK_INPUTS):
+        columns = start + inputs
+        is_input = columns < num_inputs
+        x_places, places = (
+            rows[:, None] * x_stride + columns[None, :],
+            features[:, None] * weight_stride + columns[None, :],
+        )
+        x_tile = tl.load(x + x_places, mask=is_row[:, None] & is_input[None, :], other=0.0)
+        is_weight = is_feature[:, None] & is_input[None, :]
+        total = multiply_add(total, x_tile, tl.load(weight + places, mask=is_weight, other=0.0))
+        if GATED:
+            up = multiply_add(up, x_tile, tl.load(up_weight + places, mask=is_weight, other=0.0))
+    finish(
+        total, up, bias, residual, out, first_row, first_feature, num_rows, num_features, residual_stride, out_stride,
+        ACTIVATION, GATED, BLOCK_ROWS, BLOCK_FEATURES,
+    )  # fmt: skip
+
+
+def _variants(tiles: Tiles, dtype: str) -> list[Variant]:
+    pointers = {"x": dtype, "weight": dtype, "bias": "*fp32", "residual": dtype, "out": dtype}
+    sizes = ("num_rows", "num_features", "num_inputs", "x_stride", "weight_stride", "residual_stride", "out_stride")
+    variants = []
+    for is_gated, missing in ((False, "bias"), (True, "residual")):
+        for tile in tiles.all():
+            variants.append(
+                Variant(
+                    kernel=dense_kernel,
+                    signature={k: v for k, v in pointers.items() if k != missing} | dict.fromkeys(sizes, "i32"),
+                    constants={
+                        missing: None,
+                        "ACTIVATION": ACTIVATION_CODES["silu" if is_gated else None],
+                        "GATED": is_gated,
+                        "BLOCK_ROWS": tile.rows,
+                        "BLOCK_FEATURES": tile.features,
+                        "BLOCK_INPUTS": tile.inputs,
+                    },
+                    num_warps=tile.num_warps,
+                    num_stages=tile.num_stages,
+                )
+            )
+    return variants
+
+
+VARIANTS: tuple[Variant, ...] = in_models(
+    (*_variants(HALF, "*bf16"), *_variants(HALF, "*fp16"), *_variants(SINGLE, "*fp32"))
+)

@@ -1,0 +1,128 @@
+"""Grammars of calls between tags: what they allow reads as calls with valid arguments, and they take what templates
+write."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+import jsonschema
+import pytest
+
+from quire.message_formats.calls.tagged import TaggedCalls
+from quire.message_formats.format import MessageFormat
+from quire.message_formats.formats import CALLS
+from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.marks import Marks
+from quire.message_formats.parser import MessageParser
+from quire.message_formats.parts import Message
+from quire.message_formats.tools import Tool
+from quire.structured.grammar import Vocabulary
+from quire.structured.llguidance_backend import LLGuidance
+from tests.message_formats.families import Tokens
+from tests.message_formats.reading import marked
+from tests.message_formats.test_call_grammar import Walker
+from tests.message_formats.test_transcripts import FAMILIES, dsml
+
+TOKENS: dict[str, Sequence[str]] = {family.calls: family.tokens for family in FAMILIES}
+TAGGED = sorted(name for name, calls in CALLS.items() if isinstance(calls, TaggedCalls) and name in TOKENS)
+WEATHER = Tool(
+    name="weather",
+    parameters={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 6},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "unit": {"enum": ["C", "F", 5]},
+            "count": {"type": ["integer", "null"], "minimum": 0, "maximum": 99},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+NOW = Tool(name="now", parameters={"type": "object", "properties": {}})
+BY_NAME = {tool.name: tool for tool in (WEATHER, NOW)}
+
+
+class TaggedWalker(Walker):
+    """With those tokens that the family's tokenizer has."""
+
+    def __init__(self, family: str, *, as_tokens: bool) -> None:
+        super().__init__(family, as_tokens=False)
+        found = Tokens(TOKENS[family] if as_tokens else ())
+        self.marks = Marks((*self.calls.markers, *TOKENS[family]), found)  # type: ignore[arg-type]
+        self.end = 256 + len(found.added_tokens)
+        names = [bytes([byte]) for byte in range(256)] + [text.encode() for text in found.added_tokens.values()]
+        special = frozenset([*found.added_tokens, self.end])
+        vocabulary = Vocabulary(tokens=[*names, b"<end>"], special_ids=special, eos_token_ids=(self.end,))
+        self.backend = LLGuidance(vocabulary)
+        self.texts = [
+            *names[:256],
+            *(self.marks(text).encode("utf-8", "surrogatepass") for text in found.added_tokens.values()),
+        ]
+
+    def read(self, text: str) -> Message:
+        parser = MessageParser(
+            MessageFormat(calls=self.calls), self.marks, tools=BY_NAME, new_id=str, calls_as_they_come=True
+        )
+        return Message.of([part for piece in text for part in parser.feed(piece)] + parser.finish())
+
+
+@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("family", TAGGED)
+def test_what_grammars_allow_reads_as_calls_with_valid_arguments(family: str, as_tokens: bool) -> None:
+    walker, chance = TaggedWalker(family, as_tokens=as_tokens), random.Random(1)
+    grammar = CallGrammar(walker.marks, list(BY_NAME.values()), parallel=False)
+    calls = walker.calls
+    starts = [("", calls.several(grammar))]
+    starts += [(walker.marks(begin), calls.rest(grammar, begin)) for begin in calls.begins]
+    for begin, start in starts * 3:
+        text = begin + walker.walk(grammar.text(start), chance)
+        message = walker.read(text)
+        assert message.tool_calls, text
+        assert not message.text, text
+        for call in message.tool_calls:
+            jsonschema.validate(json.loads(call.arguments), dict(BY_NAME[call.name].parameters))
+
+
+LINED = [name for name in TAGGED if name != "glm45"]
+"""Whose transcripts have the lines that the grammar writes."""
+
+
+@pytest.mark.parametrize("family", LINED)
+def test_grammars_take_what_the_template_writes(family: str) -> None:
+    walker = TaggedWalker(family, as_tokens=True)
+    code = next(one.code for one in FAMILIES if one.calls == family)
+    tools = [Tool(name="weather", parameters={"type": "object", "properties": {"city": {"type": "string"}}})]
+    grammar = CallGrammar(walker.marks, tools)
+    text = grammar.text(walker.calls.several(grammar))
+    written = marked(walker.marks, code)
+    assert walker.takes(text, written)
+    assert not walker.takes(text, written.replace("weather", "other"))
+
+
+@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize(
+    ("value", "is_taken"),
+    [
+        ('true">any "text"', True),
+        ('true">null', True),
+        ('false">null', True),
+        ('false">"text"', True),
+        ('false">text', False),
+        ('">text', False),
+    ],
+)
+def test_what_a_value_is_stands_before_it(value: str, is_taken: bool, as_tokens: bool) -> None:
+    walker = TaggedWalker("deepseek_v32", as_tokens=as_tokens)
+    schema = {"type": "object", "properties": {"note": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
+    grammar = CallGrammar(walker.marks, [Tool(name="f", parameters={**schema, "required": ["note"]})])
+    text = grammar.text(walker.calls.several(grammar))
+    call = f'<@invoke name="f">\n<@parameter name="note" string="{value}</@parameter>\n</@invoke>'
+    written = marked(walker.marks, dsml(f"<@function_calls>\n{call}\n</@function_calls>"))
+    assert walker.takes(text, written) is is_taken
+    if is_taken:
+        (found,) = walker.read(written).tool_calls
+        inside = value.partition(">")[2]
+        assert json.loads(found.arguments)["note"] == (inside if value.startswith("true") else json.loads(inside))
