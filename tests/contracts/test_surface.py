@@ -38,6 +38,7 @@ NAMES = {
 FLAGS = {
     "-c",
     "-m",
+    "--async-scheduling",
     "--block-size",
     "--chat-template",
     "--dequantize",
@@ -65,6 +66,7 @@ FLAGS = {
     "--memory-fraction",
     "--model",
     "--model-impl",
+    "--no-async-scheduling",
     "--no-dequantize",
     "--no-disable-log-stats",
     "--no-enable-prefix-caching",

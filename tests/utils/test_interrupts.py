@@ -10,6 +10,12 @@ from quire import LLM, SamplingParams
 from quire.utils.interrupts import interrupts_deferred
 
 
+@pytest.fixture(autouse=True)
+def handler_is_pythons(handlers_stay: None) -> None:
+    """Ctrl-C may be ignored where the tests run in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_it_is_raised_at_the_end_of_the_block() -> None:
     done = []
 
