@@ -323,7 +323,7 @@ class Scheduler:
             if seq.status is not SequenceStatus.RUNNING:
                 return 0  # preempted a moment ago
             wanted = min(wanted, budget.beside_urgent(seq, shares.tokens_for(seq, self.max_num_batched_tokens)))
-        if wanted == 1 and seq.is_known:
+        if wanted == 1 and seq.is_known and not seq.num_unscored:
             return 1
         if budget.portions is not None:
             wanted = budget.portions.tokens_for(seq, wanted)

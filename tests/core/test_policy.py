@@ -425,8 +425,11 @@ def test_any_mix_ends_with_the_right_tokens_and_each_step_does_something(
 def step_and_check(core: FakeCore, most_scored: int, *, is_interrupted: bool) -> None:
     """Run one step; it computes something, preempts nobody whom it runs, and scores little while others generate.
 
-    After an interrupted step everybody starts again.
+    After an interrupted step everybody starts again. What is left to one that is to start is an estimate beside prompt
+    logprobs, and beside branches that may copy a block they share: somebody may then have given way needlessly.
     """
+    groups = core.lives.groups.values()
+    is_exact = not any(group.num_prompt_logprobs_asked or len(group.sequences) > 1 for group in groups)
     generating = [seq for seq in core.scheduler.running if not seq.num_unscored]
     num_scored = sum(map(len, core.scored.values()))
     core.step()
@@ -434,7 +437,7 @@ def step_and_check(core: FakeCore, most_scored: int, *, is_interrupted: bool) ->
     assert plan.num_batched_tokens > 0, "a step without work, while there is some, is followed by endless others"
     if is_interrupted:
         return
-    if len(core.scheduler.waiting.tenants) == 1:
+    if len(core.scheduler.waiting.tenants) == 1 and is_exact:
         assert not set(plan.preempted_seq_ids) & {new.seq_id for new in plan.new_sequences}
     if generating:
         assert sum(map(len, core.scored.values())) - num_scored <= most_scored

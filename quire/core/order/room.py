@@ -76,7 +76,7 @@ class Room:
         one_each = budget.shares is not None or budget.portions is not None
         for first in list(self._lives.waiting.candidates(self.is_ready)):
             for seq in filter(self.is_ready, list(first.group.tenant.waiting)):
-                if any(one.group is seq.group for one in budget.urgent):
+                if self._blocks.reads_cache(seq) and any(one.group is seq.group for one in budget.urgent):
                     continue  # when that one has started, this one is ready no more
                 if not self._makes_way(seq, budget) or one_each or budget.is_full_of_urgent():
                     break
@@ -97,7 +97,8 @@ class Room:
         if not later or not self._could_score(seq, position, budget) or not self._fits(seq, budget, later):
             return False
         for victim in self._in_the_way(seq, budget, later):
-            self.preempt(victim, budget)
+            if not self._fits(seq, budget):  # a branch alone does not copy the block it shared with the one before
+                self.preempt(victim, budget)
         budget.urgent.append(seq)
         self.promised += self._blocks.num_new_blocks(seq, self._blocks.match_prefix(seq))
         return True
@@ -148,5 +149,7 @@ class Room:
             budget.num_single = max(0, budget.num_single - 1)
         if budget.shares is not None:
             budget.shares.stopped(seq)
-        self.promised -= self._blocks.still_needed(seq)
+        branches = [one for one in seq.group.sequences.values() if one.status is SequenceStatus.RUNNING]
+        self.promised -= sum(map(self._blocks.still_needed, branches))
         self._lives.preempt(seq)
+        self.promised += sum(self._blocks.still_needed(one) for one in branches if one is not seq)
