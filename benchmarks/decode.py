@@ -16,7 +16,8 @@ import sys
 import time
 
 from quire import LLM, SamplingParams
-from quire.ops.cpu import library, memory
+from quire.ops.cpu import library
+from quire.ops.cpu.runtime import memory
 
 SHORT = 128
 TOKENS = 40

@@ -23,7 +23,7 @@ from collections import Counter
 from benchmarks.serving import running
 from quire.cli.bench.load import Record, run_loop
 from quire.cli.client.http_client import EventReader, HttpClient
-from quire.config.args import EMBEDDED
+from quire.config.flags.args import EMBEDDED
 from quire.utils.math import percentile
 
 GREEDY, MODEST = "greedy-key", "modest-key"

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.checkpoints import QWEN3_06B
 from quire import LLM, SamplingParams
-from quire.config.weight_shapes import weight_bytes
+from quire.config.memory.weight_shapes import weight_bytes
 
 STARTED_AT = time.perf_counter()
 SHAPES: dict[str, dict[str, object]] = {

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.checkpoints import write_checkpoint
-from quire.config.knobs import whole_number
+from quire.config.flags.knobs import whole_number
 
 LIMIT = 500 << 20
 

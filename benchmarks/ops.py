@@ -26,9 +26,10 @@ import torch
 from torch.nn import functional as F
 
 from quire.attention.context import AttentionMetadata
-from quire.config.weight_formats import BITS, BY_NAME, Codes, Shift
+from quire.config.memory.weight_formats import BITS, BY_NAME, Codes, Shift
 from quire.ops.backends import Op, implementation_of
-from quire.ops.cpu import library, memory
+from quire.ops.cpu import library
+from quire.ops.cpu.runtime import memory
 from quire.ops.operands import (
     ConvWeights,
     GatedDeltaWeights,

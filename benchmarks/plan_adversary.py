@@ -31,8 +31,8 @@ from typing import Any
 from benchmarks.checkpoints import write_family
 from benchmarks.largest_requests import Bounds
 from benchmarks.plan import EMBEDDED, MIB
-from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import EMBEDDED_MODEL
 from quire.engine.front_startup import load_front
 from quire.engine.process.client import ProcessCoreClient

@@ -33,7 +33,7 @@ from benchmarks.peer_worker import quire as load_quire
 from benchmarks.peers import vllm_environment
 from quire.cli.bench.load import Record, figures, run_loop, send_all
 from quire.cli.client.http_client import HttpClient
-from quire.config.args import EMBEDDED
+from quire.config.flags.args import EMBEDDED
 from quire.utils.math import percentile
 
 VOCAB = 8192

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.flags.args import EngineArgs
 from quire.simulation.cost_model import CostModel
 from quire.simulation.hardware import cost_on
 from quire.simulation.machine import config_on, paced

@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from quire.cli.bench.steps import measure_steps
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.llm_engine import LLMEngine
 from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs

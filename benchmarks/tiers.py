@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.checkpoints import write_checkpoint
 from quire import LLM, SamplingParams
-from quire.config.knobs import whole_number
+from quire.config.flags.knobs import whole_number
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
 OUTPUT_TOKENS = 16

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from quire.beam_search import BeamSearchOutput as BeamSearchOutput
     from quire.beam_search import BeamSearchParams as BeamSearchParams
     from quire.beam_search import BeamSearchSequence as BeamSearchSequence
-    from quire.config.args import EngineArgs as EngineArgs
+    from quire.config.flags.args import EngineArgs as EngineArgs
     from quire.engine.async_llm_engine import AsyncLLMEngine as AsyncLLMEngine
     from quire.engine.llm_engine import LLMEngine as LLMEngine
     from quire.inputs import PromptType as PromptType
@@ -30,7 +30,7 @@ _HOMES = {
     "BeamSearchParams": "quire.beam_search",
     "BeamSearchSequence": "quire.beam_search",
     "CompletionOutput": "quire.outputs",
-    "EngineArgs": "quire.config.args",
+    "EngineArgs": "quire.config.flags.args",
     "LLM": "quire.llm",
     "LLMEngine": "quire.engine.llm_engine",
     "Logprob": "quire.outputs",

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from quire.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from quire.config.args import EngineArgs
-from quire.config.foreign import METHODS, raise_no_attribute, refuse_foreign
-from quire.config.knobs import signature_of
-from quire.config.options import EngineOptions
+from quire.config.flags.args import EngineArgs
+from quire.config.flags.foreign import METHODS, raise_no_attribute, refuse_foreign
+from quire.config.flags.knobs import signature_of
+from quire.config.flags.options import EngineOptions
 from quire.core.beam import score_of
 from quire.engine.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine

@@ -56,7 +56,7 @@ class Usage:
 def variants(kernel: str = "", *, only_first: bool = False) -> Iterator[Variant]:
     """Those of every module of the package whose kernels have such a name; or the first one of each kernel."""
     seen = set[str]()
-    for info in pkgutil.iter_modules(quire.ops.triton.__path__, "quire.ops.triton."):
+    for info in pkgutil.walk_packages(quire.ops.triton.__path__, "quire.ops.triton."):
         module = importlib.import_module(info.name)
         for variant in vars(module).get("VARIANTS", ()):
             name = variant.kernel.__name__

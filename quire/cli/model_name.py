@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from quire.config.args import EMBEDDED
+from quire.config.flags.args import EMBEDDED
 from quire.errors import ConfigError, InvalidParameter
 from quire.loader.names import names_a_model, repository_of
 

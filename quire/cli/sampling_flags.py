@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.client.credentials import KEY_HELP
-from quire.config.knobs import whole_number
+from quire.config.flags.knobs import whole_number
 from quire.errors import InvalidParameter
 from quire.sampling_params import RequestOutputKind, SamplingParams
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ExpertsSpec
 from quire.config.families import (
     ALSO_CALLED,
     ARCHITECTURES,
@@ -21,12 +20,13 @@ from quire.config.families import (
     is_known,
 )
 from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpKind, MlpSpec, Norms, Scales, is_set
-from quire.config.layer_kinds import LayerKind, all_full
-from quire.config.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
+from quire.config.layers.experts import ExpertsSpec
+from quire.config.layers.layer_kinds import LayerKind, all_full
+from quire.config.layers.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
+from quire.config.layers.rope import RopeConfig, read_ropes
+from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.stored import StoredFormat
-from quire.config.rope import RopeConfig, read_ropes
-from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.text_part import text_part
 from quire.errors import ConfigError, shown
 from quire.log import get_logger

@@ -17,9 +17,9 @@ from quire.config import families
 from quire.config.arch import ModelArch
 from quire.config.families import ARCHITECTURES, CLASS_GROUP, SPEC_GROUP
 from quire.config.family_spec import DECODER, FamilySpec
-from quire.config.layer_kinds import all_full
-from quire.config.mixers import LatentAttentionSpec
-from quire.config.recurrent import no_recurrence
+from quire.config.layers.layer_kinds import all_full
+from quire.config.layers.mixers import LatentAttentionSpec
+from quire.config.layers.recurrent import no_recurrence
 from quire.errors import ConfigError
 
 SAMPLE: Mapping[str, Any] = MappingProxyType(

@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ExpertsRule, ExpertsSpec
-from quire.config.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
-from quire.config.mixers import AttentionExperts, Factors, LatentRule, PositionScale, SharedBlock
-from quire.config.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
+from quire.config.layers.experts import ExpertsRule, ExpertsSpec
+from quire.config.layers.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
+from quire.config.layers.mixers import AttentionExperts, Factors, LatentRule, PositionScale, SharedBlock
+from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arch import ModelArch
-from quire.config.args import DEFAULT_PRIORITY_AGEING_S, EMBEDDED, EngineArgs
 from quire.config.engine import (
     CacheConfig,
     Capabilities,
@@ -21,10 +20,11 @@ from quire.config.engine import (
     QuireConfig,
     SchedulerConfig,
 )
+from quire.config.flags.args import DEFAULT_PRIORITY_AGEING_S, EMBEDDED, EngineArgs
 from quire.config.gguf.config_json import gguf_generation_config
 from quire.config.gguf.files import is_gguf
 from quire.config.json_file import read_json_object
-from quire.config.memory_plan import (
+from quire.config.memory.plan import (
     MemoryPlan,
     MemoryUse,
     check_longest_fits,

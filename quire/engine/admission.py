@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.config.knobs import knob, read_knobs
+from quire.config.flags.knobs import knob, read_knobs
 from quire.errors import EngineOverloaded, counted
 from quire.utils.math import cdiv, keeps_share
 

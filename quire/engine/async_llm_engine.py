@@ -15,9 +15,9 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
-from quire.config.foreign import ASYNC_ENGINE_METHODS, raise_no_attribute, refuse_foreign
+from quire.config.flags.args import EngineArgs
+from quire.config.flags.foreign import ASYNC_ENGINE_METHODS, raise_no_attribute, refuse_foreign
 from quire.engine.admission import Admission, AdmissionLimits
 from quire.engine.front_startup import FrontParts, load_front
 from quire.engine.identity import Identity

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from quire import envs
 from quire.config.arch import ModelArch
-from quire.config.args import EMBEDDED, EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.flags.args import EMBEDDED, EngineArgs
 from quire.config.gguf.config_json import gguf_config, report_unknown
 from quire.config.gguf.files import is_gguf
 from quire.config.json_file import read_json_object
-from quire.config.memory_plan import gib
+from quire.config.memory.plan import gib
 from quire.config.resolve import resolve
 from quire.engine.engine_core import EngineCore
 from quire.engine.identity import Identity, check_unchanged, identity_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from quire.config.args import EngineArgs
-from quire.config.foreign import ENGINE_METHODS, raise_no_attribute, refuse_foreign
+from quire.config.flags.args import EngineArgs
+from quire.config.flags.foreign import ENGINE_METHODS, raise_no_attribute, refuse_foreign
 from quire.engine.input_processor import as_params, check_request_id
 from quire.engine.startup import EngineParts, start
 from quire.errors import InvalidParameter, shown

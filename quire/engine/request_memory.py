@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quire.config.memory_plan import WAITING_TOKEN_BYTES
+from quire.config.memory.plan import WAITING_TOKEN_BYTES
 from quire.errors import EngineOverloaded
 from quire.messages.request import EngineCoreRequest
 from quire.structured.grammar import Gate, Grammar

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config, importing_torch, load_core, locate
 from quire.engine.engine_core import EngineCore
 from quire.engine.front_startup import FrontParts, load_front

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.config.memory_plan import gib
+from quire.config.memory.plan import gib
 from quire.log import get_logger
 
 log = get_logger(__name__)

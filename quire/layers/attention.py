@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.context import ForwardContext
-from quire.config.mixers import PositionScale
+from quire.config.layers.mixers import PositionScale
 from quire.ops.contract import Ops
 from quire.ops.operands import RopeAndCacheSpec
 from quire.utils.math import cdiv

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from quire.config.arch import ModelArch
-from quire.config.mixers import AttentionExperts
+from quire.config.layers.mixers import AttentionExperts
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.quantization.schemes import DENSE

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
-from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import MlpSpec
+from quire.config.layers.experts import ExpertsSpec
 from quire.errors import ConfigError
 from quire.layers.activation import activation_of, ungated_activation_of
 from quire.layers.context import LayerContext

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RgLruSpec
+from quire.config.layers.mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RgLruSpec
 from quire.layers.activation import activation_of
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.mixers import LatentAttentionSpec
+from quire.config.layers.mixers import LatentAttentionSpec
 from quire.errors import ConfigError
 from quire.layers.attention import Attention, position_scales
 from quire.layers.context import LayerContext

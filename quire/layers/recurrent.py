@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, ShortConvSpec, StepNorms
+from quire.config.layers.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, ShortConvSpec, StepNorms
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from quire.config.rope import RopeConfig, RopeType, yarn_scale
+from quire.config.layers.rope import RopeConfig, RopeType, yarn_scale
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from quire.config.arch import ModelArch
-from quire.config.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
+from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.headers import raise_problems

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.experts import Routing, Scores
 from quire.config.family_spec import MlpKind, MlpSpec
-from quire.config.mixers import (
+from quire.config.layers.experts import Routing, Scores
+from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import Join, MlpKind
-from quire.config.mixers import RecurrentSpec
+from quire.config.layers.mixers import RecurrentSpec
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead
 from quire.layers.norm import Norm, model_norm

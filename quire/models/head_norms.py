@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import HeadNorms
-from quire.config.mixers import AttentionSpec
+from quire.config.layers.mixers import AttentionSpec
 from quire.layers.context import LayerContext
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.mixers import AttentionSpec, SharedBlock
+from quire.config.layers.mixers import AttentionSpec, SharedBlock
 from quire.errors import ConfigError
 from quire.layers.activation import activation_of
 from quire.layers.context import LayerContext

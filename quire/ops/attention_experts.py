@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from quire.config.experts import Routing
+from quire.config.layers.experts import Routing
 from quire.ops.operands import AttentionExpertWeights
 
 Linear = Callable[..., Tensor]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
-from quire.config.weight_formats import FLOAT4_LEVELS
+from quire.config.memory.weight_formats import FLOAT4_LEVELS
 from quire.ops.operands import BlockRows, QuantizedRows
 
 CHUNK_BYTES = 4 << 20

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, dtype
 
-    from quire.config.experts import ClampedGate, Routing
+    from quire.config.layers.experts import ClampedGate, Routing
     from quire.ops.backends import Op
     from quire.ops.operands import (
         AttentionExpertWeights,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreSupervisor

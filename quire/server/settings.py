@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import envs
-from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
+from quire.config.flags.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs
 from quire.errors import ConfigError, MissingDependency, shown
 from quire.log import FORMATS
 from quire.message_formats.names import CALL_FORMATS, THINKING_FORMATS

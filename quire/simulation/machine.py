@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
-from quire.config.fit import Machine
+from quire.config.flags.args import EngineArgs
+from quire.config.memory.fit import Machine
 from quire.engine.core_startup import read_arch
 from quire.platforms.current import current_capabilities
 from quire.simulation.cost_model import CostModel

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from quire.config.memory_plan import gib
+from quire.config.memory.plan import gib
 from quire.errors import ConfigError
 from quire.messages.kv_tiers import ALIGNMENT, PageContent, header_bytes, slot_bytes
 from quire.worker.kv_store import Page

@@ -13,9 +13,9 @@ import pytest
 
 from quire.cli.main import main
 from quire.cli.parser import create_parser
-from quire.config.args import EngineArgs
-from quire.config.foreign import ENGINE, SERVER, Foreign
-from quire.config.knobs import whole_number
+from quire.config.flags.args import EngineArgs
+from quire.config.flags.foreign import ENGINE, SERVER, Foreign
+from quire.config.flags.knobs import whole_number
 from quire.engine.core_startup import create_config
 from quire.errors import ConfigError
 

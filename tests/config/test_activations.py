@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.activations import activation_bytes
+from quire.config.memory.activations import activation_bytes
 from quire.ops.backends import ops_of
 from tests.checkpoints import RECURRENT
 from tests.engine.test_parity import available_ops
@@ -80,8 +80,8 @@ def test_a_step_of_several_mixers_or_one_half_takes_what_is_planned(
 
 def recorded_bytes(harness: Harness, num_tokens: int) -> int:
     """The furthest byte of the arena that a recording of a step takes."""
-    from quire.ops.cpu.graphs import Graphs
-    from quire.ops.cpu.memory import Arena
+    from quire.ops.cpu.runtime.graphs import Graphs
+    from quire.ops.cpu.runtime.memory import Arena
 
     class Measured(Arena):
         furthest = 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire.config.arch import ModelArch
-from quire.config.rope import RopeConfig, RopeType
+from quire.config.layers.rope import RopeConfig, RopeType
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec, PageSpec, SlidingWindowSpec
 from tests.checkpoints import FAMILIES

@@ -12,7 +12,7 @@ from quire.config.arch import ModelArch
 from quire.config.catalogue import Family, FamilyKind, kind_of
 from quire.config.families import ARCHITECTURES, CLASS_GROUP, SPEC_GROUP
 from quire.config.family_spec import DECODER, FamilySpec, plain
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.layer_kinds import all_sliding
 from quire.models.registry import ModelRegistry
 from tests.checkpoints import FAMILIES
 from tests.contracts.test_imports import modules_after

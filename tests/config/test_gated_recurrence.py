@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quire.config.arch import ModelArch
-from quire.config.mixers import AttentionSpec, GatedDeltaSpec, LightningSpec, RgLruSpec
-from quire.config.weight_shapes import num_active_parameters, num_parameters
+from quire.config.layers.mixers import AttentionSpec, GatedDeltaSpec, LightningSpec, RgLruSpec
+from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 from quire.messages.codec import Codec, FrameReader
 from tests.config.test_recurrent import Told

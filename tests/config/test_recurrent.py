@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quire.config.arch import LayerSpec, ModelArch
-from quire.config.memory_plan import MemoryUse, plan_memory
-from quire.config.weight_shapes import context_per_token, num_parameters
+from quire.config.memory.plan import MemoryUse, plan_memory
+from quire.config.memory.weight_shapes import context_per_token, num_parameters
 from quire.messages.codec import Codec, FrameReader
 from quire.messages.kv import PageSpec, StatePage, StateSpec
 

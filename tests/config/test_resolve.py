@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from quire.config.arch import ModelArch
-from quire.config.args import EngineArgs
 from quire.config.engine import Capabilities, QuireConfig
-from quire.config.memory_plan import PROCESS_BYTES, MemoryUse, host_bytes_per_block, plan_memory
+from quire.config.flags.args import EngineArgs
+from quire.config.memory.plan import PROCESS_BYTES, MemoryUse, host_bytes_per_block, plan_memory
+from quire.config.memory.weight_shapes import weight_bytes
 from quire.config.resolve import resolve
-from quire.config.weight_shapes import weight_bytes
 from quire.errors import ConfigError
 from tests.config.test_arch import LLAMA
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
-from quire.config.weight_shapes import (
+from quire.config.memory.weight_shapes import (
     LinearShape,
     context_per_token,
     num_parameters,
@@ -23,8 +23,8 @@ from quire.config.weight_shapes import (
 )
 from quire.loader.load import load_model
 from quire.ops.backends import ops_of
-from quire.ops.cpu.dtypes import COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.library import isa, load
+from quire.ops.cpu.runtime.dtypes import COMPACT, WEIGHT_DTYPES
 from quire.ops.operands import LightningWeights
 from tests.checkpoints import FAMILIES
 from tests.engine.test_parity import available_ops

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, AsyncLLMEngine, EngineArgs, LLMEngine, SamplingParams
-from quire.config.foreign import ASYNC_ENGINE_METHODS, CALL, ENGINE_METHODS, METHODS
-from quire.config.options import EngineOptions
+from quire.config.flags.foreign import ASYNC_ENGINE_METHODS, CALL, ENGINE_METHODS, METHODS
+from quire.config.flags.options import EngineOptions
 from quire.errors import UnsupportedFeature
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import quire
 from quire import EngineArgs, SamplingParams, errors
-from quire.config.args import add_flags
+from quire.config.flags.args import add_flags
 from quire.errors import QuireError, from_wire
 
 NAMES = {

@@ -11,7 +11,7 @@ import yaml
 
 from quire import envs
 from quire.cli.parser import create_parser
-from quire.config.args import from_namespace
+from quire.config.flags.args import from_namespace
 from quire.engine.core_startup import create_config
 from quire.server.processes.front import LAST_WORDS_S
 from quire.server.settings import ServerSettings, settings_from_namespace

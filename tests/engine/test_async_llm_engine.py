@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire import SamplingParams
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.startup import EngineParts, start
 from quire.errors import EngineDeadError, InvalidParameter, QuireError

@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config
 from quire.engine.identity import identity_of
 from quire.engine.receipt import Transcript, receipt_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire import SamplingParams
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config
 from quire.engine.input_processor import InputProcessor
 from quire.errors import InvalidParameter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.largest_requests import Bounds
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config
 from quire.engine.front_startup import load_front
 from quire.sampling_params import BOUNDS, MAX_BAD_WORD_TOKENS, SamplingParams

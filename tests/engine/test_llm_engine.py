@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire import SamplingParams
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidParameter, QuireError
 from quire.executor.base import Executor

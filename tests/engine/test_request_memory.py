@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.config.args import EngineArgs
-from quire.config.memory_plan import WAITING_BYTES
+from quire.config.flags.args import EngineArgs
+from quire.config.memory.plan import WAITING_BYTES
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.core_startup import create_config
 from quire.engine.request_memory import RequestMemory, bytes_of

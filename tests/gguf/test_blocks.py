@@ -10,7 +10,7 @@ from gguf.quants import dequantize as dequantize_blocks
 from gguf.quants import quantize
 
 from quire.config.gguf.tensor_types import BY_NAME, PLAIN, QUANTIZED, TENSOR_TYPES
-from quire.config.weight_formats import native_format
+from quire.config.memory.weight_formats import native_format
 from quire.ops import blocks
 from quire.ops.blocks import unpack_blocks
 from quire.ops.dequantize import dequantize

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.config.arch import ModelArch
 from quire.config.gguf.config_json import gguf_config, report_unknown
 from quire.config.gguf.tensor_types import QUANTIZED
-from quire.config.weight_shapes import weight_bytes
+from quire.config.memory.weight_shapes import weight_bytes
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import open_checkpoint
 from quire.loader.model_impl import read_model_arch

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import EngineArgs, SamplingParams
-from quire.config.mixers import Mixer
+from quire.config.layers.mixers import Mixer
 from quire.engine.core_startup import create_config
 from quire.engine.process.protocol import CONTROL, DATA, CoreConfigured, Heartbeat, StartCore, Trial, UtilityCall
 from quire.messages import codec

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
-from quire.config.memory_plan import MemoryUse, plan_memory
-from quire.config.weight_shapes import num_parameters
+from quire.config.memory.plan import MemoryUse, plan_memory
+from quire.config.memory.weight_shapes import num_parameters
 from quire.errors import CheckpointError, ConfigError, MissingDependency
 from quire.loader import model_impl
 from quire.loader.load import load_model

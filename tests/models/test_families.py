@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.weight_shapes import num_parameters
+from quire.config.memory.weight_shapes import num_parameters
 from quire.loader.unread import DECAYS
 from quire.ops.backends import ops_of
 from quire.ops.contract import Ops

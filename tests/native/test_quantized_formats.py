@@ -12,12 +12,12 @@ from quire.ops.cpu import library
 if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
-from quire.config.weight_formats import BITS, BY_NAME, Codes, Shift, WeightFormat
+from quire.config.memory.weight_formats import BITS, BY_NAME, Codes, Shift, WeightFormat
 from quire.errors import ConfigError
 from quire.ops.cpu.gemm import gated_linear, linear
-from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.quantized import pack_quantized
-from quire.ops.cpu.weights import words_of
+from quire.ops.cpu.runtime.graphs import Graphs
+from quire.ops.cpu.runtime.weights import words_of
 from quire.ops.dequantize import dequantize
 from quire.ops.operands import LinearWeight, QuantizedRows
 from tests.ops.implementations import assert_close, rand

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.experts import Routing
+from quire.config.layers.experts import Routing
 from quire.errors import ConfigError
 from quire.ops import backends
 from quire.ops.cpu import library

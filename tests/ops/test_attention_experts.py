@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.experts import Routing, Scores
+from quire.config.layers.experts import Routing, Scores
 from quire.ops.operands import AttentionExpertWeights
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nn
 
-from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
+from quire.config.layers.experts import ClampedGate, ExpertGroups, Routing, Scores
 from quire.ops.backends import ops_of
 from quire.ops.contract import Ops
 from quire.ops.operands import ExpertWeights, MixtureWeights

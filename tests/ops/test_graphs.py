@@ -58,7 +58,7 @@ def test_several_outputs_stand_side_by_side(ops: Ops) -> None:
 
 
 def test_memory_does_not_grow_with_the_depth_of_a_run() -> None:
-    from quire.ops.cpu.memory import REGION, Arena
+    from quire.ops.cpu.runtime.memory import REGION, Arena
 
     arena, taken = Arena(), set()
     for _ in range(100):
@@ -172,7 +172,8 @@ def test_what_ops_pass_on_in_tiles_has_the_same_bits(ops: Ops, run: str, rows: i
 def test_only_what_nothing_else_reads_is_passed_on_in_tiles(run: str, passed: int) -> None:
     if "cpu" not in implementations_of("make_graphs"):
         pytest.skip("needs the native library")
-    from quire.ops.cpu import dtypes, graphs, library
+    from quire.ops.cpu import library
+    from quire.ops.cpu.runtime import dtypes, graphs
 
     ops = ops_of("cpu")
     block, buffer = Bf16Block(ops), torch.zeros(64, Bf16Block.size, dtype=torch.bfloat16)

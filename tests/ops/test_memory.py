@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.weight_shapes import weight_bytes
+from quire.config.memory.weight_shapes import weight_bytes
 from quire.loader.load import load_model
 from quire.models.decoder import DecoderForCausalLM
 from quire.ops.backends import ops_of
@@ -38,7 +38,7 @@ def resident() -> int:
 
 
 def test_many_weights_take_few_regions() -> None:
-    from quire.ops.cpu.memory import weight_zeros, weights_together
+    from quire.ops.cpu.runtime.memory import weight_zeros, weights_together
 
     before = num_regions()
     with weights_together():
@@ -48,7 +48,7 @@ def test_many_weights_take_few_regions() -> None:
 
 
 def test_weights_do_not_touch_each_other() -> None:
-    from quire.ops.cpu.memory import weight_zeros, weights_together
+    from quire.ops.cpu.runtime.memory import weight_zeros, weights_together
 
     with weights_together():
         weights = [weight_zeros(size) for size in (3 * MIB, 1, 100, 70 * MIB, 63 * MIB, 65, 2 * MIB)]
@@ -60,7 +60,7 @@ def test_weights_do_not_touch_each_other() -> None:
 
 
 def test_what_was_given_back_is_zero_when_it_is_taken_again() -> None:
-    from quire.ops.cpu.memory import give_back, weight_zeros, weights_together
+    from quire.ops.cpu.runtime.memory import give_back, weight_zeros, weights_together
 
     with weights_together():
         first, last = weight_zeros(1000), weight_zeros(3 * MIB).fill_(7)
@@ -73,7 +73,7 @@ def test_what_was_given_back_is_zero_when_it_is_taken_again() -> None:
 
 
 def test_shared_memory_goes_back_with_the_last_weight() -> None:
-    from quire.ops.cpu.memory import weight_zeros, weights_together
+    from quire.ops.cpu.runtime.memory import weight_zeros, weights_together
 
     with weights_together():
         weights = [weight_zeros(6 * MIB).fill_(1) for _ in range(50)]

@@ -168,7 +168,7 @@ def test_a_sequence_that_is_no_number_leaves_others_alone(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_recorded_step_is_native_ops_alone(name: str) -> None:
     """And is replayed on what inputs, pages and states hold by then."""
-    from quire.ops.cpu.graphs import Graphs
+    from quire.ops.cpu.runtime.graphs import Graphs
 
     layer = LAYERS[name](torch.bfloat16)
     buffer = torch.zeros(sum(COUNTS), layer.columns, dtype=torch.bfloat16)

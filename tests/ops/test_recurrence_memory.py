@@ -12,8 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from quire.config import activations
-from quire.config.activations import recurrence_bytes
+from quire.config.memory import activations
+from quire.config.memory.activations import recurrence_bytes
 from quire.ops import recurrence
 from quire.ops.backends import implementation_of
 from quire.ops.contract import Ops

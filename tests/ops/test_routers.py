@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import (
+from quire.config.layers.experts import (
     ExpertsRule,
     ExpertsSpec,
     deepseek_v2_experts,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import locate, read_arch
 from quire.quantize.formats import target_format
 from quire.quantize.methods import Method

@@ -6,7 +6,7 @@ import tracemalloc
 
 import msgspec
 
-from quire.config.memory_plan import controls_bytes
+from quire.config.memory.plan import controls_bytes
 from quire.engine.input_processor import as_bits
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import NewSequenceData, SchedulerOutputs

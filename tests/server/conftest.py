@@ -18,7 +18,7 @@ import httpx
 import pytest
 import uvloop
 
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.startup import EngineParts, start
 from quire.executor.base import Executor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import EMBEDDED_MODEL
 from quire.simulation.cost_model import CostModel
 from quire.simulation.machine import config_on

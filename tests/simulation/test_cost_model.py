@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import EMBEDDED_MODEL
 from quire.errors import ConfigError
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs

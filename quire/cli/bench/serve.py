@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.client.credentials import KEY_HELP, authorization
 from quire.cli.output import check_writable, write_json
-from quire.config.knobs import json_object, whole_number
+from quire.config.flags.knobs import json_object, whole_number
 from quire.errors import ConfigError, counted, shown
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.output import check_writable, write_json
-from quire.config.args import add_flags, from_namespace
-from quire.config.knobs import whole_number
+from quire.config.flags.args import add_flags, from_namespace
+from quire.config.flags.knobs import whole_number
 from quire.errors import ConfigError
 from quire.utils.process import die_with_parent
 
 if TYPE_CHECKING:
-    from quire.config.args import EngineArgs
+    from quire.config.flags.args import EngineArgs
 
 STARTED_AT = "_QUIRE_BENCH_STARTED_AT"
 """Carries the parent's clock to the child it measures; the monotonic clock is one for all processes."""
@@ -85,7 +85,7 @@ def child(parent_pid: int) -> None:
 
     ledger = Ledger(started_at=float(os.environ[STARTED_AT]))
     with ledger.stage("imports"):
-        from quire.config.args import EngineArgs
+        from quire.config.flags.args import EngineArgs
         from quire.engine.llm_engine import LLMEngine
         from quire.engine.startup import start
         from quire.sampling_params import SamplingParams

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from quire.cli.output import check_writable, write_json
-from quire.config.args import add_flags, from_namespace
-from quire.config.knobs import whole_number
+from quire.config.flags.args import add_flags, from_namespace
+from quire.config.flags.knobs import whole_number
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:

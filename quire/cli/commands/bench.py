@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.bench import machine, record, serve, startup, steps
 from quire.cli.output import check_writable, write_json
-from quire.config.args import add_flags, from_namespace
-from quire.config.knobs import whole_number
+from quire.config.flags.args import add_flags, from_namespace
+from quire.config.flags.knobs import whole_number
 from quire.errors import ConfigError
 from quire.utils.math import percentile
 

@@ -13,7 +13,7 @@ from quire.cli.output import say
 from quire.cli.sampling_flags import add_sampling_flags, add_server_flags, sampling_params
 from quire.cli.terminal.answer import Answer, Write, stream
 from quire.cli.tools.demo import TOOLS, run_tool
-from quire.config.args import EngineArgs, add_flags, from_namespace
+from quire.config.flags.args import EngineArgs, add_flags, from_namespace
 from quire.errors import ConfigError, shown
 from quire.inputs import ChatMessage
 from quire.log import set_default_level

@@ -9,8 +9,8 @@ import sys
 from importlib import metadata
 
 from quire import __version__, envs
-from quire.config.args import add_flags, from_namespace
-from quire.config.memory_plan import gib
+from quire.config.flags.args import add_flags, from_namespace
+from quire.config.memory.plan import gib
 from quire.errors import counted
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "transformers")

@@ -7,8 +7,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.config.args import EMBEDDED
-from quire.config.memory_plan import gib
+from quire.config.flags.args import EMBEDDED
+from quire.config.memory.plan import gib
 from quire.errors import ConfigError
 from quire.loader.names import short_name_of
 

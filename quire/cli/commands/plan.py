@@ -12,9 +12,10 @@ from typing import Any
 from quire.cli.commands.serve import add_serve_flags, options_of
 from quire.cli.commands.show import config_directory
 from quire.config.arch import ModelArch
-from quire.config.args import EMBEDDED, EngineArgs
 from quire.config.engine import QuireConfig
-from quire.config.fit import (
+from quire.config.flags.args import EMBEDDED, EngineArgs
+from quire.config.flags.knobs import whole_number
+from quire.config.memory.fit import (
     Change,
     Machine,
     Wish,
@@ -24,9 +25,8 @@ from quire.config.fit import (
     max_context,
     wished,
 )
-from quire.config.knobs import whole_number
-from quire.config.memory_plan import MemoryPlan, gib
-from quire.config.weight_shapes import num_active_parameters, num_parameters
+from quire.config.memory.plan import MemoryPlan, gib
+from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError, counted
 
 DOES_NOT_FIT = 1

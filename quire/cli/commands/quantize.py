@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from quire.config.args import EngineArgs
-from quire.config.knobs import whole_number
+from quire.config.flags.args import EngineArgs
+from quire.config.flags.knobs import whole_number
 from quire.errors import ConfigError
 from quire.quantize.formats import FORMATS, METHODS, target_format
 

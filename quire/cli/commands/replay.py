@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.output import say
 from quire.cli.terminal.answer import write_plain
-from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
+from quire.config.flags.args import EMBEDDED, EngineArgs, add_flags, from_namespace
 from quire.errors import ConfigError, InvalidParameter, counted
 from quire.loader.names import has_short_form
 from quire.log import set_default_level

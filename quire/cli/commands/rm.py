@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from quire.config.memory_plan import gib
+from quire.config.memory.plan import gib
 from quire.errors import ConfigError, ModelNotFound
 from quire.loader.names import repository_of
 from quire.utils.lazy import nearest

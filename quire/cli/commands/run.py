@@ -9,7 +9,7 @@ from quire.cli.commands import chat
 from quire.cli.model_name import answering, take_words
 from quire.cli.sampling_flags import add_sampling_flags, sampling_params
 from quire.cli.terminal.answer import read_text, stream
-from quire.config.args import add_flags, from_namespace
+from quire.config.flags.args import add_flags, from_namespace
 from quire.errors import ConfigError, InvalidParameter
 from quire.inputs import ChatMessage
 from quire.log import set_default_level

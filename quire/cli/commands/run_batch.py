@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.batch_files import Earlier, Line, ReplyFile, count_lines, open_input, read_earlier, read_lines
 from quire.cli.output import check_writable, reason_of
-from quire.config.args import add_flags, from_namespace
-from quire.config.knobs import add_knob_flags, knobs_from_namespace
+from quire.config.flags.args import add_flags, from_namespace
+from quire.config.flags.knobs import add_knob_flags, knobs_from_namespace
 from quire.errors import ConfigError, EngineDeadError, counted, shown
 
 if TYPE_CHECKING:
-    from quire.config.args import EngineArgs
+    from quire.config.flags.args import EngineArgs
     from quire.server.application import Application
     from quire.server.settings import ServerSettings
 

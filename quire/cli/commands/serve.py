@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.config.args import EngineArgs, add_flags
-from quire.config.foreign import SERVER, add_foreign_flags
-from quire.config.knobs import add_knob_flags, knobs_from_namespace
+from quire.config.flags.args import EngineArgs, add_flags
+from quire.config.flags.foreign import SERVER, add_foreign_flags
+from quire.config.flags.knobs import add_knob_flags, knobs_from_namespace
 from quire.errors import ConfigError, shown
 
 SHORT = {"-q": "quantization"}

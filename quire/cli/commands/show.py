@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config.arch import ModelArch
-from quire.config.args import EMBEDDED, EngineArgs, add_flags, from_namespace
-from quire.config.memory_plan import gib
-from quire.config.weight_shapes import num_active_parameters, num_parameters
+from quire.config.flags.args import EMBEDDED, EngineArgs, add_flags, from_namespace
+from quire.config.memory.plan import gib
+from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 from quire.loader.names import repository_of, short_name_of
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.commands.show import config_directory
 from quire.cli.output import check_writable, reason_of
-from quire.config.args import EMBEDDED, add_flags, from_namespace
-from quire.config.knobs import whole_number
+from quire.config.flags.args import EMBEDDED, add_flags, from_namespace
+from quire.config.flags.knobs import whole_number
 from quire.errors import ConfigError, counted
 from quire.simulation.hardware import HERE, NAMES
 from quire.simulation.routing import ROUTERS

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from quire.cli.sampling_flags import add_server_flags
-from quire.config.knobs import whole_number
+from quire.config.flags.knobs import whole_number
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:

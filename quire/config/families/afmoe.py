@@ -3,9 +3,9 @@
 import math
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import afmoe_experts
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, Scales, WeightNames, experts
-from quire.config.layer_kinds import LayerKind, full_by_pattern, listed_or
+from quire.config.layers.experts import afmoe_experts
+from quire.config.layers.layer_kinds import LayerKind, full_by_pattern, listed_or
 
 
 def _rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:

@@ -1,7 +1,7 @@
 """Apertus: Llama, with a plain MLP of learned xIELUs, a norm on each query and key head, and a stretched rotation."""
 
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, plain
-from quire.config.rope import unless_given
+from quire.config.layers.rope import unless_given
 
 ROPE = {
     "rope_type": "llama3",

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, Norms, WeightNames
-from quire.config.recurrent import bamba_layers
+from quire.config.layers.recurrent import bamba_layers
 
 
 def _half_rotated(keys: ConfigKeys) -> Mapping[str, Any]:

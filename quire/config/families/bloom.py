@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.alibi import slopes_of
 from quire.config.config_keys import ConfigKeys
 from quire.config.families import falcon
 from quire.config.family_spec import FamilySpec, NormKind, Norms, plain
+from quire.config.layers.alibi import slopes_of
 
 
 def derived(keys: ConfigKeys) -> Mapping[str, Any]:

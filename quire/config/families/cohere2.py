@@ -3,7 +3,7 @@
 from quire.config.config_keys import ConfigKeys
 from quire.config.families.cohere import DEFAULTS, NORMS, SPELLINGS, scales
 from quire.config.family_spec import FamilySpec, gated
-from quire.config.layer_kinds import LayerKind, full_by_pattern, listed_or
+from quire.config.layers.layer_kinds import LayerKind, full_by_pattern, listed_or
 
 
 def rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import cohere2_experts, sparse_layers
 from quire.config.families import cohere2
 from quire.config.families.cohere import NORMS, SPELLINGS, scales
 from quire.config.family_spec import FamilySpec, NormKind, Norms, experts
-from quire.config.layer_kinds import LayerKind, full_every, listed_or
+from quire.config.layers.experts import cohere2_experts, sparse_layers
+from quire.config.layers.layer_kinds import LayerKind, full_every, listed_or
 
 OF_DENSE = "prefix_dense_sliding_window_pattern"
 """Of so many of the first layers, those without experts, the last one is full, over and over."""

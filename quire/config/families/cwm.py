@@ -1,8 +1,8 @@
 """Code World Model: Llama, with windows on three layers of four, and a stretched rotation."""
 
 from quire.config.family_spec import FamilySpec
-from quire.config.layer_kinds import first_full_of, listed_or
-from quire.config.rope import unless_given
+from quire.config.layers.layer_kinds import first_full_of, listed_or
+from quire.config.layers.rope import unless_given
 
 ROPE = {
     "rope_type": "llama3",

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ExpertsSpec, Routing, num_chosen_of, num_experts_of
 from quire.config.families import mpt
 from quire.config.family_spec import FamilySpec, NormKind, Norms, WeightNames, experts
+from quire.config.layers.experts import ExpertsSpec, Routing, num_chosen_of, num_experts_of
 
 FFN_DEFAULTS = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "moe_normalize_expert_weights": 1.0}
 SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings")

@@ -1,8 +1,8 @@
 """DeepSeek V2: latent attention, and a mixture of experts behind the first layers; rotates neighbours."""
 
-from quire.config.experts import deepseek_v2_experts
 from quire.config.family_spec import FamilySpec, experts
-from quire.config.latent import latent_attention, latent_heads
+from quire.config.layers.experts import deepseek_v2_experts
+from quire.config.layers.latent import latent_attention, latent_heads
 
 DEFAULTS = {
     "hidden_act": "silu",

@@ -1,9 +1,9 @@
 """DeepSeek V3: V2, with experts that are chosen by sigmoids and a bias; neighbours rotate unless the config says no."""
 
-from quire.config.experts import deepseek_v3_experts
 from quire.config.families.deepseek_v2 import DEFAULTS
 from quire.config.family_spec import FamilySpec, experts
-from quire.config.latent import latent_attention, latent_heads
+from quire.config.layers.experts import deepseek_v3_experts
+from quire.config.layers.latent import latent_attention, latent_heads
 
 SPEC = FamilySpec(
     architecture="DeepseekV3ForCausalLM",

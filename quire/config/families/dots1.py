@@ -1,8 +1,8 @@
 """dots.llm1: Qwen3, with DeepSeek V3's experts behind the first layers."""
 
-from quire.config.experts import deepseek_v3_experts
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, experts
-from quire.config.layer_kinds import full_below, listed_or
+from quire.config.layers.experts import deepseek_v3_experts
+from quire.config.layers.layer_kinds import full_below, listed_or
 
 SPEC = FamilySpec(
     architecture="Dots1ForCausalLM",

@@ -1,8 +1,8 @@
 """ERNIE 4.5 MoE, the text models: ERNIE 4.5, with a mixture of experts and shared ones behind the first layers."""
 
-from quire.config.experts import ernie_experts
 from quire.config.families import ernie4_5
 from quire.config.family_spec import FamilySpec, experts
+from quire.config.layers.experts import ernie_experts
 
 SPEC = FamilySpec(
     architecture="Ernie4_5_MoeForCausalLM",

@@ -2,7 +2,7 @@
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, gated
-from quire.config.layer_kinds import LayerKind, all_full, full_by_pattern, listed_or, sliding_rotated
+from quire.config.layers.layer_kinds import LayerKind, all_full, full_by_pattern, listed_or, sliding_rotated
 
 
 def by_window(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:

@@ -1,9 +1,9 @@
 """K-EXAONE: EXAONE 4, with norms before attention and MLP, and DeepSeek V3's experts behind the first layers."""
 
-from quire.config.experts import deepseek_v3_experts
 from quire.config.families import exaone4
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, experts
-from quire.config.layer_kinds import listed_or, sliding_rotated
+from quire.config.layers.experts import deepseek_v3_experts
+from quire.config.layers.layer_kinds import listed_or, sliding_rotated
 
 SPEC = FamilySpec(
     architecture="ExaoneMoeForCausalLM",

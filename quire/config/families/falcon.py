@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from quire.config.alibi import in_bfloat16, slopes_of
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, NormKind, Norms, WeightNames, plain
+from quire.config.layers.alibi import in_bfloat16, slopes_of
 
 
 def derived(keys: ConfigKeys) -> Mapping[str, Any]:

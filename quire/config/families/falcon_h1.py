@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, MlpSpec, Norms, Scales, WeightNames, gated
-from quire.config.mixers import Factors
-from quire.config.recurrent import every_layer, falcon_h1_layers
+from quire.config.layers.mixers import Factors
+from quire.config.layers.recurrent import every_layer, falcon_h1_layers
 
 
 def _scales(keys: ConfigKeys) -> Scales:

@@ -1,8 +1,8 @@
 """FlexOlmo: OLMo 2, with OLMoE's mixture of experts in every layer."""
 
-from quire.config.experts import olmoe_experts
 from quire.config.families import olmo2
 from quire.config.family_spec import FamilySpec, experts
+from quire.config.layers.experts import olmoe_experts
 
 SPEC = FamilySpec(
     architecture="FlexOlmoForCausalLM",

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ExpertsSpec, Routing, Scores, by_sparse_step, num_chosen_of, num_experts_of
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, experts
-from quire.config.layer_kinds import LayerKind, listed_or, sliding_rotated
+from quire.config.layers.experts import ExpertsSpec, Routing, Scores, by_sparse_step, num_chosen_of, num_experts_of
+from quire.config.layers.layer_kinds import LayerKind, listed_or, sliding_rotated
 
 
 def derived(keys: ConfigKeys) -> Mapping[str, Any]:

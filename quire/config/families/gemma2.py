@@ -2,7 +2,7 @@
 
 from quire.config.families.gemma import CAUSAL_ONLY, scales
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms
-from quire.config.layer_kinds import full_every, listed_or
+from quire.config.layers.layer_kinds import full_every, listed_or
 
 DEFAULTS = {
     "hidden_activation": "gelu_pytorch_tanh",

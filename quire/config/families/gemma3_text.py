@@ -4,7 +4,7 @@ base of their own."""
 from quire.config.families.gemma import CAUSAL_ONLY, scales
 from quire.config.families.gemma2 import DEFAULTS, both_sides
 from quire.config.family_spec import FamilySpec, HeadNorms
-from quire.config.layer_kinds import full_by_pattern, listed_or
+from quire.config.layers.layer_kinds import full_by_pattern, listed_or
 
 SPEC = FamilySpec(
     architecture="Gemma3ForCausalLM",

@@ -2,8 +2,8 @@
 layers."""
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import deepseek_v3_experts
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, experts
+from quire.config.layers.experts import deepseek_v3_experts
 
 
 def norms(keys: ConfigKeys) -> Norms:

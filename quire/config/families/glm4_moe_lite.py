@@ -1,9 +1,9 @@
 """GLM-4.7-Flash: DeepSeek V3, whose first layer only has no experts."""
 
-from quire.config.experts import deepseek_v3_experts
 from quire.config.families.deepseek_v2 import DEFAULTS
 from quire.config.family_spec import FamilySpec, experts
-from quire.config.latent import latent_attention, latent_heads
+from quire.config.layers.experts import deepseek_v3_experts
+from quire.config.layers.latent import latent_attention, latent_heads
 
 SPEC = FamilySpec(
     architecture="Glm4MoeLiteForCausalLM",

@@ -2,7 +2,7 @@
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, NormKind, Norms, Scales, WeightNames, plain
-from quire.config.layer_kinds import LayerKind
+from quire.config.layers.layer_kinds import LayerKind
 
 KINDS = {"global": LayerKind.FULL, "local": LayerKind.SLIDING}
 PROBLEM = 'must be pairs such as [["global", "local"], 12], whose kinds come to one for each layer'

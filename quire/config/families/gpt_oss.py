@@ -1,10 +1,10 @@
 """gpt-oss: Mixtral, with windows in every other layer, learned sinks, biases on everything, and clamped gates."""
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ClampedGate, ExpertsSpec, Routing, Scores, num_chosen_of, num_experts_of
 from quire.config.family_spec import FamilySpec, WeightNames, experts
-from quire.config.layer_kinds import full_every, listed_or
-from quire.config.rope import unless_given
+from quire.config.layers.experts import ClampedGate, ExpertsSpec, Routing, Scores, num_chosen_of, num_experts_of
+from quire.config.layers.layer_kinds import full_every, listed_or
+from quire.config.layers.rope import unless_given
 
 ROPE = {
     "rope_type": "yarn",

@@ -6,7 +6,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys, is_number
 from quire.config.families.granite import scales
 from quire.config.family_spec import FamilySpec
-from quire.config.layer_kinds import LayerKind, first_full_of, listed_or
+from quire.config.layers.layer_kinds import LayerKind, first_full_of, listed_or
 
 
 def _thetas(keys: ConfigKeys) -> list[float] | None:

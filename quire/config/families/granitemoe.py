@@ -1,8 +1,8 @@
 """Granite 3 MoE: Granite, with a mixture of experts in every layer."""
 
-from quire.config.experts import granite_experts
 from quire.config.families import granite
 from quire.config.family_spec import FamilySpec, WeightNames, experts
+from quire.config.layers.experts import granite_experts
 
 SPEC = FamilySpec(
     architecture="GraniteMoeForCausalLM",

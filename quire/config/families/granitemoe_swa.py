@@ -1,9 +1,9 @@
 """Granite MoE with windows: Granite with windows, with the mixtures of experts of Granite MoE."""
 
-from quire.config.experts import granite_shared_experts
 from quire.config.families import granite, granite_swa, granitemoeshared
 from quire.config.family_spec import FamilySpec, experts
-from quire.config.layer_kinds import first_full_of, listed_or
+from quire.config.layers.experts import granite_shared_experts
+from quire.config.layers.layer_kinds import first_full_of, listed_or
 
 SPEC = FamilySpec(
     architecture="GraniteMoeSWAForCausalLM",

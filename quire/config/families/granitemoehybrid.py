@@ -1,11 +1,11 @@
 """Granite 4: Granite, with Mamba 2 in most layers, and experts beside a shared MLP, or that MLP alone."""
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import granite_hybrid_experts
 from quire.config.families import granite
 from quire.config.family_spec import FamilySpec, MlpKind, MlpSpec, WeightNames, experts
-from quire.config.layer_kinds import LayerKind
-from quire.config.recurrent import listed_mamba2
+from quire.config.layers.experts import granite_hybrid_experts
+from quire.config.layers.layer_kinds import LayerKind
+from quire.config.layers.recurrent import listed_mamba2
 
 
 def _rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:

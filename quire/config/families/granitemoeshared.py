@@ -1,8 +1,8 @@
 """Granite MoE with a shared expert: Granite 3 MoE, and an expert that every token passes."""
 
-from quire.config.experts import granite_shared_experts
 from quire.config.families import granite, granitemoe
 from quire.config.family_spec import FamilySpec, WeightNames, experts
+from quire.config.layers.experts import granite_shared_experts
 
 SPEC = FamilySpec(
     architecture="GraniteMoeSharedForCausalLM",

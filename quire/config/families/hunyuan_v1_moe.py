@@ -1,9 +1,9 @@
 """Hunyuan MoE (A13B): the dense Hunyuan, with a mixture of experts and a shared one in every layer."""
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ExpertsSpec, Routing, num_chosen_of, num_experts_of
 from quire.config.families import hunyuan_v1_dense
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, experts
+from quire.config.layers.experts import ExpertsSpec, Routing, num_chosen_of, num_experts_of
 
 
 def chosen_by_layer(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec, ...]:

@@ -1,9 +1,9 @@
 """Jamba: Mamba with norms in most layers, attention without rotation in the others, experts in every other layer."""
 
-from quire.config.experts import jamba_experts
 from quire.config.family_spec import FamilySpec, Norms, WeightNames, experts
-from quire.config.layer_kinds import none_rotated
-from quire.config.recurrent import jamba_layers
+from quire.config.layers.experts import jamba_experts
+from quire.config.layers.layer_kinds import none_rotated
+from quire.config.layers.recurrent import jamba_layers
 
 SPEC = FamilySpec(
     architecture="JambaForCausalLM",

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import jetmoe_experts, num_chosen_of, num_experts_of
 from quire.config.family_spec import FamilySpec, Norms, WeightNames, experts
-from quire.config.mixers import AttentionExperts
+from quire.config.layers.experts import jetmoe_experts, num_chosen_of, num_experts_of
+from quire.config.layers.mixers import AttentionExperts
 
 
 def _heads(keys: ConfigKeys) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
 """Kolibri: EXAONE 4's attention between the norms of GLM-4, with a mixture of experts in every layer."""
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ExpertsSpec, Routing, Scores, num_chosen_of, num_experts_of
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, experts
-from quire.config.layer_kinds import full_every, listed_or, sliding_rotated
+from quire.config.layers.experts import ExpertsSpec, Routing, Scores, num_chosen_of, num_experts_of
+from quire.config.layers.layer_kinds import full_every, listed_or, sliding_rotated
 
 
 def biased_choice(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames
-from quire.config.recurrent import short_conv_layers
+from quire.config.layers.recurrent import short_conv_layers
 from quire.utils.math import round_up
 
 

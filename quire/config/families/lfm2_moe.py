@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import lfm2_experts
 from quire.config.families import lfm2
 from quire.config.family_spec import experts
-from quire.config.recurrent import listed_short_conv
+from quire.config.layers.experts import lfm2_experts
+from quire.config.layers.recurrent import listed_short_conv
 
 
 def _tied(keys: ConfigKeys) -> Mapping[str, Any]:

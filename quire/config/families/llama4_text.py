@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import ExpertsSpec, Routing, Scores, num_chosen_of, num_experts_of
 from quire.config.families.smollm3 import rotated
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, experts
-from quire.config.layer_kinds import LayerKind
-from quire.config.mixers import PositionScale
+from quire.config.layers.experts import ExpertsSpec, Routing, Scores, num_chosen_of, num_experts_of
+from quire.config.layers.layer_kinds import LayerKind
+from quire.config.layers.mixers import PositionScale
 
 KINDS = {"chunked_attention": LayerKind.SLIDING, "full_attention": LayerKind.FULL}
 

@@ -1,7 +1,7 @@
 """Mamba: recurrent layers alone, without attention and MLPs."""
 
 from quire.config.family_spec import FamilySpec, Norms, WeightNames, no_mlp
-from quire.config.recurrent import all_mamba
+from quire.config.layers.recurrent import all_mamba
 
 SPEC = FamilySpec(
     architecture="MambaForCausalLM",

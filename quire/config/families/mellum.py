@@ -1,9 +1,9 @@
 """Mellum 2: Qwen3 MoE, whose layers with a window have a rotation of their own."""
 
-from quire.config.experts import mellum_experts
 from quire.config.families import qwen3_moe
 from quire.config.family_spec import FamilySpec, experts
-from quire.config.layer_kinds import all_full, listed_or
+from quire.config.layers.experts import mellum_experts
+from quire.config.layers.layer_kinds import all_full, listed_or
 
 SPEC = FamilySpec(
     architecture="MellumForCausalLM",

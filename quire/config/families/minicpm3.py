@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, Scales, gated
-from quire.config.latent import latent_attention, latent_heads
+from quire.config.layers.latent import latent_attention, latent_heads
 
 
 def scales(keys: ConfigKeys) -> Scales:

@@ -1,10 +1,10 @@
 """MiniMax-Text-01: lightning attention in most layers, Mixtral's in the others, each added to its norm's output."""
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import mixtral_experts
 from quire.config.family_spec import FamilySpec, Join, Joins, Scales, WeightNames, experts
-from quire.config.gated_recurrence import lightning_layers
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.experts import mixtral_experts
+from quire.config.layers.gated_recurrence import lightning_layers
+from quire.config.layers.layer_kinds import all_sliding
 
 
 def _scales(keys: ConfigKeys) -> Scales:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import deepseek_v3_experts
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, experts
+from quire.config.layers.experts import deepseek_v3_experts
 
 
 def rotary_share(keys: ConfigKeys) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from quire.config.families.mistral import DEFAULTS
 from quire.config.family_spec import FamilySpec, gated
-from quire.config.layer_kinds import all_sliding, listed_or
+from quire.config.layers.layer_kinds import all_sliding, listed_or
 
 SPEC = FamilySpec(
     architecture="MinistralForCausalLM",

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, gated
-from quire.config.layer_kinds import all_sliding
-from quire.config.mixers import PositionScale
-from quire.config.rope import unless_given
+from quire.config.layers.layer_kinds import all_sliding
+from quire.config.layers.mixers import PositionScale
+from quire.config.layers.rope import unless_given
 
 ROPE = {
     "rope_type": "yarn",

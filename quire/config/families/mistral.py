@@ -1,7 +1,7 @@
 """Mistral: Llama, with a window on every layer."""
 
 from quire.config.family_spec import FamilySpec, gated
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.layer_kinds import all_sliding
 
 DEFAULTS = {
     "hidden_act": "silu",

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import mistral4_experts
 from quire.config.families import ministral3
 from quire.config.family_spec import FamilySpec, experts
-from quire.config.latent import latent_attention, latent_heads
+from quire.config.layers.experts import mistral4_experts
+from quire.config.layers.latent import latent_attention, latent_heads
 
 ROPE = {
     **ministral3.ROPE,

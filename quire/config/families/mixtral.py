@@ -1,8 +1,8 @@
 """Mixtral: Mistral, with a mixture of experts in every layer."""
 
-from quire.config.experts import mixtral_experts
 from quire.config.family_spec import FamilySpec, WeightNames, experts
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.experts import mixtral_experts
+from quire.config.layers.layer_kinds import all_sliding
 
 SPEC = FamilySpec(
     architecture="MixtralForCausalLM",

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.alibi import interleaved_slopes
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, NormKind, Norms, Scales, WeightNames, plain
+from quire.config.layers.alibi import interleaved_slopes
 
 UNLIKE = {
     "attn_type": "multihead_attention",

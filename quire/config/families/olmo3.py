@@ -3,7 +3,7 @@
 from quire.config.families.olmo import DEFAULTS
 from quire.config.families.olmo2 import NORMS
 from quire.config.family_spec import FamilySpec, gated
-from quire.config.layer_kinds import full_every, listed_or
+from quire.config.layers.layer_kinds import full_every, listed_or
 
 SPEC = FamilySpec(
     architecture="Olmo3ForCausalLM",

@@ -1,8 +1,8 @@
 """OLMoE: Llama, with a mixture of experts in every layer, and one norm over all heads of queries, and of keys."""
 
-from quire.config.experts import olmoe_experts
 from quire.config.families import olmo
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, experts
+from quire.config.layers.experts import olmoe_experts
 
 SPEC = FamilySpec(
     architecture="OlmoeForCausalLM",

@@ -1,7 +1,7 @@
 """Phi-3, Phi-3.5 and Phi-4, the dense text models: Llama, with a checkpoint that is already fused."""
 
 from quire.config.family_spec import FamilySpec, WeightNames, gated
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.layer_kinds import all_sliding
 
 SPEC = FamilySpec(
     architecture="Phi3ForCausalLM",

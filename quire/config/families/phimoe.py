@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import phimoe_experts
 from quire.config.family_spec import FamilySpec, NormKind, Norms, WeightNames, experts
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.experts import phimoe_experts
+from quire.config.layers.layer_kinds import all_sliding
 
 
 def rotation(keys: ConfigKeys) -> Mapping[str, Any]:

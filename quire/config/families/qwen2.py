@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5: Llama, with a bias on queries, keys and values, and windows on some layers."""
 
 from quire.config.family_spec import FamilySpec, gated
-from quire.config.layer_kinds import full_below, listed_or
+from quire.config.layers.layer_kinds import full_below, listed_or
 
 DEFAULTS = {
     "hidden_act": "silu",

@@ -1,9 +1,9 @@
 """Qwen2 MoE: Qwen2, with a mixture of experts and a shared expert in most layers."""
 
-from quire.config.experts import qwen2_experts
 from quire.config.families import qwen2
 from quire.config.family_spec import FamilySpec, experts
-from quire.config.layer_kinds import listed_or, sliding_every_other
+from quire.config.layers.experts import qwen2_experts
+from quire.config.layers.layer_kinds import listed_or, sliding_every_other
 
 DEFAULTS = {**qwen2.DEFAULTS, "decoder_sparse_step": 1}
 

@@ -2,7 +2,7 @@
 
 from quire.config.families.qwen2 import DEFAULTS
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, gated
-from quire.config.layer_kinds import full_below, listed_or
+from quire.config.layers.layer_kinds import full_below, listed_or
 
 SPEC = FamilySpec(
     architecture="Qwen3ForCausalLM",

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.experts import qwen2_experts
 from quire.config.families.qwen3_next import DEFAULTS, EXPERTS, NAMES, NORMS
 from quire.config.family_spec import FamilySpec, experts
-from quire.config.gated_recurrence import gated_delta_layers
-from quire.config.mixers import DeltaLayout
+from quire.config.layers.experts import qwen2_experts
+from quire.config.layers.gated_recurrence import gated_delta_layers
+from quire.config.layers.mixers import DeltaLayout
 
 
 def _in_every_layer(keys: ConfigKeys) -> Mapping[str, Any]:

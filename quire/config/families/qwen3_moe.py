@@ -1,9 +1,9 @@
 """Qwen3 MoE: Qwen3, with a mixture of experts in most layers."""
 
-from quire.config.experts import qwen3_experts
 from quire.config.families.qwen2_moe import DEFAULTS
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, experts
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.experts import qwen3_experts
+from quire.config.layers.layer_kinds import all_sliding
 
 SPEC = FamilySpec(
     architecture="Qwen3MoeForCausalLM",

@@ -1,9 +1,9 @@
 """Qwen3-Next: the gated delta rule in most layers, gated attention in the others, and a mixture of experts."""
 
-from quire.config.experts import qwen2_experts
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, experts
-from quire.config.gated_recurrence import gated_delta_layers
-from quire.config.mixers import DeltaLayout
+from quire.config.layers.experts import qwen2_experts
+from quire.config.layers.gated_recurrence import gated_delta_layers
+from quire.config.layers.mixers import DeltaLayout
 
 DEFAULTS = {
     "hidden_act": "silu",

@@ -7,8 +7,8 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, Norms, Scales, WeightNames, gated
-from quire.config.gated_recurrence import rg_lru_layers
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.gated_recurrence import rg_lru_layers
+from quire.config.layers.layer_kinds import all_sliding
 
 
 def _sizes(keys: ConfigKeys) -> Mapping[str, Any]:

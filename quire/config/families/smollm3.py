@@ -2,7 +2,7 @@
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec
-from quire.config.layer_kinds import LayerKind, listed_or
+from quire.config.layers.layer_kinds import LayerKind, listed_or
 from quire.errors import counted
 
 

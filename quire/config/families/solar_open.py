@@ -1,8 +1,8 @@
 """Solar Open: Llama, with DeepSeek V3's experts in every layer."""
 
-from quire.config.experts import deepseek_v3_experts
 from quire.config.families import glm4_moe
 from quire.config.family_spec import FamilySpec, experts
+from quire.config.layers.experts import deepseek_v3_experts
 
 SPEC = FamilySpec(
     architecture="SolarOpenForCausalLM",

@@ -1,7 +1,7 @@
 """StarCoder2: Mistral, with layer norms, a plain MLP, and a bias on all projections."""
 
 from quire.config.family_spec import FamilySpec, NormKind, Norms, WeightNames, plain
-from quire.config.layer_kinds import all_sliding
+from quire.config.layers.layer_kinds import all_sliding
 
 SPEC = FamilySpec(
     architecture="Starcoder2ForCausalLM",

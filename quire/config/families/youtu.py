@@ -2,7 +2,7 @@
 
 from quire.config.families.deepseek_v2 import DEFAULTS
 from quire.config.family_spec import FamilySpec, gated
-from quire.config.latent import latent_attention, latent_heads
+from quire.config.layers.latent import latent_attention, latent_heads
 
 SPEC = FamilySpec(
     architecture="YoutuForCausalLM",

@@ -15,8 +15,8 @@ from quire.config.gguf.end_tokens import end_token_ids
 from quire.config.gguf.files import GgufModel, read_gguf
 from quire.config.gguf.metadata import GgufKeys
 from quire.config.gguf.tensor_types import PLAIN
-from quire.config.layer_kinds import LayerKind
-from quire.config.rope import yarn_scale
+from quire.config.layers.layer_kinds import LayerKind
+from quire.config.layers.rope import yarn_scale
 from quire.errors import shown
 from quire.log import get_logger
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
-from quire.config.args import EngineArgs
 from quire.config.engine import QuantConfig
+from quire.config.flags.args import EngineArgs
 from quire.errors import ConfigError
 
 ROUNDING = ("int8", "int4")

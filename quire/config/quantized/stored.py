@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from quire.config.weight_formats import native_format
+from quire.config.memory.weight_formats import native_format
 from quire.errors import CheckpointError
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.flags.args import EngineArgs
 from quire.engine.identity import Identity
 from quire.messages.codec import Codec
 from quire.messages.output import EngineCoreOutputs

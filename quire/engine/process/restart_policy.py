@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.config.knobs import knob, read_knobs
+from quire.config.flags.knobs import knob, read_knobs
 
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Pause before the n-th restart in a window; the last one for all further ones."""

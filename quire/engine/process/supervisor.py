@@ -27,8 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from quire.config.args import EngineArgs
 from quire.config.engine import QuireConfig
+from quire.config.flags.args import EngineArgs
 from quire.engine.identity import Identity
 from quire.engine.process.protocol import (
     CONTROL,

@@ -6,12 +6,12 @@ from functools import partial
 
 from torch import Tensor
 
-from quire.config.experts import Routing
+from quire.config.layers.experts import Routing
 from quire.ops.attention_experts import fill_outputs, fill_queries
-from quire.ops.cpu.calls import run_or_note
 from quire.ops.cpu.experts import route
 from quire.ops.cpu.gemm import linear
-from quire.ops.cpu.memory import empty
+from quire.ops.cpu.runtime.calls import run_or_note
+from quire.ops.cpu.runtime.memory import empty
 from quire.ops.operands import AttentionExpertWeights
 
 

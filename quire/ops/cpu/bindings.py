@@ -22,13 +22,13 @@ from quire.ops.cpu.elementwise import (
 from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gated_recurrence import gated_delta, lightning_attention, rg_lru
 from quire.ops.cpu.gemm import gated_linear, linear
-from quire.ops.cpu.graphs import Graphs
 from quire.ops.cpu.latent import latent_qkv, latent_values
-from quire.ops.cpu.memory import weights_together
 from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.cpu.packing import pack_linear
 from quire.ops.cpu.quantized import pack_quantized, quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
+from quire.ops.cpu.runtime.graphs import Graphs
+from quire.ops.cpu.runtime.memory import weights_together
 from quire.ops.cpu.sampling import allowed_max, apply_penalties, row_max, sample, top_logprobs
 from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
 from quire.ops.blocks import LEVELS
-from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
-from quire.ops.cpu.memory import empty
+from quire.ops.cpu.runtime.dtypes import DTYPES
+from quire.ops.cpu.runtime.memory import empty
 from quire.ops.operands import BlockRows, BlockTable
 
 lib = load()

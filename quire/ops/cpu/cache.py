@@ -9,9 +9,9 @@ from torch import Tensor
 
 from quire.errors import ConfigError
 from quire.ops.cpu.blocks import rows_of_blocks
-from quire.ops.cpu.dtypes import CACHE_DTYPES, COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.library import check, load, pointers
-from quire.ops.cpu.memory import empty, zeros
+from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, COMPACT, WEIGHT_DTYPES
+from quire.ops.cpu.runtime.memory import empty, zeros
 from quire.ops.operands import BlockTable, LinearWeight
 
 lib = load()

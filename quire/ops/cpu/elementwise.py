@@ -8,10 +8,10 @@ from functools import partial
 from torch import Tensor
 
 from quire.ops import elementwise
-from quire.ops.cpu.calls import run_or_note
-from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
-from quire.ops.cpu.memory import empty
+from quire.ops.cpu.runtime.calls import run_or_note
+from quire.ops.cpu.runtime.dtypes import DTYPES
+from quire.ops.cpu.runtime.memory import empty
 
 lib = load()
 

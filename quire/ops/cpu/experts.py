@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from quire.config.experts import ClampedGate, Routing, Scores
-from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
+from quire.config.layers.experts import ClampedGate, Routing, Scores
 from quire.ops.cpu.library import check, load, word
-from quire.ops.cpu.memory import empty
-from quire.ops.cpu.weights import words_of
+from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES
+from quire.ops.cpu.runtime.memory import empty
+from quire.ops.cpu.runtime.weights import words_of
 from quire.ops.operands import ExpertWeights, MixtureWeights
 
 lib = load()

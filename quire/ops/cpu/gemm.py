@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.library import check, load
-from quire.ops.cpu.memory import empty
 from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
+from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES, WEIGHT_DTYPES
+from quire.ops.cpu.runtime.memory import empty
 from quire.ops.operands import LinearWeight
 
 lib = load()

@@ -7,10 +7,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
-from quire.ops.cpu.memory import empty
-from quire.ops.cpu.weights import words_of
+from quire.ops.cpu.runtime.dtypes import DTYPES
+from quire.ops.cpu.runtime.memory import empty
+from quire.ops.cpu.runtime.weights import words_of
 from quire.ops.operands import HeadWeights, LatentSpec
 
 lib = load()

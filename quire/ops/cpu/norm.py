@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import DTYPES
 from quire.ops.cpu.library import check, load
-from quire.ops.cpu.memory import empty
+from quire.ops.cpu.runtime.dtypes import DTYPES
+from quire.ops.cpu.runtime.memory import empty
 
 lib = load()
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import COMPACT, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.library import UNSUPPORTED, check, isa, load
-from quire.ops.cpu.memory import give_back, weight_zeros
-from quire.ops.cpu.rows import readable_rows
+from quire.ops.cpu.runtime.dtypes import COMPACT, DTYPES, WEIGHT_DTYPES
+from quire.ops.cpu.runtime.memory import give_back, weight_zeros
+from quire.ops.cpu.runtime.rows import readable_rows
 from quire.ops.operands import LinearWeight
 
 lib = load()

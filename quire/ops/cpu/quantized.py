@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from quire.config.gguf.tensor_types import QUANTIZED
-from quire.config.weight_formats import Codes, Shift, WeightFormat, native_format
+from quire.config.memory.weight_formats import Codes, Shift, WeightFormat, native_format
 from quire.errors import ConfigError
 from quire.ops.blocks import LEVELS, unpack_blocks
 from quire.ops.cpu.blocks import pack_blocks, range_of_blocks
-from quire.ops.cpu.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.library import UNSUPPORTED, check, load
-from quire.ops.cpu.memory import empty, weight_zeros
 from quire.ops.cpu.packing import pack_linear
-from quire.ops.cpu.rows import readable_rows
-from quire.ops.cpu.weights import CODES, written
+from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES
+from quire.ops.cpu.runtime.memory import empty, weight_zeros
+from quire.ops.cpu.runtime.rows import readable_rows
+from quire.ops.cpu.runtime.weights import CODES, written
 from quire.ops.dequantize import with_integer_levels
 from quire.ops.operands import BlockRows, LinearWeight, QuantizedRows, StoredRows
 from quire.utils.math import cdiv

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import torch
 
-from quire.ops.cpu import library, memory
+from quire.ops.cpu import library
 from quire.ops.cpu.gemm import linear
 from quire.ops.cpu.packing import pack_linear
 from quire.ops.cpu.quantized import quantize_linear
+from quire.ops.cpu.runtime import memory
 from quire.ops.operands import LinearWeight
 
 READ_BYTES = 512 << 20

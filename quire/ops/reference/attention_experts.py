@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.config.experts import Routing
+from quire.config.layers.experts import Routing
 from quire.ops.attention_experts import fill_outputs, fill_queries
 from quire.ops.operands import AttentionExpertWeights
 from quire.ops.reference.experts import route

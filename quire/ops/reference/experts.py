@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quire.config.experts import ClampedGate, ExpertGroups, Routing, Scores
+from quire.config.layers.experts import ClampedGate, ExpertGroups, Routing, Scores
 from quire.ops.elementwise import ROWS_AT_A_TIME, VECTOR, activate
 from quire.ops.operands import ExpertWeights, MixtureWeights
 from quire.ops.reference.gemm import gated_linear, linear

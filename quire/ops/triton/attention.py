@@ -28,8 +28,8 @@ import triton
 from torch import Tensor
 
 from quire.ops.operands import AttentionMetadata
-from quire.ops.triton.attention_kernels import attend_kernel, merge_kernel
 from quire.ops.triton.cache import scales_of
+from quire.ops.triton.kernels.attention import attend_kernel, merge_kernel
 from quire.ops.triton.launch import Launch
 from quire.utils.math import cdiv
 

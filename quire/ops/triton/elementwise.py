@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.config.experts import ClampedGate
+from quire.config.layers.experts import ClampedGate
 from quire.ops.triton.alignment import in_models
-from quire.ops.triton.arithmetic import ACTIVATION_CODES, activated, narrowed, sigmoid, tanh
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, activated, narrowed, sigmoid, tanh
 from quire.ops.triton.variant import Variant
 
 BLOCK = 1024

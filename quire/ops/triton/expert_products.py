@@ -11,11 +11,11 @@ from torch import Tensor
 
 from quire.errors import ConfigError
 from quire.ops.operands import LinearWeight
-from quire.ops.triton import expert_kernels as kernels
 from quire.ops.triton.alignment import in_models
-from quire.ops.triton.arithmetic import ACTIVATION_CODES
+from quire.ops.triton.kernels import experts as kernels
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES
+from quire.ops.triton.kernels.quantized import FORMATS, absent_in, constants_of
 from quire.ops.triton.quantized import format_named, step_sums
-from quire.ops.triton.quantized_products import FORMATS, absent_in, constants_of
 from quire.ops.triton.tiles import HALF, WIDENED_GATHERED, Tile, Tiles, dense_tiles, gathered_tiles, stages
 from quire.ops.triton.variant import Variant, variant_of
 

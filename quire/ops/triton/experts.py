@@ -13,13 +13,13 @@ import torch
 import triton
 from torch import Tensor
 
-from quire.config.experts import ClampedGate, Routing, Scores
+from quire.config.layers.experts import ClampedGate, Routing, Scores
 from quire.ops.operands import ExpertWeights, MixtureWeights
-from quire.ops.triton import expert_kernels as kernels
 from quire.ops.triton.alignment import aligned, in_models
 from quire.ops.triton.elementwise import activate, fill_clamped_gate, finish_product
 from quire.ops.triton.expert_products import Pairs, Product, fill, stacked
 from quire.ops.triton.gemm import gated_linear, linear
+from quire.ops.triton.kernels import experts as kernels
 from quire.ops.triton.variant import Variant, variant_of
 
 SCORE_CODES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2, Scores.LOGITS_SIGMOID: 3}

@@ -17,9 +17,9 @@ from torch import Tensor
 from quire.ops.dequantize import dequantize
 from quire.ops.operands import BlockTable, LinearWeight
 from quire.ops.triton.alignment import aligned
-from quire.ops.triton.arithmetic import ACTIVATION_CODES
 from quire.ops.triton.elementwise import finish_product
-from quire.ops.triton.products import dense_kernel
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES
+from quire.ops.triton.kernels.products import dense_kernel
 from quire.ops.triton.quantized import dequantized, quantized_product
 from quire.ops.triton.tiles import MANY_FEATURES, PROGRAMS, dense_tiles, stages
 

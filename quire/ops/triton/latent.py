@@ -12,10 +12,10 @@ from torch import Tensor
 
 from quire.ops.operands import HeadWeights, LatentSpec
 from quire.ops.triton.alignment import aligned
-from quire.ops.triton.arithmetic import ACTIVATION_CODES
 from quire.ops.triton.expert_products import table_of_addresses
 from quire.ops.triton.gemm import linear
-from quire.ops.triton.latent_kernels import HEADS_AT_ONCE, head_products_kernel, latent_rows_kernel
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES
+from quire.ops.triton.kernels.latent import HEADS_AT_ONCE, head_products_kernel, latent_rows_kernel
 from quire.ops.triton.tiles import dense_tiles, stages
 
 _addresses: WeakKeyDictionary[HeadWeights, Tensor] = WeakKeyDictionary()

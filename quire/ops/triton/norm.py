@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.triton.alignment import aligned, in_models
-from quire.ops.triton.arithmetic import narrowed
+from quire.ops.triton.kernels.arithmetic import narrowed
 from quire.ops.triton.variant import Variant
 
 

@@ -9,14 +9,14 @@ import torch
 import triton
 from torch import Tensor
 
-from quire.config.weight_formats import BITS, Codes, Shift, WeightFormat, gpu_step
+from quire.config.memory.weight_formats import BITS, Codes, Shift, WeightFormat, gpu_step
 from quire.errors import ConfigError
 from quire.ops.blocks import unpack_blocks
 from quire.ops.dequantize import with_integer_levels
 from quire.ops.operands import BlockRows, LinearWeight, QuantizedRows, StoredRows
 from quire.ops.triton.alignment import aligned
-from quire.ops.triton.arithmetic import ACTIVATION_CODES
-from quire.ops.triton.quantized_products import (
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES
+from quire.ops.triton.kernels.quantized import (
     SUMS,
     constants_of,
     dequantize_kernel,

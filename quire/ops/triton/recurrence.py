@@ -15,10 +15,10 @@ from quire.ops.operands import (
     RgLruWeights,
     StateMetadata,
 )
-from quire.ops.triton import recurrence_kernels as kernels
 from quire.ops.triton.gemm import linear
+from quire.ops.triton.kernels import recurrence as kernels
+from quire.ops.triton.kernels.recurrence import BLOCK, tile_of
 from quire.ops.triton.norm import rms_norm_columns
-from quire.ops.triton.recurrence_kernels import BLOCK, tile_of
 
 
 def allocate_states(*, num_blocks: int, num_bytes: int) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quire.ops.operands import RopeAndCacheSpec
 from quire.ops.triton.cache import scales_of
+from quire.ops.triton.kernels.rotary import rope_and_cache_kernel
 from quire.ops.triton.launch import Launch
-from quire.ops.triton.rotary_kernels import rope_and_cache_kernel
 from quire.utils.math import cdiv
 
 TOKENS = 4

@@ -14,8 +14,8 @@ import torch
 import triton
 from torch import Tensor
 
-from quire.ops.triton import sampling_kernels as kernels
 from quire.ops.triton.alignment import in_models
+from quire.ops.triton.kernels import sampling as kernels
 from quire.ops.triton.variant import Variant
 
 CHUNK = 4096

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.cli.main import main
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config
 
 PARTS = (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.experts import ClampedGate, Routing
+from quire.config.layers.experts import ClampedGate, Routing
 from quire.errors import ConfigError
 from quire.ops.operands import ExpertWeights, MixtureWeights, StoredRows
 from quire.ops.reference import experts as reference

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.weight_formats import FLOAT4_LEVELS
+from quire.config.memory.weight_formats import FLOAT4_LEVELS
 from quire.errors import ConfigError
 from quire.ops.blocks import NON_LINEAR
 from quire.ops.dequantize import dequantize

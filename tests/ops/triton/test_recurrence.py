@@ -84,7 +84,7 @@ ON_DEVICE = {op: run_on_device(op) for op in ("mamba", "mamba2", "short_conv", *
 @pytest.fixture(params=[False, True], ids=["one tile", "several tiles"])
 def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr("quire.ops.triton.recurrence_kernels.ROWS", 4)
+        monkeypatch.setattr("quire.ops.triton.kernels.recurrence.ROWS", 4)
         monkeypatch.setattr("quire.ops.triton.recurrence.BLOCK", 8)
 
 
@@ -117,7 +117,7 @@ def test_activations_of_16_bits_are_widened(kind: str, dtype: torch.dtype) -> No
 def test_a_sequence_has_the_same_bits_however_it_is_cut_and_in_any_company(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.ops.triton.recurrence_kernels.ROWS", 8)
+    monkeypatch.setattr("quire.ops.triton.kernels.recurrence.ROWS", 8)
     check_cuts(*runs_of(kind, ON_DEVICE), 40, monkeypatch)
 
 

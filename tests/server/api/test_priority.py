@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.startup import start
 from quire.executor.base import Executor

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.config.args import EngineArgs
+from quire.config.flags.args import EngineArgs
 from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.startup import start

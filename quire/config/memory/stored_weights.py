@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec
-from quire.config.layer_kinds import LayerKind, all_sliding, listed_or
+from quire.config.layers.layer_kinds import LayerKind, all_sliding, listed_or
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from quire.ops.triton.alignment import in_models
-from quire.ops.triton.arithmetic import ACTIVATION_CODES, multiply_add, narrowed
-from quire.ops.triton.expert_kernels import table_of
-from quire.ops.triton.products import finish, tile_of_program
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, multiply_add, narrowed
+from quire.ops.triton.kernels.experts import table_of
+from quire.ops.triton.kernels.products import finish, tile_of_program
 from quire.ops.triton.tiles import HALF, SINGLE, Tiles
 from quire.ops.triton.variant import Variant, variant_of
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from quire.ops.triton.alignment import in_models
-from quire.ops.triton.arithmetic import ACTIVATION_CODES, activated, multiply_add, narrowed
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, activated, multiply_add, narrowed
 from quire.ops.triton.tiles import HALF, SINGLE, Tiles
 from quire.ops.triton.variant import Variant
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from quire.config import weight_formats
 from quire.config.arch import ModelArch
-from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.gguf.tensor_types import BY_NAME, TensorType
-from quire.config.mixers import (
+from quire.config.layers.experts import ExpertsSpec
+from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
     GateNorm,
@@ -31,6 +30,7 @@ from quire.config.mixers import (
     ShortConvSpec,
     StepNorms,
 )
+from quire.config.memory import weight_formats
 from quire.config.quantized.stored import Packing, StoredFormat
 from quire.errors import ConfigError
 from quire.messages.kv import DTYPE_BYTES

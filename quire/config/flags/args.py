@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.config import foreign
-from quire.config.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs, short_repr, signature_of
+from quire.config.flags import foreign
+from quire.config.flags.knobs import add_knob_flags, knob, knobs_from_namespace, read_knobs, short_repr, signature_of
 from quire.config.quantized.config import METHODS
 from quire.errors import ConfigError, shown
 from quire.utils.lazy import nearest

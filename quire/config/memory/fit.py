@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arch import ModelArch
-from quire.config.args import EngineArgs
 from quire.config.engine import Capabilities, QuireConfig
-from quire.config.memory_plan import allowed_bytes
+from quire.config.flags.args import EngineArgs
+from quire.config.memory.plan import allowed_bytes
 from quire.config.resolve import resolve
 from quire.errors import ConfigError
 

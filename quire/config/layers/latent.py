@@ -8,9 +8,9 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import Flag, is_set
-from quire.config.layer_kinds import LayerKind
-from quire.config.mixers import LatentAttentionSpec, LatentRule, cached_latent_size
-from quire.config.rope import RopeConfig, RopeType, read_ropes, yarn_scale
+from quire.config.layers.layer_kinds import LayerKind
+from quire.config.layers.mixers import LatentAttentionSpec, LatentRule, cached_latent_size
+from quire.config.layers.rope import RopeConfig, RopeType, read_ropes, yarn_scale
 
 MAX_HEADS = 4096
 """Each has weights of its own; more can only be a mistake."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import DTYPES
-from quire.ops.cpu.memory import zeros
+from quire.ops.cpu.runtime.dtypes import DTYPES
+from quire.ops.cpu.runtime.memory import zeros
 
 ROWS_AT_A_TIME = 512
 """Rows copied at a time, whole panels: temporaries stay small."""

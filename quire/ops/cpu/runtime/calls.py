@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.cpu.library import is_recording, note_call
-from quire.ops.cpu.memory import untracked
+from quire.ops.cpu.runtime.memory import untracked
 from quire.ops.threads import one_thread
 
 

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from quire.ops.triton.alignment import in_models
-from quire.ops.triton.arithmetic import narrowed, sigmoid
 from quire.ops.triton.elementwise import exponential_less_one
+from quire.ops.triton.kernels.arithmetic import narrowed, sigmoid
 from quire.ops.triton.variant import Variant, variant_of
 
 STEP = ("num_sequences", "half_stride")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.ops.triton.arithmetic import multiply_add, narrowed, sigmoid
-from quire.ops.triton.products import finish
-from quire.ops.triton.quantized_products import INT8, quantized_totals
-from quire.ops.triton.sampling_kernels import LAST_ID, MINUS_INFINITY, keys_of, value_of
+from quire.ops.triton.kernels.arithmetic import multiply_add, narrowed, sigmoid
+from quire.ops.triton.kernels.products import finish
+from quire.ops.triton.kernels.quantized import INT8, quantized_totals
+from quire.ops.triton.kernels.sampling import LAST_ID, MINUS_INFINITY, keys_of, value_of
 
 NO_KEY = tl.constexpr(-(2**63))
 SOFTMAX = tl.constexpr(0)

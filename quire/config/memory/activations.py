@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.config.arch import LayerSpec, ModelArch
-from quire.config.experts import ExpertsSpec
 from quire.config.family_spec import MlpKind, NormKind
-from quire.config.mixers import (
+from quire.config.layers.experts import ExpertsSpec
+from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,

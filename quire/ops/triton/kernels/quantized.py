@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 
-from quire.config.weight_formats import Codes, Shift, WeightFormat, gpu_step
+from quire.config.memory.weight_formats import Codes, Shift, WeightFormat, gpu_step
 from quire.ops.triton.alignment import in_models
-from quire.ops.triton.arithmetic import ACTIVATION_CODES, INTERPRETED, multiply_add, narrowed
-from quire.ops.triton.products import finish, tile_of_program
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, INTERPRETED, multiply_add, narrowed
+from quire.ops.triton.kernels.products import finish, tile_of_program
 from quire.ops.triton.tiles import WIDENED, WIDENED_SINGLE
 from quire.ops.triton.variant import Variant, variant_of
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.rope import RopeConfig
+from quire.config.layers.rope import RopeConfig
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
 from quire.messages.variants import Variants
 from quire.utils.math import round_up

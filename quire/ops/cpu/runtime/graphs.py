@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.ops.cpu.dtypes import DTYPES, TILES
 from quire.ops.cpu.library import check, isa, load, recording
-from quire.ops.cpu.memory import TILE_ROWS, Arena, from_arena
+from quire.ops.cpu.runtime.dtypes import DTYPES, TILES
+from quire.ops.cpu.runtime.memory import TILE_ROWS, Arena, from_arena
 
 lib = load()
 

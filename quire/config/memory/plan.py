@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from quire.config.activations import (
+from quire.config.arch import ModelArch
+from quire.config.engine import Capabilities
+from quire.config.memory.activations import (
     activation_bytes,
     experts_bytes,
     native_experts_bytes,
@@ -16,15 +18,13 @@ from quire.config.activations import (
     scan_scratch_bytes,
     step_logits_bytes,
 )
-from quire.config.arch import ModelArch
-from quire.config.engine import Capabilities
-from quire.config.stored_plan import (
+from quire.config.memory.stored_plan import (
     stored_activation_bytes,
     stored_loading_bytes,
     stored_logits_bytes,
     stored_weight_bytes,
 )
-from quire.config.weight_shapes import loading_bytes, weight_bytes, weight_shapes
+from quire.config.memory.weight_shapes import loading_bytes, weight_bytes, weight_shapes
 from quire.errors import ConfigError, counted
 from quire.messages.kv import KVLayout
 from quire.structured.grammar import (

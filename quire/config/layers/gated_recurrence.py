@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RecurrentSpec, RgLruSpec
-from quire.config.recurrent import MAX_CONV_WIDTH, RecurrentRule, check_silu, listed_layers
+from quire.config.layers.mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RecurrentSpec, RgLruSpec
+from quire.config.layers.recurrent import MAX_CONV_WIDTH, RecurrentRule, check_silu, listed_layers
 
 LINEAR = "linear_attention"
 """What `layer_types` calls a recurrent layer."""

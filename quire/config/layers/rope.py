@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from quire.config.config_keys import LARGEST, SMALLEST, ConfigKeys, is_number
-from quire.config.layer_kinds import LayerKind
+from quire.config.layers.layer_kinds import LayerKind
 from quire.utils.lazy import nearest
 
 

@@ -1,0 +1,1 @@
+"""What the layers of a family are: attention, experts, latents, states, positions."""
