@@ -1,7 +1,7 @@
 // The table of kernels that each instruction set fills: what runs on one thread, on one piece of work.
 //
 // The op files (gemm.cpp, attention.cpp, ...) are compiled for any processor of the kind, split the work and call through
-// `kernels()`; the isa_*.cpp files compile the templates of kernels/ with their own flags.
+// `kernels()`; the isa/*.cpp files compile the templates of kernels/ with their own flags.
 #pragma once
 
 #include <cmath>
@@ -366,7 +366,7 @@ struct Kernels {
   uint64_t (*read_sum)(const void* data, int64_t bytes);
 };
 
-// Filled by the isa_*.cpp files: of x86-64, and of ARM.
+// Filled by the isa/*.cpp files: of x86-64, and of ARM.
 void fill_avx2(Kernels& kernels);
 void fill_avx512(Kernels& kernels);
 void fill_avx512_bf16(Kernels& kernels);

@@ -1,15 +1,15 @@
 // The whole table from templates that need no more than vectors; wider instruction sets replace entries.
 #pragma once
 
-#include "attention_float.h"
-#include "blocks.h"
+#include "attention/attention_float.h"
+#include "quantized/blocks.h"
 #include "elementwise.h"
 #include "gated_recurrence.h"
-#include "gemm.h"
-#include "gemm_float8.h"
-#include "gemm_quantized.h"
+#include "gemm/gemm.h"
+#include "quantized/gemm_float8.h"
+#include "quantized/gemm_quantized.h"
 #include "norm.h"
-#include "quantize.h"
+#include "quantized/quantize.h"
 #include "recurrence.h"
 #include "rotary.h"
 #include "sampling.h"

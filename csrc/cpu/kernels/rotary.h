@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "cache.h"
-#include "gemm.h"
+#include "gemm/gemm.h"
 #include "norm.h"
 
 namespace qr {

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "../compact.h"
-#include "simd.h"
+#include "../../compact.h"
+#include "../simd.h"
 
 namespace qr {
 namespace {

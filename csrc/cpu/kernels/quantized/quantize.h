@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../elements.h"
-#include "../kernels.h"
+#include "../../elements.h"
+#include "../../kernels.h"
 
 namespace qr {
 namespace {

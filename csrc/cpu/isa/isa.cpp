@@ -2,7 +2,7 @@
 #include <atomic>
 
 #include "probe.h"
-#include "threads.h"
+#include "../threads.h"
 
 namespace qr {
 namespace {

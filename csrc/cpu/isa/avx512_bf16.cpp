@@ -1,10 +1,10 @@
 // What AVX512-BF16 and VNNI add to AVX-512.
-#include "kernels/attention_bf16.h"
-#include "kernels/gemm_bf16.h"
-#include "kernels/gemm_float8_bf16.h"
-#include "kernels/gemm_quantized.h"
-#include "kernels/norm.h"
-#include "kernels/rotary.h"
+#include "../kernels/attention/attention_bf16.h"
+#include "../kernels/gemm/gemm_bf16.h"
+#include "../kernels/quantized/gemm_float8_bf16.h"
+#include "../kernels/quantized/gemm_quantized.h"
+#include "../kernels/norm.h"
+#include "../kernels/rotary.h"
 
 namespace qr {
 

@@ -1,5 +1,5 @@
 // The kernels on any 64-bit ARM: floats only, bf16 by shifting.
-#include "kernels/base.h"
+#include "../kernels/base.h"
 
 namespace qr {
 

@@ -14,7 +14,7 @@
 
 namespace qr {
 
-int32_t execute_amx();  // isa_amx.cpp: one instruction of each kind; 1 when the products are right
+int32_t execute_amx();  // amx.cpp: one instruction of each kind; 1 when the products are right
 
 namespace {
 

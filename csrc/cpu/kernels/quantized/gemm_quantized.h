@@ -11,7 +11,7 @@
 //         those of k 0..3 of the first row, of its k 4..7, of k 0..3 of the second row ...
 #pragma once
 
-#include "gemm.h"
+#include "../gemm/gemm.h"
 
 namespace qr {
 namespace {

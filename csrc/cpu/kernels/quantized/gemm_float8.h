@@ -8,7 +8,7 @@
 // one: numbers without exponent stand there.
 #pragma once
 
-#include "gemm.h"
+#include "../gemm/gemm.h"
 
 namespace qr {
 namespace {

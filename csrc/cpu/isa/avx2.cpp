@@ -1,5 +1,5 @@
 // The kernels on AVX2 with FMA: floats only, bf16 by shifting.
-#include "kernels/base.h"
+#include "../kernels/base.h"
 
 namespace qr {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention.h"
-#include "gemm_amx.h"
+#include "../gemm/gemm_amx.h"
 
 namespace qr {
 namespace {

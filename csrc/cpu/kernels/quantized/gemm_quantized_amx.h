@@ -2,7 +2,7 @@
 // L1, one part of K ahead of the products.
 #pragma once
 
-#include "gemm_amx.h"
+#include "../gemm/gemm_amx.h"
 #include "gemm_quantized.h"
 
 namespace qr {

@@ -11,10 +11,10 @@
 
 #include <type_traits>
 
-#include "../kernels.h"
-#include "../threads.h"
+#include "../../kernels.h"
+#include "../../threads.h"
 #include "compact.h"
-#include "simd.h"
+#include "../simd.h"
 
 namespace qr {
 namespace {

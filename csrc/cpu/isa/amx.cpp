@@ -1,7 +1,7 @@
 // What AMX tiles add to AVX512-BF16.
-#include "kernels/attention_amx_int8.h"
-#include "kernels/gemm_amx.h"
-#include "kernels/gemm_quantized_amx.h"
+#include "../kernels/attention/attention_amx_int8.h"
+#include "../kernels/gemm/gemm_amx.h"
+#include "../kernels/quantized/gemm_quantized_amx.h"
 
 namespace qr {
 

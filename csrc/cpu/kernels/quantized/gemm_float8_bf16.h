@@ -1,7 +1,7 @@
 // Products of bf16 activations with float8 weights by vdpbf16ps; x is paired as for bf16 weights, in stretches of a group.
 #pragma once
 
-#include "gemm_bf16.h"
+#include "../gemm/gemm_bf16.h"
 #include "gemm_float8.h"
 
 namespace qr {

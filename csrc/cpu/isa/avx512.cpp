@@ -1,5 +1,5 @@
 // The kernels on AVX-512 (F, BW, DQ, VL): the same templates with twice the width.
-#include "kernels/base.h"
+#include "../kernels/base.h"
 
 namespace qr {
 

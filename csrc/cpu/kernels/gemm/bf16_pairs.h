@@ -1,7 +1,7 @@
 // Sixteen lanes of float32, each of which takes a pair of bf16 products in one operation: vdpbf16ps, or bfdot on ARM.
 #pragma once
 
-#include "simd.h"
+#include "../simd.h"
 
 namespace qr {
 namespace {

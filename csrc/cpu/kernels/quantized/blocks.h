@@ -5,9 +5,9 @@
 
 #include <cstring>
 
-#include "../elements.h"
-#include "../kernels.h"
-#include "simd.h"
+#include "../../elements.h"
+#include "../../kernels.h"
+#include "../simd.h"
 
 namespace qr {
 namespace {

@@ -1,5 +1,5 @@
 // What dot products of bytes add to NEON.
-#include "kernels/gemm_quantized.h"
+#include "../kernels/quantized/gemm_quantized.h"
 
 namespace qr {
 

@@ -1,9 +1,9 @@
 // What bf16 and matrix products of bytes (i8mm) add to NEON.
-#include "kernels/attention_bf16.h"
-#include "kernels/gemm_bf16_neon.h"
-#include "kernels/gemm_quantized.h"
-#include "kernels/norm.h"
-#include "kernels/rotary.h"
+#include "../kernels/attention/attention_bf16.h"
+#include "../kernels/gemm/gemm_bf16_neon.h"
+#include "../kernels/quantized/gemm_quantized.h"
+#include "../kernels/norm.h"
+#include "../kernels/rotary.h"
 
 namespace qr {
 

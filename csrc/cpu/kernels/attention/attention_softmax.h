@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
-#include "../threads.h"
-#include "cache.h"
-#include "gemm.h"
+#include "../../threads.h"
+#include "../cache.h"
+#include "../gemm/gemm.h"
 
 namespace qr {
 namespace {

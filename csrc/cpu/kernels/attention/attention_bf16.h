@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention_float.h"
-#include "bf16_pairs.h"
+#include "../gemm/bf16_pairs.h"
 
 namespace qr {
 namespace {
