@@ -82,7 +82,7 @@ def test_every_type_computes_what_transformers_does(kind: str, tmp_path: Path) -
     assert {format.bits for format in arch.quantized} == ({QUANTIZED[kind].bits} if kind in QUANTIZED else set())
     assert arch.dtype == ("float16" if kind == "F16" else "bfloat16")
     ours, theirs = logits_of(file), transformers_logits(dequantized)
-    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
 
 
 def test_a_split_model_computes_the_same(tmp_path: Path) -> None:
