@@ -1,4 +1,4 @@
-// Weights in the blocks of GGUF files: straight to panels, or to numbers. Each type's layout: kernels/blocks.h.
+// Weights in the blocks of GGUF files: straight to panels, or to numbers. Each type's layout: kernels/quantized/blocks.h.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

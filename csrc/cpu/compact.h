@@ -8,7 +8,7 @@
 //
 //   panel   [CompactHeader][patches][4 streams][K/32 steps][2 groups]: read side by side, the streams keep more of
 //           memory busy than one would
-//   group   four lines of 32 numbers of the bf16 panel (kernels/gemm.h) as three; those of a step are 0 to 7 in order:
+//   group   four lines of 32 numbers of the bf16 panel (kernels/gemm/gemm.h) as three; those of a step are 0 to 7 in order:
 //           [64 x 2 nibbles][64 lower bytes of lines 0 and 1][64 lower bytes of lines 2 and 3]
 //           byte i: lane i / 16, and in it eight numbers of the even line, then eight of the odd one; lines 0 and 1
 //           have the low nibbles

@@ -1,5 +1,5 @@
-// Linear layers over quantised weights, and over several weights side by side; layouts: kernels/gemm_quantized.h,
-// kernels/gemm_float8.h.
+// Linear layers over quantised weights, and over several weights side by side; layouts: kernels/quantized/gemm_quantized.h,
+// kernels/quantized/gemm_float8.h.
 #include "arguments.h"
 #include "gemm.h"
 

@@ -299,7 +299,7 @@ struct IntegersArgs {
   int64_t k;
 };
 
-// What blocks of a type hold (kernels/blocks.h), up to kBlockElements elements of a row at a time.
+// What blocks of a type hold (kernels/quantized/blocks.h), up to kBlockElements elements of a row at a time.
 constexpr int64_t kBlockElements = 256, kMostBlockGroups = kBlockElements / 16;
 struct BlockType {
   int32_t id, format;            // of qr_blocks; the qr_format that its values need

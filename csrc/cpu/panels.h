@@ -1,4 +1,4 @@
-// Integers of a row of a weight into its column of a panel; layouts: kernels/gemm_quantized.h.
+// Integers of a row of a weight into its column of a panel; layouts: kernels/quantized/gemm_quantized.h.
 #pragma once
 
 #include <cstring>

@@ -11,7 +11,7 @@
 namespace qr {
 namespace {
 
-// One row into its column of a panel, 4 k at a time; false where there is NaN. See kernels/gemm_float8.h.
+// One row into its column of a panel, 4 k at a time; false where there is NaN. See kernels/quantized/gemm_float8.h.
 bool pack_float8_row(char* panel, int64_t column, int64_t k, const int8_t* row) {
   char* begin = panel + column / 16 * 512 + column % 16 / 4 * 16 + column % 4 * 2;
   bool has_nan = false;

@@ -73,7 +73,7 @@ def text_part(raw: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     if not isinstance(text, Mapping):
         return raw
     listed = raw.get("architectures")
-    name = listed[0] if isinstance(listed, list) and listed else raw.get("model_type")
+    name = str(listed[0] if isinstance(listed, list) and listed else raw.get("model_type"))
     model_type = str(text.get("model_type"))
     model_type = TEXT_TYPES.get(model_type, model_type)
     if name not in WRAPPERS or model_type not in ARCHITECTURES:

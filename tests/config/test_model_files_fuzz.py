@@ -72,6 +72,19 @@ def test_junk_in_config_is_a_config_error_or_works(
     check()
 
 
+@pytest.mark.parametrize("key", ["architectures", "model_type"])
+def test_junk_beside_the_config_of_a_language_model_is_a_config_error(
+    checkpoint: Callable[..., Path], tmp_path: Path, key: str
+) -> None:
+    text = (checkpoint("llama") / "config.json").read_text()
+    for junk in JUNK:
+        for inner in ("{}", '{"model_type": []}', '{"model_type": "llama"}'):
+            others = {"architectures": "null"} if key == "model_type" else {}
+            values = {**others, key: junk, "text_config": inner}
+            (tmp_path / "config.json").write_text(with_values(text, values))
+            assert len(complaint_of(lambda: create_config(EngineArgs(model=str(tmp_path))))) < 1000
+
+
 @given(st.sampled_from(["temperature", "top_p", "top_k", "max_new_tokens", "eos_token_id"]), st.sampled_from(JUNK))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_junk_in_generation_config_is_a_config_error_or_works(

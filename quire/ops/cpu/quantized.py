@@ -1,4 +1,4 @@
-"""Linear layers over quantised weights; `csrc/cpu/kernels/quantized/gemm_quantized.h`, `csrc/cpu/kernels/quantized/gemm_float8.h`.
+"""Linear layers over quantised weights; `csrc/cpu/kernels/quantized/`.
 
 Activations are quantised to int8 on the way in, each group of a row by its largest magnitude. Products are summed as
 integers within a group and as float32 over groups. Beside float8 weights, activations stay as they are.
