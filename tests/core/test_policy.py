@@ -443,6 +443,31 @@ def step_and_check(core: FakeCore, most_scored: int, *, is_interrupted: bool) ->
         assert sum(map(len, core.scored.values())) - num_scored <= most_scored
 
 
+def test_who_fits_beside_earlier_branches_is_not_preempted_for_a_later_request() -> None:
+    """Without a prefix cache two branches that wait start in the same step, and take what the later one counted on."""
+    core = core_by_priority(
+        ageing_s=3.0,
+        num_blocks=11,
+        max_num_seqs=4,
+        max_num_batched_tokens=40,
+        max_chunk_tokens=1,
+        max_model_len=32,
+        enable_prefix_caching=False,
+    )
+    core.submit("branches", [0] * 4, priority=-1, max_tokens=10, params={"n": 4}, arrived_at=0.0)
+    core.submit("short", [0] * 2, max_tokens=1, arrived_at=1.0)
+    for _ in range(12):
+        core.step()
+    core.interrupt()  # all branches wait again, each by itself
+    core.submit("beside", [0] * 7, max_tokens=6, params={"n": 2}, arrived_at=2.0)
+    core.submit("later", [0] * 17, priority=-2, max_tokens=1, arrived_at=3.0)
+    core.step()
+    while core.lives.has_work():
+        core.step()
+        plan = core.last_plan
+        assert not set(plan.preempted_seq_ids) & {new.seq_id for new in plan.new_sequences}
+
+
 def test_sequences_that_run_are_in_order_of_rank() -> None:
     core = core_by_priority(max_num_seqs=8, num_blocks=64)
     for i, priority in enumerate([3, 1, 2, 1, 3]):
