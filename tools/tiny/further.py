@@ -18,13 +18,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from data import IGNORED, Mixture, ToolConversations, tokenize_corpus
+from data import IGNORED, Mixture, ToolConversations
 from model import MODELS, Past, TinyLlama, from_hf_state_dict, mixed_precision
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from tool_data import calculation, clock, filling
-from torch import Tensor, nn
-from train import held_out_loss, load, make_optimizers, save
+from torch import Tensor
+from train import held_out_loss, load, make_optimizers, prepare, save, update
 
 REPLAY_SHARES = {"py": 0.40, "doc": 0.14, "man": 0.03, "topic": 0.04, "chat": 0.33, "faq": 0.06}
 REPLAY_WEIGHT = 2.0
@@ -146,11 +145,7 @@ def report(args: argparse.Namespace, began: TinyLlama, model: TinyLlama, rows: T
 def main() -> None:
     """Train until the budget of minutes is spent."""
     args = parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    tokenizer = Tokenizer.from_file(str(args.build / "tokenizer.json"))
-    if not (args.build / "tokens.train.py.npy").exists():
-        tokenize_corpus(args.build, tokenizer, args.seed)
+    tokenizer = prepare(args)
 
     began, model = TinyLlama(MODELS["main"]), TinyLlama(MODELS["main"])
     for each in (began, model):
@@ -178,12 +173,7 @@ def main() -> None:
         factor = factor_at(progress, done.step, args.peak)
         learned, kept, num_tokens = step(args, model, began, rows, mixture, done.step % REPLAY_EVERY == 0)
         recent.append((learned, kept))
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        update(model, optimizers, factor)
         done.step += 1
         done.tokens += num_tokens
         done.seconds = time.monotonic() - started

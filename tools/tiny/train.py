@@ -178,14 +178,30 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Train until the budget of minutes or steps is spent."""
-    args = parse_args()
+def prepare(args: argparse.Namespace) -> Tokenizer:
+    """Set threads and seed, and tokenize the corpus if nobody has; the tokenizer."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     tokenizer = Tokenizer.from_file(str(args.build / "tokenizer.json"))
     if not (args.build / "tokens.train.py.npy").exists():
         tokenize_corpus(args.build, tokenizer, args.seed)
+    return tokenizer
+
+
+def update(model: TinyLlama, optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Change the weights by their gradients, and forget these. `factor`: of all learning rates."""
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def main() -> None:
+    """Train until the budget of minutes or steps is spent."""
+    args = parse_args()
+    tokenizer = prepare(args)
 
     model = TinyLlama(MODELS[args.model])
     optimizers = make_optimizers(model)
@@ -216,12 +232,7 @@ def main() -> None:
             loss = loss_of(ids, labels) / args.micro_batches
             loss.backward()
             total += loss.item()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        update(model, optimizers, factor)
         done.step += 1
         done.tokens += args.micro_batches * args.rows * args.length
         done.seconds = time.monotonic() - started
