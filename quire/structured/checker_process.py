@@ -26,13 +26,15 @@ from quire.structured.backend import GrammarBackend, Masks, Matcher, grammar_of,
 from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verdict, frame
 from quire.structured.json_schema import JsonSchema, parse_json
 from quire.structured.params import StructuredOutputsParams
-from quire.utils.process import memory_status
+from quire.utils.process import cpu_seconds, memory_status
 from quire.utils.threads import start_essential
 
 CPU_S = 0.7
 """Seconds of computing that a check may take."""
 WALL_S = 0.95
-"""Seconds that it may take, whatever it waits for."""
+"""Seconds after which a check that has had its share of the processors is given up."""
+MAX_WALL_S = 10.0
+"""Seconds after which it is given up even if it had hardly any."""
 MEMORY_BYTES = 1 << 29
 """Beside what this process has."""
 STACK_BYTES = 1 << 20
@@ -52,6 +54,8 @@ class _Child:
     pid: int
     pipe: int
     until: float
+    """When to look whether it goes on."""
+    given_up_at: float
     said: bytearray = field(default_factory=bytearray)
 
 
@@ -86,10 +90,18 @@ class CheckerProcess:
                     self._hear(self._children[key.fd])
             now = time.monotonic()
             for child in [child for child in self._children.values() if child.until <= now]:
-                os.kill(child.pid, signal.SIGKILL)
-                self._end(child)
+                self._prolong_or_kill(child, now)
             while self._waiting and len(self._children) < MAX_AT_ONCE:
                 self._fork(self._waiting.popleft())
+
+    def _prolong_or_kill(self, child: _Child, now: float) -> None:
+        """Where others have the processors, a check that could not compute yet goes on."""
+        used = cpu_seconds(child.pid)
+        if used is not None and used < CPU_S / 2 and now < child.given_up_at:
+            child.until = min(now + WALL_S, child.given_up_at)
+            return
+        os.kill(child.pid, signal.SIGKILL)
+        self._end(child)
 
     def _patience(self) -> float | None:
         if not self._children:
@@ -115,7 +127,8 @@ class CheckerProcess:
             os.close(reading)
             self._be_child(check.params, writing)
         os.close(writing)
-        child = _Child(check.check_id, pid, reading, time.monotonic() + WALL_S)
+        now = time.monotonic()
+        child = _Child(check.check_id, pid, reading, now + WALL_S, now + MAX_WALL_S)
         self._children[reading] = child
         self._selector.register(reading, selectors.EVENT_READ)
 
@@ -228,7 +241,7 @@ def _failure(status: int) -> Verdict:
     if number == signal.SIGPROF:
         return Verdict(message=_TIME)
     if number == signal.SIGKILL:
-        return Verdict(message=f"it was not compiled within {WALL_S:g} s; make it smaller or try again", is_final=False)
+        return Verdict(message="it was not compiled in time on this busy machine; make it smaller or try again", is_final=False)
     if number == signal.SIGSEGV:
         return Verdict(message="it is nested too deeply to compile; make it smaller or simpler")
     return Verdict(message=_MEMORY)
