@@ -192,6 +192,7 @@ class CheckerProcess:
 
 _NAMED = (InvalidParameter, UnsupportedFeature)
 _TIME = f"it takes longer than {CPU_S:g} s to compile; make it smaller or simpler"
+_BUSY = "it was not compiled in time on this busy machine; make it smaller or try again"
 _MEMORY = f"it takes more than {MEMORY_BYTES >> 20} MiB to compile; make it smaller or simpler"
 
 
@@ -241,7 +242,7 @@ def _failure(status: int) -> Verdict:
     if number == signal.SIGPROF:
         return Verdict(message=_TIME)
     if number == signal.SIGKILL:
-        return Verdict(message="it was not compiled in time on this busy machine; make it smaller or try again", is_final=False)
+        return Verdict(message=_BUSY, is_final=False)
     if number == signal.SIGSEGV:
         return Verdict(message="it is nested too deeply to compile; make it smaller or simpler")
     return Verdict(message=_MEMORY)
