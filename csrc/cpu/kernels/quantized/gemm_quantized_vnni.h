@@ -79,6 +79,15 @@ struct VnniPanel {
   static constexpr int kEights = Format::kGroup < 64 ? Format::kGroup / 8 : 8;  // rows of 8 k of a group in one step
   static constexpr int kGroupInStep = Format::kGroup < 64 ? Format::kGroup : 64;  // k of a group in one step
   static constexpr int64_t kSoon = kPrefetchBytes, kLater = kFarBytes;  // bytes ahead that go to L1, and to L2
+#if defined(__AMX_INT8__)
+  static constexpr int kRowsInOrder = 0;  // Intel: not measured
+#else
+  // Zen 4 reads two places of a page in turn at half the speed of one. Formats of fewer bits lie closer together, and
+  // with more rows loading x once for each half costs more than that.
+  static constexpr int kRowsInOrder = Format::kHalfBytes == 1024 ? 4 : 1;
+#endif
+  // Bytes ahead that one row fetches to L2 where hardware alone is slower: many operations for a line, or very few.
+  static constexpr int64_t kAhead = !Format::kGrouped ? 4096 : Format::kHalfBytes < 1024 && kSteps == 1 ? kFarBytes : 0;
 
   const GemmArgs& g;
   const Format format;
@@ -134,11 +143,108 @@ struct VnniPanel {
     });
   }
 
+  QR_INLINE void fetch_half(const char* half) {
+    if constexpr (kAhead > 0)
+      each<Format::kHalfBytes / 64>([&](auto line) __attribute__((always_inline)) {
+        prefetch_to_l2(half + kAhead + line * 64);
+      });
+  }
+
+  // The integer sums of R rows and the 16 columns of a half: products of a group's part of a step from row `begin` on.
+  template <int R>
+  __attribute__((always_inline)) void add_half(vi (&acc)[2][R], const int8_t* lines, const char* half, int begin) const {
+    each<kEights / Format::kRowsTogether>([&](auto run) __attribute__((always_inline)) {
+      constexpr int kFirst = run * Format::kRowsTogether;
+      each<Format::kRowsTogether>([&](auto eight) __attribute__((always_inline)) {
+        vi w[2];
+        format.unsigned_row(half, begin + kFirst, eight, w[0], w[1]);
+        each<R>([&](auto r) __attribute__((always_inline)) {
+          each<2>([&](auto four) __attribute__((always_inline)) {
+            const int at = (begin + kFirst + eight) * 8 + four * 4;
+            acc[four][r] = dot(acc[four][r], w[four], four_bytes(lines + r * kQuantizedDepth + at));
+          });
+        });
+      });
+    });
+  }
+
+  template <int R>
+  __attribute__((always_inline)) void start_half(vi (&acc)[2][R], const RowGroup* of) const {
+    each<R>([&](auto r) __attribute__((always_inline)) {
+      acc[0][r] = _mm512_set1_epi32(-Format::kBias * of[r * x.groups].sum);
+      acc[1][r] = none();
+    });
+  }
+
+  template <int R>
+  __attribute__((always_inline)) void end_half(const vi (&acc)[2][R], const RowGroup* of,
+                                               const GroupScales<Format>& scales, int v,
+                                               vf (&total)[kVectors][R]) const {
+    scales.by_kind([&](auto kind) __attribute__((always_inline)) {
+      each<R>([&](auto r) __attribute__((always_inline)) {
+        total[v][r] = scales.add(kind, total[v][r], floats(qr::add(acc[0][r], acc[1][r])), of[r * x.groups], v);
+      });
+    });
+  }
+
+  // Groups that share a step: those of one half, then those of the other.
+  template <int R>
+  __attribute__((always_inline)) void add_small_groups(const RowGroup* of, const int8_t* lines, int64_t step,
+                                                       vf (&total)[kVectors][R]) const {
+    constexpr int kGroups = 64 / kGroupInStep;
+    each<kVectors>([&](auto v) __attribute__((always_inline)) {
+      const char* half = packed + step * kStepBytes + v * Format::kHalfBytes;
+      if constexpr (R == 1) fetch_half(half);
+      each<kGroups>([&](auto i) __attribute__((always_inline)) {
+        const int64_t group = step * kGroups + i;
+        if (group >= x.groups) return;
+        vi acc[2][R];
+        start_half<R>(acc, of + group);
+        add_half<R>(acc, lines, half, i * kEights);
+        end_half<R>(acc, of + group, GroupScales<Format>::of(g, panel, x.groups, group), v, total);
+      });
+    });
+  }
+
+  // A group that fills its steps.
+  template <int R>
+  __attribute__((always_inline)) void add_large_group(const RowGroup* of, const int8_t* lines, int64_t group,
+                                                      vf (&total)[kVectors][R]) const {
+    const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
+    vi acc[kVectors][2][R];
+    each<kVectors>([&](auto v) __attribute__((always_inline)) { start_half<R>(acc[v], of + group); });
+    for (int64_t step = first_step(group); step < last_step(group); ++step, lines += x.step_bytes())
+      each<kVectors>([&](auto v) __attribute__((always_inline)) {
+        const char* half = packed + step * kStepBytes + v * Format::kHalfBytes;
+        if constexpr (R == 1) fetch_half(half);
+        add_half<R>(acc[v], lines, half, 0);
+      });
+    each<kVectors>([&](auto v) __attribute__((always_inline)) { end_half<R>(acc[v], of + group, scales, v, total); });
+  }
+
+  // R rows, read in order of address, with all sums in registers.
+  template <int R>
+  void multiply_in_order(int64_t row, float* sums) const {
+    const RowGroup* of = x.row_groups + row * x.groups;
+    const int8_t* lines = x.line(row, 0);
+    vf total[kVectors][R];
+    each<kVectors * R>([&](auto i) __attribute__((always_inline)) { total[i / R][i % R] = zero(); });
+    for (int64_t step = 0; step < x.steps; step += kSteps, lines += kSteps * x.step_bytes())
+      if constexpr (Format::kGroup < 64)
+        add_small_groups<R>(of, lines, step, total);
+      else
+        add_large_group<R>(of, lines, step / kSteps, total);
+    each<kVectors * R>([&](auto i) __attribute__((always_inline)) {
+      store(sums + i % R * kPanel + i / R * W, total[i / R][i % R]);
+    });
+  }
+
   // All of up to R rows. Each line is fetched twice: soon before it is read to L1, and long before to L2.
   template <int R>
   void multiply_few(int64_t row, int64_t rows, float* sums) const {
     if constexpr (R > 1)
       if (rows < R) return multiply_few<R - 1>(row, rows, sums);
+    if constexpr (R <= kRowsInOrder) return multiply_in_order<R>(row, sums);
     const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
       constexpr int64_t kLines = Format::kHalfBytes / 64, kAtOnce = kLines * Format::kRowsTogether / 8;
       const char *soon = at(step * kStepBytes + kSoon), *later = at(step * kStepBytes + kLater);
