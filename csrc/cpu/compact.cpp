@@ -24,7 +24,7 @@ void choose_uppers(uint8_t upper[16], const uint16_t* panel, int64_t numbers) {
 
 uint16_t compact_number(const char* panel, int64_t k, int64_t at) {
   const int64_t line = at / 32 % 4, i = at % 32, byte = i / 8 * 16 + line % 2 * 8 + i % 8, pair = line / 2;
-  const auto* group = reinterpret_cast<const uint8_t*>(panel) + compact_group(k, at / 128);
+  const auto* group = reinterpret_cast<const uint8_t*>(panel) + CompactPlaces::of(panel, k).group(at / 128);
   const uint8_t code = group[byte] >> (pair * 4) & 15;
   const uint8_t upper = reinterpret_cast<const CompactHeader*>(panel)->upper[code];
   return uint16_t(upper << 8 | group[64 + pair * 64 + byte]);

@@ -275,7 +275,7 @@ int32_t qr_pack_linear(void* packed, int32_t dtype, int64_t out_features, int64_
         pack_row(plain, compact ? int32_t(QR_BFLOAT16) : dtype, row - panel * kPanel, i,
                  i + kStep < in_features ? i + kStep : in_features,
                  static_cast<const char*>(src) + (row - row_offset) * src_stride * bytes_of(src_dtype), src_dtype);
-    if (compact && !table->compact_panel(out, reinterpret_cast<uint16_t*>(plain), in_features))
+    if (compact && !table->compact_panel(out, reinterpret_cast<uint16_t*>(plain), in_features, table->compact_streams))
       status.store(QR_EUNSUPPORTED);
   });
   return status.load();

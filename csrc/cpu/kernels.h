@@ -323,7 +323,8 @@ struct Kernels {
   AttendFn attend_bf16[4];  // by cache dtype, for bf16 queries
   AttendFn merge_splits;
   // A bf16 panel made compact (compact.h); false where too many numbers do not fit.
-  bool (*compact_panel)(char* out, const uint16_t* panel, int64_t k);
+  bool (*compact_panel)(char* out, const uint16_t* panel, int64_t k, uint32_t streams);
+  uint32_t compact_streams;  // in which this set reads them best
   Gemm gemm_bf16;        // bf16 weights, bf16 activations
   Gemm gemm_bf16_float;  // bf16 weights, float activations (any other dtype)
   Gemm gemm_fp32;

@@ -187,7 +187,7 @@ TEST(compact_weights_give_the_bits_of_plain_ones) {
       char *compact = aligned_zeros(qr_packed_bytes(QR_BFLOAT16_COMPACT, n, k));
       CHECK(qr_pack_linear(plain, QR_BFLOAT16, n, k, weight.data(), QR_BFLOAT16, n, k, 0) == QR_OK);
       CHECK(qr_pack_linear(compact, QR_BFLOAT16_COMPACT, n, k, weight.data(), QR_BFLOAT16, n, k, 0) == QR_OK);
-      for (int64_t rows : {1, 2, 16, 17, 32, 33, 64, 97, 600}) {
+      for (int64_t rows : {1, 2, 5, 12, 13, 16, 17, 32, 33, 64, 97, 600}) {
         if (!runs_case(5) || (is_emulated() && rows * n * k > 10'000'000)) continue;
         std::vector<char> x = encode(random_floats(rows * k), x_dtype);
         std::vector<float> want(size_t(rows * n)), got(size_t(rows * n));

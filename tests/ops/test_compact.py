@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quire.config.memory.weight_formats import COMPACT_ISAS
 from quire.ops.cpu import library
 from quire.ops.operands import LinearWeight
 
 pytestmark = pytest.mark.skipif(
-    not library.available() or library.isa() != "amx", reason="compact weights need the native kernels on AMX"
+    not library.available() or library.isa() not in COMPACT_ISAS,
+    reason=f"compact weights need native kernels for one of {COMPACT_ISAS}",
 )
 
 
@@ -20,11 +22,11 @@ def packed(*parts: torch.Tensor) -> LinearWeight:
 
 
 def plain(*parts: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> LinearWeight:
-    from quire.ops.cpu import gemm
+    from quire.ops.cpu import packing
 
     with monkeypatch.context() as patch:
-        patch.setattr(gemm, "isa", lambda: "avx512_bf16")
-        return gemm.pack_linear(parts, dtype=torch.bfloat16)
+        patch.setattr(packing, "isa", lambda: "avx512")
+        return packing.pack_linear(parts, dtype=torch.bfloat16)
 
 
 def test_a_trained_weight_takes_three_quarters_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,11 +35,12 @@ def test_a_trained_weight_takes_three_quarters_of_the_memory(monkeypatch: pytest
     assert compact.tensors["packed"].nbytes < 0.76 * whole.tensors["packed"].nbytes
 
 
+@pytest.mark.parametrize("sizes", [(256, 64, 40), (20, 44, 6, 2)], ids=["whole panels", "parts that meet inside"])
 @pytest.mark.parametrize("rows", [1, 7, 16, 32, 33, 200])
-def test_products_have_the_same_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_have_the_same_bits(rows: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.ops.cpu.gemm import gated_linear, linear
 
-    parts = [(torch.randn(size, 416) * 0.02).bfloat16() for size in (256, 64, 40)]
+    parts = [(torch.randn(size, 416) * 0.02).bfloat16() for size in sizes]
     compact, whole = packed(*parts), plain(*parts, monkeypatch=monkeypatch)
     x = torch.randn(rows, 416).bfloat16()
     assert compact.tensors["packed"].dtype == torch.uint8
@@ -56,15 +59,8 @@ def test_rows_of_a_tied_head_are_the_rows_of_the_weight() -> None:
     assert torch.equal(embedding(torch.arange(100), table), weight)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [(torch.randn(64, 128) * 2.0 ** torch.randint(-40, 40, (64, 128))).bfloat16()],
-        [torch.randn(20, 64).bfloat16(), torch.randn(44, 64).bfloat16()],
-    ],
-    ids=["numbers of all sizes", "parts that meet inside a panel"],
-)
-def test_what_does_not_fit_stays_plain(parts: list[torch.Tensor]) -> None:
+def test_numbers_of_all_sizes_stay_plain() -> None:
+    parts = [(torch.randn(64, 128) * 2.0 ** torch.randint(-40, 40, (64, 128))).bfloat16()]
     from quire.ops.cpu.gemm import linear
 
     weight = packed(*parts)

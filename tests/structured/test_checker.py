@@ -1,4 +1,4 @@
-"""Grammars are checked in a process of its own: whatever one does there, an answer takes a second of computing at most."""
+"""Grammars are checked in a process of its own: whatever one does there, an answer takes a second of computing."""
 
 from __future__ import annotations
 

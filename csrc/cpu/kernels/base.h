@@ -22,6 +22,7 @@ void fill_base(Kernels& kernels) {
   kernels.gemm_fp16 = float_gemm<FloatPanel<Fp16>>();
   kernels.gemm_bf16 = kernels.gemm_bf16_float = Gemm{stretched_rows_bytes, stretched_rows, run_streamed<StretchMicro>};
   kernels.compact_panel = compact_panel;
+  kernels.compact_streams = 1;
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
   kernels.scale_add = scale_add;

@@ -12,6 +12,8 @@ PANEL = 32
 GROUPS = (128, 64, 32, 16)
 """Input features that may share a scale."""
 FLOAT8_GROUP = 128
+COMPACT_ISAS = ("avx512_bf16", "amx")
+"""Instruction sets on which weights of bfloat16 take 12 bits where they can."""
 FLOAT4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of e2m1 (OCP Microscaling Formats 1.0, section 5.3.3)."""
 

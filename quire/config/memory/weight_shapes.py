@@ -423,7 +423,7 @@ def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:
     """Bytes of one layer of a shape as the ops lay it out; `format` is a dtype, int4, or a name of `weight_formats`.
 
-    bfloat16 for AMX tiles takes 12 bits where it can (`csrc/cpu/compact.h`); a weight whose numbers spread too far
+    bfloat16 takes 12 bits on `COMPACT_ISAS` where it can (`csrc/cpu/compact.h`); a weight whose numbers spread too far
     keeps 16, which only its values tell.
     """
     panels, depth = cdiv(shape.out_features, PANEL), shape.in_features
@@ -433,13 +433,13 @@ def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") ->
         return count(shape.out_features, depth)
     if ops != "cpu":
         return shape.num_weights * DTYPE_BYTES.get(format, DTYPE_BYTES["float32"])
-    if format == "bfloat16" and isa == "amx" and all(part % PANEL == 0 for part in shape.parts[:-1]):
+    if format == "bfloat16" and isa in weight_formats.COMPACT_ISAS:
         return panels * _compact_panel_bytes(depth)
     return panels * PANEL * DTYPE_BYTES[format] * (round_up(depth, PANEL) if format == "bfloat16" else depth)
 
 
 def _compact_panel_bytes(depth: int) -> int:
-    """Header, patches, and four streams of steps."""
+    """Header, patches, and the steps."""
     return 64 + cdiv(depth, 256) * 16 * 4 + 4 * cdiv(depth, PANEL) * 384
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.config.memory.weight_formats import COMPACT_ISAS, PANEL
 from quire.ops.cpu.library import UNSUPPORTED, check, isa, load
 from quire.ops.cpu.runtime.dtypes import COMPACT, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.runtime.memory import give_back, weight_zeros
@@ -19,17 +20,22 @@ lib = load()
 def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype) -> LinearWeight:
     """See `Ops.pack_linear`. Each part is read straight into panels of 32 rows.
 
-    bfloat16 is packed in 12 bits without loss where it can be and pays: only tiles leave the vector units time to
-    expand it as fast as memory brings it.
+    bfloat16 is packed in 12 bits without loss where it can be and pays: where products take so few instructions that
+    there is time to expand it as fast as memory brings it.
     """
     out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
     packed = None
-    if dtype == torch.bfloat16 and isa() == "amx":
-        packed = _pack(parts, COMPACT, out_features, in_features)
+    if dtype == torch.bfloat16 and isa() in COMPACT_ISAS:
+        packed = _pack(_whole_panels(parts), COMPACT, out_features, in_features)
     if packed is None:
         packed = _pack(parts, dtype, out_features, in_features)
     assert packed is not None
     return LinearWeight(out_features=out_features, in_features=in_features, format="dense", tensors={"packed": packed})
+
+
+def _whole_panels(parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The parts, in one if some of them meet inside a panel: a compact panel is made at once."""
+    return parts if all(part.shape[0] % PANEL == 0 for part in parts[:-1]) else [torch.cat(tuple(parts))]
 
 
 def _pack(parts: Sequence[Tensor], dtype: torch.dtype, out_features: int, in_features: int) -> Tensor | None:

@@ -78,15 +78,17 @@ QR_INLINE Bytes codes_of(const uint8_t* upper, Bytes bytes) {
   return either(codes, bits_of(words_right(bits_of(bytes, 0x80), 4), 8));
 }
 
-bool compact_panel(char* out, const uint16_t* panel, int64_t k) {
+bool compact_panel(char* out, const uint16_t* panel, int64_t k, uint32_t streams) {
   const int64_t numbers = divide_up(k, kDepth) * kDepth * kPanel, room = compact_patches(k);
   if (numbers > int64_t(1) << 24) return false;  // more than a patch can name
   auto* header = reinterpret_cast<CompactHeader*>(out);
   auto* patches = reinterpret_cast<uint32_t*>(header + 1);
+  header->streams = streams;
   choose_uppers(header->upper, panel, numbers);
+  const CompactPlaces places(k, streams);
   int64_t count = 0;
   for (int64_t first = 0; first < numbers; first += 128) {
-    char* group = out + compact_group(k, first / 128);
+    char* group = out + places.group(first / 128);
     const char* lines = reinterpret_cast<const char*>(panel + first);
     Bytes missing = all_bytes(0);
     for (int64_t at = 0; at < 64; at += int64_t(sizeof(Bytes))) {
@@ -117,7 +119,8 @@ bool compact_panel(char* out, const uint16_t* panel, int64_t k) {
 class Expander {
  public:
   Expander() = default;
-  Expander(const char* panel, int64_t k, int64_t step) : first(panel + compact_begin(k)), stream(compact_stream(k)) {
+  explicit Expander(const char* panel, int64_t k, int64_t step = 0) : places(CompactPlaces::of(panel, k)) {
+    first = panel + places.begin;
     const auto* header = reinterpret_cast<const CompactHeader*>(panel);
     table = sixteen_bytes(header->upper);
     patch = reinterpret_cast<const uint32_t*>(header + 1);
@@ -125,29 +128,35 @@ class Expander {
     while (patch < end && *patch < first_of(step)) ++patch;
   }
 
-  __attribute__((always_inline)) void expand(int64_t step, char* out) {
-    for (int64_t group = 0; group < 2 * kCompactStreams; ++group) {
-      const char* in = first + group / 2 * stream + step * kCompactStep + group % 2 * kCompactGroup;
-      for (int64_t at = 0; at < 64; at += int64_t(sizeof(Bytes))) {
-        const Bytes codes = load_bytes_of(in + at);
-        const Bytes upper01 = look_up(table, low_nibbles(codes)), upper23 = look_up(table, high_nibbles(codes));
-        const Bytes lower01 = load_bytes_of(in + 64 + at), lower23 = load_bytes_of(in + 128 + at);
-        char* lines = out + group * 256 + at;
-        store_bytes(lines, first_pairs(lower01, upper01));
-        store_bytes(lines + 64, second_pairs(lower01, upper01));
-        store_bytes(lines + 128, first_pairs(lower23, upper23));
-        store_bytes(lines + 192, second_pairs(lower23, upper23));
-      }
-    }
+  // Tells where the step's first part lies.
+  __attribute__((always_inline)) const char* expand(int64_t step, char* out) {
+    const Bytes uppers = table;  // which no store to `out` changes
+    const char *begin = first + step * places.step, *part = begin;
+    for (int64_t i = 0; i < kCompactParts; ++i, part += places.part)
+      for (int64_t group = 0; group < 2; ++group)
+        expand_group(uppers, part + group * kCompactGroup, out + (2 * i + group) * 256);
     for (; patch < end && *patch < first_of(step + 1); ++patch)
       out[((*patch >> 8) - step * kDepth * kPanel) * 2 + 1] = char(*patch);
+    return begin;
   }
 
  private:
+  // Four lines of three.
+  QR_INLINE void expand_group(Bytes uppers, const char* in, char* out) {
+    for (int64_t at = 0; at < 64; at += int64_t(sizeof(Bytes))) {
+      const Bytes codes = load_bytes_of(in + at);
+      const Bytes upper01 = look_up(uppers, low_nibbles(codes)), upper23 = look_up(uppers, high_nibbles(codes));
+      const Bytes lower01 = load_bytes_of(in + 64 + at), lower23 = load_bytes_of(in + 128 + at);
+      store_bytes(out + at, first_pairs(lower01, upper01));
+      store_bytes(out + at + 64, second_pairs(lower01, upper01));
+      store_bytes(out + at + 128, first_pairs(lower23, upper23));
+      store_bytes(out + at + 192, second_pairs(lower23, upper23));
+    }
+  }
   static uint32_t first_of(int64_t step) { return uint32_t(step * kDepth * kPanel) << 8; }
 
   const char* first = nullptr;
-  int64_t stream = 0;
+  CompactPlaces places{0, 1};
   Bytes table{};
   const uint32_t *patch = nullptr, *end = nullptr;
 };

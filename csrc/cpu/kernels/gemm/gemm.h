@@ -191,12 +191,12 @@ void run_gemm(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pan
   }
 }
 
-// The same for a Micro that fetches the panel it will be given next while it works on one.
+// The same for a Micro that fetches the panel it will be given next while it works on one, and may expand it itself.
 template <class Micro>
 void run_streamed(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   const int64_t rows = row_end - row_begin, halves = g.up_panels != 0 ? 2 : 1;
   auto* sums = static_cast<float*>(scratch(0, 2 * rows * kPanel * 4));
-  auto* expanded = static_cast<char*>(scratch(4, g.compact ? divide_up(g.k, kDepth) * kExpandedStep : 1));
+  auto* expanded = static_cast<char*>(scratch(4, g.compact && !Micro::kExpands ? divide_up(g.k, kDepth) * kExpandedStep : 1));
   if (sums == nullptr || expanded == nullptr) return;
   const Micro micro(g);
   const auto at = [&](int64_t panel, int64_t half) {
@@ -205,8 +205,8 @@ void run_streamed(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     for (int64_t half = 0; half < halves; ++half) {
       const char* next = half + 1 < halves ? at(panel, half + 1) : at(panel + 1, 0);
-      micro.multiply(g, row_begin, row_end, panel_at(g, panel + half * g.up_panels, expanded), next,
-                     sums + half * rows * kPanel);
+      const char* own = Micro::kExpands ? at(panel, half) : panel_at(g, panel + half * g.up_panels, expanded);
+      micro.multiply(g, row_begin, row_end, own, next, sums + half * rows * kPanel);
     }
     finish(g, row_begin, row_end, panel, sums, sums + rows * kPanel);
   }
@@ -422,6 +422,7 @@ QR_INLINE void stretch_tail(int64_t rows, const float* x, int64_t steps, const f
 }
 
 struct StretchMicro {
+  static constexpr bool kExpands = false;
   explicit StretchMicro(const GemmArgs&) {}
   // next: the panel that follows
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,

@@ -96,19 +96,25 @@ class Unfinished {
   const float *sums = nullptr, *up_sums = nullptr;
 };
 
-// How the steps of 32 k lie in a panel: in one stream, or in those of a compact one.
+// How the steps of 32 k lie in a panel: each in one piece, or in the parts of a compact one.
 template <bool kCompact>
 struct PanelLayout {
-  static constexpr int64_t kStreams = kCompact ? kCompactStreams : 1;
-  static constexpr int64_t kStep = kCompact ? kCompactStep : kExpandedStep;  // bytes in a stream
-  int64_t begin, stream;
+  static constexpr int64_t kParts = kCompact ? kCompactParts : 1;
+  static constexpr int64_t kPart = kCompact ? kCompactPart : kExpandedStep;  // bytes
+  int64_t begin = 0, part = 0, step = kExpandedStep;  // see CompactPlaces
 
-  explicit PanelLayout(int64_t k) : begin(kCompact ? compact_begin(k) : 0), stream(kCompact ? compact_stream(k) : 0) {}
-  const char* at(const char* panel, int64_t step) const { return panel + begin + step * kStep; }
-  // Call body(line) for the lines [first, last) of the kStreams * kStep bytes of the step that begins at `start`.
+  explicit PanelLayout(const GemmArgs& g) {
+    if (!kCompact) return;
+    const CompactPlaces places = CompactPlaces::of(static_cast<const char*>(g.packed), g.k);
+    begin = places.begin;
+    part = places.part;
+    step = places.step;
+  }
+  const char* at(const char* panel, int64_t index) const { return panel + begin + index * step; }
+  // Call body(line) for the lines [first, last) of the kParts * kPart bytes of the step that begins at `start`.
   template <class Body>
   __attribute__((always_inline)) void lines(const char* start, int64_t first, int64_t last, const Body& body) const {
-    for (int64_t at = first; at < last; at += 64) body(start + at / kStep * stream + at % kStep);
+    for (int64_t at = first; at < last; at += 64) body(start + at / kPart * part + at % kPart);
   }
 };
 
@@ -140,16 +146,16 @@ template <>
 class StreamedSteps<true> {
  public:
   StreamedSteps(const GemmArgs& g, const char* panel, const char* next, int64_t steps)
-      : panel(panel), next(next), steps(steps), layout(g.k), expander(panel, g.k, 0) {
+      : panel(panel), next(next), steps(steps), layout(g), expander(panel, g.k, 0) {
     expander.expand(0, expanded[0]);
   }
   const char* at(int64_t step) {
     memory_barrier();
     if (step % kPageSteps == 0) {
       const char* far = at_step(step + kFarSteps);
-      for (int64_t stream = 0; stream < kCompactStreams; ++stream) prefetch(far + stream * layout.stream);
+      for (int64_t part = 0; part < kCompactParts; ++part) prefetch(far + part * layout.part);
     }
-    layout.lines(at_step(step + 2), 0, layout.kStreams * layout.kStep, [](const char* line) { prefetch(line); });
+    layout.lines(at_step(step + 2), 0, layout.kParts * layout.kPart, [](const char* line) { prefetch(line); });
     memory_barrier();
     if (step + 1 < steps) expander.expand(step + 1, expanded[(step + 1) & 1]);
     memory_barrier();
@@ -222,7 +228,7 @@ template <bool kCompact>
 class PartWeights {
  public:
   PartWeights(const GemmArgs& g, const Passes& passes, const Parts& parts, int64_t pairs)
-      : g(g), passes(passes), parts(parts), layout(g.k), share(round_up(divide_up(kBytes, pairs), 64)) {}
+      : g(g), passes(passes), parts(parts), layout(g), share(round_up(divide_up(kBytes, pairs), 64)) {}
 
   // Of the part whose turn it is now.
   const char* begin(const Part& part) {
@@ -241,21 +247,21 @@ class PartWeights {
   // Before the products of one step of the part.
   void advance(int64_t pair, int64_t step) {
     if (pair == 0 && kCompact) {
-      layout.lines(packed + (step + 2) * layout.kStep, 0, kBytes, [](const char* line) { prefetch(line); });
+      layout.lines(packed + (step + 2) * layout.step, 0, kBytes, [](const char* line) { prefetch(line); });
       if (first_step + step + 1 < end_step) {
         memory_barrier();
         expander.expand(first_step + step + 1, expanded + (step + 1) * kExpandedStep);
         memory_barrier();
       }
     } else if (pair == 0) {
-      layout.lines(packed + step * layout.kStep + kTilePrefetch, 0, kBytes, [](const char* line) { prefetch(line); });
+      layout.lines(packed + step * layout.step + kTilePrefetch, 0, kBytes, [](const char* line) { prefetch(line); });
     }
     const int64_t from = pair * share, to = from + share < kBytes ? from + share : kBytes;
-    layout.lines(next + step * layout.kStep, from, to, [](const char* line) { prefetch_to_l2(line); });
+    layout.lines(next + step * layout.step, from, to, [](const char* line) { prefetch_to_l2(line); });
   }
 
  private:
-  static constexpr int64_t kBytes = PanelLayout<kCompact>::kStreams * PanelLayout<kCompact>::kStep;
+  static constexpr int64_t kBytes = PanelLayout<kCompact>::kParts * PanelLayout<kCompact>::kPart;
   const char* address(const Part& part) const { return layout.at(passes.weight(part.pass), part.begin); }
 
   const GemmArgs& g;
