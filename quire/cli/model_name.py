@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from quire.config.flags.args import EMBEDDED
 from quire.errors import ConfigError, InvalidParameter
-from quire.loader.names import names_a_model, repository_of
+from quire.loader.names import hub_name, names_a_model
 
 
 def take_words(args: argparse.Namespace, words: Sequence[str]) -> str | None:
@@ -39,5 +39,5 @@ def answering(args: argparse.Namespace) -> str:
     name = vars(args).get("model")
     if name is None:
         return f"model: {EMBEDDED} (embedded; name another one first: quire run MODEL PROMPT)"
-    repository = repository_of(name)
-    return f"model: {name}" + ("" if repository == name else f" ({repository})")
+    meant = str(hub_name(name) or name)
+    return f"model: {name}" + ("" if meant == name else f" ({meant})")

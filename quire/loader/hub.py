@@ -5,17 +5,19 @@ A model that was fetched before is used as it is, without asking the hub, until 
 
 from __future__ import annotations
 
-import errno
 import importlib
 import sys
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from quire.config.gguf.files import gguf_files, gguf_in, is_gguf
 from quire.config.json_file import parse_json, read_bounded, read_json_object
-from quire.errors import CheckpointError, ConfigError, MissingDependency, ModelNotFound, QuireError, shown
-from quire.loader.names import has_short_form, is_repository, repository_of, short_names
-from quire.loader.resume import fetch_weights
+from quire.errors import CheckpointError, ConfigError, ModelNotFound, QuireError, shown
+from quire.loader.gguf.download import cached_gguf, describe_gguf, download_gguf
+from quire.loader.hub_library import failure, files_of, hub_library, why_unreachable
+from quire.loader.names import HubName, has_short_form, hub_name, short_names
+from quire.loader.resume import fetch_files
 from quire.loader.weight_files import MAX_INDEX_BYTES
 from quire.utils.lazy import nearest
 
@@ -25,25 +27,22 @@ WEIGHT_FILES = ("*.safetensors",)
 IGNORED_FILES = ("*/*", "consolidated*.safetensors")
 """Weights in other formats: folders, and Mistral's own names."""
 INDEX_FILE = "model.safetensors.index.json"
-UNREACHABLE = {"ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError"}
-"""Names of errors of the library and its HTTP clients."""
 
 
 def resolve_model(name: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
-    """The directory of a model: `name` itself, or a snapshot of the repository `org/name` on the Hugging Face hub.
+    """The directory or GGUF file of a model: `name` itself, or what the Hugging Face hub has by that name.
 
-    `name` may also be a short name of `short_names.json`. With HF_HUB_OFFLINE=1 only snapshots that were downloaded
-    before are used. `with_weights=False` fetches only the small files, for a tokenizer.
+    That is a snapshot of the repository `org/name`, or one of its GGUF files, `org/name:TAG`. `name` may also be a
+    short name of `short_names.json`. With HF_HUB_OFFLINE=1 only what was downloaded before is used.
+    `with_weights=False` fetches only the small files, for a tokenizer.
     Raises: ModelNotFound when there is neither; MissingDependency when a repository is named and huggingface_hub is not
     installed; ConfigError for a model that quire cannot run, before its weights are fetched.
     """
     directory = _local(name, revision)
     if directory is not None:
         return directory
-    repository = checked_repository(name)
-    return cached(repository, revision, with_weights=with_weights) or download(
-        repository, revision, with_weights=with_weights
-    )
+    model = checked_name(name)
+    return cached(model, revision, with_weights=with_weights) or download(model, revision, with_weights=with_weights)
 
 
 def _local(name: str, revision: str | None) -> Path | None:
@@ -74,23 +73,23 @@ def _local(name: str, revision: str | None) -> Path | None:
     return None
 
 
-def checked_repository(name: str) -> str:
-    """The repository that a name means.
+def checked_name(name: str) -> HubName:
+    """What a name means on the hub.
 
     Raises: ModelNotFound for what has no such form.
     """
-    repository = repository_of(name)
-    if repository == name and has_short_form(name):
+    model = hub_name(name)
+    if model is not None:
+        return model
+    if has_short_form(name):
         family = name.lower().partition(":")[0]
         sizes = [known for known in short_names() if known.startswith(f"{family}:")]
         raise ModelNotFound(f"no short name {name!r}{nearest(name, sizes) or '.'} Known: {', '.join(sizes)}.")
-    if not is_repository(repository):
-        raise ModelNotFound(
-            f"no directory {name!r} (looked in {Path.cwd()}), and it is no repository name of the form 'org/name' and "
-            f"no short name{nearest(name.lower(), list(short_names())) or '.'} "
-            "Correct the path, or leave the model out to run the embedded one."
-        )
-    return repository
+    raise ModelNotFound(
+        f"no directory {name!r} (looked in {Path.cwd()}), and it is no repository name of the form 'org/name' or "
+        f"'org/name:TAG' and no short name{nearest(name.lower(), list(short_names())) or '.'} "
+        "Correct the path, or leave the model out to run the embedded one."
+    )
 
 
 def check_kind(name: str, files: list[str]) -> None:
@@ -100,11 +99,6 @@ def check_kind(name: str, files: list[str]) -> None:
     """
     if "config.json" in files:
         return
-    if any(file.endswith(".gguf") for file in files):
-        raise ConfigError(
-            f"{name} holds GGUF files. Download the one that you want, such as {_gguf_example(files)}, and give the "
-            "path of the file."
-        )
     if "adapter_config.json" in files:
         raise ConfigError(
             f"{name} is a LoRA adapter (adapter_config.json), and quire does not apply adapters yet. Merge it into its "
@@ -117,23 +111,27 @@ def check_kind(name: str, files: list[str]) -> None:
         )
 
 
-def _gguf_example(files: list[str]) -> str:
-    """A file of those, of four bits if there is one."""
-    found = sorted(file for file in files if file.endswith(".gguf"))
-    return next((file for file in found if "Q4_K_M" in file), found[0])
+def cached(model: HubName, revision: str | None = None, *, with_weights: bool = True) -> Path | None:
+    """What is on this machine of a model, None when there is nothing or its download was interrupted.
+
+    Raises: ModelNotFound for a tag that means several GGUF files.
+    """
+    if model.tag is None:
+        directory = _snapshot(model, revision, _patterns(with_weights=with_weights))
+        has_weights = directory is not None and (directory / "config.json").is_file() and is_complete(directory)
+        if has_weights or not with_weights:
+            return directory
+    directory = _snapshot(model, revision, {"allow_patterns": []})
+    return None if directory is None else cached_gguf(model, directory)
 
 
-def cached(repository: str, revision: str | None = None, *, with_weights: bool = True) -> Path | None:
-    """The snapshot that is on this machine, None when there is none or its download was interrupted."""
+def _snapshot(model: HubName, revision: str | None, patterns: Mapping[str, list[str]]) -> Path | None:
+    """The directory of a repository on this machine, if it has all files that the patterns mean."""
     try:
-        found = _library().snapshot_download(
-            repository, revision=revision, local_files_only=True, **_patterns(with_weights=with_weights)
-        )
+        found = hub_library().snapshot_download(model.repository, revision=revision, local_files_only=True, **patterns)
     except (OSError, ValueError):  # what the library's own errors derive from
         return None
-    directory = Path(found)
-    has_config = (directory / "config.json").is_file()
-    return directory if not with_weights or (has_config and is_complete(directory)) else None
+    return Path(found)
 
 
 def is_complete(directory: Path) -> bool:
@@ -151,60 +149,89 @@ def is_complete(directory: Path) -> bool:
         return False
 
 
-def download(repository: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
-    """Fetch what is new of a repository; an interrupted download goes on where it stopped.
+def download(model: HubName, revision: str | None = None, *, with_weights: bool = True) -> Path:
+    """Fetch what is new of a model; an interrupted download goes on where it stopped.
 
     Raises: ModelNotFound when it cannot be fetched; ConfigError for a model that quire cannot run.
     """
-    library = _library()
     if not sys.stderr.isatty():
+        hub_library()
         importlib.import_module("huggingface_hub.utils").disable_progress_bars()
     try:
-        if with_weights:
-            check_config(fetch_config(repository, revision) / "config.json")
-            fetch_weights(repository, revision, WEIGHT_FILES, IGNORED_FILES)
-        found = library.snapshot_download(repository, revision=revision, **_patterns(with_weights=with_weights))
+        if not with_weights and model.tag is None:
+            return _fetch_snapshot(model, revision, with_weights=False)
+        commit, files = files_of(model.repository, revision)
+        if _means_gguf(model, files):
+            return download_gguf(model, commit, revision, files)
+        check_config(fetch_config(model, revision) / "config.json")
+        fetch_files(model.repository, commit, filter(_is_weight, files))
+        directory = _fetch_snapshot(model, revision, with_weights=True)
     except QuireError:
         raise
     except Exception as error:  # of the library, its HTTP client, its file locks
-        raise _failure(error, repository, revision) from error
-    directory = Path(found)
-    if with_weights and not is_complete(directory):
-        check_kind(repository, [entry.name for entry in directory.iterdir() if entry.name != "config.json"])
+        raise failure(error, model, revision) from error
+    if not is_complete(directory):
+        check_kind(str(model), [entry.name for entry in directory.iterdir() if entry.name != "config.json"])
         raise ModelNotFound(
-            f"the repository {repository!r} has no complete set of *.safetensors files. Use a version of this model "
-            "with safetensors."
+            f"the repository {model.repository!r} has no complete set of *.safetensors files. Use a version of this "
+            "model with safetensors or GGUF files."
         )
     return directory
 
 
-def fetch_config(repository: str, revision: str | None = None) -> Path:
+def _fetch_snapshot(model: HubName, revision: str | None, *, with_weights: bool) -> Path:
+    """The directory of what is read, where the cache has the weights."""
+    patterns = _patterns(with_weights=with_weights)
+    return Path(hub_library().snapshot_download(model.repository, revision=revision, **patterns))
+
+
+def _means_gguf(model: HubName, files: Mapping[str, int]) -> bool:
+    """Whether a name means a GGUF file of the repository: it has a tag, or there are no other weights."""
+    return model.tag is not None or (
+        any(is_gguf(Path(file)) for file in files) and not any(_is_weight(file) for file in files)
+    )
+
+
+def _is_weight(file: str) -> bool:
+    return any(fnmatch(file, each) for each in WEIGHT_FILES) and not any(fnmatch(file, each) for each in IGNORED_FILES)
+
+
+def describe(model: HubName, revision: str | None = None) -> Path:
+    """What says what a model of the hub is: a directory with its config.json, or the header of its GGUF file.
+
+    Raises: ModelNotFound; ConfigError for what quire cannot run.
+    """
+    if model.tag is not None or why_unreachable(model.repository, revision) is None:
+        try:
+            commit, files = files_of(model.repository, revision)
+            if _means_gguf(model, files):
+                return describe_gguf(model, commit, files)
+        except QuireError:
+            raise
+        except Exception as error:
+            raise failure(error, model, revision) from error
+    directory = fetch_config(model, revision)
+    check_config(directory / "config.json")
+    return directory
+
+
+def fetch_config(model: HubName, revision: str | None = None) -> Path:
     """A directory with config.json of a repository, and nothing else that is new.
 
     Raises: ModelNotFound; ConfigError for a repository that holds something else.
     """
-    library = _library()
-    unreachable = _why_unreachable(repository, revision)
+    library, repository = hub_library(), model.repository
+    unreachable = why_unreachable(repository, revision)
     options = {"revision": revision, "local_files_only": unreachable is not None}
     try:
         return Path(library.hf_hub_download(repository, "config.json", **options)).parent
     except library.errors.EntryNotFoundError as error:
         if isinstance(error, library.errors.LocalEntryNotFoundError):
-            raise _failure(unreachable or error, repository, revision) from error
+            raise failure(unreachable or error, model, revision) from error
         check_kind(f"the repository {repository}", library.HfApi().list_repo_files(repository, revision=revision))
         raise ModelNotFound(f"the repository {repository!r} has no config.json, so it is no model.") from None
     except Exception as error:
-        raise _failure(error, repository, revision) from error
-
-
-def _why_unreachable(repository: str, revision: str | None) -> Exception | None:
-    """The error that says that there is no way to the hub, at once: the library would try again for half a minute."""
-    library = _library()
-    try:
-        library.get_hf_file_metadata(library.hf_hub_url(repository, "config.json", revision=revision))
-    except Exception as error:
-        return error if _kinds(error) & UNREACHABLE else None
-    return None
+        raise failure(error, model, revision) from error
 
 
 def check_config(file: Path) -> None:
@@ -220,58 +247,3 @@ def check_config(file: Path) -> None:
 def _patterns(*, with_weights: bool) -> dict[str, list[str]]:
     allowed = [*CONFIG_FILES, *(WEIGHT_FILES if with_weights else ())]
     return {"allow_patterns": allowed, "ignore_patterns": list(IGNORED_FILES)}
-
-
-def _library() -> Any:
-    try:
-        importlib.import_module("huggingface_hub.errors")
-        return importlib.import_module("huggingface_hub")
-    except ModuleNotFoundError:
-        raise MissingDependency(
-            "models of the hub need the package 'huggingface_hub': pip install \"quire[hub]\", or give a directory"
-        ) from None
-
-
-def _kinds(error: Exception) -> set[str]:
-    return {cls.__name__ for cls in type(error).__mro__}
-
-
-def _failure(error: Exception, repository: str, revision: str | None) -> ModelNotFound:
-    """Why a repository could not be fetched, and what to do."""
-    kinds = _kinds(error)
-    name, at = f"the repository {repository!r}", f" at revision {revision!r}" if revision else ""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if "GatedRepoError" in kinds or status == 403:
-        return ModelNotFound(
-            f"{name} is gated: its authors ask you to accept their terms. Accept them on https://huggingface.co/"
-            f"{repository}, create an access token there, and set HF_TOKEN to it."
-        )
-    if "RevisionNotFoundError" in kinds:
-        return ModelNotFound(f"{name} has no revision {revision!r}. Give a branch, a tag or a whole commit id.")
-    if "RepositoryNotFoundError" in kinds or status in (401, 404):
-        hint = nearest(repository, list(short_names().values()))
-        return ModelNotFound(
-            f"no directory {repository!r}, and {name}{at} is not on the hub, or is private{hint}. "
-            "Check the name; for a private one set HF_TOKEN."
-        )
-    constants = importlib.import_module("huggingface_hub.constants")
-    if constants.HF_HUB_OFFLINE:
-        return ModelNotFound(
-            f"{name}{at} is not complete on this machine, and HF_HUB_OFFLINE=1 forbids to fetch it. Run `quire pull "
-            f"{repository}` with a network, or give a local directory."
-        )
-    if kinds & UNREACHABLE:
-        return ModelNotFound(
-            f"{name}{at} is not on this machine, and the hub at {constants.ENDPOINT} cannot be reached ({error}). "
-            "Check the network (HTTPS_PROXY, HF_ENDPOINT), or give a local directory."
-        )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ModelNotFound(
-            f"{name} could not be stored: {error.strerror}. Free space, or set HF_HOME to another disk."
-        )
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-    return ModelNotFound(
-        f"no directory {repository!r}, and {name}{at} could not be fetched from the hub ({what}). Check the network "
-        f"(HF_ENDPOINT, HTTPS_PROXY). What has come is kept, and `quire pull {repository}` continues."
-    )

@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import importlib
 import os
-from fnmatch import fnmatch
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,19 +23,16 @@ SHA256_LENGTH = 64
 """The ETag of a large file is its SHA-256, that of a small one a hash of git."""
 
 
-def fetch_weights(repository: str, revision: str | None, patterns: tuple[str, ...], ignored: tuple[str, ...]) -> None:
-    """Put all weights of a repository into the cache.
+def fetch_files(repository: str, commit: str, names: Iterable[str]) -> None:
+    """Put files of a repository into the cache.
 
     Raises: what huggingface_hub raises; ModelNotFound when another process is at it or a file came damaged.
     """
     library = importlib.import_module("huggingface_hub")
-    info = library.HfApi().model_info(repository, revision=revision)
-    names = [file.rfilename for file in info.siblings or ()]
     blobs = _blobs(repository)
     blobs.mkdir(parents=True, exist_ok=True)
     for name in names:
-        if any(fnmatch(name, each) for each in patterns) and not any(fnmatch(name, each) for each in ignored):
-            _fetch(library.hf_hub_url(repository, name, revision=info.sha), name, blobs)
+        _fetch(library.hf_hub_url(repository, name, revision=commit), name, blobs)
 
 
 def _blobs(repository: str) -> Path:
@@ -63,7 +60,7 @@ def _fetch(url: str, name: str, blobs: Path) -> None:
                 metadata.location,
                 file,
                 resume_size=size,
-                headers=_headers(url, metadata.location),
+                headers=headers_for(url, metadata.location),
                 expected_size=metadata.size,
                 displayed_filename=name,
             )
@@ -77,7 +74,7 @@ def _fetch(url: str, name: str, blobs: Path) -> None:
         part.replace(blob)
 
 
-def _headers(url: str, location: str) -> dict[str, Any]:
+def headers_for(url: str, location: str) -> dict[str, Any]:
     """What the hub wants to see; another host does not get the token."""
     headers: dict[str, Any] = importlib.import_module("huggingface_hub.utils").build_hf_headers()
     if urlsplit(url).netloc != urlsplit(location).netloc:

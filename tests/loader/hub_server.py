@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
                 for name, data in files.items()
             ]
         else:
-            siblings = [{"rfilename": name} for name in files]
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
             listed = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings, "private": False}
         self._send(200, json.dumps(listed).encode(), {"Content-Type": "application/json"})
 
@@ -89,11 +89,12 @@ class _Handler(BaseHTTPRequestHandler):
         data = files[name]
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_hash_of(name, data)}"', "Accept-Ranges": "bytes"}
         span = self.headers.get("Range", "")
-        start = int(span.removeprefix("bytes=").partition("-")[0]) if span else 0
+        first, _, last = span.removeprefix("bytes=").partition("-")
+        start, end = int(first or 0), int(last or len(data) - 1) + 1
         if span:
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
         cut = self.hub.cut_after.pop(name, None) if self.command == "GET" else None
-        body = data[start:]
+        body = data[start:end]
         if name in self.hub.damaged:
             body = bytes([body[0] ^ 1]) + body[1:]
         self._send(206 if span else 200, body, headers, cut)
@@ -112,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _hash_of(name: str, data: bytes) -> str:
-    return (hashlib.sha256 if name.endswith(".safetensors") else hashlib.sha1)(data).hexdigest()
+    return (hashlib.sha256 if name.endswith((".safetensors", ".gguf")) else hashlib.sha1)(data).hexdigest()
 
 
 @contextmanager

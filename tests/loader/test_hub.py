@@ -17,7 +17,7 @@ from quire.cli.commands.run import RULE
 from quire.config.families import ARCHITECTURES
 from quire.errors import ConfigError, ModelNotFound
 from quire.loader import hub
-from quire.loader.names import names_a_model, repository_of, short_name_of, short_names
+from quire.loader.names import is_repository, names_a_model, repository_of, short_name_of, short_names
 from tests.loader.hub_server import Hub, serving
 
 TINY = Path(quire.__file__).parent / "tiny"
@@ -114,7 +114,7 @@ def test_short_names_stand_for_repositories() -> None:
     assert short_name_of("Qwen/Qwen3-0.6B") == "qwen3:0.6b"
     assert repository_of("someone/else") == "someone/else"
     assert {name for name in short_names() if ":" not in name} == {name.partition(":")[0] for name in short_names()}
-    assert all(hub.is_repository(repository) for repository in short_names().values())
+    assert all(is_repository(repository) for repository in short_names().values())
     assert ARCHITECTURES
 
 
@@ -130,7 +130,23 @@ def test_models_for_text_and_images_are_refused_before_their_weights_are_fetched
         hub.check_config(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("word", ["qwen3:0.6b", "QWEN3", "qwen3:9b", "org/name", "./x", "../x", "/x", "~/x", ".", ""])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "qwen3:0.6b",
+        "QWEN3",
+        "qwen3:9b",
+        "org/name",
+        "org/name:Q4_K_M",
+        "hf.co/org/name:q8_0",
+        "./x",
+        "../x",
+        "/x",
+        "~/x",
+        ".",
+        "",
+    ],
+)
 def test_words_that_name_a_model(word: str) -> None:
     assert names_a_model(word) is bool(word)
 
@@ -294,7 +310,11 @@ def test_what_quire_cannot_run_is_refused_before_its_weights_are_fetched(
 
 @pytest.mark.parametrize(
     ("file", "part"),
-    [("model.Q4_K_M.gguf", "GGUF"), ("adapter_config.json", "LoRA adapter"), ("README.md", "has no config.json")],
+    [
+        ("model.Q4_K_M.gguf", "no GGUF file: it does not begin with GGUF"),
+        ("adapter_config.json", "LoRA adapter"),
+        ("README.md", "has no config.json"),
+    ],
 )
 def test_repositories_of_other_things_are_recognised(file: str, part: str, machine: Machine, server: Hub) -> None:
     server.repositories[NAME] = {file: b"{}"}

@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
     rows: list[dict[str, Any]] = [
         {
-            "name": model.repository,
-            "short_name": short_name_of(model.repository),
+            "name": str(model.name),
+            "short_name": short_name_of(str(model.name)),
             "bytes": model.num_bytes,
             "modified": time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified_at)),
             "problem": problem,
@@ -60,6 +60,8 @@ def problem_of(model: CachedModel) -> str | None:
     """Why quire cannot run what is in the cache, None when it can."""
     from quire.loader.hub import check_config, is_complete
 
+    if model.gguf is not None:
+        return None if not model.gguf.missing else "not complete; quire pull continues"
     if model.snapshot is None or not (model.snapshot / "config.json").is_file():
         return "no config.json"
     try:

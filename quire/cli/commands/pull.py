@@ -10,8 +10,9 @@ from quire.errors import ConfigError
 from quire.loader.names import repository_of, short_names
 
 HOW = """\
-NAME is a repository (org/name) or a short name (qwen3:0.6b). Only what quire reads is fetched: configuration,
-tokenizer, chat template and *.safetensors. An interrupted download continues where it stopped. A model that was
+NAME is a repository (org/name), one of its GGUF files (org/name:Q4_K_M, in any case), or a short name (qwen3:0.6b).
+Only what quire reads is fetched: configuration, tokenizer, chat template and *.safetensors, or the one GGUF model
+(Q4_K_M without a tag), all of its parts. An interrupted download continues where it stopped. A model that was
 pulled is used without a network until it is pulled again. Environment: HF_HOME (where models are kept), HF_TOKEN (for
 gated models), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1 (never use the network)."""
 
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = f"{parser.description}\n\n{HOW}"
-    parser.add_argument("name", metavar="NAME", nargs="?", help="org/name or a short name")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="org/name, org/name:TAG or a short name")
     parser.add_argument("--revision", metavar="REVISION", help="branch, tag or commit (default: the main branch)")
     parser.add_argument("--names", action="store_true", help="list the short names and what they stand for")
     parser.set_defaults(run=run)
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: ConfigError.
     """
-    from quire.loader.hub import checked_repository, download
+    from quire.loader.hub import checked_name, download
 
     if args.names:
         for name, repository in short_names().items():
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("name a model: quire pull qwen3:0.6b (quire pull --names lists the short names)")
     if repository_of(args.name) == args.name and Path(args.name).expanduser().is_dir():
         raise ConfigError(f"{args.name} is a directory on this machine; there is nothing to pull")
-    repository = checked_repository(args.name)
-    print(f"pulling {repository}", file=sys.stderr)
-    print(download(repository, args.revision))
+    model = checked_name(args.name)
+    print(f"pulling {model}", file=sys.stderr)
+    print(download(model, args.revision))
     return 0

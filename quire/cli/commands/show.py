@@ -13,7 +13,7 @@ from quire.config.flags.args import EMBEDDED, EngineArgs, add_flags, from_namesp
 from quire.config.memory.plan import gib
 from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
-from quire.loader.names import repository_of, short_name_of
+from quire.loader.names import hub_name, short_name_of
 
 if TYPE_CHECKING:
     from quire.config.engine import QuireConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this subcommand."""
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help=f"directory, org/name or short name; {EMBEDDED} if absent"
+        "name", nargs="?", metavar="NAME", help=f"directory, org/name, org/name:TAG or short name; {EMBEDDED} if absent"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_flags(parser, skip=("model",))
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; a model that is not on this machine has only its config.json fetched.
+    """Print the report; a model that is not on this machine has only its config.json or GGUF header fetched.
 
     Raises: ConfigError.
     """
@@ -56,6 +56,7 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
     Raises: ConfigError.
     """
     from quire.engine.core_startup import create_config, read_arch
+    from quire.loader.gguf.download import is_description
     from quire.loader.hub import is_complete
 
     path = config_directory(args)
@@ -66,12 +67,13 @@ def report_of(args: EngineArgs) -> dict[str, Any]:
         here, memory = _here(config), config.memory_plan
     except ConfigError as error:
         here = f"does not run with these options: {error.message}"
-    repository = repository_of(args.model or EMBEDDED)
+    name = str(hub_name(args.model or EMBEDDED) or args.model or EMBEDDED)
+    is_here = is_complete(path) and not is_description(path)
     return {
-        "model": repository,
-        "short name": short_name_of(repository) or "-",
-        "directory": str(path),
-        "downloaded": "yes" if is_complete(path) else f"no; quire pull {args.model}",
+        "model": name,
+        "short name": short_name_of(name) or "-",
+        "directory": "-" if is_description(path) else str(path),
+        "downloaded": "yes" if is_here else f"no; quire pull {args.model}",
         "architecture": arch.architecture,
         "parameters": _parameters(arch),
         "context": f"{arch.max_position_embeddings} tokens",
@@ -93,16 +95,21 @@ def _mixers(arch: ModelArch) -> str:
 
 
 def config_directory(args: EngineArgs) -> Path:
-    """Where config.json of the model is; fetches it, and nothing else, of a model that is not on this machine."""
+    """Where config.json or the GGUF file of a model is. Of one that is not on this machine, only config.json or the
+    header is fetched.
+    """
     from quire.engine.core_startup import locate
-    from quire.loader.hub import cached, check_config, checked_repository, fetch_config
+    from quire.loader.hub import cached, check_config, checked_name, describe
 
     if args.model in (None, EMBEDDED) or Path(str(args.model)).expanduser().exists():
         return locate(args)[0]
-    repository = checked_repository(str(args.model))
-    directory = cached(repository, args.revision) or fetch_config(repository, args.revision)
-    check_config(directory / "config.json")
-    return directory
+    model = checked_name(str(args.model))
+    path = cached(model, args.revision)
+    if path is None:
+        return describe(model, args.revision)
+    if path.is_dir():
+        check_config(path / "config.json")
+    return path
 
 
 def _here(config: QuireConfig) -> str:

@@ -25,6 +25,8 @@ log = get_logger(__name__)
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 ROPE_DIVISORS = "rope_freqs.weight"
+CONFIGURING = frozenset({ROPE_DIVISORS, *ROPE_FACTORS})
+"""Tensors that belong to the configuration."""
 _FLOATS = {"F32": "float32", "F16": "float16"}
 ROPE_THETA = 10_000.0
 MAX_VECTOR_BYTES = 1 << 16

@@ -37,11 +37,17 @@ class HeaderProblem(Exception):
     """The header is damaged; the message says where and how."""
 
 
+class HeaderContinues(HeaderProblem):
+    """The header goes on behind the bytes of the file that are here."""
+
+
 class Cursor:
     """A place in a file."""
 
-    def __init__(self, data: mmap) -> None:
+    def __init__(self, data: mmap | bytes, file_bytes: int | None = None) -> None:
+        """`file_bytes` is the size of the file, where only its first bytes are here."""
         self.data = data
+        self.file_bytes = len(data) if file_bytes is None else file_bytes
         self.position = 0
         self.limit = min(len(data), MAX_HEADER_BYTES)
         self.num_values = 0
@@ -58,8 +64,10 @@ class Cursor:
 
     def _refuse_end(self, size: int, what: str) -> None:
         where = f"{what} at byte {self.position} takes {counted(size, 'byte')}"
-        if self.position + size > len(self.data):
-            raise HeaderProblem(f"{where}, but the file ends at byte {len(self.data)}")
+        if self.position + size > self.file_bytes:
+            raise HeaderProblem(f"{where}, but the file ends at byte {self.file_bytes}")
+        if self.position + size <= MAX_HEADER_BYTES:
+            raise HeaderContinues(f"{where}, and {counted(len(self.data), 'byte')} of the file are here")
         raise HeaderProblem(f"{where}, but headers of more than {MAX_HEADER_BYTES} bytes are not read")
 
     def uint32(self, what: str) -> int:
@@ -75,8 +83,8 @@ class Cursor:
         number = self.uint64(what)
         if number > most:
             raise HeaderProblem(f"{what} is {number}, the limit is {most}")
-        if number * least_bytes > len(self.data) - self.position:
-            rest = counted(len(self.data) - self.position, "byte")
+        if number * least_bytes > self.file_bytes - self.position:
+            rest = counted(self.file_bytes - self.position, "byte")
             raise HeaderProblem(f"{what} is {number}, which {rest} of the file have no room for")
         return number
 

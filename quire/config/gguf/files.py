@@ -54,7 +54,7 @@ def gguf_in(directory: Path) -> Path | None:
     Raises: ConfigError for several, naming them.
     """
     files = sorted(file for file in directory.iterdir() if is_gguf(file))
-    models = list(dict.fromkeys(gguf_files(file)[0] for file in files if not _is_beside(file.name)))
+    models = list(dict.fromkeys(gguf_files(file)[0] for file in files if not is_beside(file.name)))
     if len(models) > 1:
         names = ", ".join(file.name for file in models)
         raise ConfigError(
@@ -63,9 +63,9 @@ def gguf_in(directory: Path) -> Path | None:
     return models[0] if models else None
 
 
-def _is_beside(name: str) -> bool:
+def is_beside(name: str) -> bool:
     """Whether a file holds what models for images or their quantisation need beside the model."""
-    return name.startswith(("mmproj", "imatrix"))
+    return "mmproj" in name or name.startswith("imatrix")
 
 
 def read_gguf(path: Path) -> GgufModel:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from quire.config.gguf.cursor import Cursor, HeaderProblem, Value
+from quire.config.gguf.cursor import Cursor, HeaderContinues, HeaderProblem, Value
 from quire.config.gguf.tensor_types import TENSOR_TYPES, TensorType
 from quire.errors import counted
 
 MAGIC = b"GGUF"
 LFS_POINTER = b"version https://git-lfs"
+_START_BYTES = max(len(LFS_POINTER), 8)
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 4096
@@ -70,13 +71,32 @@ def read_gguf_header(file: Path) -> GgufHeader:
     Raises: GgufProblem; OSError.
     """
     with file.open("rb") as stream:
-        _check_start(file, stream.read(max(len(LFS_POINTER), 8)))
+        _check_start(file, stream.read(_START_BYTES))
         data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     with data:
-        try:
-            return _header(file, Cursor(data))
-        except HeaderProblem as problem:
-            raise GgufProblem(f"{file.name} has a damaged header: {problem}; {AGAIN}") from None
+        return _read(file, Cursor(data))
+
+
+def read_gguf_start(file: Path, start: bytes, file_bytes: int) -> GgufHeader | None:
+    """Metadata and tensors of a file that has `file_bytes`, from its first ones; None where the header needs more.
+
+    Raises: GgufProblem.
+    """
+    _check_start(file, start[:_START_BYTES])
+    try:
+        return _read(file, Cursor(start, file_bytes))
+    except HeaderContinues:
+        return None
+
+
+def _read(file: Path, cursor: Cursor) -> GgufHeader:
+    """Raises: GgufProblem; HeaderContinues where only a part of the file is here."""
+    try:
+        return _header(file, cursor)
+    except HeaderContinues:
+        raise
+    except HeaderProblem as problem:
+        raise GgufProblem(f"{file.name} has a damaged header: {problem}; {AGAIN}") from None
 
 
 def _check_start(file: Path, start: bytes) -> None:
@@ -109,7 +129,7 @@ def _header(file: Path, cursor: Cursor) -> GgufHeader:
     entries = [_entry(cursor) for _ in range(num_tensors)]
     alignment = _alignment(metadata)
     data_start = -(-cursor.position // alignment) * alignment
-    tensors, problems = _tensors(file, entries, data_start, alignment, len(cursor.data))
+    tensors, problems = _tensors(file, entries, data_start, alignment, cursor.file_bytes)
     if problems:
         raise GgufProblem(*problems)
     return GgufHeader(file=file, version=version, metadata=metadata, num_bytes=cursor.position, tensors=tensors)

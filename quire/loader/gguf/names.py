@@ -13,13 +13,11 @@ from pathlib import Path
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind
 from quire.config.gguf.architectures import GgufArchitecture, architecture_of
-from quire.config.gguf.config_json import ROPE_DIVISORS, ROPE_FACTORS, gguf_config
+from quire.config.gguf.config_json import CONFIGURING, gguf_config
 from quire.config.gguf.files import read_gguf
 from quire.config.gguf.header import GgufTensor
 from quire.config.gguf.metadata import GgufKeys
 
-NOT_WEIGHTS = frozenset({ROPE_DIVISORS, *ROPE_FACTORS})
-"""Tensors that belong to the configuration."""
 _OF_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<kind>weight|bias)")
 _OF_MODEL = re.compile(r"(?P<part>.+)\.(?P<kind>weight|bias)")
 
@@ -61,7 +59,7 @@ def translated(tensors: Mapping[str, GgufTensor], arch: ModelArch, how: GgufArch
     found = (
         part
         for tensor in tensors.values()
-        if tensor.name not in NOT_WEIGHTS
+        if tensor.name not in CONFIGURING
         for part in _parts(names, tensor, arch, how)
     )
     return {tensor.name: tensor for tensor in found}
