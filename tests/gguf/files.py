@@ -18,6 +18,19 @@ import torch
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
+from tests.gguf.conversions import (
+    FUSED_BY_HEAD,
+    HALVED,
+    METADATA,
+    STATE_SPACES,
+    heads_of,
+    joined_latent,
+    latent_parts,
+    renamed,
+    sorted_by_kind,
+    state_space,
+)
+
 ARCHITECTURES = {
     "llama": "llama",
     "mixtral": "llama",
@@ -48,13 +61,48 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "nemotron": "nemotron",
     "phi": "phi2",
+    "gpt2": "gpt2",
+    "gpt_bigcode": "starcoder",
+    "gpt_neox": "gptneox",
+    "bloom": "bloom",
+    "mpt": "mpt",
+    "falcon": "falcon",
+    "phimoe": "phimoe",
+    "dbrx": "dbrx",
+    "glm": "chatglm",
+    "glm4_moe": "glm4moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "dots1": "dots1",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "minimax_m2": "minimax-m2",
+    "llama4_text": "llama4",
+    "granitemoeshared": "granitemoe",
+    "olmo3": "olmo2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "minicpm3": "minicpm3",
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
+    "falcon_h1": "falcon-h1",
+    "granitemoehybrid": "granitehybrid",
+    "bamba": "granitehybrid",
+    "nemotron_h": "nemotron_h_moe",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
+    "jamba": "jamba",
 }
 """model_type -> llama.cpp's name."""
-TAKE_TURNS = ("llama", "smollm3", "granite", "granitemoe", "olmo", "arcee")
+ALSO = {"exaone": "llama", "internlm2": "llama", "baichuan": "llama", "orion": "stablelm", "minicpm": "granite"}
+"""Names of llama.cpp for models that are of a family that has another name, too."""
+TAKE_TURNS = (
+    *("llama", "smollm3", "granite", "granitemoe", "olmo", "arcee", "internlm2", "baichuan", "minicpm"),
+    "granitehybrid",
+)
 """Where llama.cpp's converter makes the rows of queries and keys that are rotated together neighbours."""
 LESS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 """Where the converter adds the one that these families add to their norms."""
-OF_ALL_EXPERTS = r"(input|output)_linear\.weight|experts\.(gate_up|down)_proj(_bias)?$"
+OF_ALL_EXPERTS = r"(?<!shared_mlp\.)(input|output)_linear\.weight|experts\.(gate_up|down)_proj(_bias)?$"
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -74,6 +122,7 @@ KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
@@ -114,10 +163,10 @@ def blocks_of(weight: np.ndarray, kind: str, generator: np.random.Generator) -> 
 class GgufFile:
     """A checkpoint on its way to GGUF."""
 
-    def __init__(self, source: Path, *, kind: str = "F32", seed: int = 0) -> None:
+    def __init__(self, source: Path, *, kind: str = "F32", seed: int = 0, arch: str | None = None) -> None:
         self.source, self.kind = source, kind
         self.config: dict[str, Any] = json.loads((source / "config.json").read_text())
-        self.arch = ARCHITECTURES[self.config["model_type"]]
+        self.arch = arch or ARCHITECTURES[self.config["model_type"]]
         self.generator = np.random.default_rng(seed)
         self.weights = {name: value.float().numpy() for name, value in load_file(source / "model.safetensors").items()}
         self.extra: dict[str, Any] = {}
@@ -131,10 +180,13 @@ class GgufFile:
         self._add_metadata(writer)
         if tokenizer:
             add_byte_pairs(writer, self.source)
+            if self.config.get("bos_token_id") is not None:
+                writer.add_bos_token_id(self.config["bos_token_id"])
         names = gguf.get_tensor_name_map(
-            {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[self.arch], self.config["num_hidden_layers"]
+            {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[self.arch], 16
         )
         for name, value, kind in self._stored():
+            name = renamed(name, self.arch)
             stored = "rope_freqs" if name == "rope_freqs" else names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert stored is not None, f"GGUF has no name for {name}"
             stored = f"{stored}.weight" if name.endswith(("sinks", "rope_freqs")) else stored
@@ -159,7 +211,19 @@ class GgufFile:
             if re.search(OF_ALL_EXPERTS, name):
                 yield from self._of_all_experts(name, weight)
                 continue
+            if "ffn.experts.mlp" in name:
+                yield self._of_dbrx(name, weight)
+                continue
+            if name.endswith("kv_b_proj.weight") and self.arch == "deepseek2":
+                yield from self._of_latents(name, weight)
+                continue
             value, kind = self._converted(name, weight)
+            if re.search(HALVED, name):
+                has_experts = self.config.get("num_local_experts")
+                for part, half in zip(("gate", "up"), np.split(value, 2), strict=True):
+                    place = f"shared_experts.{part}_proj" if has_experts else f"{part}_proj"
+                    yield re.sub(r"shared_mlp\.input_linear|block_sparse_moe\.shared", "mlp." + place, name), half, kind
+                continue
             found = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
             if found is None:
                 yield name, value, kind
@@ -171,20 +235,40 @@ class GgufFile:
 
     @property
     def _num_experts(self) -> int:
-        return int(self.config.get("num_local_experts") or self.config.get("num_experts") or 0)
+        names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+        return next((int(self.config[name]) for name in names if self.config.get(name)), 0)
+
+    def _of_dbrx(self, name: str, weight: np.ndarray) -> tuple[str, np.ndarray, str]:
+        """The rows of all experts, as matrices; the last ones are transposed."""
+        experts, turned = weight.reshape(self.config["ffn_config"]["moe_num_experts"], -1, weight.shape[1]), "w2" in name
+        stored, kind = self._rows(name, np.ascontiguousarray(experts.swapaxes(1, 2) if turned else experts))
+        stood_for = self.stands_for[name]
+        self.stands_for[name] = np.ascontiguousarray(stood_for.swapaxes(1, 2) if turned else stood_for).reshape(weight.shape)
+        return name, stored, kind
+
+    def _of_latents(self, name: str, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray, str]]:
+        """The products of latents, for keys and for values."""
+        parts, stood_for = latent_parts(weight, self.config), []
+        for part, value in zip(("k_b_proj", "v_b_proj"), parts, strict=True):
+            named = name.replace("kv_b_proj", part)
+            stored, kind = self._converted(named, value)
+            stood_for.append(self.stands_for.pop(named))
+            yield named, stored, kind
+        self.stands_for[name] = joined_latent(*stood_for)
 
     def _of_all_experts(self, name: str, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray, str]]:
         """The parts of a tensor that has all experts: gate and up are one tensor, or rows that take turns (gpt-oss)."""
         is_gpt_oss, is_bias = self.arch == "gpt-oss", name.endswith("_bias")
-        by_row = weight.swapaxes(1, 2) if is_gpt_oss and not is_bias else weight
+        is_transposed = self.arch in ("gpt-oss", "llama4") and not is_bias
+        by_row = weight.swapaxes(1, 2) if is_transposed else weight
         stored, kind = self._converted(name, np.ascontiguousarray(by_row))
-        if is_gpt_oss and not is_bias:
+        if is_transposed:
             self.stands_for[name] = np.ascontiguousarray(self.stands_for[name].swapaxes(1, 2))
         layer, ending = name.rpartition(".layers.")[2].partition(".")[0], "bias" if is_bias else "weight"
         parts: tuple[str, ...] = ("gate_proj", "up_proj")
         if is_gpt_oss and "gate_up" in name:
             values = [stored[:, ::2], stored[:, 1::2]]
-        elif "input_linear" in name:
+        elif "input_linear" in name or "gate_up" in name:
             values = list(np.split(stored, 2, axis=1))
         else:
             parts, values = ("down_proj",), [stored]
@@ -193,19 +277,33 @@ class GgufFile:
 
     def _converted(self, name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
         """What the file has of a tensor, and its type. Remembers what it stands for."""
-        is_matrix = weight.ndim >= 2 and not re.search(r"norm|gate\.weight|router|shared_expert_gate|bias", name)
+        if self.arch == "gpt2" and re.search(r"\.(c_attn|c_proj|c_fc)\.weight", name):
+            stored, kind = self._rows(name, np.ascontiguousarray(weight.T))
+            self.stands_for[name] = np.ascontiguousarray(self.stands_for[name].T)
+            return stored, kind
+        return self._rows(name, weight)
+
+    def _rows(self, name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
+        is_matrix = weight.ndim >= 2 and not re.search(r"norm|gate\.weight|router|shared_expert_gate|bias|conv|A_log|\.D$|wpe|dt_proj", name)
         kind = self.kind if is_matrix else "F32"
         if weight.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
             kind = "F16"  # as llama.cpp does with rows that blocks do not divide
         if kind == "F32":
             self.stands_for[name] = weight
             shifted = weight + 1.0 if self.arch in LESS_ONE and name.endswith("norm.weight") else weight
-            return self._in_turns(name, np.squeeze(shifted) if "shared_expert_gate" in name else shifted), "F32"
+            shifted = np.squeeze(shifted) if "shared_expert_gate" in name else shifted
+            shifted = np.squeeze(shifted) if "moe_statics" in name else shifted
+            if self.arch in STATE_SPACES:
+                shifted = state_space(name, shifted, self.config)
+            return self._arranged(name, shifted), "F32"
         stored = blocks_of(weight, kind, self.generator)
         self.stands_for[name] = dequantize(stored, gguf.GGMLQuantizationType[kind]).reshape(weight.shape)
-        return self._in_turns(name, stored), kind
+        return self._arranged(name, stored), kind
 
-    def _in_turns(self, name: str, rows: np.ndarray) -> np.ndarray:
+    def _arranged(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Rows in the converter's order."""
+        if self.arch in FUSED_BY_HEAD and "query_key_value" in name:
+            return sorted_by_kind(rows, *heads_of(self.config))
         found = re.search(r"self_attn\.([qk])_proj", name)
         if found is None or self.arch not in TAKE_TURNS:
             return rows
@@ -214,7 +312,8 @@ class GgufFile:
 
     def _add_metadata(self, writer: gguf.GGUFWriter) -> None:
         config, head_size = self.config, self.config.get("head_dim")
-        head_size = head_size or config["hidden_size"] // config["num_attention_heads"]
+        width = config.get("hidden_size") or config.get("n_embd") or config.get("d_model")
+        head_size = head_size or width // (heads_of(config)[0] or 1)
         rope = config.get("rope_parameters") or {}
         rope = rope.get("full_attention", rope)
         keys: dict[str, Any] = {
@@ -235,7 +334,10 @@ class GgufFile:
             keys["rope.scaling.type"] = "yarn"
             keys["rope.scaling.factor"] = rope["factor"]
             keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-        for key, value in {**keys, **self.extra}.items():
+        own = METADATA.get(self.arch, lambda config: {})(config)
+        for key, value in {**keys, **own, **self.extra}.items():
+            if value is None:
+                continue
             if isinstance(value, list):
                 writer.add_array(f"{self.arch}.{key}", value)
                 continue

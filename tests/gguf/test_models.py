@@ -24,7 +24,7 @@ from quire.ops.backends import ops_of
 from tests.checkpoints import in_transformers, make_checkpoint
 from tests.config.test_weight_shapes import tensors_of
 from tests.engine.test_parity import available_ops
-from tests.gguf.files import ARCHITECTURES, GgufFile
+from tests.gguf.files import ALSO, ARCHITECTURES, GgufFile
 from tests.models.harness import Harness, arch_of
 from tests.ops.implementations import REFERENCE
 
@@ -36,6 +36,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},  # what llama.cpp takes it to be
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3_text": {"query_pre_attn_scalar": 24},
+    "dots1": {"max_window_layers": 4},
+    "llama4_text": {"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192},
+    "falcon_h1": {  # the factors are in the weights
+        **dict.fromkeys(("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "ssm_in_multiplier"), 1.0),
+        **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "ssm_out_multiplier"), 1.0),
+        "ssm_multipliers": [1.0] * 5,
+        "mlp_multipliers": [1.0] * 2,
+    },
+    "minicpm3": {"scale_emb": 12, "dim_model_base": 256},
+    "minicpm": {"attention_multiplier": 0.25},
+    "orion": {"partial_rotary_factor": 1.0},
 }
 """What no file says: llama.cpp has it in code."""
 IDS = torch.randint(0, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -43,8 +54,8 @@ IDS = torch.randint(0, 300, (40,), generator=torch.Generator().manual_seed(1)).t
 
 def converted(directory: Path, family: str, kind: str, **overrides: Any) -> tuple[Path, Path]:
     """(a GGUF file, a checkpoint with the numbers that it stands for)."""
-    source = make_checkpoint(family, directory / "source", **{**OVERRIDES.get(family, {}), **overrides})
-    file = GgufFile(source, kind=kind)
+    made = make_checkpoint(ALSO.get(family, family), directory / "source", **{**OVERRIDES.get(family, {}), **overrides})
+    file = GgufFile(made, kind=kind, arch=family if family in ALSO else None)
     return file.write(directory / "model.gguf"), file.write_dequantized(directory / "dequantized")
 
 
@@ -58,7 +69,7 @@ def transformers_logits(directory: Path) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", [*ARCHITECTURES, *ALSO])
 def test_every_family_computes_what_transformers_does(family: str, tmp_path: Path) -> None:
     file, dequantized = converted(tmp_path, family, "Q8_0")
     ours, theirs = logits_of(file), transformers_logits(dequantized)
@@ -66,7 +77,7 @@ def test_every_family_computes_what_transformers_does(family: str, tmp_path: Pat
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", [*ARCHITECTURES, *ALSO])
 def test_the_metadata_stand_for_the_config(family: str, tmp_path: Path) -> None:
     file, directory = converted(tmp_path, family, "F32")
     ours, theirs = read_model_arch(gguf_config(file), file), arch_of(directory)

@@ -7,17 +7,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from quire.config.gguf import derived
+from quire.config.gguf.derived import Derived, nothing
 from quire.config.gguf.metadata import GgufKeys
 from quire.errors import ConfigError
 from quire.utils.lazy import nearest
 
 
-def _nothing(keys: GgufKeys) -> Mapping[str, Any]:
-    return {}
+class Change(StrEnum):
+    """What is done to a tensor of a file to give the one that transformers has."""
+
+    TURNS = "turns"
+    """Rows of queries or keys that the rotation pairs are neighbours: the first half of each head takes turns with the
+    second, so that llama.cpp rotates (2i, 2i + 1) where transformers rotates (i, i + D / 2)."""
+    BY_HEAD = "by_head"
+    """The file has all queries, keys and values one after the other, transformers those of each key/value head."""
+    TRANSPOSED = "transposed"
+    """Transformers has [in, out]."""
+    OFFSET = "offset"
+    """The file adds what the family adds to its norms."""
+    DECAY = "decay"
+    """The file has -exp of the weight."""
+    FLAT = "flat"
+    """Transformers has one dimension."""
+    ROW = "row"
+    """Transformers has a matrix of one row."""
+    CHANNELS = "channels"
+    """Transformers has [channels, 1, width]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +51,14 @@ class GgufArchitecture:
     """Metadata keys, without the architecture's name -> keys of config.json, beside `COMMON`."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """What all files of the architecture mean and none says."""
-    derived: Callable[[GgufKeys], Mapping[str, Any]] = _nothing
+    derived: Derived = nothing
     """Values of config.json that follow from several keys, or from tensors."""
-    takes_turns: bool = False
-    """Rows of queries and keys that the rotation pairs are neighbours: the first half of each head takes turns with the
-    second, so that llama.cpp rotates (2i, 2i + 1) where transformers rotates (i, i + D / 2)."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """GGUF's parts of a layer -> transformers' paths in it, beside those that follow from the family's spec."""
+    outside: Mapping[str, str] = field(default_factory=dict)
+    """The same of parts outside of layers."""
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    """By GGUF's part, with `.weight` or `.bias` where that matters."""
 
 
 COMMON: Mapping[str, str] = MappingProxyType(
@@ -57,6 +81,11 @@ COMMON: Mapping[str, str] = MappingProxyType(
     }
 )
 """Metadata keys of all architectures -> keys of config.json, in Llama's spelling."""
+TURNS = {"attn_q": Change.TURNS, "attn_k": Change.TURNS}
+_BY_HEAD = {"attn_qkv": Change.BY_HEAD}
+_TRANSPOSED = dict.fromkeys(
+    ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight"), Change.TRANSPOSED
+)
 _QWEN_EXPERTS = {"expert_feed_forward_length": "moe_intermediate_size"}
 _GRANITE = {
     "embedding_scale": "embedding_multiplier",
@@ -64,51 +93,60 @@ _GRANITE = {
     "logit_scale": "logits_scaling",
     "attention.scale": "attention_multiplier",
 }
-
-
-def _gemma_queries(num_layers_of_27b: int) -> Callable[[GgufKeys], Mapping[str, Any]]:
-    """Queries are scaled by the root of a head's size, in the model of 27 billion by that of a share of the width."""
-
-    def derived(keys: GgufKeys) -> Mapping[str, Any]:
-        is_27b = keys.count("block_count") == num_layers_of_27b
-        width = keys.count("embedding_length") // keys.count("attention.head_count")
-        return {"query_pre_attn_scalar": width if is_27b else keys.count("attention.key_length")}
-
-    return derived
-
-
-def _gemma3(keys: GgufKeys) -> Mapping[str, Any]:
-    """The base of layers with a window has a key in newer files."""
-    given = keys.of_model("rope.freq_base_swa")
-    return {**_gemma_queries(62)(keys), **({} if given is None else {"rope_local_base_freq": given})}
-
-
-def _no_window(keys: GgufKeys) -> Mapping[str, Any]:
-    return {"sliding_window": None}
-
-
-def _gpt_oss(keys: GgufKeys) -> Mapping[str, Any]:
-    """No file has these: transformers and llama.cpp have them in code."""
-    return {"swiglu_limit": 7.0}
-
-
-def _has_head_norms(name: str) -> Callable[[GgufKeys], Mapping[str, Any]]:
-    """A key of config.json that says whether queries and keys have norms of their own."""
-    return lambda keys: {name: "blk.0.attn_q_norm.weight" in keys.model.tensors}
-
-
-def _granite_experts(keys: GgufKeys) -> Mapping[str, Any]:
-    """A file with a shared expert is of another family."""
-    if "blk.0.ffn_gate_shexp.weight" in keys.model.tensors:
-        raise ConfigError(f"{keys.source}: Granite MoE with shared experts is not read from GGUF. Use safetensors.")
-    return {}
-
-
-MIXTRAL = GgufArchitecture(model_type="mixtral", takes_turns=True, derived=_no_window)
-"""Llama with experts: llama.cpp has one name for both."""
+_DEEPSEEK_EXPERTS = {
+    **_QWEN_EXPERTS,
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
+_HYBRID_STATES = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
+_OLMO2 = GgufArchitecture(model_type="olmo2")
+_FALCON = GgufArchitecture(model_type="falcon", derived=derived.falcon, changes=_BY_HEAD)
+_GRANITE_MOE = GgufArchitecture(model_type="granitemoe", keys=_GRANITE, changes=TURNS)
+_GRANITE_HYBRID = GgufArchitecture(
+    model_type="granitemoehybrid",
+    keys={**_GRANITE, **_HYBRID_STATES},
+    changes=TURNS,
+    derived=derived.granite_hybrid,
+)
+_DEEPSEEK2 = GgufArchitecture(model_type="deepseek_v2", keys=_DEEPSEEK_EXPERTS, derived=derived.deepseek)
+_MAMBA = GgufArchitecture(
+    model_type="mamba",
+    keys={"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.time_step_rank": "time_step_rank"},
+    derived=derived.mamba,
+    parts={"ssm_dt": "mixer.dt_proj", "ssm_dt.bias": "mixer.dt_proj.bias"},
+)
+_NEMOTRON_H = GgufArchitecture(
+    model_type="nemotron_h",
+    keys={
+        **_DEEPSEEK_EXPERTS,
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.group_count": "n_groups",
+    },
+    derived=derived.nemotron_h,
+    parts={"attn_norm": "norm"},
+)
+_LFM2 = GgufArchitecture(
+    model_type="lfm2",
+    keys={"shortconv.l_cache": "conv_L_cache"},
+    derived=derived.lfm2,
+    outside={"token_embd_norm": "embedding_norm"},
+)
 ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
-        "llama": GgufArchitecture(model_type="llama", takes_turns=True),
+        "llama": GgufArchitecture(model_type="llama", changes=TURNS),
         "qwen2": GgufArchitecture(model_type="qwen2"),
         "qwen2moe": GgufArchitecture(
             model_type="qwen2_moe",
@@ -118,41 +156,163 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "qwen3": GgufArchitecture(model_type="qwen3"),
         "qwen3moe": GgufArchitecture(model_type="qwen3_moe", keys=_QWEN_EXPERTS, fixed={"norm_topk_prob": True}),
         "gemma": GgufArchitecture(model_type="gemma"),
-        "gemma2": GgufArchitecture(model_type="gemma2", derived=_gemma_queries(46)),
-        "gemma3": GgufArchitecture(model_type="gemma3_text", derived=_gemma3),
+        "gemma2": GgufArchitecture(model_type="gemma2", derived=derived.gemma_queries(46)),
+        "gemma3": GgufArchitecture(model_type="gemma3_text", derived=derived.gemma3),
         "phi3": GgufArchitecture(model_type="phi3"),
-        "smollm3": GgufArchitecture(model_type="smollm3", takes_turns=True),
+        "smollm3": GgufArchitecture(model_type="smollm3", changes=TURNS),
         "gpt-oss": GgufArchitecture(
-            model_type="gpt_oss", keys={"expert_feed_forward_length": "intermediate_size"}, derived=_gpt_oss
+            model_type="gpt_oss", keys={"expert_feed_forward_length": "intermediate_size"}, derived=derived.gpt_oss
         ),
-        "granite": GgufArchitecture(model_type="granite", keys=_GRANITE, takes_turns=True),
-        "granitemoe": GgufArchitecture(
-            model_type="granitemoe", keys=_GRANITE, takes_turns=True, derived=_granite_experts
-        ),
-        "olmo": GgufArchitecture(model_type="olmo", keys={"attention.clamp_kqv": "clip_qkv"}, takes_turns=True),
-        "olmo2": GgufArchitecture(model_type="olmo2", derived=_no_window),
+        "granite": GgufArchitecture(model_type="granite", keys=_GRANITE, changes=TURNS),
+        "granitemoe": _GRANITE_MOE,
+        "olmo": GgufArchitecture(model_type="olmo", keys={"attention.clamp_kqv": "clip_qkv"}, changes=TURNS),
+        "olmo2": _OLMO2,
         "olmoe": GgufArchitecture(model_type="olmoe", fixed={"norm_topk_prob": False}),
         "command-r": GgufArchitecture(
-            model_type="cohere", keys={"logit_scale": "logit_scale"}, derived=_has_head_norms("use_qk_norm")
+            model_type="cohere", keys={"logit_scale": "logit_scale"}, derived=derived.has_head_norms("use_qk_norm")
         ),
         "cohere2": GgufArchitecture(model_type="cohere2", keys={"logit_scale": "logit_scale"}),
         "glm4": GgufArchitecture(model_type="glm4"),
         "stablelm": GgufArchitecture(
             model_type="stablelm",
             keys={"use_parallel_residual": "use_parallel_residual"},
-            derived=_has_head_norms("qk_layernorm"),
+            derived=derived.has_head_norms("qk_layernorm"),
         ),
         "starcoder2": GgufArchitecture(model_type="starcoder2"),
         "exaone4": GgufArchitecture(model_type="exaone4"),
         "seed_oss": GgufArchitecture(model_type="seed_oss"),
-        "arcee": GgufArchitecture(model_type="arcee", takes_turns=True),
+        "arcee": GgufArchitecture(model_type="arcee", changes=TURNS),
         "ernie4_5": GgufArchitecture(model_type="ernie4_5"),
         "hunyuan-dense": GgufArchitecture(model_type="hunyuan_v1_dense"),
         "nemotron": GgufArchitecture(model_type="nemotron"),
         "phi2": GgufArchitecture(model_type="phi"),
+        "gpt2": GgufArchitecture(model_type="gpt2", changes=_TRANSPOSED),
+        "starcoder": GgufArchitecture(model_type="gpt_bigcode", derived=derived.multi_query),
+        "gptneox": GgufArchitecture(
+            model_type="gpt_neox", keys={"use_parallel_residual": "use_parallel_residual"}, changes=_BY_HEAD
+        ),
+        "bloom": GgufArchitecture(model_type="bloom", changes=_BY_HEAD),
+        "mpt": GgufArchitecture(model_type="mpt", derived=derived.alibi),
+        "falcon": _FALCON,
+        "phimoe": GgufArchitecture(model_type="phimoe", derived=derived.phimoe),
+        "dbrx": GgufArchitecture(
+            model_type="dbrx", derived=derived.dbrx, parts={"attn_output_norm": "norm_attn_norm.norm_2"}
+        ),
+        "exaone": GgufArchitecture(model_type="llama"),
+        "internlm2": GgufArchitecture(model_type="llama", changes=TURNS),
+        "baichuan": GgufArchitecture(model_type="llama", changes=TURNS, derived=derived.baichuan),
+        "orion": GgufArchitecture(model_type="stablelm", fixed={"partial_rotary_factor": 1.0}),
+        "minicpm": GgufArchitecture(model_type="granite", changes=TURNS, derived=derived.minicpm),
+        "chatglm": GgufArchitecture(model_type="glm"),
+        "glm4moe": GgufArchitecture(model_type="glm4_moe", keys=_DEEPSEEK_EXPERTS, derived=derived.glm4_moe),
+        "ernie4_5-moe": GgufArchitecture(
+            model_type="ernie4_5_moe",
+            keys={
+                **_QWEN_EXPERTS,
+                "expert_count": "moe_num_experts",
+                "expert_used_count": "moe_k",
+                "expert_shared_count": "moe_num_shared_experts",
+                "leading_dense_block_count": "moe_layer_start_index",
+                "interleave_moe_layer_step": "moe_layer_interval",
+            },
+        ),
+        "dots1": GgufArchitecture(model_type="dots1", keys=_DEEPSEEK_EXPERTS, derived=derived.no_window),
+        "hunyuan-moe": GgufArchitecture(
+            model_type="hunyuan_v1_moe",
+            keys={"expert_feed_forward_length": "intermediate_size", "expert_used_count": "moe_topk"},
+        ),
+        "minimax-m2": GgufArchitecture(
+            model_type="minimax_m2",
+            keys={"expert_feed_forward_length": "intermediate_size", "expert_count": "n_routed_experts"},
+        ),
+        "llama4": GgufArchitecture(
+            model_type="llama4_text",
+            keys={
+                "feed_forward_length": "intermediate_size_mlp",
+                "expert_feed_forward_length": "intermediate_size",
+                "interleave_moe_layer_step": "interleave_moe_layer_step",
+            },
+            derived=derived.llama4,
+        ),
+        "deepseek2": _DEEPSEEK2,
+        "minicpm3": GgufArchitecture(
+            model_type="minicpm3",
+            fixed={"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256},
+            derived=derived.minicpm3,
+        ),
+        "mamba": _MAMBA,
+        "mamba2": GgufArchitecture(
+            model_type="mamba2",
+            keys={
+                "ssm.conv_kernel": "conv_kernel",
+                "ssm.state_size": "state_size",
+                "ssm.group_count": "n_groups",
+                "ssm.time_step_rank": "num_heads",
+            },
+            derived=derived.mamba2,
+        ),
+        "falcon-h1": GgufArchitecture(model_type="falcon_h1", keys=_HYBRID_STATES, derived=derived.falcon_h1),
+        "granitehybrid": _GRANITE_HYBRID,
+        **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_H),
+        "lfm2": _LFM2,
+        "lfm2moe": replace(
+            _LFM2,
+            model_type="lfm2_moe",
+            keys={**_LFM2.keys, **_QWEN_EXPERTS, "leading_dense_block_count": "num_dense_layers"},
+        ),
+        "jamba": GgufArchitecture(
+            model_type="jamba",
+            keys={
+                "ssm.conv_kernel": "mamba_d_conv",
+                "ssm.state_size": "mamba_d_state",
+                "ssm.time_step_rank": "mamba_dt_rank",
+            },
+            derived=derived.jamba,
+            parts={
+                "ssm_dt": "mamba.dt_proj",
+                "ssm_dt.bias": "mamba.dt_proj.bias",
+                "ssm_dt_norm": "mamba.dt_layernorm",
+                "ssm_b_norm": "mamba.b_layernorm",
+                "ssm_c_norm": "mamba.c_layernorm",
+            },
+        ),
     }
 )
 """By llama.cpp's names."""
+VARIANTS: Mapping[str, tuple[Callable[[GgufKeys], object], GgufArchitecture]] = MappingProxyType(
+    {
+        "llama": (
+            lambda keys: keys.of_model("expert_count"),
+            GgufArchitecture(model_type="mixtral", changes=TURNS, derived=derived.no_window),
+        ),
+        "olmo2": (lambda keys: keys.of_model("attention.sliding_window"), replace(_OLMO2, model_type="olmo3")),
+        "granitemoe": (
+            lambda keys: keys.has("blk.0.ffn_gate_shexp.weight"),
+            replace(
+                _GRANITE_MOE,
+                model_type="granitemoeshared",
+                keys={**_GRANITE, "expert_shared_feed_forward_length": "shared_intermediate_size"},
+            ),
+        ),
+        "granitehybrid": (
+            lambda keys: keys.of_model("embedding_scale") is None,
+            GgufArchitecture(model_type="bamba", keys=_HYBRID_STATES, changes=TURNS, derived=derived.bamba),
+        ),
+        "falcon": (
+            lambda keys: keys.has("blk.0.attn_norm_2.weight"),
+            replace(_FALCON, parts={"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}),
+        ),
+        "deepseek2": (
+            lambda keys: keys.of_model("expert_gating_func") == derived.SIGMOID,
+            replace(_DEEPSEEK2, model_type="deepseek_v3"),
+        ),
+        "mamba": (
+            lambda keys: keys.flag_of_model("ssm.dt_b_c_rms", default=False),
+            replace(_MAMBA, model_type="falcon_mamba"),
+        ),
+    }
+)
+"""llama.cpp's name -> (whether a file has it, another architecture that has the name, too)."""
 IGNORED = frozenset(
     {
         "attention.value_length",
@@ -178,6 +338,19 @@ IGNORED = frozenset(
         "expert_gating_func",
         "expert_feed_forward_length",
         "attention.group_norm_groups",
+        "attention.clamp_kqv",
+        "attention.max_alibi_bias",
+        "attention.q_lora_rank",
+        "attention.kv_lora_rank",
+        "attention.key_length_mla",
+        "attention.value_length_mla",
+        "rope.scaling.yarn_log_multiplier",
+        "ssm.inner_size",
+        "ssm.dt_b_c_rms",
+        "expert_shared_feed_forward_length",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
     }
 )
 """Keys of an architecture that are read elsewhere, or that say what follows from others."""
@@ -189,14 +362,13 @@ def architecture_of(keys: GgufKeys) -> GgufArchitecture:
     Raises: ConfigError for one that is not read, naming those that are.
     """
     name = keys.architecture
-    if name == "llama" and keys.of_model("expert_count"):
-        return MIXTRAL
     if name not in ARCHITECTURES:
         raise ConfigError(
             f"{keys.source}: GGUF files of the architecture {name!r} are not read{nearest(name, list(ARCHITECTURES))} "
             f"Those of {', '.join(sorted(ARCHITECTURES))} are. Use the model with *.safetensors."
         )
-    return ARCHITECTURES[name]
+    is_it, variant = VARIANTS.get(name, (lambda keys: False, ARCHITECTURES[name]))
+    return variant if is_it(keys) else ARCHITECTURES[name]
 
 
 def rotary_share(head_size: int, rotary_dim: int) -> float:

@@ -56,7 +56,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         **_quantization(model),
         **_biases(model, family),
         **_windows(keys),
-        **_rope(keys, head_size),
+        **({} if head_size is None else _rope(keys, head_size)),
         **architecture.fixed,
         **architecture.derived(keys),
     }
@@ -69,23 +69,33 @@ def gguf_generation_config(path: Path) -> dict[str, Any]:
 
 def _copied(keys: GgufKeys, architecture: GgufArchitecture) -> dict[str, Any]:
     """The keys that differ in their names alone. Where they are optional, llama.cpp's defaults count."""
-    for required in ("block_count", "context_length", "embedding_length", "attention.head_count"):
+    for required in ("block_count", "context_length", "embedding_length"):
         keys.count(required)
     if not any(keys.name_of(f"attention.layer_norm_{kind}epsilon") in keys.metadata for kind in ("rms_", "")):
         keys.refuse(keys.name_of("attention.layer_norm_rms_epsilon"), "must be a number above 0")
-    found = {name: keys.of_model(key) for key, name in {**COMMON, **architecture.keys}.items() if key}
+    found = {name: keys.of_model(key) for key, name in {**COMMON, **architecture.keys}.items()}
     config = {name: value for name, value in found.items() if value is not None}
-    heads = keys.count("attention.head_count")
+    if config.get("intermediate_size") == 0:  # how files say that no layer has an MLP
+        del config["intermediate_size"]
+    heads = keys.count("attention.head_count") if _attends(keys) else None
     return {"sliding_window": None, "num_key_value_heads": heads, "rope_theta": ROPE_THETA, **config}
 
 
-def _head_size(keys: GgufKeys) -> int:
-    """Of keys, which values share."""
+def _attends(keys: GgufKeys) -> bool:
+    """Whether any layer has attention."""
+    return keys.of_model("attention.head_count") != 0
+
+
+def _head_size(keys: GgufKeys) -> int | None:
+    """Of keys, which values share where they are kept by head; None for models without attention."""
+    if not _attends(keys):
+        return None
     width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
     if keys.of_model("attention.key_length") is None and width % heads:
         keys.refuse(keys.name_of("attention.head_count"), f"must divide the width of {width}")
     size = width // heads if keys.of_model("attention.key_length") is None else keys.count("attention.key_length")
-    if keys.of_model("attention.value_length") not in (None, size):
+    is_latent = keys.of_model("attention.kv_lora_rank") is not None
+    if not is_latent and keys.of_model("attention.value_length") not in (None, size):
         keys.refuse(keys.name_of("attention.value_length"), f"must be that of keys, {size}")
     return size
 
@@ -133,8 +143,7 @@ def _windows(keys: GgufKeys) -> dict[str, Any]:
 def _rope(keys: GgufKeys, head_size: int) -> dict[str, Any]:
     """How queries and keys are rotated."""
     config: dict[str, Any] = {}
-    rotated = keys.of_model("rope.dimension_count")
-    if rotated is not None:
+    if keys.of_model("rope.dimension_count"):
         config["partial_rotary_factor"] = rotary_share(head_size, keys.count("rope.dimension_count"))
     scaling = _divided(keys.model) or _long(keys) or _scaled(keys)
     if scaling:

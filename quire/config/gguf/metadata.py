@@ -80,16 +80,33 @@ class GgufKeys:
     def of_model(self, key: str) -> int | float | str | bool | None:
         """A value of the architecture, if it is there: one for the model, or one that is the same in all layers.
 
-        Raises: ConfigError where layers differ.
+        Layers that do not have what the key is about have 0. Raises: ConfigError where layers differ.
         """
         value = self.metadata.get(self.name_of(key))
         if not isinstance(value, (array, list)):
             return value
-        if len(set(map(str, value))) != 1:
+        found = {str(each): each for each in value if isinstance(each, (int, float, str, bool))}
+        given = [each for each in found.values() if each] or list(found.values())
+        if len(given) != 1 or (len(found) > 1 and 0 not in found.values()):
             self.refuse(self.name_of(key), "must be the same for all layers: models whose layers differ are not read")
-        first = value[0]
-        assert isinstance(first, (int, float, str, bool))
-        return first
+        return given[0]
+
+    def by_layer(self, key: str, num_layers: int) -> list[bool]:
+        """Whether each layer has what a key is about: whether its value is not 0. One value is that of all layers."""
+        value = self.metadata.get(self.name_of(key))
+        if not isinstance(value, (array, list)):
+            return [bool(value)] * num_layers
+        if len(value) < num_layers:
+            self.refuse(self.name_of(key), f"must have a value for each of {num_layers} layers")
+        return [bool(each) for each in value[:num_layers]]
+
+    def flag_of_model(self, key: str, *, default: bool) -> bool:
+        """A flag of the architecture."""
+        return self.flag(self.name_of(key), default=default)
+
+    def has(self, tensor: str) -> bool:
+        """Whether the model has a tensor of this name."""
+        return tensor in self.model.tensors
 
     def count(self, key: str) -> int:
         """A whole number of the architecture that must be there."""

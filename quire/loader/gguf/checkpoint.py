@@ -12,9 +12,12 @@ from torch import Tensor
 from quire.config.gguf.header import GgufTensor
 from quire.config.gguf.tensor_types import PLAIN
 from quire.config.quantized.stored import Header
-from quire.loader.gguf.names import read_gguf_tensors
+from quire.layers.quantization.schemes import plain
+from quire.loader.gguf.changes import keys_and_values
+from quire.loader.gguf.names import StoredTensor, read_gguf_tensors
 from quire.loader.mapped_file import MappedFile
 from quire.loader.safetensors_header import TensorInfo
+from quire.ops.operands import BlockRows
 
 
 class GgufCheckpoint:
@@ -25,6 +28,8 @@ class GgufCheckpoint:
         self.directory = path
         self.tensors = read_gguf_tensors(path)
         self._maps: dict[Path, MappedFile] = {}
+        self._made: dict[str, Tensor] = {}
+        """What was computed last: it is read in several parts."""
 
     def header(self, name: str) -> Header | None:
         """Of a tensor, if there is one of this name."""
@@ -37,23 +42,40 @@ class GgufCheckpoint:
         Shapes: [..., M] of numbers, or [..., bytes of a row] uint8 of blocks.
         """
         info = self.tensors[name]
-        if info.file not in self._maps:
-            self._maps[info.file] = MappedFile(info.file)
-        stored = self._maps[info.file].view(_bytes_of(info.stored))
-        value = stored if info.expert is None else stored[info.expert]
-        if info.turns is not None:
-            value = in_halves(value, info.turns)
-        if info.offset:
-            value = value.to(torch.float32) - info.offset
+        if info.is_latent:
+            return self._of_latents(info)
+        parts = [self._stored(tensor) for tensor in info.stored]
+        value = parts[0] if len(parts) == 1 else torch.cat(parts)
+        value = value if info.expert is None else value[info.expert]
+        value = value if info.values is None else info.values.compute(value)
         return value.view(info.shape) if info.dtype in PLAIN else value
+
+    def _of_latents(self, info: StoredTensor) -> Tensor:
+        """Numbers. Shapes: -> [N, M] float32."""
+        if info.name not in self._made:
+            self._made.clear()
+            self._made[info.name] = keys_and_values(*(self._numbers(tensor) for tensor in info.stored))
+        return self._made[info.name]
+
+    def _numbers(self, tensor: GgufTensor) -> Tensor:
+        stored = self._stored(tensor)
+        if tensor.type.name in PLAIN:
+            return stored.float()
+        return plain(BlockRows(type_name=tensor.type.name, blocks=stored.flatten(0, -2))).view(tensor.shape)
+
+    def _stored(self, tensor: GgufTensor) -> Tensor:
+        if tensor.file not in self._maps:
+            self._maps[tensor.file] = MappedFile(tensor.file)
+        return self._maps[tensor.file].view(_bytes_of(tensor))
 
     def drop(self, names: Iterable[str]) -> None:
         """The views of these tensors are no longer needed in memory."""
         for info in map(self.tensors.__getitem__, names):
-            if info.file in self._maps:
-                whole = _bytes_of(info.stored)
-                start = whole.start + (info.expert or 0) * info.num_bytes
-                self._maps[info.file].drop(replace(whole, start=start, num_bytes=info.num_bytes))
+            for tensor in (tensor for tensor in info.stored if tensor.file in self._maps):
+                whole = _bytes_of(tensor)
+                if info.expert is not None:
+                    whole = replace(whole, start=whole.start + info.expert * info.num_bytes, num_bytes=info.num_bytes)
+                self._maps[tensor.file].drop(whole)
 
 
 def _bytes_of(tensor: GgufTensor) -> TensorInfo:
@@ -68,9 +90,3 @@ def _bytes_of(tensor: GgufTensor) -> TensorInfo:
         start=tensor.start,
         num_bytes=tensor.num_bytes,
     )
-
-
-def in_halves(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows of heads whose halves take turns, the first half before the second. Shapes: rows [N, ...] -> [N, ...]."""
-    heads = rows.view(num_heads, -1, 2, *rows.shape[1:])
-    return heads.transpose(1, 2).reshape(rows.shape)

@@ -6,20 +6,48 @@ GGUF has one name for a part whatever the family; the family's spec says what tr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind
-from quire.config.gguf.architectures import GgufArchitecture, architecture_of
+from quire.config.gguf.architectures import Change, GgufArchitecture, architecture_of
 from quire.config.gguf.config_json import CONFIGURING, gguf_config
 from quire.config.gguf.files import read_gguf
 from quire.config.gguf.header import GgufTensor
 from quire.config.gguf.metadata import GgufKeys
+from quire.config.gguf.tensor_types import PLAIN
+from quire.errors import CheckpointError
+from quire.loader.gguf.changes import Values, values_of
 
-_OF_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<kind>weight|bias)")
-_OF_MODEL = re.compile(r"(?P<part>.+)\.(?P<kind>weight|bias)")
+_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.(?P<kind>weight|bias))?")
+KEYS_OF_LATENT, VALUES_OF_LATENT = "attn_k_b", "attn_v_b"
+"""Which transformers has as one tensor."""
+BARE = frozenset({"ssm_a", "ssm_d"})
+"""Parts that are named without the kind."""
+ORDER = {
+    "ffn_gate": 0,
+    "ffn_up": 1,
+    "ffn_gate_shexp": 0,
+    "ffn_up_shexp": 1,
+    "attn_q": 0,
+    "attn_k": 1,
+    "attn_v": 2,
+    KEYS_OF_LATENT: 0,
+    VALUES_OF_LATENT: 1,
+}
+"""Of parts that some families have as one tensor."""
+CHANGES: Mapping[str, Change] = {
+    "ffn_gate_inp_shexp": Change.ROW,
+    "exp_probs_b.bias": Change.FLAT,
+    "ssm_conv1d.weight": Change.CHANNELS,
+    "shortconv.conv.weight": Change.CHANNELS,
+    "ssm_a": Change.DECAY,
+    "ssm_d": Change.FLAT,
+    "ssm_norm.weight": Change.FLAT,
+}
+"""Those of all architectures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +61,14 @@ class StoredTensor:
     shape: tuple[int, ...]
     """Elements, quantised or not."""
     num_bytes: int
-    stored: GgufTensor
-    """The whole tensor of the file."""
+    stored: tuple[GgufTensor, ...]
+    """Whole tensors of the file, whose rows follow each other."""
     expert: int | None = None
     """Of a tensor for all experts, the one that this is."""
-    turns: int | None = None
-    """Heads whose rows take turns: see `GgufArchitecture.takes_turns`."""
-    offset: float = 0.0
-    """What the file adds to the weight of transformers."""
+    values: Values | None = None
+    """What is done to the rows; None where they are as in the file."""
+    is_latent: bool = False
+    """Whether the two tensors are those for the keys and the values of latents."""
 
 
 def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -54,35 +82,34 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def translated(tensors: Mapping[str, GgufTensor], arch: ModelArch, how: GgufArchitecture) -> dict[str, StoredTensor]:
-    """All tensors of the model. Those that no family has keep GGUF's names."""
-    names = _Names(arch)
-    found = (
-        part
-        for tensor in tensors.values()
-        if tensor.name not in CONFIGURING
-        for part in _parts(names, tensor, arch, how)
-    )
-    return {tensor.name: tensor for tensor in found}
+    """All tensors of the model. Those that no family has keep GGUF's names.
+
+    Raises: CheckpointError for tensors that should be one and do not fit each other.
+    """
+    names = _Names(arch, how)
+    found: dict[str, list[StoredTensor]] = {}
+    for tensor in sorted(tensors.values(), key=names.place_of):
+        for part in _parts(names, tensor, arch, how) if tensor.name not in CONFIGURING else ():
+            found.setdefault(part.name, []).append(part)
+    return {name: parts[0] if len(parts) == 1 else _joined(parts) for name, parts in found.items()}
 
 
 def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitecture) -> Iterator[StoredTensor]:
     """What one tensor of the file is: one weight, or one for each expert."""
-    part, name = names.of(tensor.name)
+    part, key, name = names.of(tensor.name)
     whole = StoredTensor(
         name=name,
         file=tensor.file,
         dtype=tensor.type.name,
         shape=tensor.shape,
         num_bytes=tensor.num_bytes,
-        stored=tensor,
-        turns=_heads(part, arch, tensor) if how.takes_turns else None,
-        offset=arch.norms.offset if part.endswith("norm") and name.endswith(".weight") else 0.0,
+        stored=(tensor,),
     )
-    if part == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
-        yield replace(whole, shape=(1, *tensor.shape))
-        return
+    change = how.changes.get(key, how.changes.get(part, CHANGES.get(key, CHANGES.get(part))))
+    if change is None and part.endswith("norm") and key.endswith(".weight"):
+        change = Change.OFFSET
     if not part.endswith("_exps") or "#" not in name:
-        yield whole
+        yield whole if change is None else _changed(whole, change, part, arch)
         return
     count, *shape = tensor.shape
     for expert in range(count):
@@ -95,64 +122,129 @@ def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitec
         )
 
 
-def _heads(part: str, arch: ModelArch, tensor: GgufTensor) -> int | None:
-    """Of a part with rows that are rotated. One of another size is refused by whoever reads it."""
-    heads = {"attn_q": arch.num_heads, "attn_k": arch.num_kv_heads}.get(part)
-    return None if heads is None or tensor.shape[0] % (2 * heads) else heads
+def _changed(whole: StoredTensor, change: Change, part: str, arch: ModelArch) -> StoredTensor:
+    is_plain = whole.dtype in PLAIN
+    values = values_of(change, whole.shape, part, arch, is_plain=is_plain)
+    if values is None:
+        return whole
+    if values.is_arithmetic and not is_plain:
+        (tensor,) = whole.stored
+        raise CheckpointError(f"{whole.file.name}: {tensor.name} is {whole.dtype}, but must be {', '.join(PLAIN)}.")
+    dtype = "F32" if values.is_arithmetic else whole.dtype
+    return replace(whole, shape=values.shape, dtype=dtype, values=values)
+
+
+def _joined(parts: Sequence[StoredTensor]) -> StoredTensor:
+    """One tensor of several that follow each other. Raises: CheckpointError where they do not fit."""
+    first, stored = parts[0], tuple(tensor for part in parts for tensor in part.stored)
+    names = ", ".join(f"{tensor.name} {tensor.type.name} {list(tensor.shape)}" for tensor in stored)
+    if [tensor.name.split(".")[2] for tensor in stored if tensor.name.startswith("blk.")] == [
+        KEYS_OF_LATENT,
+        VALUES_OF_LATENT,
+    ]:
+        keys, values = (tensor.shape for tensor in stored)
+        if len(keys) != 3 or len(values) != 3 or (keys[0], keys[1]) != (values[0], values[2]):
+            raise CheckpointError(f"{first.file.name}: {names} do not fit each other.")
+        rows = keys[0] * (keys[2] + values[1])
+        size = {"shape": (rows, keys[1]), "num_bytes": sum(part.num_bytes for part in parts)}
+        return replace(first, dtype="F32", stored=stored, is_latent=True, **size)
+    if len({(part.dtype, part.shape[1:]) for part in parts}) > 1 or any(part.values or part.expert for part in parts):
+        raise CheckpointError(
+            f"{first.file.name}: {names} are one tensor of the model, and differ in their types or sizes. Use a file "
+            "in which they are of one type."
+        )
+    shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+    return replace(first, stored=stored, shape=shape, num_bytes=sum(part.num_bytes for part in parts))
 
 
 class _Names:
     """The names of a family."""
 
-    def __init__(self, arch: ModelArch) -> None:
+    def __init__(self, arch: ModelArch, how: GgufArchitecture) -> None:
         names, norms = arch.family.names, arch.norms
         self.layers = f"{names.base}.{names.layers}"
-        self.of_model = _known(
-            {
-                "token_embd": (names.base, names.embedding),
-                "token_embd_norm": (names.base, norms.embedding),
-                "output_norm": (names.base, norms.final),
-                "output": ("", names.head),
-            }
-        )
-        mlp = names.mlp or ""
-        self.of_layer = _known(
-            {
-                "attn_norm": ("", norms.input),
-                "post_attention_norm": ("", norms.post_attention or norms.pre_mlp),
-                "ffn_norm": ("", norms.pre_mlp),
-                "post_ffw_norm": ("", norms.post_mlp),
-                "attn_output": (names.attention, names.output),
-                "attn_q_norm": (names.attention, names.q_norm),
-                "attn_k_norm": (names.attention, names.k_norm),
-                "attn_sinks": (names.attention, names.sinks),
-                **_products(names.attention, ("attn_q", "attn_k", "attn_v"), "attn_qkv", names.qkv),
-                **_products(mlp, ("ffn_gate", "ffn_up"), "ffn_up", names.gate_up if _is_gated(arch) else (names.up,)),
-                "ffn_down": (mlp, names.down),
-                "ffn_gate_inp": (mlp, "gate"),
-                "exp_probs_b": (mlp, "gate.e_score_correction"),
-                "ffn_gate_exps": (mlp, "experts.#.gate_proj"),
-                "ffn_up_exps": (mlp, "experts.#.up_proj"),
-                "ffn_down_exps": (mlp, "experts.#.down_proj"),
-                "ffn_gate_inp_shexp": (mlp, "shared_expert_gate"),
-                "ffn_gate_shexp": (mlp, "shared_expert.gate_proj"),
-                "ffn_up_shexp": (mlp, "shared_expert.up_proj"),
-                "ffn_down_shexp": (mlp, "shared_expert.down_proj"),
-            }
-        )
+        outside: Mapping[str, tuple[str, str | None]] = {
+            "token_embd": (names.base, names.embedding),
+            "position_embd": (names.base, names.positions),
+            "token_embd_norm": (names.base, norms.embedding),
+            "output_norm": (names.base, norms.final),
+            "output": ("", names.head),
+        }
+        self.of_model = {**_known(outside), **{part: f"{names.base}.{name}" for part, name in how.outside.items()}}
+        self.of_layer = {**_layer_names(arch), **how.parts}
 
-    def of(self, stored: str) -> tuple[str, str]:
-        """(GGUF's name of the part, transformers' name of the tensor); the latter with # for an expert's index."""
-        in_layer = _OF_LAYER.fullmatch(stored)
-        found = in_layer or _OF_MODEL.fullmatch(stored)
-        known = self.of_layer if in_layer else self.of_model
-        if found is None or found["part"] not in known:
-            return "", stored
-        part, kind = found["part"], found["kind"]
-        name = f"{self.layers}.{in_layer['layer']}.{known[part]}" if in_layer else known[part]
-        if part == "attn_sinks":
-            return part, name
-        return part, f"{name}_{kind}" if part == "exp_probs_b" else f"{name}.{kind}"
+    def of(self, stored: str) -> tuple[str, str, str]:
+        """(GGUF's name of the part, the same with its kind, transformers' name of the tensor).
+
+        The last has # for an expert's index.
+        """
+        found = _NAME.fullmatch(stored)
+        assert found is not None
+        part = found["part"]
+        kind = found["kind"] or ("" if part in BARE else "weight")  # which some writers leave out
+        key = f"{part}.{kind}" if kind else part
+        known = self.of_model if found["layer"] is None else self.of_layer
+        if key in known:
+            name = known[key]
+        elif part in known:
+            name = f"{known[part]}.{kind}"
+        elif part.startswith("nextn."):
+            name = key
+        else:
+            return "", "", stored
+        return part, key, name if found["layer"] is None else f"{self.layers}.{found['layer']}.{name}"
+
+    def place_of(self, tensor: GgufTensor) -> int:
+        """Where a tensor stands among those that are one in transformers."""
+        return ORDER.get(self.of(tensor.name)[0], 0)
+
+
+def _layer_names(arch: ModelArch) -> dict[str, str]:
+    """GGUF's part (with its kind, where that says where it stands) -> transformers' path in the layer."""
+    names, norms = arch.family.names, arch.norms
+    attention, state, mlp = names.attention, names.recurrent, names.mlp or ""
+    return _known(
+        {
+            "attn_norm": ("", norms.input),
+            "post_attention_norm": ("", norms.post_attention or norms.pre_mlp),
+            "ffn_norm": ("", norms.pre_mlp),
+            "post_ffw_norm": ("", norms.post_mlp),
+            "attn_output": (attention, names.output),
+            "attn_q_norm": (attention, names.q_norm),
+            "attn_k_norm": (attention, names.k_norm),
+            "attn_sinks.weight": (attention, names.sinks),
+            "attn_gate": (attention, names.gate),
+            **_products(attention, ("attn_q", "attn_k", "attn_v"), "attn_qkv", names.qkv),
+            "attn_q_a": (attention, "q_a_proj"),
+            "attn_q_a_norm": (attention, "q_a_layernorm"),
+            "attn_q_b": (attention, "q_b_proj"),
+            "attn_kv_a_mqa": (attention, "kv_a_proj_with_mqa"),
+            "attn_kv_a_norm": (attention, "kv_a_layernorm"),
+            **dict.fromkeys(("attn_kv_b", KEYS_OF_LATENT, VALUES_OF_LATENT), (attention, "kv_b_proj")),
+            **_products(mlp, ("ffn_gate", "ffn_up"), "ffn_up", names.gate_up if _is_gated(arch) else (names.up,)),
+            "ffn_down": (mlp, names.down),
+            "ffn_gate_inp": (mlp, "gate"),
+            "exp_probs_b.bias": (mlp, "gate.e_score_correction_bias"),
+            "ffn_gate_exps": (mlp, "experts.#.gate_proj"),
+            "ffn_up_exps": (mlp, "experts.#.up_proj"),
+            "ffn_down_exps": (mlp, "experts.#.down_proj"),
+            "ffn_gate_inp_shexp": (mlp, "shared_expert_gate"),
+            "ffn_gate_shexp": (mlp, f"shared_expert.{names.gate_up[0]}"),
+            "ffn_up_shexp": (mlp, f"shared_expert.{names.gate_up[-1]}"),
+            "ffn_down_shexp": (mlp, f"shared_expert.{names.down}"),
+            "ssm_in": (state, "in_proj"),
+            "ssm_conv1d": (state, "conv1d"),
+            "ssm_x": (state, "x_proj"),
+            "ssm_dt.bias": (state, "dt_bias"),
+            "ssm_a": (state, "A_log"),
+            "ssm_d": (state, "D"),
+            "ssm_norm": (state, "norm"),
+            "ssm_out": (state, "out_proj"),
+            "shortconv.conv": (state, "conv"),
+            "shortconv.in_proj": (state, "in_proj"),
+            "shortconv.out_proj": (state, "out_proj"),
+        }
+    )
 
 
 def _known(places: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
@@ -163,7 +255,7 @@ def _known(places: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
 def _products(parent: str, each: tuple[str, ...], joined: str, names: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """Layers that transformers has as one tensor, or as one for each."""
     if len(names) == 1:
-        return {joined: (parent, names[0])}
+        return dict.fromkeys((joined, *each), (parent, names[0]))
     return {part: (parent, name) for part, name in zip(each, names, strict=True)}
 
 
