@@ -16,7 +16,8 @@ FUSED_BY_HEAD = ("gptneox", "bloom", "falcon")
 """Where a tensor has queries, keys and values of each head in turn, which the converter sorts by kind."""
 HALVED = r"shared_mlp\.input_linear"
 """Tensors whose halves are gate and up."""
-STATE_SPACES = ("mamba", "mamba2", "falcon-h1", "granitehybrid", "nemotron_h_moe", "jamba")
+LINEAR_ATTENTION = ("qwen3next", "qwen35", "qwen35moe")
+STATE_SPACES = ("mamba", "mamba2", "falcon-h1", "granitehybrid", "nemotron_h_moe", "jamba", *LINEAR_ATTENTION)
 
 
 def sorted_by_kind(rows: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
@@ -37,7 +38,7 @@ def state_space(name: str, weight: np.ndarray, config: Config) -> np.ndarray:
     """The parts of a state space."""
     if name.endswith("A_log"):
         rates = -np.exp(weight)
-        return rates if rates.ndim > 1 else rates[:, None]
+        return rates if rates.ndim > 1 or "linear_attn" in name else rates[:, None]
     if name.endswith((".mixer.D", ".mamba.D")) and config.keys() & MAMBA2:
         return weight[:, None]
     if name.endswith("conv1d.weight"):
@@ -69,6 +70,42 @@ def renamed(name: str, arch: str) -> str:
     for pattern, instead in RENAMED:
         name = re.sub(pattern, instead, name)
     return name.removeprefix("transformer.") if arch == "bloom" else name
+
+
+def by_kind(rows: np.ndarray, config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """(queries, keys and values, gates) of rows that have them for each key head in turn."""
+    heads, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    parts = np.split(rows.reshape(heads, -1, rows.shape[1]), np.cumsum([key, key, value]), axis=1)
+    kinds = [part.reshape(-1, rows.shape[1]) for part in parts]
+    return np.concatenate(kinds[:3]), kinds[3]
+
+
+def tiled(name: str, rows: np.ndarray, config: Config) -> np.ndarray:
+    """Value heads so that those of one key head do not follow each other: Qwen 3.5."""
+    key_heads, heads, size = (config[f"linear_{n}"] for n in ("num_key_heads", "num_value_heads", "value_head_dim"))
+    if name.endswith("norm.weight"):
+        return rows
+    before = len(rows) - heads * size if re.search("in_proj_qkv|conv1d", name) else 0
+    values = rows[before:].reshape(key_heads, heads // key_heads, -1, *rows.shape[1:])
+    return np.concatenate([rows[:before], values.swapaxes(0, 1).reshape(-1, *rows.shape[1:])])
+
+
+def tiled_columns(weight: np.ndarray, config: Config, *, back: bool = False) -> np.ndarray:
+    """The same of the columns of the product that reads the heads, and back."""
+    key_heads, heads = (config[f"linear_num_{kind}_heads"] for kind in ("key", "value"))
+    shape = (heads // key_heads, key_heads) if back else (key_heads, heads // key_heads)
+    by_head = weight.reshape(len(weight), *shape, -1)
+    return np.ascontiguousarray(by_head.swapaxes(1, 2)).reshape(weight.shape)
+
+
+def xielu(weights: Mapping[str, np.ndarray], num_layers: int) -> dict[str, Any]:
+    """Numbers of activations, which the converter writes as metadata."""
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    return {
+        f"xielu.{name}": [float(weights[f"model.layers.{i}.mlp.act_fn.{name}"].item()) for i in range(num_layers)]
+        for name in names
+    }
 
 
 def latent_parts(weight: np.ndarray, config: Config) -> tuple[np.ndarray, np.ndarray]:
@@ -306,6 +343,36 @@ def _lfm2(config: Config) -> dict[str, Any]:
     }
 
 
+def _linear_attention(config: Config) -> dict[str, Any]:
+    return {
+        "full_attention_interval": 4,
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_num_value_heads"] * config["linear_value_head_dim"],
+    }
+
+
+def _ministral3(config: Config) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return {
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
+
+
+def _exaone_moe(config: Config) -> dict[str, Any]:
+    return {
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "expert_weights_norm": bool(config["norm_topk_prob"]),
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+    }
+
+
 def _jamba(config: Config) -> dict[str, Any]:
     period, offset = config["attn_layer_period"], config["attn_layer_offset"]
     layers = range(config["num_hidden_layers"])
@@ -342,5 +409,8 @@ METADATA: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "jamba": _jamba,
+    **dict.fromkeys(LINEAR_ATTENTION, _linear_attention),
+    "mistral3": _ministral3,
+    "exaone-moe": _exaone_moe,
 }
 """llama.cpp's name -> what its converter writes beside what all files have; None for what it leaves out."""

@@ -21,14 +21,19 @@ from safetensors.torch import load_file, save_file
 from tests.gguf.conversions import (
     FUSED_BY_HEAD,
     HALVED,
+    LINEAR_ATTENTION,
     METADATA,
     STATE_SPACES,
+    by_kind,
     heads_of,
     joined_latent,
     latent_parts,
     renamed,
     sorted_by_kind,
     state_space,
+    tiled,
+    tiled_columns,
+    xielu,
 )
 
 ARCHITECTURES = {
@@ -91,18 +96,28 @@ ARCHITECTURES = {
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "jamba": "jamba",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "ministral3": "mistral3",
+    "jais2": "jais2",
+    "apertus": "apertus",
+    "exaone_moe": "exaone-moe",
 }
 """model_type -> llama.cpp's name."""
 ALSO = {"exaone": "llama", "internlm2": "llama", "baichuan": "llama", "orion": "stablelm", "minicpm": "granite"}
+ALSO |= {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3_moe"}
 """Names of llama.cpp for models that are of a family that has another name, too."""
 TAKE_TURNS = (
-    *("llama", "smollm3", "granite", "granitemoe", "olmo", "arcee", "internlm2", "baichuan", "minicpm"),
+    *("llama", "smollm3", "granite", "granitemoe", "olmo", "arcee", "internlm2", "baichuan", "minicpm", "mistral3"),
     "granitehybrid",
 )
 """Where llama.cpp's converter makes the rows of queries and keys that are rotated together neighbours."""
-LESS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+LESS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", *LINEAR_ATTENTION)
 """Where the converter adds the one that these families add to their norms."""
 OF_ALL_EXPERTS = r"(?<!shared_mlp\.)(input|output)_linear\.weight|experts\.(gate_up|down)_proj(_bias)?$"
+PLAIN = r"norm|gate\.weight|router|shared_expert_gate|bias|conv\.weight|conv1d|A_log|\.D$|wpe|dt_proj"
+"""Tensors that are never quantised."""
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -182,9 +197,7 @@ class GgufFile:
             add_byte_pairs(writer, self.source)
             if self.config.get("bos_token_id") is not None:
                 writer.add_bos_token_id(self.config["bos_token_id"])
-        names = gguf.get_tensor_name_map(
-            {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[self.arch], 16
-        )
+        names = gguf.get_tensor_name_map({name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[self.arch], 16)
         for name, value, kind in self._stored():
             name = renamed(name, self.arch)
             stored = "rope_freqs" if name == "rope_freqs" else names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -208,6 +221,12 @@ class GgufFile:
         """(name, what the file has, its type), experts together."""
         waiting: dict[str, dict[int, np.ndarray]] = {}
         for name, weight in self.weights.items():
+            if "act_fn" in name:
+                self.stands_for[name] = weight
+                continue
+            if "in_proj_qkvz" in name:
+                yield from self._of_kinds(name, weight)
+                continue
             if re.search(OF_ALL_EXPERTS, name):
                 yield from self._of_all_experts(name, weight)
                 continue
@@ -238,12 +257,23 @@ class GgufFile:
         names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
         return next((int(self.config[name]) for name in names if self.config.get(name)), 0)
 
+    def _of_kinds(self, name: str, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray, str]]:
+        """Queries, keys and values of all heads, and their gates."""
+        stored, kind = self._rows(name, weight)
+        mixed, gates = by_kind(stored, self.config)
+        for place, rows in (("qkv", mixed), ("z", gates)):
+            yield name.replace("in_proj_qkvz", f"in_proj_{place}"), rows, kind
+
     def _of_dbrx(self, name: str, weight: np.ndarray) -> tuple[str, np.ndarray, str]:
         """The rows of all experts, as matrices; the last ones are transposed."""
-        experts, turned = weight.reshape(self.config["ffn_config"]["moe_num_experts"], -1, weight.shape[1]), "w2" in name
+        experts, turned = (
+            weight.reshape(self.config["ffn_config"]["moe_num_experts"], -1, weight.shape[1]),
+            "w2" in name,
+        )
         stored, kind = self._rows(name, np.ascontiguousarray(experts.swapaxes(1, 2) if turned else experts))
         stood_for = self.stands_for[name]
-        self.stands_for[name] = np.ascontiguousarray(stood_for.swapaxes(1, 2) if turned else stood_for).reshape(weight.shape)
+        rows = np.ascontiguousarray(stood_for.swapaxes(1, 2) if turned else stood_for)
+        self.stands_for[name] = rows.reshape(weight.shape)
         return name, stored, kind
 
     def _of_latents(self, name: str, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray, str]]:
@@ -277,6 +307,10 @@ class GgufFile:
 
     def _converted(self, name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
         """What the file has of a tensor, and its type. Remembers what it stands for."""
+        if self.arch in ("qwen35", "qwen35moe") and "linear_attn.out_proj" in name:
+            stored, kind = self._rows(name, tiled_columns(weight, self.config))
+            self.stands_for[name] = tiled_columns(self.stands_for[name], self.config, back=True)
+            return stored, kind
         if self.arch == "gpt2" and re.search(r"\.(c_attn|c_proj|c_fc)\.weight", name):
             stored, kind = self._rows(name, np.ascontiguousarray(weight.T))
             self.stands_for[name] = np.ascontiguousarray(self.stands_for[name].T)
@@ -284,13 +318,14 @@ class GgufFile:
         return self._rows(name, weight)
 
     def _rows(self, name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
-        is_matrix = weight.ndim >= 2 and not re.search(r"norm|gate\.weight|router|shared_expert_gate|bias|conv|A_log|\.D$|wpe|dt_proj", name)
+        is_matrix = weight.ndim >= 2 and (not re.search(PLAIN, name) or "in_proj" in name)
         kind = self.kind if is_matrix else "F32"
         if weight.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
             kind = "F16"  # as llama.cpp does with rows that blocks do not divide
         if kind == "F32":
             self.stands_for[name] = weight
-            shifted = weight + 1.0 if self.arch in LESS_ONE and name.endswith("norm.weight") else weight
+            is_shifted = self.arch in LESS_ONE and name.endswith("norm.weight") and "linear_attn" not in name
+            shifted = weight + 1.0 if is_shifted else weight
             shifted = np.squeeze(shifted) if "shared_expert_gate" in name else shifted
             shifted = np.squeeze(shifted) if "moe_statics" in name else shifted
             if self.arch in STATE_SPACES:
@@ -302,6 +337,8 @@ class GgufFile:
 
     def _arranged(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Rows in the converter's order."""
+        if self.arch in ("qwen35", "qwen35moe") and re.search(r"linear_attn(?!\.out_proj)", name):
+            return tiled(name, rows, self.config)
         if self.arch in FUSED_BY_HEAD and "query_key_value" in name:
             return sorted_by_kind(rows, *heads_of(self.config))
         found = re.search(r"self_attn\.([qk])_proj", name)
@@ -335,11 +372,13 @@ class GgufFile:
             keys["rope.scaling.factor"] = rope["factor"]
             keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
         own = METADATA.get(self.arch, lambda config: {})(config)
+        if self.arch == "apertus":
+            own = xielu(self.weights, config["num_hidden_layers"])
         for key, value in {**keys, **own, **self.extra}.items():
             if value is None:
                 continue
             if isinstance(value, list):
-                writer.add_array(f"{self.arch}.{key}", value)
+                writer.add_array(key if key.startswith("xielu") else f"{self.arch}.{key}", value)
                 continue
             types = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
             writer.add_key_value(f"{self.arch}.{key}", value, gguf.GGUFValueType[types[type(value)]])

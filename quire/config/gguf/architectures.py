@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quire.config.gguf import derived
-from quire.config.gguf.derived import Derived, nothing
+from quire.config.gguf.derived import Constants, Derived, no_constants, nothing
 from quire.config.gguf.metadata import GgufKeys
 from quire.errors import ConfigError
 from quire.utils.lazy import nearest
@@ -39,6 +39,12 @@ class Change(StrEnum):
     """Transformers has a matrix of one row."""
     CHANNELS = "channels"
     """Transformers has [channels, 1, width]."""
+    TILED = "tiled"
+    """The file has the value heads of linear attention so that each key head serves every so-manieth. Queries and keys
+    are repeated, so that each value head has its own."""
+    FIRST_OF_PAIRS = "first_of_pairs"
+    """The file has two parts of each key head in turn, transformers a tensor for each part."""
+    SECOND_OF_PAIRS = "second_of_pairs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +65,10 @@ class GgufArchitecture:
     """The same of parts outside of layers."""
     changes: Mapping[str, Change] = field(default_factory=dict)
     """By GGUF's part, with `.weight` or `.bias` where that matters."""
+    splits: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
+    """GGUF's part -> the paths in the layer of the tensors that transformers has of it, and how they are made."""
+    constants: Constants = no_constants
+    """Weights that are numbers of the metadata."""
 
 
 COMMON: Mapping[str, str] = MappingProxyType(
@@ -137,6 +147,39 @@ _NEMOTRON_H = GgufArchitecture(
     },
     derived=derived.nemotron_h,
     parts={"attn_norm": "norm"},
+)
+_LINEAR_ATTENTION = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "full_attention_interval": "full_attention_interval",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_QWEN35 = GgufArchitecture(
+    model_type="qwen3_5_text",
+    keys=_LINEAR_ATTENTION,
+    derived=derived.qwen35,
+    parts={
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+    },
+    changes={"attn_qkv": Change.TILED, "ssm_conv1d": Change.TILED},
+)
+_QWEN3_NEXT = GgufArchitecture(
+    model_type="qwen3_5_moe_text",
+    keys=_LINEAR_ATTENTION,
+    derived=derived.linear_attention,
+    parts={"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"},
+    splits={
+        "ssm_ba": {
+            "linear_attn.in_proj_b": Change.FIRST_OF_PAIRS,
+            "linear_attn.in_proj_a": Change.SECOND_OF_PAIRS,
+        }
+    },
 )
 _LFM2 = GgufArchitecture(
     model_type="lfm2",
@@ -254,6 +297,18 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "falcon-h1": GgufArchitecture(model_type="falcon_h1", keys=_HYBRID_STATES, derived=derived.falcon_h1),
         "granitehybrid": _GRANITE_HYBRID,
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_H),
+        "qwen3next": _QWEN3_NEXT,
+        "qwen35": _QWEN35,
+        "qwen35moe": replace(_QWEN35, model_type="qwen3_5_moe_text"),
+        "qwen2vl": GgufArchitecture(model_type="qwen2"),
+        "qwen3vl": GgufArchitecture(model_type="qwen3"),
+        "qwen3vlmoe": GgufArchitecture(model_type="qwen3_moe", keys=_QWEN_EXPERTS, fixed={"norm_topk_prob": True}),
+        "mistral3": GgufArchitecture(model_type="ministral3", derived=derived.ministral3, changes=TURNS),
+        "jais2": GgufArchitecture(model_type="jais2"),
+        "apertus": GgufArchitecture(model_type="apertus", derived=derived.apertus, constants=derived.xielu),
+        "exaone-moe": GgufArchitecture(
+            model_type="exaone_moe", keys=_DEEPSEEK_EXPERTS, derived=derived.without_draft_layers
+        ),
         "lfm2": _LFM2,
         "lfm2moe": replace(
             _LFM2,
@@ -306,6 +361,15 @@ VARIANTS: Mapping[str, tuple[Callable[[GgufKeys], object], GgufArchitecture]] = 
             lambda keys: keys.of_model("expert_gating_func") == derived.SIGMOID,
             replace(_DEEPSEEK2, model_type="deepseek_v3"),
         ),
+        "qwen3next": (
+            lambda keys: keys.has("blk.0.ssm_in.weight"),
+            replace(
+                _QWEN3_NEXT,
+                model_type="qwen3_next",
+                parts={"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"},
+                splits={},
+            ),
+        ),
         "mamba": (
             lambda keys: keys.flag_of_model("ssm.dt_b_c_rms", default=False),
             replace(_MAMBA, model_type="falcon_mamba"),
@@ -348,6 +412,9 @@ IGNORED = frozenset(
         "ssm.inner_size",
         "ssm.dt_b_c_rms",
         "expert_shared_feed_forward_length",
+        "rope.dimension_sections",
+        "n_deepstack_layers",
+        "attention.temperature_scale",
         "embedding_scale",
         "residual_scale",
         "logit_scale",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quire.config.gguf.metadata import GgufKeys
 from quire.errors import ConfigError
 
 Derived = Callable[[GgufKeys], Mapping[str, Any]]
+Constants = Callable[[GgufKeys], Iterator[tuple[str, tuple[int, ...], float]]]
+"""From a file to (transformers' path in the layers, shape, value)."""
 SIGMOID = 2
 """How `expert_gating_func` says that experts are chosen by sigmoids."""
 
@@ -17,6 +19,11 @@ SIGMOID = 2
 def nothing(keys: GgufKeys) -> Mapping[str, Any]:
     """No value."""
     return {}
+
+
+def no_constants(keys: GgufKeys) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """No weight."""
+    return iter(())
 
 
 def gemma_queries(num_layers_of_27b: int) -> Derived:
@@ -125,8 +132,8 @@ def baichuan(keys: GgufKeys) -> Mapping[str, Any]:
 
 
 def llama4(keys: GgufKeys) -> Mapping[str, Any]:
-    """Only the model with 128 experts has no norms of heads."""
-    return {"use_qk_norm": keys.count("expert_count") != 128}
+    """No file says these: only the model with 128 experts has no norms of heads."""
+    return {"use_qk_norm": keys.count("expert_count") != 128, "attention_chunk_size": 8192}
 
 
 def latent(keys: GgufKeys) -> Mapping[str, Any]:
@@ -292,6 +299,52 @@ def _nemotron_kind(keys: GgufKeys, index: int, attends: bool, feeds: bool) -> st
     if keys.has(f"blk.{index}.ffn_gate_inp.weight"):
         return "moe"
     return "full_attention" if attends else "mlp" if feeds else "linear_attention"
+
+
+def linear_attention(keys: GgufKeys) -> Mapping[str, Any]:
+    """Qwen3-Next: the width of value heads."""
+    heads = keys.count("ssm.time_step_rank")
+    return {**without_draft_layers(keys), "linear_value_head_dim": keys.count("ssm.inner_size") // heads}
+
+
+def qwen35(keys: GgufKeys) -> Mapping[str, Any]:
+    """Each value head has a key head, because those of the file are repeated."""
+    return {**linear_attention(keys), "linear_num_key_heads": keys.count("ssm.time_step_rank")}
+
+
+def ministral3(keys: GgufKeys) -> Mapping[str, Any]:
+    """Queries are scaled by their position, by numbers among those of the rotation."""
+    mscale = keys.of_model("rope.scaling.yarn_log_multiplier")
+    given = {} if not mscale else {"mscale": mscale, "mscale_all_dim": mscale}
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": keys.number("rope.freq_base"),
+        "factor": keys.number("rope.scaling.factor"),
+        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+        "llama_4_scaling_beta": keys.number("attention.temperature_scale"),
+    }
+    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        if keys.of_model(f"rope.scaling.{key}") is not None:
+            rope[name] = keys.number(f"rope.scaling.{key}")
+    return {"rope_parameters": {**rope, **given}, "rope_scaling": None}
+
+
+def apertus(keys: GgufKeys) -> Mapping[str, Any]:
+    """A rotation that is not stretched, where the file has no divisors: config.json would have to say so."""
+    plain = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base")}
+    return {} if keys.has("rope_freqs.weight") else {"rope_parameters": plain}
+
+
+def xielu(keys: GgufKeys) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """Apertus: the numbers of each layer's activation. Raises: ConfigError where some are missing."""
+    count = _num_layers(keys)
+    for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
+        key = f"xielu.{name}"
+        given = keys.metadata.get(key)
+        values = [given] * count if isinstance(given, float) else keys.numbers(key) or []
+        if len(values) < count:
+            keys.refuse(key, f"must have a number for each of {count} layers")
+        yield from ((f"{index}.mlp.act_fn.{name}", shape, float(values[index])) for index in range(count))
 
 
 def lfm2(keys: GgufKeys) -> Mapping[str, Any]:

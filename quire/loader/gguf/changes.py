@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.config.gguf.architectures import Change
+from quire.config.layers.mixers import GatedDeltaSpec
 
 Shape = tuple[int, ...]
 
@@ -35,7 +36,11 @@ def values_of(change: Change, shape: Shape, part: str, arch: ModelArch, *, is_pl
 
 def _turns(shape: Shape, part: str, arch: ModelArch, is_plain: bool) -> Values | None:
     heads = {"attn_q": arch.num_heads, "attn_k": arch.num_kv_heads}[part]
-    return None if not heads or shape[0] % (2 * heads) else Values(shape=shape, compute=lambda rows: in_halves(rows, heads))
+    return (
+        None
+        if not heads or shape[0] % (2 * heads)
+        else Values(shape=shape, compute=lambda rows: in_halves(rows, heads))
+    )
 
 
 def _by_head(shape: Shape, part: str, arch: ModelArch, is_plain: bool) -> Values | None:
@@ -69,6 +74,34 @@ def _in_shape(new_shape: Callable[[Shape], Shape]) -> Callable[[Shape, str, Mode
     return values
 
 
+def _tiled(shape: Shape, part: str, arch: ModelArch, is_plain: bool) -> Values | None:
+    """Of a product, or of the channels of a convolution behind it."""
+    spec = next((mixer for mixer in arch.recurrences if isinstance(mixer, GatedDeltaSpec)), None)
+    if spec is None:
+        return None
+    size = shape[0] - spec.inner_size
+    times = spec.num_value_heads * spec.key_size * 2 // max(size, 1)
+    if size <= 0 or size * times != spec.num_value_heads * spec.key_size * 2:
+        return None
+    rest = (1, *shape[1:]) if part == "ssm_conv1d" else shape[1:]
+    whole = (times * size + spec.inner_size, *rest)
+    return Values(shape=whole, compute=lambda rows: repeated(rows, size // 2, times).reshape(-1, *rows.shape[1:]))
+
+
+def _of_pairs(which: int) -> Callable[[Shape, str, ModelArch, bool], Values | None]:
+    def values(shape: Shape, part: str, arch: ModelArch, is_plain: bool) -> Values | None:
+        spec = next((mixer for mixer in arch.recurrences if isinstance(mixer, GatedDeltaSpec)), None)
+        if spec is None or shape[0] != 2 * spec.num_value_heads:
+            return None
+        heads = spec.num_key_heads
+        return Values(
+            shape=(shape[0] // 2, *shape[1:]),
+            compute=lambda rows: rows.view(heads, 2, -1, *rows.shape[1:])[:, which].flatten(0, 1),
+        )
+
+    return values
+
+
 _VALUES: Mapping[Change, Callable[[Shape, str, ModelArch, bool], Values | None]] = MappingProxyType(
     {
         Change.TURNS: _turns,
@@ -78,6 +111,9 @@ _VALUES: Mapping[Change, Callable[[Shape, str, ModelArch, bool], Values | None]]
         Change.DECAY: _decay,
         Change.FLAT: _in_shape(lambda shape: (math.prod(shape),)),
         Change.ROW: _in_shape(lambda shape: (1, shape[-1])),
+        Change.TILED: _tiled,
+        Change.FIRST_OF_PAIRS: _of_pairs(0),
+        Change.SECOND_OF_PAIRS: _of_pairs(1),
         Change.CHANNELS: _in_shape(lambda shape: (shape[0], 1, shape[-1])),
     }
 )
@@ -106,6 +142,12 @@ def by_head(rows: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
         )
     ]
     return heads[order].reshape(rows.shape)
+
+
+def repeated(rows: Tensor, size: int, times: int) -> Tensor:
+    """The first `size` rows so many times, the next ones likewise, then the others. Shapes: rows [N, ...]."""
+    both = [rows[:size], rows[size : 2 * size]]
+    return torch.cat([*(part for part in both for _ in range(times)), rows[2 * size :]])
 
 
 def keys_and_values(keys: Tensor, values: Tensor) -> Tensor:

@@ -42,6 +42,8 @@ class GgufCheckpoint:
         Shapes: [..., M] of numbers, or [..., bytes of a row] uint8 of blocks.
         """
         info = self.tensors[name]
+        if info.constant is not None:
+            return torch.full(info.shape, info.constant)
         if info.is_latent:
             return self._of_latents(info)
         parts = [self._stored(tensor) for tensor in info.stored]

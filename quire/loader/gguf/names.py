@@ -24,6 +24,7 @@ from quire.loader.gguf.changes import Values, values_of
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.(?P<kind>weight|bias))?")
 KEYS_OF_LATENT, VALUES_OF_LATENT = "attn_k_b", "attn_v_b"
 """Which transformers has as one tensor."""
+FLOAT_BYTES = 4
 BARE = frozenset({"ssm_a", "ssm_d"})
 """Parts that are named without the kind."""
 ORDER = {
@@ -67,6 +68,8 @@ class StoredTensor:
     """Of a tensor for all experts, the one that this is."""
     values: Values | None = None
     """What is done to the rows; None where they are as in the file."""
+    constant: float | None = None
+    """What all elements are, of a weight that is no tensor of the file."""
     is_latent: bool = False
     """Whether the two tensors are those for the keys and the values of latents."""
 
@@ -78,7 +81,19 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     """
     model = read_gguf(path)
     arch = ModelArch.from_config(gguf_config(path), source=str(path))
-    return translated(model.tensors, arch, architecture_of(GgufKeys(model)))
+    keys = GgufKeys(model)
+    how = architecture_of(keys)
+    return {**translated(model.tensors, arch, how), **{info.name: info for info in _constants(keys, arch, how)}}
+
+
+def _constants(keys: GgufKeys, arch: ModelArch, how: GgufArchitecture) -> Iterator[StoredTensor]:
+    """Weights that are numbers of the metadata."""
+    names, path = arch.family.names, keys.model.path
+    for place, shape, value in how.constants(keys):
+        name = f"{names.base}.{names.layers}.{place}"
+        yield StoredTensor(
+            name=name, file=path, dtype="F32", shape=shape, num_bytes=FLOAT_BYTES, stored=(), constant=value
+        )
 
 
 def translated(tensors: Mapping[str, GgufTensor], arch: ModelArch, how: GgufArchitecture) -> dict[str, StoredTensor]:
@@ -88,15 +103,31 @@ def translated(tensors: Mapping[str, GgufTensor], arch: ModelArch, how: GgufArch
     """
     names = _Names(arch, how)
     found: dict[str, list[StoredTensor]] = {}
-    for tensor in sorted(tensors.values(), key=names.place_of):
+    rows = (part for tensor in tensors.values() for part in _separate(names, tensor, arch, how))
+    for tensor in sorted(rows, key=names.place_of):
         for part in _parts(names, tensor, arch, how) if tensor.name not in CONFIGURING else ():
             found.setdefault(part.name, []).append(part)
     return {name: parts[0] if len(parts) == 1 else _joined(parts) for name, parts in found.items()}
 
 
+def _separate(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitecture) -> Iterator[GgufTensor]:
+    """Queries, keys and values of a tensor that has them one after the other, where transformers has one for each."""
+    sizes = [heads * arch.head_size for heads in (arch.num_heads, arch.num_kv_heads, arch.num_kv_heads)]
+    is_joined = ".attn_qkv." in tensor.name and "attn_qkv" not in names.of_layer
+    if not is_joined or tensor.shape[0] != sum(sizes):
+        yield tensor
+        return
+    start, row_bytes = tensor.start, tensor.num_bytes // tensor.shape[0]
+    for part, size in zip(("attn_q", "attn_k", "attn_v"), sizes, strict=True):
+        name, num_bytes = tensor.name.replace("attn_qkv", part), size * row_bytes
+        yield replace(tensor, name=name, shape=(size, *tensor.shape[1:]), start=start, num_bytes=num_bytes)
+        start += num_bytes
+
+
 def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitecture) -> Iterator[StoredTensor]:
     """What one tensor of the file is: one weight, or one for each expert."""
     part, key, name = names.of(tensor.name)
+    layer = name.removesuffix(key)
     whole = StoredTensor(
         name=name,
         file=tensor.file,
@@ -105,6 +136,10 @@ def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitec
         num_bytes=tensor.num_bytes,
         stored=(tensor,),
     )
+    if part in how.splits:
+        for path, change in how.splits[part].items():
+            yield _changed(replace(whole, name=f"{layer}{path}.weight"), change, part, arch)
+        return
     change = how.changes.get(key, how.changes.get(part, CHANGES.get(key, CHANGES.get(part))))
     if change is None and part.endswith("norm") and key.endswith(".weight"):
         change = Change.OFFSET
@@ -137,6 +172,7 @@ def _changed(whole: StoredTensor, change: Change, part: str, arch: ModelArch) ->
 def _joined(parts: Sequence[StoredTensor]) -> StoredTensor:
     """One tensor of several that follow each other. Raises: CheckpointError where they do not fit."""
     first, stored = parts[0], tuple(tensor for part in parts for tensor in part.stored)
+    num_bytes = sum(part.num_bytes for part in parts)
     names = ", ".join(f"{tensor.name} {tensor.type.name} {list(tensor.shape)}" for tensor in stored)
     if [tensor.name.split(".")[2] for tensor in stored if tensor.name.startswith("blk.")] == [
         KEYS_OF_LATENT,
@@ -146,15 +182,14 @@ def _joined(parts: Sequence[StoredTensor]) -> StoredTensor:
         if len(keys) != 3 or len(values) != 3 or (keys[0], keys[1]) != (values[0], values[2]):
             raise CheckpointError(f"{first.file.name}: {names} do not fit each other.")
         rows = keys[0] * (keys[2] + values[1])
-        size = {"shape": (rows, keys[1]), "num_bytes": sum(part.num_bytes for part in parts)}
-        return replace(first, dtype="F32", stored=stored, is_latent=True, **size)
+        return replace(first, dtype="F32", shape=(rows, keys[1]), num_bytes=num_bytes, stored=stored, is_latent=True)
     if len({(part.dtype, part.shape[1:]) for part in parts}) > 1 or any(part.values or part.expert for part in parts):
         raise CheckpointError(
             f"{first.file.name}: {names} are one tensor of the model, and differ in their types or sizes. Use a file "
             "in which they are of one type."
         )
     shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
-    return replace(first, stored=stored, shape=shape, num_bytes=sum(part.num_bytes for part in parts))
+    return replace(first, stored=stored, shape=shape, num_bytes=num_bytes)
 
 
 class _Names:
@@ -172,6 +207,7 @@ class _Names:
         }
         self.of_model = {**_known(outside), **{part: f"{names.base}.{name}" for part, name in how.outside.items()}}
         self.of_layer = {**_layer_names(arch), **how.parts}
+        self.splits = how.splits
 
     def of(self, stored: str) -> tuple[str, str, str]:
         """(GGUF's name of the part, the same with its kind, transformers' name of the tensor).
@@ -188,7 +224,7 @@ class _Names:
             name = known[key]
         elif part in known:
             name = f"{known[part]}.{kind}"
-        elif part.startswith("nextn."):
+        elif part.startswith("nextn.") or part in self.splits:
             name = key
         else:
             return "", "", stored
