@@ -24,14 +24,14 @@ def sorted_by_kind(rows: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
     """Rows of each head in turn -> all queries, all keys, all values. Shapes: rows [N, ...] -> [N, ...]."""
     groups = rows.reshape(kv_heads, heads // kv_heads + 2, -1, *rows.shape[1:])
     kinds = groups[:, :-2], groups[:, -2], groups[:, -1]
-    return np.concatenate([kind.reshape(-1, *rows.shape[1:]) for kind in kinds])
+    return np.concatenate([np.reshape(kind, (-1, *rows.shape[1:])) for kind in kinds])
 
 
 def heads_of(config: Config) -> tuple[int, int]:
     """(query heads, key/value heads)."""
     heads = config.get("num_attention_heads") or config.get("n_head") or config.get("n_heads") or 0
     kv_heads = config.get("num_kv_heads") or config.get("num_key_value_heads") or heads
-    return heads, kv_heads
+    return int(heads), int(kv_heads)
 
 
 def state_space(name: str, weight: np.ndarray, config: Config) -> np.ndarray:
@@ -42,9 +42,9 @@ def state_space(name: str, weight: np.ndarray, config: Config) -> np.ndarray:
     if name.endswith((".mixer.D", ".mamba.D")) and config.keys() & MAMBA2:
         return weight[:, None]
     if name.endswith("conv1d.weight"):
-        return weight[:, 0]
+        return np.squeeze(weight, 1)
     if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
-        groups = config.get("n_groups") or config.get("mamba_n_groups")
+        groups = int(config.get("n_groups") or config["mamba_n_groups"])
         return weight.reshape(groups, -1)
     return weight
 

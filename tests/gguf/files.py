@@ -349,7 +349,7 @@ class GgufFile:
 
     def _add_metadata(self, writer: gguf.GGUFWriter) -> None:
         config, head_size = self.config, self.config.get("head_dim")
-        width = config.get("hidden_size") or config.get("n_embd") or config.get("d_model")
+        width = int(config.get("hidden_size") or config.get("n_embd") or config["d_model"])
         head_size = head_size or width // (heads_of(config)[0] or 1)
         rope = config.get("rope_parameters") or {}
         rope = rope.get("full_attention", rope)

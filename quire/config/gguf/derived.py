@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from quire.config.arch import MAX_LAYERS
 from quire.config.gguf.metadata import GgufKeys
 from quire.errors import ConfigError
 
@@ -14,6 +15,14 @@ Constants = Callable[[GgufKeys], Iterator[tuple[str, tuple[int, ...], float]]]
 """From a file to (transformers' path in the layers, shape, value)."""
 SIGMOID = 2
 """How `expert_gating_func` says that experts are chosen by sigmoids."""
+
+
+def _num_layers(keys: GgufKeys) -> int:
+    """Raises: ConfigError for more than a model has."""
+    count = keys.count("block_count")
+    if count > MAX_LAYERS:
+        keys.refuse(keys.name_of("block_count"), f"must be at most {MAX_LAYERS}")
+    return count
 
 
 def nothing(keys: GgufKeys) -> Mapping[str, Any]:
@@ -103,8 +112,8 @@ def phimoe(keys: GgufKeys) -> Mapping[str, Any]:
 
 def without_draft_layers(keys: GgufKeys) -> Mapping[str, Any]:
     """Layers that draft are counted among the others."""
-    num_drafting = keys.of_model("nextn_predict_layers") or 0
-    return {"num_hidden_layers": keys.count("block_count") - int(num_drafting)}
+    num_drafting = keys.count("nextn_predict_layers") if keys.of_model("nextn_predict_layers") else 0
+    return {"num_hidden_layers": keys.count("block_count") - num_drafting}
 
 
 def glm4_moe(keys: GgufKeys) -> Mapping[str, Any]:
@@ -120,7 +129,7 @@ def minicpm(keys: GgufKeys) -> Mapping[str, Any]:
         "embedding_multiplier": 12.0 if scale is None else scale,
         "residual_multiplier": 1.4 / math.sqrt(keys.count("block_count")) if residual is None else residual,
         "logits_scaling": width / 256 if keys.of_model("logit_scale") is None else keys.number("logit_scale"),
-        "attention_multiplier": 1.0 / math.sqrt(width // keys.count("attention.head_count")),
+        "attention_multiplier": math.sqrt(keys.count("attention.head_count") / width),
     }
 
 
@@ -149,7 +158,7 @@ def latent(keys: GgufKeys) -> Mapping[str, Any]:
         "kv_lora_rank": keys.count("attention.kv_lora_rank"),
         "qk_nope_head_dim": keys.count(f"attention.key_length{ending}") - rope,
         "qk_rope_head_dim": rope,
-        "v_head_dim": keys.count(f"attention.value_length{ending}"),
+        "v_head_dim": keys.of_model(f"attention.value_length{ending}"),
         "head_dim": None,
         "partial_rotary_factor": 1.0,
     }
@@ -157,14 +166,11 @@ def latent(keys: GgufKeys) -> Mapping[str, Any]:
 
 def deepseek(keys: GgufKeys) -> Mapping[str, Any]:
     """V2 and V3."""
-    groups = keys.of_model("expert_group_count") or 1
+    groups, is_v3 = keys.of_model("expert_group_count") or 1, keys.of_model("expert_gating_func") == SIGMOID
+    v2_method = "greedy" if groups == 1 else "group_limited_greedy"
     return {
         **latent(keys),
-        "topk_method": None
-        if keys.of_model("expert_gating_func") == SIGMOID
-        else "greedy"
-        if groups == 1
-        else "group_limited_greedy",
+        "topk_method": None if is_v3 else v2_method,
         "n_group": groups,
         "topk_group": keys.of_model("expert_group_used_count") or 1,
         "norm_topk_prob": keys.flag_of_model("expert_weights_norm", default=False),
@@ -190,19 +196,9 @@ def _latent_yarn(keys: GgufKeys) -> Mapping[str, Any]:
 
 
 def minicpm3(keys: GgufKeys) -> Mapping[str, Any]:
-    """Values are as wide as a share of the hidden state, unless the file says otherwise."""
+    """Values are as wide as a share of the hidden state, where the file does not say otherwise."""
     share = keys.count("embedding_length") // keys.count("attention.head_count")
-    rope = keys.count("rope.dimension_count")
-    return {
-        "num_key_value_heads": keys.count("attention.head_count"),
-        "q_lora_rank": keys.count("attention.q_lora_rank"),
-        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
-        "qk_nope_head_dim": keys.count("attention.key_length") - rope,
-        "qk_rope_head_dim": rope,
-        "v_head_dim": keys.of_model("attention.value_length") or share,
-        "head_dim": None,
-        "partial_rotary_factor": 1.0,
-    }
+    return {**latent(keys), "v_head_dim": keys.of_model("attention.value_length") or share}
 
 
 def _expand(keys: GgufKeys) -> int:
@@ -240,10 +236,6 @@ def _states(keys: GgufKeys) -> Mapping[str, Any]:
         "mamba_conv_bias": keys.has(f"blk.{state}.ssm_conv1d.bias"),
         "mamba_proj_bias": keys.has(f"blk.{state}.ssm_in.bias"),
     }
-
-
-def _num_layers(keys: GgufKeys) -> int:
-    return keys.count("block_count")
 
 
 def falcon_h1(keys: GgufKeys) -> Mapping[str, Any]:

@@ -68,8 +68,9 @@ def _decay(shape: Shape, part: str, arch: ModelArch, is_plain: bool) -> Values |
 
 def _in_shape(new_shape: Callable[[Shape], Shape]) -> Callable[[Shape, str, ModelArch, bool], Values | None]:
     def values(shape: Shape, part: str, arch: ModelArch, is_plain: bool) -> Values | None:
-        shape = new_shape(shape)
-        return Values(shape=shape, compute=lambda rows: rows.reshape(shape)) if is_plain else None
+        given = new_shape(shape)
+        fits = is_plain and math.prod(given) == math.prod(shape)
+        return Values(shape=given, compute=lambda rows: rows.reshape(given)) if fits else None
 
     return values
 
@@ -81,7 +82,7 @@ def _tiled(shape: Shape, part: str, arch: ModelArch, is_plain: bool) -> Values |
         return None
     size = shape[0] - spec.inner_size
     times = spec.num_value_heads * spec.key_size * 2 // max(size, 1)
-    if size <= 0 or size * times != spec.num_value_heads * spec.key_size * 2:
+    if size <= 0 or size % 2 or size * times != spec.num_value_heads * spec.key_size * 2:
         return None
     rest = (1, *shape[1:]) if part == "ssm_conv1d" else shape[1:]
     whole = (times * size + spec.inner_size, *rest)

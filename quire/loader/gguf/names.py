@@ -17,11 +17,12 @@ from quire.config.gguf.config_json import CONFIGURING, gguf_config
 from quire.config.gguf.files import read_gguf
 from quire.config.gguf.header import GgufTensor
 from quire.config.gguf.metadata import GgufKeys
-from quire.config.gguf.tensor_types import PLAIN
+from quire.config.gguf.tensor_types import PLAIN, QUANTIZED
+from quire.config.layers.experts import MAX_EXPERTS
 from quire.errors import CheckpointError
 from quire.loader.gguf.changes import Values, values_of
 
-_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.(?P<kind>weight|bias))?")
+_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.(?P<kind>weight|bias))?", re.DOTALL)
 KEYS_OF_LATENT, VALUES_OF_LATENT = "attn_k_b", "attn_v_b"
 """Which transformers has as one tensor."""
 FLOAT_BYTES = 4
@@ -125,9 +126,8 @@ def _separate(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchi
 
 
 def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitecture) -> Iterator[StoredTensor]:
-    """What one tensor of the file is: one weight, or one for each expert."""
+    """What one tensor of the file is: one weight, several, or one for each expert."""
     part, key, name = names.of(tensor.name)
-    layer = name.removesuffix(key)
     whole = StoredTensor(
         name=name,
         file=tensor.file,
@@ -138,28 +138,32 @@ def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitec
     )
     if part in how.splits:
         for path, change in how.splits[part].items():
-            yield _changed(replace(whole, name=f"{layer}{path}.weight"), change, part, arch)
-        return
-    change = how.changes.get(key, how.changes.get(part, CHANGES.get(key, CHANGES.get(part))))
-    if change is None and part.endswith("norm") and key.endswith(".weight"):
-        change = Change.OFFSET
-    if not part.endswith("_exps") or "#" not in name:
-        yield whole if change is None else _changed(whole, change, part, arch)
-        return
-    count, *shape = tensor.shape
+            yield _changed(replace(whole, name=f"{name.removesuffix(key)}{path}.weight"), change, part, arch)
+    elif part.endswith("_exps") and "#" in name and tensor.shape[0] <= MAX_EXPERTS:
+        yield from _experts(whole)
+    else:
+        yield _changed(whole, _change_of(part, key, how), part, arch)
+
+
+def _experts(whole: StoredTensor) -> Iterator[StoredTensor]:
+    """The tensors of each expert, from one of all."""
+    count, *shape = whole.shape
     for expert in range(count):
-        yield replace(
-            whole,
-            name=name.replace("#", str(expert)),
-            shape=tuple(shape),
-            num_bytes=tensor.num_bytes // count,
-            expert=expert,
-        )
+        name, size = whole.name.replace("#", str(expert)), whole.num_bytes // count
+        yield replace(whole, name=name, shape=tuple(shape), num_bytes=size, expert=expert)
 
 
-def _changed(whole: StoredTensor, change: Change, part: str, arch: ModelArch) -> StoredTensor:
+def _change_of(part: str, key: str, how: GgufArchitecture) -> Change | None:
+    """What is done to a tensor, by the part with its kind, or by the part."""
+    for changes in (how.changes, CHANGES):
+        if key in changes or part in changes:
+            return changes[key if key in changes else part]
+    return Change.OFFSET if part.endswith("norm") and key.endswith(".weight") else None
+
+
+def _changed(whole: StoredTensor, change: Change | None, part: str, arch: ModelArch) -> StoredTensor:
     is_plain = whole.dtype in PLAIN
-    values = values_of(change, whole.shape, part, arch, is_plain=is_plain)
+    values = None if change is None else values_of(change, whole.shape, part, arch, is_plain=is_plain)
     if values is None:
         return whole
     if values.is_arithmetic and not is_plain:
@@ -172,24 +176,37 @@ def _changed(whole: StoredTensor, change: Change, part: str, arch: ModelArch) ->
 def _joined(parts: Sequence[StoredTensor]) -> StoredTensor:
     """One tensor of several that follow each other. Raises: CheckpointError where they do not fit."""
     first, stored = parts[0], tuple(tensor for part in parts for tensor in part.stored)
-    num_bytes = sum(part.num_bytes for part in parts)
-    names = ", ".join(f"{tensor.name} {tensor.type.name} {list(tensor.shape)}" for tensor in stored)
-    if [tensor.name.split(".")[2] for tensor in stored if tensor.name.startswith("blk.")] == [
-        KEYS_OF_LATENT,
-        VALUES_OF_LATENT,
-    ]:
-        keys, values = (tensor.shape for tensor in stored)
-        if len(keys) != 3 or len(values) != 3 or (keys[0], keys[1]) != (values[0], values[2]):
-            raise CheckpointError(f"{first.file.name}: {names} do not fit each other.")
-        rows = keys[0] * (keys[2] + values[1])
-        return replace(first, dtype="F32", shape=(rows, keys[1]), num_bytes=num_bytes, stored=stored, is_latent=True)
-    if len({(part.dtype, part.shape[1:]) for part in parts}) > 1 or any(part.values or part.expert for part in parts):
+    is_latent = _is_latent(stored)
+    if not is_latent and (
+        len({(part.dtype, part.shape[1:]) for part in parts}) > 1
+        or any(part.values is not None or part.expert is not None for part in parts)
+    ):
+        names = ", ".join(f"{tensor.name} {tensor.type.name} {list(tensor.shape)}" for tensor in stored)
         raise CheckpointError(
             f"{first.file.name}: {names} are one tensor of the model, and differ in their types or sizes. Use a file "
             "in which they are of one type."
         )
     shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
-    return replace(first, stored=stored, shape=shape, num_bytes=num_bytes)
+    if is_latent:
+        (heads, latent, nope), (_, value, _) = (tensor.shape for tensor in stored)
+        shape = (heads * (nope + value), latent)
+    return replace(
+        first,
+        dtype="F32" if is_latent else first.dtype,
+        stored=stored,
+        shape=shape,
+        num_bytes=sum(part.num_bytes for part in parts),
+        is_latent=is_latent,
+    )
+
+
+def _is_latent(stored: Sequence[GgufTensor]) -> bool:
+    """Whether these are products of latents for keys [H, C, U] and for values [H, W, C] that fit each other."""
+    if [tensor.name.split(".")[2:3] for tensor in stored] != [[KEYS_OF_LATENT], [VALUES_OF_LATENT]]:
+        return False
+    keys, values = (tensor.shape for tensor in stored)
+    is_read = all(tensor.type.name in (*PLAIN, *QUANTIZED) for tensor in stored)
+    return is_read and len(keys) == len(values) == 3 and (keys[0], keys[1]) == (values[0], values[2])
 
 
 class _Names:
@@ -215,7 +232,8 @@ class _Names:
         The last has # for an expert's index.
         """
         found = _NAME.fullmatch(stored)
-        assert found is not None
+        if found is None:
+            return "", "", stored
         part = found["part"]
         kind = found["kind"] or ("" if part in BARE else "weight")  # which some writers leave out
         key = f"{part}.{kind}" if kind else part
