@@ -37,7 +37,7 @@ def heads_of(config: Config) -> tuple[int, int]:
 def state_space(name: str, weight: np.ndarray, config: Config) -> np.ndarray:
     """The parts of a state space."""
     if name.endswith("A_log"):
-        rates = -np.exp(weight)
+        rates: np.ndarray = -np.exp(weight)
         return rates if rates.ndim > 1 or "linear_attn" in name else rates[:, None]
     if name.endswith((".mixer.D", ".mamba.D")) and config.keys() & MAMBA2:
         return weight[:, None]
@@ -373,6 +373,14 @@ def _exaone_moe(config: Config) -> dict[str, Any]:
     }
 
 
+def _afmoe(config: Config) -> dict[str, Any]:
+    return {
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_weights_scale": float(config["route_scale"]),
+    }
+
+
 def _jamba(config: Config) -> dict[str, Any]:
     period, offset = config["attn_layer_period"], config["attn_layer_offset"]
     layers = range(config["num_hidden_layers"])
@@ -411,6 +419,7 @@ METADATA: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "jamba": _jamba,
     **dict.fromkeys(LINEAR_ATTENTION, _linear_attention),
     "mistral3": _ministral3,
+    "afmoe": _afmoe,
     "exaone-moe": _exaone_moe,
 }
 """llama.cpp's name -> what its converter writes beside what all files have; None for what it leaves out."""

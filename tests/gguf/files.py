@@ -101,6 +101,7 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen35moe",
     "ministral3": "mistral3",
     "jais2": "jais2",
+    "afmoe": "afmoe",
     "apertus": "apertus",
     "exaone_moe": "exaone-moe",
 }
@@ -371,7 +372,7 @@ class GgufFile:
             keys["rope.scaling.type"] = "yarn"
             keys["rope.scaling.factor"] = rope["factor"]
             keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-        own = METADATA.get(self.arch, lambda config: {})(config)
+        own = METADATA[self.arch](config) if self.arch in METADATA else {}
         if self.arch == "apertus":
             own = xielu(self.weights, config["num_hidden_layers"])
         for key, value in {**keys, **own, **self.extra}.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
+from quire.config.gguf.architectures import architecture_of
 from quire.config.gguf.config_json import gguf_config, report_unknown
-from quire.config.gguf.tensor_types import QUANTIZED
+from quire.config.gguf.files import read_gguf
+from quire.config.gguf.metadata import GgufKeys
+from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
 from quire.config.memory.weight_shapes import weight_bytes
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import open_checkpoint
+from quire.loader.gguf.names import translated
 from quire.loader.model_impl import read_model_arch
 from quire.ops.backends import ops_of
 from tests.checkpoints import in_transformers, make_checkpoint
@@ -36,6 +41,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},  # what llama.cpp takes it to be
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3_text": {"query_pre_attn_scalar": 24},
+    "afmoe": {"global_attn_every_n_layers": 4},
     "dots1": {"max_window_layers": 4},
     "llama4_text": {"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192},
     "falcon_h1": {  # the factors are in the weights
@@ -51,6 +57,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 """What no file says: llama.cpp has it in code."""
 OTHERWISE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "apertus")
 """Families that files have in another way than config.json: sorted otherwise, or with divisors of frequencies."""
+OF_FILES = {"source", "raw", "eos_token_ids", "dtype", "quantization", "quantized"}
 IDS = torch.randint(0, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -77,18 +84,18 @@ def transformers_logits(directory: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("family", [*ARCHITECTURES, *ALSO])
-def test_every_family_computes_what_transformers_does(family: str, tmp_path: Path) -> None:
+def test_every_family_is_what_transformers_has(family: str, tmp_path: Path) -> None:
     file, dequantized = converted(tmp_path, family, "Q8_0")
     ours, theirs = logits_of(file), transformers_logits(dequantized)
     assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max() + 1e-5
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    if family not in OTHERWISE:
+        same_arch(read_model_arch(gguf_config(file), file), arch_of(dequantized))
 
 
-@pytest.mark.parametrize("family", [family for family in (*ARCHITECTURES, *ALSO) if family not in OTHERWISE])
-def test_the_metadata_stand_for_the_config(family: str, tmp_path: Path) -> None:
-    file, directory = converted(tmp_path, family, "F32")
-    ours, theirs = read_model_arch(gguf_config(file), file), arch_of(directory)
-    names = {field.name for field in fields(ModelArch)} - {"source", "raw", "eos_token_ids"}
+def same_arch(ours: ModelArch, theirs: ModelArch) -> None:
+    """The metadata stand for the config, but for what is of the files."""
+    names = {field.name for field in fields(ModelArch)} - OF_FILES
     assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
     assert ours.eos_token_ids == (256, 258)  # and the token that is known to end a turn
 
@@ -110,6 +117,29 @@ def test_a_split_model_computes_the_same(tmp_path: Path) -> None:
     parts = GgufFile(source, kind="Q8_0").write(tmp_path / "split" / "model.gguf", split_tensors=7)
     assert len(list((tmp_path / "split").iterdir())) > 3
     assert torch.equal(logits_of(parts), logits_of(whole))
+
+
+def test_one_tensor_of_queries_keys_and_values_is_taken_apart(tmp_path: Path) -> None:
+    """As files of the first ChatGLM and Phi 2 have it."""
+    source = make_checkpoint("glm", tmp_path / "source")
+    file, joined = GgufFile(source, kind="Q8_0"), GgufFile(source, kind="Q8_0")
+    for layer, kind in itertools.product(range(3), ("weight", "bias")):
+        names = [f"model.layers.{layer}.self_attn.{part}_proj.{kind}" for part in "qkv"]
+        whole = np.concatenate([joined.weights.pop(name) for name in names])
+        joined.weights[f"model.layers.{layer}.self_attn.qkv_proj.{kind}"] = whole
+    assert torch.equal(logits_of(joined.write(tmp_path / "joined.gguf")), logits_of(file.write(tmp_path / "m.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("family", "part", "kind"), [("granitemoeshared", "ffn_up_shexp", "Q4_0"), ("deepseek_v3", "attn_k_b", "I8")]
+)
+def test_parts_of_one_tensor_that_do_not_fit_are_named(family: str, part: str, kind: str, tmp_path: Path) -> None:
+    file, _ = converted(tmp_path, family, "Q8_0")
+    model, arch = read_gguf(file), read_model_arch(gguf_config(file), file)
+    name = f"blk.1.{part}.weight"
+    odd = {**model.tensors, name: replace(model.tensors[name], type=BY_NAME[kind])}
+    with pytest.raises(CheckpointError, match=rf"{part}\.weight {kind} .* are one tensor of the model, and differ"):
+        translated(odd, arch, architecture_of(GgufKeys(model)))
 
 
 @pytest.mark.parametrize("divisor", [1.0, 8.0])

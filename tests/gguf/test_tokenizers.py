@@ -122,6 +122,7 @@ def test_texts_are_cut_as_transformers_cuts_them(pre: str, tmp_path: Path) -> No
         assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False), repr(text)
 
 
+_DEEPSEEK = ["Don", "'", "t", " go", ",", " HE", "'", "LL", " pay", " ", *"12345", "..", "\n", "\n", "  ", " end"]
 CUTS = {
     "gpt-2": ["Don", "'t", " go", ",", " HE", "'", "LL", " pay", " 12345", "..", "\n", "\n", "  ", " end"],
     "llama-bpe": ["Don", "'t", " go", ",", " HE", "'LL", " pay", " ", "123", "45", "..\n\n", "  ", " end"],
@@ -129,6 +130,8 @@ CUTS = {
     "starcoder": ["Don", "'t", " go", ",", " HE", "'", "LL", " pay", " ", *"12345", "..", "\n", "\n", "  ", " end"],
     "gpt-4o": ["Don't", " go", ",", " HE'LL", " pay", " ", "123", "45", "..\n\n", "  ", " end"],
     "tekken": ["Don", "'t", " go", ",", " HE", "'LL", " pay", " ", *"12345", "..\n\n", "  ", " end"],
+    "deepseek-coder": _DEEPSEEK,
+    "deepseek-llm": _DEEPSEEK,
     "deepseek-v3": ["Don", "'t", " go", ",", " HE", "'LL", " pay", " ", "123", "45", "..\n\n", "  ", " end"],
 }
 """Where each kind cuts, as its expression says."""

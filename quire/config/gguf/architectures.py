@@ -309,6 +309,16 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "exaone-moe": GgufArchitecture(
             model_type="exaone_moe", keys=_DEEPSEEK_EXPERTS, derived=derived.without_draft_layers
         ),
+        "afmoe": GgufArchitecture(
+            model_type="afmoe",
+            keys={
+                **_QWEN_EXPERTS,
+                "expert_shared_count": "num_shared_experts",
+                "leading_dense_block_count": "num_dense_layers",
+                "expert_weights_scale": "route_scale",
+            },
+            fixed={"mup_enabled": True},
+        ),
         "lfm2": _LFM2,
         "lfm2moe": replace(
             _LFM2,
