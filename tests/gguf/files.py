@@ -106,8 +106,7 @@ ARCHITECTURES = {
     "exaone_moe": "exaone-moe",
 }
 """model_type -> llama.cpp's name."""
-ALSO = {"exaone": "llama", "internlm2": "llama", "baichuan": "llama", "orion": "stablelm", "minicpm": "granite"}
-ALSO |= {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3_moe"}
+ALSO = {"exaone": "llama", "baichuan": "llama", "orion": "stablelm", "minicpm": "granite"}
 """Names of llama.cpp for models that are of a family that has another name, too."""
 TAKE_TURNS = (
     *("llama", "smollm3", "granite", "granitemoe", "olmo", "arcee", "internlm2", "baichuan", "minicpm", "mistral3"),
