@@ -11,6 +11,7 @@ import pytest
 from quire.config.gguf import cursor
 from quire.config.gguf.cursor import as_written
 from quire.config.gguf.files import gguf_files, gguf_in, read_gguf
+from quire.config.gguf.header import GgufProblem, read_gguf_header, read_gguf_start
 from quire.errors import CheckpointError, ConfigError
 
 
@@ -228,3 +229,16 @@ def test_a_directory_with_several_models_names_them(tmp_path: Path) -> None:
         gguf_in(tmp_path)
     (tmp_path / "a-Q4_0.gguf").unlink()
     assert gguf_in(tmp_path) == tmp_path / "a-Q8_0.gguf"
+
+
+def test_a_header_is_read_from_the_first_bytes_of_a_file(tmp_path: Path) -> None:
+    """As it is fetched from the hub: with fewer bytes than it has there is no answer yet, and never a wrong one."""
+    data = gguf_bytes(keys=(key("a", 9, struct.pack("<IQ", 8, 2) + text("x") + text("y")),), tensors=(tensor(),))
+    file = tmp_path / "m.gguf"
+    file.write_bytes(data)
+    whole = read_gguf_header(file)
+    for size in range(8, len(data)):
+        start = read_gguf_start(file, data[:size], len(data))
+        assert start == (None if size < whole.num_bytes else whole)
+    with pytest.raises(GgufProblem, match="has a damaged header"):
+        read_gguf_start(file, data[:60], 60)

@@ -130,6 +130,16 @@ def test_one_tensor_of_queries_keys_and_values_is_taken_apart(tmp_path: Path) ->
     assert torch.equal(logits_of(joined.write(tmp_path / "joined.gguf")), logits_of(file.write(tmp_path / "m.gguf")))
 
 
+def test_layers_that_draft_are_not_read(tmp_path: Path) -> None:
+    """They are counted among the others (GLM 4.5)."""
+    source = make_checkpoint("glm4_moe", tmp_path / "source")
+    file, drafting = GgufFile(source, kind="Q8_0"), GgufFile(source, kind="Q8_0")
+    drafting.extra = {"nextn_predict_layers": 1, "block_count": 4}
+    drafting.weights["model.layers.3.eh_proj.weight"] = np.ones((64, 128), np.float32)
+    drafting.weights["model.layers.3.input_layernorm.weight"] = np.ones(64, np.float32)
+    assert torch.equal(logits_of(drafting.write(tmp_path / "d.gguf")), logits_of(file.write(tmp_path / "m.gguf")))
+
+
 @pytest.mark.parametrize(
     ("family", "part", "kind"), [("granitemoeshared", "ffn_up_shexp", "Q4_0"), ("deepseek_v3", "attn_k_b", "I8")]
 )

@@ -11,6 +11,7 @@ from quire.config.families import ARCHITECTURES as CLASS_OF
 from quire.config.families import family_of
 from quire.config.family_spec import FamilySpec
 from quire.config.gguf.architectures import COMMON, IGNORED, GgufArchitecture, architecture_of, rotary_share
+from quire.config.gguf.derived import yarn
 from quire.config.gguf.end_tokens import end_token_ids
 from quire.config.gguf.files import GgufModel, read_gguf
 from quire.config.gguf.metadata import GgufKeys
@@ -160,7 +161,7 @@ def _divided(model: GgufModel) -> Mapping[str, Any] | None:
 
 
 def _long(keys: GgufKeys) -> Mapping[str, Any] | None:
-    """Phi-3: two lists of divisors, for short and for long contexts."""
+    """Phi-3 and MiniCPM: two lists of divisors, for short and for long contexts. llama.cpp's defaults count."""
     short, long = (_vector(keys.model, name) for name in ROPE_FACTORS)
     if short is None or long is None:
         return None
@@ -168,8 +169,9 @@ def _long(keys: GgufKeys) -> Mapping[str, Any] | None:
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long,
-        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
-        "attention_factor": keys.number("rope.scaling.attn_factor"),
+        "original_max_position_embeddings": keys.of_model("rope.scaling.original_context_length")
+        or keys.count("context_length"),
+        "attention_factor": keys.of_model("rope.scaling.attn_factor") or 1.0,
     }
 
 
@@ -183,14 +185,10 @@ def _scaled(keys: GgufKeys) -> Mapping[str, Any] | None:
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         keys.refuse(keys.name_of("rope.scaling.type"), "must be none, linear, yarn or longrope")
-    return {"rope_type": "yarn", "factor": factor, **dict(_yarn(keys, factor))}
+    return {**yarn(keys), **dict(_yarn_factors(keys, factor))}
 
 
-def _yarn(keys: GgufKeys, factor: float) -> Iterator[tuple[str, Any]]:
-    yield "original_max_position_embeddings", keys.count("rope.scaling.original_context_length")
-    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-        if keys.of_model(f"rope.scaling.{key}") is not None:
-            yield name, keys.number(f"rope.scaling.{key}")
+def _yarn_factors(keys: GgufKeys, factor: float) -> Iterator[tuple[str, Any]]:
     if keys.architecture == "gpt-oss":
         yield "truncate", False
     if keys.of_model("rope.scaling.attn_factor") is not None:

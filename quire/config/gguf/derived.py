@@ -184,15 +184,20 @@ def _latent_yarn(keys: GgufKeys) -> Mapping[str, Any]:
     if keys.of_model("rope.scaling.type") != "yarn" or not multiplier:
         return {}
     mscale = keys.number("rope.scaling.yarn_log_multiplier") * 10.0
-    return {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": keys.number("rope.scaling.factor"),
-            "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
-            "mscale": mscale,
-            "mscale_all_dim": mscale,
-        }
+    return {"rope_scaling": {**yarn(keys), "mscale": mscale, "mscale_all_dim": mscale}}
+
+
+def yarn(keys: GgufKeys) -> Mapping[str, Any]:
+    """A rotation that is stretched by parts, as the metadata have it."""
+    given = {
+        "rope_type": "yarn",
+        "factor": keys.number("rope.scaling.factor"),
+        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
     }
+    for name in ("beta_fast", "beta_slow"):
+        if keys.of_model(f"rope.scaling.yarn_{name}") is not None:
+            given[name] = keys.number(f"rope.scaling.yarn_{name}")
+    return given
 
 
 def minicpm3(keys: GgufKeys) -> Mapping[str, Any]:
@@ -308,17 +313,11 @@ def ministral3(keys: GgufKeys) -> Mapping[str, Any]:
     """Queries are scaled by their position, by numbers among those of the rotation."""
     mscale = keys.of_model("rope.scaling.yarn_log_multiplier")
     given = {} if not mscale else {"mscale": mscale, "mscale_all_dim": mscale}
-    rope = {
-        "rope_type": "yarn",
+    own = {
         "rope_theta": keys.number("rope.freq_base"),
-        "factor": keys.number("rope.scaling.factor"),
-        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
         "llama_4_scaling_beta": keys.number("attention.temperature_scale"),
     }
-    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-        if keys.of_model(f"rope.scaling.{key}") is not None:
-            rope[name] = keys.number(f"rope.scaling.{key}")
-    return {"rope_parameters": {**rope, **given}, "rope_scaling": None}
+    return {"rope_parameters": {**yarn(keys), **own, **given}, "rope_scaling": None}
 
 
 def apertus(keys: GgufKeys) -> Mapping[str, Any]:
