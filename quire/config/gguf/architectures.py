@@ -141,6 +141,7 @@ _NEMOTRON_H = GgufArchitecture(
     keys={
         **_DEEPSEEK_EXPERTS,
         "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "moe_latent_size": "moe_latent_size",
         "ssm.conv_kernel": "conv_kernel",
         "ssm.state_size": "ssm_state_size",
         "ssm.group_count": "n_groups",

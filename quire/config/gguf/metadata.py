@@ -87,7 +87,7 @@ class GgufKeys:
             return value
         found = {str(each): each for each in value if isinstance(each, (int, float, str, bool))}
         given = [each for each in found.values() if each] or list(found.values())
-        if len(given) != 1 or (len(found) > 1 and 0 not in found.values()):
+        if len(given) != 1:
             self.refuse(self.name_of(key), "must be the same for all layers: models whose layers differ are not read")
         return given[0]
 
