@@ -13,7 +13,7 @@ from quire.config.gguf.header import GgufTensor
 from quire.config.gguf.tensor_types import PLAIN
 from quire.config.quantized.stored import Header
 from quire.layers.quantization.schemes import plain
-from quire.loader.gguf.changes import keys_and_values
+from quire.loader.gguf.changes import changed, keys_and_values
 from quire.loader.gguf.names import StoredTensor, read_gguf_tensors
 from quire.loader.mapped_file import MappedFile
 from quire.loader.safetensors_header import TensorInfo
@@ -49,7 +49,7 @@ class GgufCheckpoint:
         parts = [self._stored(tensor) for tensor in info.stored]
         value = parts[0] if len(parts) == 1 else torch.cat(parts)
         value = value if info.expert is None else value[info.expert]
-        value = value if info.values is None else info.values.compute(value)
+        value = value if info.change is None else changed(value, info.change)
         return value.view(info.shape) if info.dtype in PLAIN else value
 
     def _of_latents(self, info: StoredTensor) -> Tensor:

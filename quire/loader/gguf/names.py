@@ -20,7 +20,7 @@ from quire.config.gguf.metadata import GgufKeys
 from quire.config.gguf.tensor_types import PLAIN, QUANTIZED
 from quire.config.layers.experts import MAX_EXPERTS
 from quire.errors import CheckpointError
-from quire.loader.gguf.changes import Values, values_of
+from quire.loader.gguf.shapes import TensorChange, change_of
 
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.(?P<kind>weight|bias))?", re.DOTALL)
 KEYS_OF_LATENT, VALUES_OF_LATENT = "attn_k_b", "attn_v_b"
@@ -67,7 +67,7 @@ class StoredTensor:
     """Whole tensors of the file, whose rows follow each other."""
     expert: int | None = None
     """Of a tensor for all experts, the one that this is."""
-    values: Values | None = None
+    change: TensorChange | None = None
     """What is done to the rows; None where they are as in the file."""
     constant: float | None = None
     """What all elements are, of a weight that is no tensor of the file."""
@@ -142,7 +142,7 @@ def _parts(names: _Names, tensor: GgufTensor, arch: ModelArch, how: GgufArchitec
     elif part.endswith("_exps") and "#" in name and tensor.shape[0] <= MAX_EXPERTS:
         yield from _experts(whole)
     else:
-        yield _changed(whole, _change_of(part, key, how), part, arch)
+        yield _changed(whole, _kind_of(part, key, how), part, arch)
 
 
 def _experts(whole: StoredTensor) -> Iterator[StoredTensor]:
@@ -153,7 +153,7 @@ def _experts(whole: StoredTensor) -> Iterator[StoredTensor]:
         yield replace(whole, name=name, shape=tuple(shape), num_bytes=size, expert=expert)
 
 
-def _change_of(part: str, key: str, how: GgufArchitecture) -> Change | None:
+def _kind_of(part: str, key: str, how: GgufArchitecture) -> Change | None:
     """What is done to a tensor, by the part with its kind, or by the part."""
     for changes in (how.changes, CHANGES):
         if key in changes or part in changes:
@@ -161,16 +161,16 @@ def _change_of(part: str, key: str, how: GgufArchitecture) -> Change | None:
     return Change.OFFSET if part.endswith("norm") and key.endswith(".weight") else None
 
 
-def _changed(whole: StoredTensor, change: Change | None, part: str, arch: ModelArch) -> StoredTensor:
+def _changed(whole: StoredTensor, kind: Change | None, part: str, arch: ModelArch) -> StoredTensor:
     is_plain = whole.dtype in PLAIN
-    values = None if change is None else values_of(change, whole.shape, part, arch, is_plain=is_plain)
-    if values is None:
+    change = None if kind is None else change_of(kind, whole.shape, part, arch, is_plain=is_plain)
+    if change is None:
         return whole
-    if values.is_arithmetic and not is_plain:
+    if change.is_arithmetic and not is_plain:
         (tensor,) = whole.stored
         raise CheckpointError(f"{whole.file.name}: {tensor.name} is {whole.dtype}, but must be {', '.join(PLAIN)}.")
-    dtype = "F32" if values.is_arithmetic else whole.dtype
-    return replace(whole, shape=values.shape, dtype=dtype, values=values)
+    dtype = "F32" if change.is_arithmetic else whole.dtype
+    return replace(whole, shape=change.shape, dtype=dtype, change=change)
 
 
 def _joined(parts: Sequence[StoredTensor]) -> StoredTensor:
@@ -179,7 +179,7 @@ def _joined(parts: Sequence[StoredTensor]) -> StoredTensor:
     is_latent = _is_latent(stored)
     if not is_latent and (
         len({(part.dtype, part.shape[1:]) for part in parts}) > 1
-        or any(part.values is not None or part.expert is not None for part in parts)
+        or any(part.change is not None or part.expert is not None for part in parts)
     ):
         names = ", ".join(f"{tensor.name} {tensor.type.name} {list(tensor.shape)}" for tensor in stored)
         raise CheckpointError(
