@@ -161,7 +161,7 @@ def download(model: HubName, revision: str | None = None, *, with_weights: bool 
         if not with_weights and model.tag is None:
             return _fetch_snapshot(model, revision, with_weights=False)
         commit, files = files_of(model.repository, revision)
-        if _means_gguf(model, files):
+        if means_gguf(model, files):
             return download_gguf(model, commit, revision, files)
         check_config(fetch_config(model, revision) / "config.json")
         fetch_files(model.repository, commit, filter(_is_weight, files))
@@ -185,7 +185,7 @@ def _fetch_snapshot(model: HubName, revision: str | None, *, with_weights: bool)
     return Path(hub_library().snapshot_download(model.repository, revision=revision, **patterns))
 
 
-def _means_gguf(model: HubName, files: Mapping[str, int]) -> bool:
+def means_gguf(model: HubName, files: Mapping[str, int]) -> bool:
     """Whether a name means a GGUF file of the repository: it has a tag, or there are no other weights."""
     return model.tag is not None or (
         any(is_gguf(Path(file)) for file in files) and not any(_is_weight(file) for file in files)
@@ -204,7 +204,7 @@ def describe(model: HubName, revision: str | None = None) -> Path:
     if model.tag is not None or why_unreachable(model.repository, revision) is None:
         try:
             commit, files = files_of(model.repository, revision)
-            if _means_gguf(model, files):
+            if means_gguf(model, files):
                 return describe_gguf(model, commit, files)
         except QuireError:
             raise

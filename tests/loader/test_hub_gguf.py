@@ -10,6 +10,7 @@ import pytest
 
 from quire.errors import ModelNotFound
 from quire.loader.gguf.repository import choose, models_in
+from quire.loader.hub import means_gguf
 from quire.loader.names import HubName, hub_name
 from tests.checkpoints import make_checkpoint
 from tests.gguf.files import GgufFile
@@ -165,3 +166,18 @@ def test_what_quire_cannot_run_is_refused_before_it_is_fetched(tmp_path: Path, s
     status, _, err = machine.run("run", f"{NAME}:Q5_K_M", "hi")
     assert (status, "There are " in err, "Q8_0 (" in err) == (2, True, True), err
     assert "" not in server.fetched("tiny-Q2_K.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "expected"),
+    [
+        ("org/m", ("config.json", "m-Q8_0.gguf"), True),
+        ("org/m", ("config.json", "model.safetensors", "m-Q8_0.gguf"), False),
+        ("org/m:Q8_0", ("config.json", "model.safetensors", "m-Q8_0.gguf"), True),
+        ("org/m", ("config.json", "pytorch_model.bin"), False),
+    ],
+)
+def test_safetensors_are_meant_before_gguf_files(name: str, files: tuple[str, ...], expected: bool) -> None:
+    model = hub_name(name)
+    assert model is not None
+    assert means_gguf(model, dict.fromkeys(files, 1)) is expected
