@@ -9,8 +9,11 @@ Where an output stands is a function of the grammar and the output's tokens, as 
    may begin with thinking, the begin marker's token is allowed as the first one beside what the grammar allows.
 3. *Answer with triggers*. Everything is allowed until a trigger has come. From just after it the grammar counts, until
    it is complete and can take nothing more; then everything is allowed, and a trigger may come again, or the output
-   ends if the gate does not repeat. Where the grammar
-   is complete and could take more, it can only be continued, or the output ended: so end such grammars with a mark.
+   ends if the gate does not repeat. Where the grammar is complete and could take more, it can only be continued, or
+   the output ended: so end such grammars with a mark. The answer is open from its first token on where the prompt ends
+   with a trigger. An *opening* is a trigger that counts only as the beginning of the answer, and that the grammar
+   takes, too. White space before it and behind its first character is no part of it, nor are special tokens. A token
+   that completes one and goes on as the grammar forbids is impossible.
 
 A marker without a token of its own may end inside a token. The bytes after it belong to what follows: a trigger whose
 further bytes the grammar cannot take was none, and a token with which the thinking would end and the answer begin in a
@@ -66,12 +69,26 @@ class Spelling:
         self._special_ids = vocabulary.special_ids
         self._completing: tuple[bytes, list[int]] | None = None
         """The last answer: a model has one mark for the end of its thinking."""
+        self._holding: tuple[frozenset[int], list[int]] | None = None
+        """The last answer: a format has one way to open calls."""
 
     @cached_property
     def of_bytes(self) -> dict[int, int]:
         """Byte -> a token that says just this byte."""
         single = (token_id for token_id, token in enumerate(self.tokens) if len(token) == 1)
         return {self.tokens[token_id][0]: token_id for token_id in single if token_id not in self._special_ids}
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token stands for no text."""
+        return token_id in self._special_ids
+
+    def holding(self, last: frozenset[int]) -> list[int]:
+        """Tokens that hold one of these bytes."""
+        if self._holding is None or self._holding[0] != last:
+            singles = [bytes([byte]) for byte in last]
+            found = [i for i, token in enumerate(self.tokens) if any(one in token for one in singles)]
+            self._holding = last, [token_id for token_id in found if token_id not in self._special_ids]
+        return self._holding[1]
 
     def completing(self, text: bytes) -> list[int]:
         """Tokens that can complete a text and say more after it."""
@@ -91,8 +108,14 @@ class Texts:
 
     def end(self, window: bytes, start: int, seen: int) -> int | None:
         """Where the first one ends that begins at `start` or later and ends after `seen`."""
+        found = self.find(window, start, seen)
+        return None if found is None else found[1]
+
+    def find(self, window: bytes, start: int, seen: int) -> tuple[int, int] | None:
+        """Where that one begins and ends; of two that end together, the longer."""
         begins = ((window.find(text, max(start, seen - len(text) + 1)), len(text)) for text in self._texts)
-        return min((begin + size for begin, size in begins if begin >= 0), default=None)
+        found = [(begin, begin + size) for begin, size in begins if begin >= 0]
+        return min(found, key=lambda place: (place[1], place[0]), default=None)
 
     def tail(self, window: bytes) -> bytes:
         """The bytes at the end that a marker may have begun in."""
@@ -149,6 +172,54 @@ class Exits:
         return self._wrong[next(said, 0)]
 
 
+class Openings:
+    """Texts with which an answer may begin."""
+
+    def __init__(self, texts: Iterable[str], root: Matcher, spelling: Spelling) -> None:
+        self._texts = tuple(text.encode() for text in texts)
+        self._root, self._spelling = root, spelling
+        self._candidates = spelling.holding(frozenset(text[-1] for text in self._texts)) if self._texts else []
+        tails = [text[1:] for text in self._texts]
+        self._whole = [i for i in self._candidates if any(tail in spelling.tokens[i] for tail in tails)]
+        """Those that complete one where no more than its first character was said."""
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def has_come(self, said: bytes) -> bool:
+        """Whether an answer begins with one."""
+        return plainly(said).startswith(self._texts)
+
+    def may_come(self, said: bytes) -> bool:
+        """Whether an answer may go on to be one."""
+        plain = plainly(said)
+        return len(said) <= MAX_BEGUN and any(text.startswith(plain) for text in self._texts)
+
+    def wrong(self, said: bytes) -> list[int]:
+        """Tokens that complete one and go on as the grammar forbids."""
+        plain, tokens = plainly(said), self._spelling.tokens
+        if len(plain) < 2:
+            complete = [i for i in self._whole if self.has_come(said + tokens[i])]
+        else:
+            rests = tuple(text[len(plain) :] for text in self._texts if text.startswith(plain))
+            complete = [i for i in self._candidates if tokens[i].startswith(rests)]
+        return [token_id for token_id in complete if not self._takes(said + tokens[token_id])]
+
+    def _takes(self, data: bytes) -> bool:
+        return take(self._root.clone(), data.lstrip(WHITE), self._spelling) is not None
+
+
+WHITE = b" \t\r\n"
+MAX_BEGUN = 1024
+"""Bytes of the beginning of an answer in which an opening may come."""
+
+
+def plainly(said: bytes) -> bytes:
+    """What an answer has said, without white space before it and behind its first character."""
+    said = said.lstrip(WHITE)
+    return said[:1] + said[1:].lstrip(WHITE)
+
+
 class GatedMatcher:
     """See above. `inner` is asked where the grammar counts."""
 
@@ -160,8 +231,14 @@ class GatedMatcher:
         self._spelling = spelling
         self._triggers = Texts(gate.triggers)
         self._trigger_ids = {marker.token_id for marker in gate.triggers} - {None}
+        self._openings = Openings(gate.openings, root, spelling)
+        self._is_triggered = bool(gate.triggers or gate.openings)
         self._end = Texts([] if gate.thinking is None else [gate.thinking.end])
-        self._exits = None if gate.thinking is None or gate.triggers else Exits(gate.thinking.end, root, spelling)
+        has_exits = gate.thinking is not None and not self._is_triggered
+        self._exits = Exits(gate.thinking.end, root, spelling) if gate.thinking is not None and has_exits else None
+        self._not_before = self._impossible_before() if has_exits else ()
+        self._begun: bytes | None = None
+        """What the answer has said while it may still become an opening."""
         self._tail = b""
         """Bytes in which a marker may have begun."""
         self._head = b""
@@ -170,6 +247,8 @@ class GatedMatcher:
         """Tokens of thinking; in the part `FORCED`, of `forced`."""
         self.inner: Matcher | None = None
         self._answer()
+        if gate.is_open:
+            self._open(root.clone())
         self._part = Part.ANSWER
         if gate.thinking is not None:
             self._part = Part.START
@@ -179,7 +258,7 @@ class GatedMatcher:
     @property
     def _reopens(self) -> bool:
         """Whether everything is allowed again when the grammar is complete."""
-        return bool(self._gate.triggers) and self._gate.repeats
+        return self._is_triggered and self._gate.repeats
 
     @property
     def error(self) -> str:
@@ -191,7 +270,9 @@ class GatedMatcher:
         """See `Matcher`."""
         if self._part is Part.THINKING:
             return not len(self._wrong_exits())
-        return self._part is not Part.FORCED and (self.inner is None or self.inner.is_free)
+        if self._part is Part.FORCED:
+            return False
+        return not self._wrong_openings() if self.inner is None else self.inner.is_free
 
     @property
     def is_complete(self) -> bool:
@@ -219,23 +300,37 @@ class GatedMatcher:
     def amend(self, mask: Masks) -> None:
         """Change a row of masks, which `inner` has filled if there is one. Shapes: mask [W]. Mutates: mask."""
         thinking = self._thinking
-        if thinking is None:
-            return
-        if self._part is Part.FORCED:
+        if self._part is Part.FORCED and thinking is not None:
             mask[:] = _words([thinking.forced[self._count]], len(mask))
         elif self._part is Part.THINKING:
             mask[:] = ~_words(self._wrong_exits(), len(mask))
-        elif self._part is Part.START and thinking.begin.token_id is not None:
+        elif self.inner is None:
+            mask[:] = ~_words(self._wrong_openings(), len(mask))
+        elif self._part is Part.START and thinking is not None and thinking.begin.token_id is not None:
             mask |= _words([thinking.begin.token_id], len(mask))
 
     def _wrong_exits(self) -> Sequence[int] | NDArray[np.int64]:
-        return () if self._exits is None else self._exits.wrong(self._tail)
+        wrong = () if self._exits is None else self._exits.wrong(self._tail)
+        return [*wrong, *self._not_before] if self._not_before else wrong
+
+    def _impossible_before(self) -> tuple[int, ...]:
+        """Tokens that would end the thinking and begin an answer that the grammar cannot take."""
+        assert self._thinking is not None
+        return tuple(token_id for token_id in self._thinking.before if not self._takes(token_id))
+
+    def _takes(self, token_id: int) -> bool:
+        matcher = self._root.clone()
+        matcher.advance(token_id)
+        return not matcher.error
+
+    def _wrong_openings(self) -> Sequence[int]:
+        return () if self._begun is None else self._openings.wrong(self._begun)
 
     def _advance_start(self, token_id: int) -> None:
         thinking = self._thinking
         assert thinking is not None
         data = self._spelling.tokens[token_id]
-        is_first_only = self.inner is not None and not self.inner.is_free
+        is_first_only = self.inner is not None and not self.inner.is_free and not self._is_triggered
         if thinking.begin.token_id is not None:
             if token_id == thinking.begin.token_id:
                 return self._think(thinking)
@@ -254,7 +349,7 @@ class GatedMatcher:
     def _think(self, thinking: Thinking, said: bytes = b"") -> None:
         """Begin to think; `said` came after the begin marker in its token."""
         self._part = Part.THINKING
-        self.inner, self._tail, self._count = None, b"", 0
+        self.inner, self._tail, self._count, self._begun = None, b"", 0, None
         self._look_for_end(said)
         self._check_budget(thinking)
 
@@ -262,7 +357,10 @@ class GatedMatcher:
         thinking = self._thinking
         assert thinking is not None
         self._count += 1
-        if thinking.end.token_id is None:
+        if token_id in thinking.before:
+            self._answer()
+            self._advance_answer(token_id)
+        elif thinking.end.token_id is None:
             self._look_for_end(self._spelling.tokens[token_id])
         elif token_id == thinking.end.token_id:
             self._answer()
@@ -290,7 +388,8 @@ class GatedMatcher:
         """Begin the answer; `said` came after the end marker in its token."""
         self._part = Part.ANSWER
         self.inner, self._tail = None, b""
-        if self._gate.triggers:
+        if self._is_triggered:
+            self._begun = b"" if self._openings else None
             self._look_for_triggers(said)
         else:
             begun = self._root.clone()
@@ -302,20 +401,47 @@ class GatedMatcher:
             if self._reopens and self.inner.is_complete:
                 self.inner, self._tail = None, b""
         elif token_id in self._trigger_ids:
-            self._open(self._root.clone())
+            matcher = self._root.clone()
+            if self._gate.takes_triggers:
+                matcher.advance(token_id)
+            self._open(matcher)
         else:
-            self._look_for_triggers(self._spelling.tokens[token_id])
+            self._look_for_triggers(self._spelling.tokens[token_id], is_special=self._spelling.is_special(token_id))
 
     def _open(self, matcher: Matcher) -> None:
         """Have the grammar count. Thinking comes before everything else."""
         self._part = Part.ANSWER
-        self.inner, self._tail = matcher, b""
+        self.inner, self._tail, self._begun = matcher, b"", None
 
-    def _look_for_triggers(self, data: bytes) -> None:
+    def _begin(self, data: bytes) -> bytes | None:
+        """Look for an opening: what is left of the data for triggers, or None where the grammar counts now."""
+        said = (self._begun or b"") + data
+        self._begun = said if self._openings.may_come(said) else None
+        if not self._openings.has_come(said):
+            return data
+        self._begun = None
+        said = said.lstrip(WHITE)
+        matcher = self._root.clone()
+        taken = take(matcher, said, self._spelling)
+        if taken is None:
+            return data
+        if matcher.is_complete and self._reopens:
+            self._part, self._tail = Part.ANSWER, b""
+            return said[taken:]
+        self._open(matcher)
+        return None
+
+    def _look_for_triggers(self, data: bytes, *, is_special: bool = False) -> None:
+        if self._begun is not None and not is_special:
+            left = self._begin(data)
+            if left is None:
+                return None
+            data = left
         window = self._tail + data
         start, seen = 0, len(self._tail)
-        while (end := self._triggers.end(window, start, seen)) is not None:
-            seen = end
+        while (found := self._triggers.find(window, start, seen)) is not None:
+            begin, seen = found
+            end = begin if self._gate.takes_triggers else seen
             matcher = self._root.clone()
             taken = 0 if matcher.error else take(matcher, window[end:], self._spelling)
             if taken is not None and not (matcher.is_complete and self._reopens):

@@ -16,6 +16,7 @@ PLACE = "gate"
 MAX_TRIGGERS = 64
 MAX_CHARACTERS = 256
 """Of the text of a marker."""
+MAX_OPENINGS = 128
 MAX_FORCED = 64
 MAX_BUDGET = 2**31 - 1
 
@@ -27,15 +28,24 @@ def gate_of(given: object) -> Gate:
     """
     read = _fields(Gate, PLACE, given)
     thinking = read["thinking"]
-    if not isinstance(read["repeats"], bool):
-        raise _wrong(f"{PLACE}.repeats", "True or False", read["repeats"])
+    for name in ("repeats", "is_open", "takes_triggers"):
+        if not isinstance(read[name], bool):
+            raise _wrong(f"{PLACE}.{name}", "True or False", read[name])
     gate = Gate(
         thinking=None if thinking is None else _thinking(f"{PLACE}.thinking", thinking),
         triggers=tuple(_list(f"{PLACE}.triggers", read["triggers"], MAX_TRIGGERS, _marker)),
         repeats=read["repeats"],
+        is_open=read["is_open"],
+        takes_triggers=read["takes_triggers"],
+        openings=tuple(_list(f"{PLACE}.openings", read["openings"], MAX_OPENINGS, _opening)),
     )
-    if gate.thinking is None and not gate.triggers:
-        raise InvalidParameter(f"{PLACE} needs thinking or triggers; got neither", parameter=PLACE)
+    if gate.thinking is None and not gate.triggers and not gate.openings:
+        raise InvalidParameter(f"{PLACE} needs thinking, triggers or openings; got none of them", parameter=PLACE)
+    for name in ("is_open", "takes_triggers"):
+        if getattr(gate, name) and not gate.triggers:
+            raise InvalidParameter(
+                f"{PLACE}.{name} is about triggers, so it needs {PLACE}.triggers; got none", parameter=f"{PLACE}.{name}"
+            )
     return gate
 
 
@@ -44,12 +54,12 @@ def check_gate(gate: Gate, thinking_token_budget: int | None, *, has_form: bool)
 
     Raises: InvalidParameter.
     """
-    if gate.triggers and not has_form:
-        raise InvalidParameter(
-            f"{PLACE}.triggers needs structured_outputs: what must follow a trigger. Give it, or leave out the "
-            "triggers.",
-            parameter=f"{PLACE}.triggers",
-        )
+    for name, given in (("triggers", gate.triggers), ("openings", gate.openings)):
+        if given and not has_form:
+            raise InvalidParameter(
+                f"{PLACE}.{name} needs structured_outputs: what must follow them. Give it, or leave out the {name}.",
+                parameter=f"{PLACE}.{name}",
+            )
     budget = None if gate.thinking is None else gate.thinking.budget
     if len({thinking_token_budget, budget} - {None, -1}) > 1:
         raise InvalidParameter(
@@ -78,20 +88,30 @@ def _thinking(place: str, given: object) -> Thinking:
         is_open=is_open,
         budget=budget,
         forced=tuple(forced),
+        before=tuple(_list(f"{place}.before", read["before"], MAX_FORCED, _token_id)),
     )
 
 
 def _marker(place: str, given: object) -> Marker:
     read = _fields(Marker, place, given)
-    text, token_id = read["text"], read["token_id"]
-    if not isinstance(text, str):
-        raise _wrong(f"{place}.text", "a string", text)
-    if not 0 < len(text) <= MAX_CHARACTERS:
-        raise InvalidParameter(
-            f"{place}.text must have 1 to {MAX_CHARACTERS} characters, got {len(text)}", parameter=f"{place}.text"
-        )
-    check_unicode(text, f"{place}.text")
+    text, token_id = _text(f"{place}.text", read["text"]), read["token_id"]
     return Marker(text=text, token_id=None if token_id is None else _token_id(f"{place}.token_id", token_id))
+
+
+def _text(place: str, given: object) -> str:
+    if not isinstance(given, str):
+        raise _wrong(place, "a string", given)
+    if not 0 < len(given) <= MAX_CHARACTERS:
+        raise InvalidParameter(f"{place} must have 1 to {MAX_CHARACTERS} characters, got {len(given)}", parameter=place)
+    check_unicode(given, place)
+    return given
+
+
+def _opening(place: str, given: object) -> str:
+    text = _text(place, given)
+    if not text.strip() or "".join(text.split()) != text:
+        raise InvalidParameter(f"{place} must have no white space, got {shown(text)}", parameter=place)
+    return text
 
 
 def _token_id(place: str, given: object) -> int:

@@ -39,6 +39,8 @@ class Thinking:
     """Most tokens of thinking, without the begin marker. None: as many as the model likes."""
     forced: tuple[int, ...] = ()
     """Tokens that follow when the budget is used up; the thinking ends with the last one."""
+    before: tuple[int, ...] = ()
+    """Tokens that end the thinking, too, and are part of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,13 @@ class Gate:
     the end of the output."""
     repeats: bool = True
     """A trigger may come again. Otherwise the output ends when the grammar behind the first one is complete."""
+    is_open: bool = False
+    """The prompt ends with a trigger, so the grammar counts from the first token on."""
+    takes_triggers: bool = False
+    """The grammar takes a trigger, too, and what may follow can depend on which one it was."""
+    openings: tuple[str, ...] = ()
+    """Texts with which an answer may begin, white space before them and behind their first character aside. Then the
+    grammar counts from that character on: it takes the opening, too."""
 
     @property
     def markers(self) -> tuple[Marker, ...]:
@@ -61,13 +70,13 @@ class Gate:
     @property
     def num_characters(self) -> int:
         """Of all texts, a number counted as one."""
-        forced = () if self.thinking is None else self.thinking.forced
-        return sum(len(marker.text) for marker in self.markers) + len(forced)
+        ids = () if self.thinking is None else (*self.thinking.forced, *self.thinking.before)
+        return sum(len(marker.text) for marker in self.markers) + sum(map(len, self.openings)) + len(ids)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All tokens that are named."""
-        forced = () if self.thinking is None else self.thinking.forced
+        forced = () if self.thinking is None else (*self.thinking.forced, *self.thinking.before)
         return (*(marker.token_id for marker in self.markers if marker.token_id is not None), *forced)
 
 

@@ -23,7 +23,7 @@ LONE = TOKENS.index(b"z")
 """The only token that says z: made special below, so that no token says just this byte."""
 END = 0
 VOCABULARY = Vocabulary(tokens=TOKENS, special_ids=frozenset([*range(len(SPECIAL)), LONE]), eos_token_ids=(END,))
-WORDS = [("abc",), ("ab", "abc"), ("bb", "a b"), ("a",), ("cab", "\nab"), ()]
+WORDS = [("abc",), ("ab", "abc"), ("bb", "a b"), ("a",), ("cab", "\nab"), ("<a>b", "a>bb"), ("caab", "abab"), ()]
 
 
 def special(name: bytes) -> Marker:
@@ -47,6 +47,10 @@ TRIGGERS = [
 ]
 
 
+OPENINGS = [(), (), ("ab",), ("ab", "bb"), ("a",), ("cab", "abc"), ("<a>",)]
+BEFORE = [(), (), (SPECIAL.index(b"<call>"),), (TOKENS.index(b"ab"), SPECIAL.index(b"<other>"))]
+
+
 @dataclass
 class Naive:
     """What may follow an output. Everything is worked out from its beginning."""
@@ -54,6 +58,7 @@ class Naive:
     gate: Gate
     words: tuple[str, ...]
     output: list[int]
+    opened: str = ""
 
     def allowed(self) -> set[int] | None:
         """None where everything is."""
@@ -66,17 +71,20 @@ class Naive:
                 if not isinstance(ended, tuple):
                     return ended
                 first, said = ended
-            elif not self.output and thinking.begin.token_id is not None:
+            elif (
+                not self.output or (self.gate.is_open and not spelled(self.output).strip())
+            ) and thinking.begin.token_id is not None:
                 more = {thinking.begin.token_id}
-        if self.gate.triggers:
-            return self._after_triggers(first, said)
+        if self.gate.triggers or self.gate.openings:
+            following = self._after_triggers(first, said)
+            return following if following is None or self.opened != "first" else following | more
         if not self.words:
             return None
         part = (said if self._continues(said) else b"") + spelled(self.output[first:])
         return self._following(part) | more
 
     def _begin(self, thinking: Thinking) -> tuple[int, bytes] | None:
-        is_first_only = bool(self.words) and not self.gate.triggers
+        is_first_only = bool(self.words) and not (self.gate.triggers or self.gate.openings)
         marker = thinking.begin
         for count in range(1, len(self.output) + 1):
             said = spelled(self.output[:count]).lstrip()
@@ -97,6 +105,8 @@ class Naive:
         end = thinking.end
         for last in range(first, len(self.output) + 1):
             whole = said + spelled(self.output[first:last])
+            if last > first and self.output[last - 1] in thinking.before:
+                return last - 1, b""
             if end.token_id is None and end.text.encode() in whole:
                 return last, whole.split(end.text.encode(), 1)[1]
             if end.token_id is not None and last > first and self.output[last - 1] == end.token_id:
@@ -106,36 +116,75 @@ class Naive:
                 if num_forced < len(thinking.forced):
                     return {thinking.forced[num_forced]}
                 return last + len(thinking.forced), b""
-        if end.token_id is not None or self.gate.triggers or not self.words:
+        if self.gate.triggers or self.gate.openings or not self.words:
             return None
         before = said + spelled(self.output[first:])
-        wrong = set()
-        for token_id, token in enumerate(TOKENS):
+        wrong = {one for one in thinking.before if not self._following(b"") & {one}}
+        for token_id, token in enumerate(TOKENS if end.token_id is None else ()):
             _, found, rest = (before + token).partition(end.text.encode())
             if found and rest.strip() and not self._continues(rest):
                 wrong.add(token_id)
         return set(range(len(TOKENS))) - wrong if wrong else None
 
     def _after_triggers(self, first: int, said: bytes) -> set[int] | None:
-        part, free = self._free(b"", said)
-        for token_id in self.output[first:]:
+        self.opened = ""
+        is_open = self.gate.is_open and not first and (self.gate.thinking is None or not self.gate.thinking.is_open)
+        begun: bytes | None = b"" if self.gate.openings and not is_open else None
+        part, free = (b"", b"") if is_open else (None, b"")
+        for token_id in [None, *self.output[first:]]:
+            data = said if token_id is None else TOKENS[token_id]
             if part is not None:
-                part += TOKENS[token_id]
-                if self._is_complete(part) and self.gate.repeats:
-                    part, free = None, b""
-            elif any(marker.token_id == token_id for marker in self.gate.triggers):
-                part = b""
-            else:
-                part, free = self._free(free, TOKENS[token_id])
-        return None if part is None else self._following(part)
+                part += data
+                if token_id is not None and self._is_complete(part) and self.gate.repeats:
+                    part, free, is_open = None, b"", False
+                continue
+            if token_id is not None and any(marker.token_id == token_id for marker in self.gate.triggers):
+                part, begun = b"", None
+                continue
+            if begun is not None and token_id not in VOCABULARY.special_ids:
+                begun += data
+                plain = plainly(begun)
+                if any(plain.startswith(one.encode()) for one in self.gate.openings):
+                    rest, begun = begun.lstrip(), None
+                    done = self._done(rest)
+                    if done is not None and self.gate.repeats:
+                        free, data = b"", rest[done:]
+                    elif done is not None or self._continues(rest):
+                        part = rest[:done]
+                        continue
+                elif not any(one.encode().startswith(plain) for one in self.gate.openings):
+                    begun = None
+            part, free = self._free(free, data)
+            begun = begun if part is None else None
+        if part is not None:
+            self.opened = "first" if is_open else ""
+            return self._following(part)
+        wrong = set() if begun is None else self._wrong(begun)
+        return set(range(len(TOKENS))) - wrong if wrong else None
+
+    def _wrong(self, begun: bytes) -> set[int]:
+        texts = [one.encode() for one in self.gate.openings]
+        found = set()
+        for token_id, token in enumerate(TOKENS):
+            whole = begun + token
+            if token_id in VOCABULARY.special_ids or not any(plainly(whole).startswith(one) for one in texts):
+                continue
+            if self._done(whole.lstrip()) is None and not self._continues(whole.lstrip()):
+                found.add(token_id)
+        return found
+
+    def _done(self, rest: bytes) -> int | None:
+        done = next((n for n in range(1, len(rest) + 1) if self._is_complete(rest[:n])), None)
+        return done if done is not None and self._can_be_said(rest[:done]) else None
 
     def _free(self, before: bytes, data: bytes) -> tuple[bytes | None, bytes]:
         """What the grammar has had, None where it does not count; and the free bytes before."""
         whole, seen = before + data, len(before)
         texts = [marker.text.encode() for marker in self.gate.triggers if marker.token_id is None]
         for end in range(seen + 1, len(whole) + 1):
-            if any(whole[:end].endswith(one) for one in texts):
-                rest = whole[end:]
+            ended = [one for one in texts if whole[:end].endswith(one)]
+            if ended:
+                rest = (max(ended, key=len) if self.gate.takes_triggers else b"") + whole[end:]
                 done = next((n for n in range(1, len(rest) + 1) if self._is_complete(rest[:n])), None)
                 if done is not None and self._can_be_said(rest[:done]):
                     return self._free(b"", rest[done:]) if self.gate.repeats else (rest[:done], b"")
@@ -163,6 +212,10 @@ class Naive:
             if token and token_id not in VOCABULARY.special_ids and any(w.startswith(part + token) for w in words)
         }
         return said | ({END} if part in words else set())
+
+
+def plainly(data: bytes) -> bytes:
+    return data.lstrip()[:1] + data.lstrip()[1:].lstrip()
 
 
 def spelled(token_ids: list[int]) -> bytes:
@@ -196,11 +249,16 @@ def random_gate(rng: random.Random, words: tuple[str, ...]) -> Gate:
         is_open=rng.random() < 0.4,
         budget=rng.choice([None, 0, 1, 3, 6]),
         forced=tuple(rng.choices(range(len(TOKENS)), k=rng.randint(1, 3))),
+        before=rng.choice(BEFORE),
     )
+    triggers = rng.choice(TRIGGERS) if words else ()
     return Gate(
         thinking=thinking if rng.random() < 0.8 else None,
-        triggers=rng.choice(TRIGGERS) if words else (),
+        triggers=triggers,
         repeats=rng.random() < 0.8,
+        is_open=bool(triggers) and rng.random() < 0.2,
+        takes_triggers=bool(triggers) and all(marker.token_id is None for marker in triggers) and rng.random() < 0.4,
+        openings=rng.choice(OPENINGS) if words else (),
     )
 
 
