@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -71,6 +71,10 @@ class CallSyntax(Protocol):
         Raises: Malformed.
         """
 
+    def openings(self, names: Iterable[str]) -> tuple[str, ...]:
+        """With what a message begins that is a call of one of these tools without a marker, white space before it and
+        behind its first character aside. Empty where that cannot be told from text."""
+
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """What follows a marker of `begins` (empty: in a message that is a call without marker), as an expression of
         the grammar: one call of any of its tools, or as many as the markers hold where the grammar has `parallel`, up
@@ -88,6 +92,8 @@ class Layout(Protocol):
 
     answer: str
     """What stands before the answer. The form of an answer counts from there on."""
+    call_end: str
+    """What ends a call."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -98,6 +104,9 @@ class Layout(Protocol):
 
     def ends_in_thinking(self, marks: Marks, prompt_token_ids: Sequence[int], prompt_text: str) -> bool:
         """Whether a prompt ends inside the thinking."""
+
+    def ends_in_header(self, marks: Marks, prompt_token_ids: Sequence[int], prompt_text: str) -> bool | None:
+        """Whether a prompt ends where a message's header is to follow; None: inside of a header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,7 +188,12 @@ THINKING: Mapping[str, Thinking] = {
     "mistral": Thinking(begin="[THINK]", end="[/THINK]", ends_before=("[TOOL_CALLS]",)),
     "nemotron_v3": _THINK,
     "olmo3": _THINK,
-    "openai_gptoss": Thinking(begin="<|channel|>analysis<|message|>", end="<|end|>", layout=_HARMONY),
+    "openai_gptoss": Thinking(
+        begin="<|channel|>analysis<|message|>",
+        end="<|end|>",
+        ends_before=("<|start|>", "<|call|>", "<|return|>"),
+        layout=_HARMONY,
+    ),
     "qwen3": _THINK,
     "seed_oss": Thinking(begin="<seed:think>", end="</seed:think>"),
     "step3": _ALWAYS_THINKS,

@@ -7,23 +7,33 @@ prompt has written the first `<|start|>assistant`. The recipient may stand befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from re import compile as pattern
 
 from quire.message_formats.format import Source
-from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.call_grammar import CallGrammar, in_regex
 from quire.message_formats.marks import Marks
 from quire.message_formats.reader import Malformed, Steps
+from quire.message_formats.tools import Tool
 from quire.message_formats.writer import CallWriter, MessageWriter, Trimmed
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>")
+CALL = "<|call|>"
+ENDS = ("<|end|>", CALL, "<|return|>")
 THINKING_CHANNEL = "analysis"
 FUNCTIONS = "functions."
 """Before the names of a request's tools. Other recipients are tools that the model knows by itself."""
+KNOWN = {"browser": r"browser\.[a-z_]+", "container": r"container\.[a-z_]+", "python": "python"}
+"""Tools that the model knows by itself, as it writes them."""
+ROLE = "assistant"
+RECIPIENT = "to="
+MAX_TEXT = 64
+"""Characters between two markers of a header that a grammar keeps."""
 MAX_WORDS = 8
 """Of a header."""
+_CHANNELS = "(commentary|analysis)"
+"""Of calls."""
 _WORD = pattern(r"[\w.:/$@+=-]*")
 
 
@@ -36,9 +46,10 @@ class _Header:
 class Harmony:
     """Reads such messages; `openai` among the syntaxes of calls, and the layout of `openai_gptoss`."""
 
-    begins: tuple[str, ...] = ()
+    begins = (START, CHANNEL)
     bare = ""
     answer = f"{CHANNEL}final{MESSAGE}"
+    call_end = CALL
     markers = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 
     def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
@@ -56,9 +67,43 @@ class Harmony:
         last = next((ids[token_id] for token_id in reversed(prompt_token_ids) if token_id in ids), "")
         return last == MESSAGE and prompt_text.rpartition(CHANNEL)[2].startswith(THINKING_CHANNEL)
 
+    def ends_in_header(self, marks: Marks, prompt_token_ids: Sequence[int], prompt_text: str) -> bool | None:
+        """See `Layout`."""
+        ids = {marks.ids[marker]: marker for marker in self.markers if marker in marks.ids}
+        last = next((ids[token_id] for token_id in reversed(prompt_token_ids) if token_id in ids), "")
+        if last in ("", MESSAGE, *ENDS):
+            return False
+        written = prompt_text.rpartition(last)[2].strip()
+        return True if not written or (last == START and written == ROLE) else None
+
+    def openings(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `CallSyntax`. No message is a call without a marker."""
+        return ()
+
     def rest(self, grammar: CallGrammar, begin: str) -> str:
-        """See `CallSyntax`. Calls begin with no marker of their own."""
-        return self.several(grammar)
+        """See `CallSyntax`. A header and, if it is that of a call, the call; the bodies of other messages are free.
+
+        Between two markers stands one terminal: of those that may, all that match count.
+        """
+        channel, constrain, message, end = map(grammar.marker, (CHANNEL, CONSTRAIN, MESSAGE, CALL))
+        role, kind = grammar.terminal(ROLE), grammar.terminal(f"{_CHANNELS}( json)? ?")
+        as_json = f"({constrain} {grammar.terminal('json ?')})?"
+
+        def call(tool: Tool) -> str:
+            recipient = f" {RECIPIENT}{in_regex(FUNCTIONS + tool.name)}"
+            first = f"{grammar.terminal(f'({ROLE})?{recipient} ?')} {channel} {kind}"
+            behind = f"(({role})? {channel})? {grammar.terminal(f'{_CHANNELS}{recipient}( json)? ?')}"
+            return grammar.sequence(f"({first} | {behind})", as_json, message, grammar.arguments(tool), end)
+
+        other = grammar.rule(" | ".join(grammar.terminal(*one) for one in self._other_texts(grammar)))
+        header = grammar.rule(f"({other})? ({channel} ({other})?)? ({constrain} ({other})?)? {message}")
+        return f"{grammar.one_of(call)} | {header}"
+
+    def _other_texts(self, grammar: CallGrammar) -> list[tuple[str, ...]]:
+        """What stands in headers that are not those of calls: no recipient, or a tool that the model knows."""
+        names = {tool.name for tool in grammar.tools}
+        known = [pattern for name, pattern in KNOWN.items() if name not in names]
+        return [(f"(?s:.{{1,{MAX_TEXT}}})", RECIPIENT), (f"[a-z]* ?{RECIPIENT}({'|'.join(known)})( [a-z]*)?",)]
 
     def several(self, grammar: CallGrammar) -> str:
         """See `CallSyntax`. One call, since it ends the output; thinking may come before it."""
@@ -159,8 +204,10 @@ class _Messages:
                 if (yield from reader.peek()):
                     raise Malformed
                 return None
-            if word.startswith("to="):
-                recipient = word.removeprefix("to=")
+            if word.startswith(RECIPIENT):
+                if recipient:
+                    raise Malformed
+                recipient = word.removeprefix(RECIPIENT)
             elif is_channel and not channel:
                 channel = word
         raise Malformed

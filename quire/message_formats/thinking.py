@@ -38,7 +38,13 @@ def marked_thinking(message_format: MessageFormat, marks: Marks, tokenizer: Toke
         return None
     end = marks.marker(known.end)
     forced = tokenizer.encode(known.end, add_special_tokens=False) if end.token_id is None else [end.token_id]
-    return Thinking(begin=marks.marker(known.begin), end=end, is_open=known.is_implied, forced=tuple(forced))
+    return Thinking(
+        begin=marks.marker(known.begin),
+        end=end,
+        is_open=known.is_implied,
+        forced=tuple(forced),
+        before=tuple(marks.ids[marker] for marker in known.ends_before if marker in marks.ids),
+    )
 
 
 _TAIL = 4096

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from re import compile as pattern
 
@@ -72,6 +72,8 @@ class GemmaCalls:
                 yield from reader.expect(",")
                 yield from reader.spaces()
             key = yield from self._key(source)
+            if key in known:
+                raise Malformed
             tell(f'{", " if known else ""}"{quoted(key)}": ')
             known.add(key)
             yield from self._value(source, tell, type_of(key), depth + 1)
@@ -140,6 +142,10 @@ class GemmaCalls:
             is_first = False
             yield from self._value(source, tell, _WORD, depth + 1)
         tell("]")
+
+    def openings(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `CallSyntax`."""
+        return ()
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.message_formats.format import Source
@@ -14,7 +15,7 @@ from quire.message_formats.writer import CallWriter
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
 _OF_CALLS = (*NAMES, *ARGUMENTS, "id", "type")
-"""Keys of what may be a call where no marker says so."""
+"""Keys of what may be a call where no marker says so, or where it has no arguments."""
 NUMBER = "/[0-9]{1,3}/"
 
 
@@ -23,7 +24,7 @@ class JsonCalls:
     """`{"name": ..., "arguments": {...}}`: one, several after each other, or an array of them, behind a marker.
 
     All of these are read. The rest of a row is what the family's template writes, which grammars follow. Other keys are
-    skipped, and a closing marker may be missing.
+    skipped, but not where they may be the arguments misspelled, and a closing marker may be missing.
     """
 
     begins: tuple[str, ...] = ()
@@ -64,6 +65,10 @@ class JsonCalls:
         end = self._end_of(begin)
         if end and (yield from reader.accept_after_spaces(marks(end))):
             reader.keep()
+
+    def openings(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `CallSyntax`."""
+        return ()
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
@@ -122,11 +127,12 @@ class JsonCalls:
         reader = source.reader
         calls.begin()
         yield from reader.expect("{")
-        goes_on = True
+        goes_on, keys = True, list[str]()
         while goes_on:
             yield from reader.spaces()
             key = yield from _text(reader)
-            if is_bare and key not in _OF_CALLS:
+            keys.append(key)
+            if (is_bare and key not in _OF_CALLS) or sum(one in ARGUMENTS for one in keys) > 1:
                 raise Malformed
             yield from reader.spaces()
             yield from reader.expect(":")
@@ -135,6 +141,8 @@ class JsonCalls:
             yield from reader.spaces()
             goes_on = yield from reader.accept(",")
         yield from reader.expect("}")
+        if self.name_key and not (set(ARGUMENTS) & set(keys) or set(keys) <= {*_OF_CALLS, self.id_key or "id"}):
+            raise Malformed
         calls.end()
 
     def _value(self, source: Source, calls: CallWriter, key: str, is_bare: bool) -> Steps[None]:

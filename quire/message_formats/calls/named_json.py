@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.message_formats.calls.json_calls import NUMBER, JsonCalls
@@ -14,7 +15,7 @@ from quire.message_formats.writer import CallWriter
 
 FENCE, FENCE_END = "```json", "```"
 _NAME = re.compile(r"[^\s\"'`,;(){}\[\]<>\ud800-\udfff]*")
-_NUMBERED = re.compile(r"(?:functions\.)?(.+):[0-9]+")
+_NUMBERED = re.compile(r"(.*):[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,10 @@ class NamedJson:
         while (yield from reader.accept_after_spaces(source.marks(self.call_begin))):
             yield from self._read_call(source, calls)
         yield from _close(source, self.end)
+
+    def openings(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `CallSyntax`."""
+        return ()
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
@@ -144,7 +149,7 @@ class NamedJson:
         if not self.is_numbered:
             return name, call_id
         match = _NUMBERED.fullmatch(name)
-        return (match[1], name) if match else (name.removeprefix("functions."), "")
+        return (match[1].removeprefix("functions."), name) if match else (name.removeprefix("functions."), "")
 
 
 def _close(source: Source, marker: str) -> Steps[None]:

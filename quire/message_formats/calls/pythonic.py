@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from re import compile as pattern
 
@@ -16,6 +17,8 @@ from quire.message_formats.writer import CallWriter
 
 _NAME = pattern(r"[\w.:/$@-]*")
 _KEY = pattern(r"\w*")
+SPACES = r"[ \t\r\n]{1,64}"
+"""Behind the bracket of a list, where a model has begun it by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,9 @@ class PythonicCalls:
             yield from reader.spaces()
             if not (yield from self._another(source)):
                 break
-        if begin and self.end:
+        if not begin and self.end:
+            yield from reader.accept_after_spaces(source.marks(self.end))
+        elif self.end:
             yield from reader.spaces()
             if (yield from reader.peek()):
                 yield from reader.expect(source.marks(self.end))
@@ -83,7 +88,7 @@ class PythonicCalls:
             key = yield from reader.matching(_KEY)
             yield from reader.spaces()
             yield from reader.expect("=")
-            if not key:
+            if not key or key in known:
                 raise Malformed
             calls.arguments(f'{", " if known else ""}"{quoted(key)}": ')
             known.add(key)
@@ -95,12 +100,17 @@ class PythonicCalls:
         calls.arguments("}")
         calls.end()
 
+    def openings(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `CallSyntax`."""
+        return tuple(f"[{name}(" for name in names) if self.bare else ()
+
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
         call = grammar.one_of(lambda tool: self._written(grammar, tool))
         end = grammar.marker(self.end) if begin and self.end else ""
         if self.is_list:
-            return grammar.sequence('"["', grammar.repeated(call, '", "'), '"]"', end)
+            spaces = "" if begin else f"{grammar.terminal(SPACES)}?"
+            return grammar.sequence('"["', spaces, grammar.repeated(call, '", "'), '"]"', end)
         return grammar.sequence('"\\n"', grammar.repeated(call, '"\\n"'), '"\\n"', end)
 
     def several(self, grammar: CallGrammar) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from re import compile as pattern
 
@@ -30,7 +31,8 @@ class TaggedCalls:
     What a value is, the tool's schema says: texts stay as they stand, others are JSON or values of Python.
 
     Models forget the tag behind a value. Where no grammar writes it, the tool's next parameter ends the value, too, and
-    so does the end of the call, as in the parser that Qwen publishes with its models.
+    so does the end of the call, as in the parser that Qwen publishes with its models. Where it cannot be told whether a
+    value quotes a tag or lacks its own, and where a parameter comes twice, there is no call.
     """
 
     begin: str
@@ -101,6 +103,8 @@ class TaggedCalls:
         while (yield from reader.accept(marks(self.key[0]))):
             key = yield from self._key(source)
             calls.arguments(f"{', ' if known else ''}{json.dumps(key, ensure_ascii=False)}: ")
+            if key in known:
+                raise Malformed
             known.add(key)
             kind = yield from self._kind(source, value_type(source.tools.get(name), key))
             yield from self._value(source, source.tools.get(name), known, kind, calls.arguments)
@@ -117,7 +121,7 @@ class TaggedCalls:
         tag = () if end.startswith("<") else ("<",)
         key, marker = yield from source.reader.within((end, "\n", *tag, *self._stops(source)))
         key = key.strip()
-        if marker != end or not key:
+        if marker != end or not key or not (source.is_kept or _KEY.fullmatch(key)):
             if marker == "<" or is_mark(marker[0]):
                 source.reader.unread(marker)
             raise Malformed
@@ -144,43 +148,58 @@ class TaggedCalls:
         put = (lambda text: tell(quoted(marks.spell(text)))) if kind.is_text else pieces.append
         if kind.is_text:
             tell('"')
-        text = _WithoutEnd(self.margin or self.line, put)
-        is_closed = yield from self._value_text(source, tool, known, text)
-        if is_closed and not self.margin:
-            text.flush()
-        tell('"' if kind.is_text else kind.json(marks.spell("".join(pieces))))
+        text = _WithoutEnd(self.margin, self.line, put)
+        said = _Said(tuple(map(marks, (self.begin, self.end, self.name[0], self.call_end, self.key[0]))), self.line)
+        is_closed = yield from self._value_text(source, tool, known, text, said)
+        text.end(is_closed=is_closed)
+        value = '"' if kind.is_text else kind.json(marks.spell("".join(pieces)))
+        is_odd = not kind.is_text and "string" not in kind.kinds and value.startswith('"')
+        if is_odd and not (source.is_kept or (is_closed and said.is_plain)):
+            raise Malformed  # no value, and perhaps less or more than one
+        tell(value)
 
-    def _value_text(self, source: Source, tool: Tool | None, known: set[str], text: _WithoutEnd) -> Steps[bool]:
+    def _value_text(
+        self, source: Source, tool: Tool | None, known: set[str], text: _WithoutEnd, said: _Said
+    ) -> Steps[bool]:
         """A value's text, up to and with its closing tag. False: the tag is missing, and what follows shows that."""
         reader, marks = source.reader, source.marks
         closing, tokens = marks(self.value[1]), self._stops(source)
         following = () if source.is_kept else (marks(self.key[0]), marks(self.call_end or self.end))
-        while (marker := (yield from reader.until((closing, *following, *tokens), text.put))) != closing:
+        put = text.put if source.is_kept else said.before(text.put)
+        while (marker := (yield from reader.until((closing, *following, *tokens), put))) != closing:
             if marker is None:
                 raise Malformed
-            if marker in following and (yield from self._shows_end(source, marker, tool, known)):
+            if marker in following and (yield from self._shows_end(source, marker, tool, known, said)):
+                if not said.is_plain:
+                    raise Malformed
                 reader.unread(marker)
                 return False
             if marker in tokens:
                 reader.unread(marker)
                 raise Malformed
-            text.put(marker)
+            put(marker)
         return True
 
     def _stops(self, source: Source) -> tuple[str, ...]:
         """Tokens that no name and no value holds."""
         return source.marks.tokens(marker for marker in self.markers if marker not in self.inner)
 
-    def _shows_end(self, source: Source, marker: str, tool: Tool | None, known: set[str]) -> Steps[bool]:
+    def _shows_end(self, source: Source, marker: str, tool: Tool | None, known: set[str], said: _Said) -> Steps[bool]:
         """Whether a marker inside a value goes on as the next parameter, or as the end of the call: then the value's
         closing tag is missing. Otherwise the value quotes the marker. Reads nothing.
+
+        Raises: Malformed where a parameter that cannot follow stands as one would.
         """
         reader, marks = source.reader, source.marks
         if marker == marks(self.key[0]):
             name = yield from reader.matching(_KEY)
             is_whole = yield from reader.accept(marks(self.key[1]))
+            follows = said.ends_in_line or (is_whole and (yield from self._is_written_on(source)))
             reader.unread(name + (marks(self.key[1]) if is_whole else ""))
-            return is_whole and name.strip() not in known and has_parameter(tool, name.strip())
+            may_follow = is_whole and name.strip() not in known and has_parameter(tool, name.strip())
+            if follows and not may_follow:
+                raise Malformed
+            return may_follow
         if not self.call_end and is_mark(marker[0]):
             return True
         spaces = yield from reader.spaces()
@@ -191,6 +210,24 @@ class TaggedCalls:
                 is_end = True
         reader.unread(spaces)
         return is_end
+
+    def _is_written_on(self, source: Source) -> Steps[bool]:
+        """Whether what stands between a parameter's name and its value comes next, where there is such a thing. Reads
+        nothing.
+        """
+        reader, marks = source.reader, source.marks
+        spaces = yield from reader.spaces()
+        is_there = False
+        for literal in (marks(self.value[0]), *(self.kinds or ())):
+            if literal and not is_there and (yield from reader.accept(literal)):
+                reader.unread(literal)
+                is_there = True
+        reader.unread(spaces)
+        return is_there
+
+    def openings(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `CallSyntax`."""
+        return ()
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
@@ -246,24 +283,57 @@ class TaggedCalls:
         return f"({value} | {grammar.sequence(is_text, text)})" if may_be_any_text else value
 
 
-class _WithoutEnd:
-    """Passes text on, but not one margin at its end."""
+class _Said:
+    """What a value has said, where no grammar writes it: whether it holds a tag of the calls around it."""
 
-    def __init__(self, margin: str, put: Tell) -> None:
+    def __init__(self, tags: tuple[str, ...], line: str) -> None:
+        self._tags = tuple(filter(None, tags))
+        self._line = line
+        self._pieces: list[str] = []
+
+    def before(self, put: Tell) -> Tell:
+        """Hear what is put, first."""
+
+        def heard(text: str) -> None:
+            self._pieces.append(text)
+            put(text)
+
+        return heard
+
+    @property
+    def ends_in_line(self) -> bool:
+        """Where the model writes tags on lines of their own: one may stand here."""
+        text = "".join(self._pieces).rstrip(" \t")
+        return bool(self._line) and (not text or text.endswith(self._line))
+
+    @property
+    def is_plain(self) -> bool:
+        """It says something, and no tag of calls."""
+        text = "".join(self._pieces)
+        return bool(text.strip()) and not any(tag in text for tag in self._tags)
+
+
+class _WithoutEnd:
+    """Passes text on, but not what stands between a value and the tag behind it."""
+
+    def __init__(self, margin: str, line: str, put: Tell) -> None:
         self._margin = margin
+        self._space = margin + line
+        """The most that can stand there."""
         self._put = put
         self._held = ""
 
     def put(self, text: str) -> None:
         """The next piece."""
         text = self._held + text
-        self._held = self._margin if self._margin and text.endswith(self._margin) else ""
-        body = text.removesuffix(self._held)
-        if body:
-            self._put(body)
+        size = next((n for n in range(len(self._space), 0, -1) if text.endswith(self._space[-n:])), 0)
+        self._held = text[len(text) - size :]
+        if len(text) > size:
+            self._put(text[: len(text) - size])
 
-    def flush(self) -> None:
-        """Pass on what may have been a margin, and is none."""
-        if self._held:
-            self._put(self._held)
+    def end(self, *, is_closed: bool) -> None:
+        """The value has ended, with its tag or, where that is missing, with the next one."""
+        rest = self._held.removesuffix(self._margin) if is_closed else ""
+        if rest:
+            self._put(rest)
         self._held = ""

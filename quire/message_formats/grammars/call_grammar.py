@@ -89,12 +89,16 @@ class CallGrammar:
         before a marker that is no token. `length` counts characters as a regular expression does.
         """
         first, *others = self._marks.pieces(end)
-        begun = _regex(margin + first) if others and isinstance(first, str) else ""  # a text takes all until a token
-        pattern = f"/(?s:.{length}){begun}/" + "".join(f" & ~/(?s:.*){_regex(text)}(?s:.*)/" for text in without)
-        terminal = self._terminals.setdefault(pattern, f"TEXT_{len(self._terminals)}")
+        begun = in_regex(margin + first) if others and isinstance(first, str) else ""  # a text takes all until a token
+        terminal = self.terminal(f"(?s:.{length}){begun}", *without)
         if others or end in self._marks.ids:
             return " ".join([terminal, *map(self._piece, others if begun else [first, *others])])
         return self.rule(terminal, f"[suffix={self.literal(margin + end)}]")
+
+    def terminal(self, pattern: str, *without: str) -> str:
+        """The name of the terminal for a regular expression whose texts hold none of the texts `without`."""
+        excluded = "".join(f" & ~/(?s:.*){in_regex(text)}(?s:.*)/" for text in without)
+        return self._terminals.setdefault(f"/{pattern}/{excluded}", f"TEXT_{len(self._terminals)}")
 
     def _piece(self, piece: str | int) -> str:
         return self.literal(piece) if isinstance(piece, str) else f"<[{piece}]>"
@@ -154,7 +158,7 @@ class CallGrammar:
         return self.rule(text)
 
 
-def _regex(text: str) -> str:
+def in_regex(text: str) -> str:
     """A text in a regular expression between slashes."""
     return re.sub(r"([!-/:;=?@\[-^`{-~])", r"\\\1", text)
 

@@ -57,10 +57,11 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
     syntax, tools = reading.message_format.calls, reading.tools
     assert syntax is not None
     is_required = tools.choice is Choice.REQUIRED
-    triggers = () if is_required else tuple(reading.marks.marker(begin) for begin in syntax.begins)
+    gate = _gate(reading) if is_required else _call_gate(syntax, reading)
     free = _free(params, reading)
-    if not is_required and not triggers:
-        return _only_read(free, "no marker begins the calls of this model")
+    why = "" if is_required else _why_only_read(syntax, reading, gate)
+    if why:
+        return _only_read(free, why)
     try:
         found = _checked(syntax, reading, grammars)
     except UnsupportedFeature as error:
@@ -69,14 +70,66 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
         return _only_read(free, error.message)
     if not is_required and not found.is_binding:
         return _only_read(replace(free, warnings=found.warnings), "strict is false for one of the tools")
-    gate = _gate(reading, triggers)
-    if gate is not None and not tools.is_parallel:
-        gate = replace(gate, repeats=False)
     forms = StructuredOutputsParams(grammar=found.text)
-    read = replace(reading, calls_as_they_come=is_required or not syntax.bare)
+    is_whole = is_required or not syntax.bare or (gate is not None and bool(gate.openings))
+    read = replace(reading, calls_as_they_come=is_whole)
     silent = _without_thoughts(reading, "the answer must be a call") if is_required else ()
     kept = Constrained(params.clone(structured_outputs=forms, gate=gate), read, (*silent, *found.warnings))
-    return kept if read.calls_as_they_come else _only_read(kept, "calls of this model may begin without a marker")
+    if not is_whole:
+        return _only_read(kept, "calls of this model may begin without a marker")
+    return kept if is_required else _with_one_end(kept, grammars)
+
+
+def _call_gate(syntax: CallSyntax, reading: Reading) -> Gate | None:
+    """Where calls begin to count, in an answer that may have some; None where no place can be told from text."""
+    thinking, message = _thinking(reading), reading.message_format
+    has_answer_mark = message.thinking is not None and message.thinking.answer is not None
+    triggers = tuple(reading.marks.marker(begin) for begin in syntax.begins)
+    openings = () if has_answer_mark else syntax.openings(reading.tools.tools)
+    if not triggers and not openings:
+        return None
+    is_repeated = reading.tools.is_parallel or message.layout is not None
+    return Gate(
+        thinking=thinking,
+        triggers=triggers,
+        openings=openings,
+        repeats=is_repeated,
+        is_open=reading.in_header is True,
+        takes_triggers=_takes_triggers(syntax, reading),
+    )
+
+
+def _takes_triggers(syntax: CallSyntax, reading: Reading) -> bool:
+    """Whether what follows depends on the marker that begins a call. A grammar cannot take those that are of text and
+    tokens."""
+    is_plain = all(len(reading.marks.pieces(begin)) == 1 for begin in syntax.begins)
+    is_one_thing = reading.message_format.layout is not None or len(syntax.begins) + bool(syntax.bare) < 2
+    return bool(syntax.begins) and is_plain and not is_one_thing
+
+
+def _why_only_read(syntax: CallSyntax, reading: Reading, gate: Gate | None) -> str:
+    """Why no grammar can keep calls that the answer may have; empty where one can."""
+    if gate is None:
+        return "no marker begins the calls of this model"
+    thinking, marks = reading.message_format.thinking, reading.marks
+    if reading.message_format.layout is not None:
+        if reading.in_header is None:
+            return "the prompt has begun the header of a message"
+        missing = [marker for marker in syntax.markers if marker not in marks.ids]
+        return f"this tokenizer has no token {missing[0]!r}" if missing else ""
+    loose = [] if thinking is None else [one for one in thinking.ends_before if one not in marks.ids]
+    return f"{loose[0]!r}, which ends the thinking, is no token" if loose else ""
+
+
+def _with_one_end(kept: Constrained, grammars: GrammarChecker) -> Constrained:
+    """In a layout of messages one call is all where the marker behind it ends the output, and else it may not be."""
+    layout, tools = kept.reading.message_format.layout, kept.reading.tools
+    if layout is None or tools.is_parallel:
+        return kept
+    if kept.reading.marks.ids.get(layout.call_end) in grammars.vocabulary().eos_token_ids:
+        return kept
+    why = f"{layout.call_end!r}, which ends a call, does not end outputs"
+    return replace(kept, warnings=(*kept.warnings, f"parallel_tool_calls has no effect: {why}"))
 
 
 def _only_read(found: Constrained, why: str) -> Constrained:
@@ -177,7 +230,11 @@ def _grammar(
     elif tools.choice is Choice.REQUIRED:
         start = syntax.several(grammar)
     else:
-        start = " | ".join(dict.fromkeys(syntax.rest(grammar, begin) for begin in syntax.begins))
+        takes = _takes_triggers(syntax, reading)
+        begins = [(grammar.marker(begin) if takes else "", begin) for begin in syntax.begins]
+        begins += [("", "")] if syntax.openings(tools.tools) else []
+        starts = [grammar.rule(grammar.sequence(marker, syntax.rest(grammar, begin))) for marker, begin in begins]
+        start = " | ".join(dict.fromkeys(starts))
     return _Found(grammar.text(start), grammar.is_binding, tuple(grammar.warnings))
 
 
@@ -229,10 +286,10 @@ def _form_gate(reading: Reading) -> Gate | None:
     return _gate(reading)
 
 
-def _gate(reading: Reading, triggers: tuple[Marker, ...] = ()) -> Gate | None:
-    """What counts after the thinking, and after triggers where there are any; None where all counts from the start."""
+def _gate(reading: Reading) -> Gate | None:
+    """What counts after the thinking; None where all counts from the start."""
     thinking = _thinking(reading)
-    return None if thinking is None and not triggers else Gate(thinking=thinking, triggers=triggers)
+    return None if thinking is None else Gate(thinking=thinking)
 
 
 def _thinking(reading: Reading) -> Thinking | None:

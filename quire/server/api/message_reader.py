@@ -38,6 +38,8 @@ class Reading:
     params: SamplingParams
     in_thinking: bool
     """The prompt ends inside the thinking."""
+    in_header: bool | None = False
+    """The prompt ends where the header of a message is to follow; None: inside of one."""
     calls_as_they_come: bool
     """A grammar keeps calls well-formed, so they need not be whole to be told."""
 
@@ -125,6 +127,7 @@ def reading_of(
     wanted = MessageFormat(thinking=known.thinking, calls=known.calls if tools.may_call else None)
     if wanted.thinking is None and wanted.calls is None:
         return None
+    layout = wanted.layout
     return Reading(
         request_id=request_id,
         tokenizer=service.tokenizer,
@@ -134,6 +137,7 @@ def reading_of(
         prompt_token_ids=prompt_token_ids,
         params=params,
         in_thinking=in_thinking(wanted, service.marks, prompt_token_ids, prompt_text),
+        in_header=layout is not None and layout.ends_in_header(service.marks, prompt_token_ids, prompt_text),
         calls_as_they_come=False,
     )
 

@@ -1,0 +1,222 @@
+"""Calls that a model begins by itself: in every format their arguments follow the tool's schema from there on, or the
+reply says why they do not."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from quire.message_formats.format import MessageFormat
+from quire.message_formats.formats import CALLS, THINKING
+from quire.message_formats.marks import Marks
+from quire.message_formats.parser import MessageParser
+from quire.message_formats.parts import Message
+from quire.message_formats.tools import Tool
+from quire.sampling_params import SamplingParams
+from quire.server.api.constraints import Constrained, constrained
+from quire.server.api.message_reader import Reading
+from quire.server.api.tools import Choice, tool_use
+from quire.structured.backend import mask_words
+from quire.structured.gate import GatedBackend, GatedMatcher
+from quire.structured.grammar import Grammar, Vocabulary
+from quire.structured.llguidance_backend import LLGuidance
+from quire.structured.llguidance_source import grammar_of
+from tests.message_formats.families import Tokens
+from tests.message_formats.reading import marked
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 6},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [Tool(name="weather", parameters=SCHEMA), Tool(name="now", parameters={"type": "object", "properties": {}})]
+BY_NAME = {tool.name: tool for tool in TOOLS}
+LONGER = [b"[we", b"weather(c", b"ather", b"(5", b"(d", b"([", b"now()", b" [", b"\n[now(1", b"to=functions.", b"[no"]
+"""Tokens that say more than one byte."""
+CLOSING = frozenset(b"\"'}])<>")
+HARMONY = ("openai", "openai_gptoss")
+BEGINNINGS = {
+    "openai": [
+        "<|channel|>commentary to=functions.",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.",
+        "<|channel|>analysis<|message|>Hm.<|start|>assistant to=functions.",
+        " to=functions.",
+        "<|channel|>final<|message|>Yes to=functions.<|end|><|channel|>analysis to=functions.",
+    ],
+    "pythonic": ["[weather(", " [\n weather(", "[now(", "\n[now()"],
+    "llama4_pythonic": ["[weather(", "Look: <|python_start|>", "<|python_start|>[weather("],
+}
+THINKING_OF = {"openai": "openai_gptoss", "kimi_k2": "kimi_k2", "mistral": "mistral", "gemma4": "gemma4"}
+"""Formats whose calls end the thinking, too."""
+NOT_KEPT = {"llama3_json", "llama4_json", "xlam"}
+"""JSON without a marker: whether it is a call is known only when it has been said."""
+
+
+class Writer:
+    """A model with tokens of bytes and markers, that begins calls by itself."""
+
+    def __init__(self, name: str, *, as_tokens: bool = True, parallel: bool = True, strict: bool | None = None) -> None:
+        thinking = THINKING.get(THINKING_OF.get(name, ""))
+        self.format = MessageFormat(calls=CALLS[name], thinking=thinking)
+        found = Tokens(self.format.markers if as_tokens else ())
+        self.marks = Marks(self.format.markers, found)  # type: ignore[arg-type]
+        self.names = [bytes([byte]) for byte in range(256)] + [one.encode() for one in found.added_tokens.values()]
+        self.end = len(self.names)
+        tokens: list[bytes] = [*self.names, b"<end>", *LONGER]
+        special = frozenset([*found.added_tokens, self.end])
+        ends = [self.end] + [self.marks.ids[one] for one in ("<|call|>", "<|return|>") if one in self.marks.ids]
+        self._vocabulary = Vocabulary(tokens=tokens, special_ids=special, eos_token_ids=tuple(ends))
+        self.library = LLGuidance(self._vocabulary)
+        self.backend = GatedBackend(self.library, self._vocabulary)
+        self.tokens = tokens
+        self.spelled = [
+            *tokens[:256],
+            *(self.marks(one).encode("utf-8", "surrogatepass") for one in found.added_tokens.values()),
+            *tokens[self.end :],
+        ]
+        tools = [Tool(name=tool.name, parameters=tool.parameters, strict=strict) for tool in TOOLS]
+        reading = Reading(
+            request_id="x",
+            tokenizer=self,  # type: ignore[arg-type]
+            message_format=self.format,
+            marks=self.marks,
+            tools=tool_use(tools, Choice.AUTO, None, parallel=parallel),
+            prompt_token_ids=[],
+            params=SamplingParams(),
+            in_thinking=False,
+            in_header=self.format.layout is not None,
+            calls_as_they_come=False,
+        )
+        self.kept: Constrained = constrained(SamplingParams(), reading, self)  # type: ignore[arg-type]
+
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    def check(self, form: Any) -> Grammar:
+        grammar = grammar_of(form)
+        assert not self.library.compile(grammar).error, grammar.text
+        return grammar
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(text.encode())
+
+    def matcher(self) -> GatedMatcher:
+        params = self.kept.params
+        assert params.structured_outputs is not None
+        assert params.gate is not None
+        return self.backend.gated(params.gate, self.backend.compile(grammar_of(params.structured_outputs)))
+
+    def ids(self, text: str) -> list[int]:
+        """Markers as tokens."""
+        ids: list[int] = []
+        for character in marked(self.marks, text):
+            name = self.marks.spell(character)
+            ids += [self.marks.ids[name]] if name in self.marks.ids else character.encode()
+        return ids
+
+    def allowed(self, matcher: GatedMatcher) -> list[int]:
+        masks = np.zeros((1, mask_words(len(self.tokens))), np.int32)
+        self.backend.fill_masks([(matcher, 0)], masks)
+        bits = np.unpackbits(masks.view(np.uint8)[0], bitorder="little", count=len(self.tokens))
+        return np.flatnonzero(bits).tolist()
+
+    def write(self, beginning: str, chance: random.Random) -> str | None:
+        """Marked text with a call that begins so; None where the beginning is impossible."""
+        matcher, written = self.matcher(), list[int]()
+        for token_id in self.ids(beginning):
+            if not matcher.is_free and token_id not in self.allowed(matcher):
+                return None
+            matcher.advance(token_id)
+            written.append(token_id)
+        for step in range(2000):
+            allowed = list(range(len(self.tokens))) if matcher.is_free else self.allowed(matcher)
+            if (matcher.is_free and matcher._begun is None) or (self.end in allowed and step > 200):
+                break
+            allowed = [one for one in allowed if one != self.end and (one < 128 or one > 255)]
+            if not allowed:
+                break
+            if step > 40:
+                allowed = [one for one in allowed if one in CLOSING or 255 < one < self.end] or allowed
+            written.append(chance.choice(allowed))
+            matcher.advance(written[-1])
+            assert not matcher.error
+        return b"".join(self.spelled[token_id] for token_id in written).decode("utf-8", "surrogatepass")
+
+    def read(self, text: str) -> Message:
+        parser = MessageParser(
+            self.format,
+            self.marks,
+            tools=BY_NAME,
+            new_id=str,
+            calls_as_they_come=self.kept.reading.calls_as_they_come,
+        )
+        return Message.of([part for piece in text for part in parser.feed(piece)] + parser.finish())
+
+
+def beginnings(writer: Writer, name: str) -> Sequence[str]:
+    calls = CALLS[name]
+    thinking = writer.format.thinking
+    plain = [f"Look: {begin}" for begin in calls.begins]
+    if thinking is not None and calls.begins and calls.begins[0] in thinking.ends_before:
+        plain.append(f"{thinking.begin}{thinking.heading}Hm. {calls.begins[0]}")
+    return BEGINNINGS.get(name) or plain
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in NOT_KEPT])
+def test_a_call_that_the_model_begins_follows_the_schema(name: str) -> None:
+    writer, chance = Writer(name), random.Random(name)
+    assert writer.kept.reading.calls_as_they_come
+    assert not writer.kept.warnings
+    for beginning in beginnings(writer, name):
+        seen = 0
+        for _ in range(6):
+            text = writer.write(beginning, chance)
+            assert text is not None, beginning
+            message = writer.read(text)
+            for call in message.tool_calls:
+                jsonschema.validate(json.loads(call.arguments), dict(BY_NAME[call.name].parameters))
+            seen += bool(message.tool_calls)
+            assert message.tool_calls or "[" in beginning, (beginning, text)
+        assert seen, beginning
+
+
+@pytest.mark.parametrize("name", sorted(NOT_KEPT))
+def test_calls_without_any_mark_are_only_read_and_that_is_said(name: str) -> None:
+    warnings = Writer(name, strict=True, parallel=False).kept.warnings
+    assert [warning.partition(" ")[0] for warning in warnings] == ["strict", "parallel_tool_calls"]
+
+
+def test_in_a_layout_of_messages_markers_must_be_tokens() -> None:
+    (warning,) = Writer("openai", as_tokens=False, strict=True).kept.warnings
+    assert warning.endswith("this tokenizer has no token '<|start|>'")
+
+
+def test_one_call_is_all_where_the_token_behind_it_ends_the_output() -> None:
+    assert not Writer("openai", parallel=False).kept.warnings
+    writer = Writer("pythonic", parallel=False)
+    for seed in range(8):
+        text = writer.write("[weather(", random.Random(seed))
+        assert text is not None
+        assert len(writer.read(text).tool_calls) == 1
+
+
+def test_what_only_looks_like_a_call_stays_free() -> None:
+    writer = Writer("pythonic")
+    for text in ("[weathers(", "[weather (x)]", "[1]", "(weather(", "Look: [weather("):
+        matcher = writer.matcher()
+        for token_id in writer.ids(text):
+            assert matcher.is_free or token_id in writer.allowed(matcher), text
+            matcher.advance(token_id)
+        assert matcher.is_free, text
+        assert matcher.inner is None
