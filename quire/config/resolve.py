@@ -13,6 +13,7 @@ from quire.config.engine import (
     CacheConfig,
     Capabilities,
     Choice,
+    DecodingConfig,
     DeviceConfig,
     LoadConfig,
     ModelConfig,
@@ -49,6 +50,8 @@ SMALL_CHUNK = 256
 """Prompts are computed so many tokens at a time, if need be, rather than that the context is shortened."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 GPUS = ("cuda", "rocm")
+_LIBRARIES = {"guidance": "llguidance"}
+"""By vLLM's names of backends."""
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What of generation_config.json changes sampling; `max_new_tokens` is taken as max_tokens."""
 
@@ -85,6 +88,8 @@ def resolve(
         "kv_cache_dtype", None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype, dtype, "the model's"
     )
     scheduler = _resolve_scheduler(args, capabilities, choices)
+    given = None if args.structured_outputs_backend == "auto" else args.structured_outputs_backend
+    library = choices.pick("structured_outputs_backend", given, "guidance", "the only one")
     block_size = choices.pick(
         "block_size", args.block_size, capabilities.block_size, f"preferred on {capabilities.name}"
     )
@@ -133,6 +138,7 @@ def resolve(
         observability_config=ObservabilityConfig(
             log_stats=not args.disable_log_stats, log_stats_interval_s=args.log_stats_interval
         ),
+        decoding_config=DecodingConfig(backend=_LIBRARIES[library]),
         memory_plan=plan.as_dict(),
         choices=choices.made,
     )

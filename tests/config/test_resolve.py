@@ -59,6 +59,7 @@ def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "scheduling_policy": config.scheduler_config.policy,
         "async_scheduling": config.scheduler_config.max_steps_in_flight > 1,
+        "structured_outputs_backend": config.decoding_config.backend.removeprefix("ll"),
         "ops": config.device_config.ops,
         "num_threads": config.device_config.num_threads,
     }
@@ -74,6 +75,7 @@ def test_every_automatic_value_has_a_reason(tmp_path: Path) -> None:
         "max_num_batched_tokens": 2048,
         "scheduling_policy": "fcfs",
         "async_scheduling": False,
+        "structured_outputs_backend": "guidance",
         "ops": "cpu",
         "num_threads": 6,
     }

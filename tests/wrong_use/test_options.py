@@ -31,6 +31,7 @@ OPTIONS: dict[str, tuple[Options, list[str]]] = {
     "another method": ({"quantization": "awq_marlin"}, ["quantization='awq'", "weights are plain"]),
     "nothing to dequantize": ({"dequantize": True}, ["dequantize has no effect"]),
     "format of llama.cpp": ({"load_format": "gguf"}, ["load_format='gguf'", "is no GGUF file", "Leave"]),
+    "a grammar library that keeps less": ({"structured_outputs_backend": "xgrammar"}, ["allOf", "Use guidance"]),
     "floats of a GPU": ({"dtype": "fp8"}, ["dtype='fp8' is not supported", "Use bfloat16"]),
     "cache of a GPU": ({"kv_cache_dtype": "FP8"}, ["kv_cache_dtype='FP8' is not supported", "int8"]),
     "quantization without kernels": ({"quantization": "int8", "ops": "reference"}, ["native kernels", "compiler"]),

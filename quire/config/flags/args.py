@@ -27,6 +27,11 @@ _ROUNDED = (
     "such checkpoints are not read. Give the original model, and int8 or int4 to round its weights while they are read."
 )
 _NO_FP8 = "this build computes on CPUs, which have no 8-bit floats. Use bfloat16; int8 where memory is short."
+_ONE_LIBRARY = "llguidance keeps the form of outputs. Use guidance."
+_NO_XGRAMMAR = (
+    "it takes schemas that its outputs then break (allOf, ipv4, pattern with maxLength, enum with a type), has no "
+    "grammar for calls between tokens, and needs torch in processes that have none. Use guidance."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -188,6 +193,13 @@ class EngineArgs:
     async_scheduling: bool | None = knob(
         None,
         "Decide the next step while one is computed; when left out, where a device computes beside the host.",
+    )
+    structured_outputs_backend: str = knob(
+        "auto",
+        "Library that keeps the form of outputs; guidance, which is llguidance, is the only one.",
+        choices=("auto", "guidance"),
+        spellings={"llguidance": "guidance"},
+        refusals={"xgrammar": _NO_XGRAMMAR, **dict.fromkeys(("outlines", "lm-format-enforcer"), _ONE_LIBRARY)},
     )
     device: str = knob(
         "auto",

@@ -106,7 +106,7 @@ ENGINE: Mapping[str, Foreign] = {
     "spec_method": Foreign(_DRAFTS, (None,)),
     "spec_model": Foreign(_DRAFTS, (None,)),
     "speculative_config": Foreign(_DRAFTS, (None,), "-sc"),
-    "structured_outputs_config": Foreign("llguidance is the only backend; requests say what they want.", (None,)),
+    "structured_outputs_config": Foreign("give --structured-outputs-backend; requests say the rest.", (None,)),
     "task": Foreign(_POOLING, ("auto", "generate")),
     "tensor_parallel_size": Foreign(_DEVICES, (1,), "-tp"),
     "tokenizer_mode": Foreign("tokenizer.json or tokenizer.model is read, whichever there is.", ("auto",)),

@@ -74,7 +74,7 @@ REFUSED: Mapping[str, Refusal] = {
     "function_call": Refusal(_NO_TOOLS.why, ("none",)),
     "functions": _NO_TOOLS,
     "guided_choice": _old_name("choice"),
-    "guided_decoding_backend": Refusal("llguidance is the only one here"),
+    "guided_decoding_backend": Refusal("the server chooses it (--structured-outputs-backend)"),
     "guided_grammar": _old_name("grammar"),
     "guided_json": _old_name("json"),
     "guided_regex": _old_name("regex"),
