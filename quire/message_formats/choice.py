@@ -43,6 +43,8 @@ _CALLS = (
     _Rule("gemma4", ("<|tool_call>", '<|"|>')),
     _Rule("seed_oss", ("<seed:tool_call>",)),
     _Rule("minimax_m2", ("<minimax:tool_call>", "<invoke")),
+    _Rule("dots", ("<dots_function_call>", "<invoke")),
+    _Rule("gigachat3", ("<|role_sep|>", "<|message_sep|>", "function call")),
     _Rule("minimax_m3", ("]<]minimax[>[",)),
     _Rule("glm45", ("<tool_call>", "<arg_key>", "<arg_value>")),
     _Rule("step3", ("<steptml:invoke",)),

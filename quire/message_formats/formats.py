@@ -57,6 +57,17 @@ _GLM: dict[str, Any] = {
     "value": ("<arg_value>", "</arg_value>"),
 }
 
+_GLM45 = TaggedCalls(**_GLM)
+_MINIMAX_M2 = TaggedCalls(
+    begin="<minimax:tool_call>",
+    end="</minimax:tool_call>",
+    name=('<invoke name="', '">'),
+    call_end="</invoke>",
+    key=('<parameter name="', '">'),
+    value=("", "</parameter>"),
+    is_section_shared=True,
+)
+
 CALLS: Mapping[str, CallSyntax] = {
     "apertus": JsonCalls(begins=("<|tools_prefix|>",), ends=("<|tools_suffix|>",), name_key="", **_ARRAY),
     "cohere_command3": JsonCalls(
@@ -86,10 +97,17 @@ CALLS: Mapping[str, CallSyntax] = {
     ),
     "deepseek_v32": _DEEPSEEK_V32,
     "deepseek_v4": replace(_DEEPSEEK_V32, begin=f"<{_DSML}tool_calls>", end=f"</{_DSML}tool_calls>"),
+    "dots": replace(_MINIMAX_M2, begin="<dots_function_call>", end="</dots_function_call>"),
     "ernie45": _HERMES,
     "functiongemma": GemmaCalls(begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
     "gemma4": GemmaCalls(begin="<|tool_call>", end="<tool_call|>", quote='<|"|>'),
-    "glm45": TaggedCalls(**_GLM),
+    "gigachat3": JsonCalls(
+        begins=("function call<|role_sep|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
+        ends=("<|message_sep|>", "<|message_sep|>"),
+        before="\n",
+        apart="\n\n",
+    ),
+    "glm45": _GLM45,
     "glm47": TaggedCalls(**_GLM, line=""),
     "granite": JsonCalls(begins=("<|tool_call|>", "<tool_call>"), **_ARRAY),
     "granite-20b-fc": JsonCalls(begins=("<function_call>",), before=" "),
@@ -119,15 +137,7 @@ CALLS: Mapping[str, CallSyntax] = {
     "longcat": JsonCalls(begins=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), **_IN_TAGS),
     "mimo": _MIMO,
     "minimax": JsonCalls(begins=("<tool_calls>",), ends=("</tool_calls>",), between="\n", **_IN_TAGS),
-    "minimax_m2": TaggedCalls(
-        begin="<minimax:tool_call>",
-        end="</minimax:tool_call>",
-        name=('<invoke name="', '">'),
-        call_end="</invoke>",
-        key=('<parameter name="', '">'),
-        value=("", "</parameter>"),
-        is_section_shared=True,
-    ),
+    "minimax_m2": _MINIMAX_M2,
     "mistral": NamedJson(
         begins=("[TOOL_CALLS]",),
         id_begin="[CALL_ID]",
@@ -138,6 +148,7 @@ CALLS: Mapping[str, CallSyntax] = {
     "olmo3": PythonicCalls(begins=("<function_calls>",), end="</function_calls>", is_list=False),
     "openai": _HARMONY,
     "phi4_mini_json": JsonCalls(begins=("<|tool_call|>", "functools"), ends=("<|/tool_call|>", ""), **_ARRAY),
+    "poolside_v1": _GLM45,
     "pythonic": PythonicCalls(bare="["),
     "qwen3_coder": _QWEN3_XML,
     "qwen3_json": _HERMES,
@@ -176,6 +187,7 @@ THINKING: Mapping[str, Thinking] = {
     ),
     "deepseek_r1": _ALWAYS_THINKS,
     "deepseek_v3": _THINK,
+    "deepseek_v4": _THINK,
     "ernie45": Thinking(begin="<think>", end="</think>", answer=("<response>", "</response>")),
     "gemma4": Thinking(begin="<|channel>", end="<channel|>", heading="thought\n", ends_before=("<|tool_call>",)),
     "glm45": _THINK,
@@ -183,6 +195,7 @@ THINKING: Mapping[str, Thinking] = {
     "granite": Thinking(begin="Here is my thought process:", end="Here is my response:"),
     "hunyuan_a13b": Thinking(begin="<think>", end="</think>", answer=("<answer>", "</answer>")),
     "kimi_k2": Thinking(begin="<think>", end="</think>", ends_before=("<|tool_calls_section_begin|>",)),
+    "mimo": _THINK,
     "minimax_m2": Thinking(begin="<think>", end="</think>", is_implied=True, ends_before=("<minimax:tool_call>",)),
     "minimax_m2_append_think": Thinking(begin="<think>", end="</think>", is_implied=True, is_shown=True),
     "mistral": Thinking(begin="[THINK]", end="[/THINK]", ends_before=("[TOOL_CALLS]",)),

@@ -97,6 +97,11 @@ def kimi_k2(calls: list[Call], mark: Mark) -> str:
     return mark("<|tool_calls_section_begin|>") + "".join(written) + mark("<|tool_calls_section_end|>")
 
 
+def gigachat3(calls: list[Call], mark: Mark) -> str:
+    begin, end = mark("function call<|role_sep|>"), mark("<|message_sep|>")
+    return "\n\n".join(f"{begin}\n{call}{end}" for call in objects(calls))
+
+
 def mistral(calls: list[Call], mark: Mark) -> str:
     return "".join(f"{mark('[TOOL_CALLS]')}{name}{mark('[ARGS]')}{arguments}" for name, arguments in calls)
 
@@ -150,6 +155,7 @@ FAMILIES = {
     "DeepSeek V3": Family("deepseek_v3", deepseek_v3),
     "DeepSeek V3.1": Family("deepseek_v31", deepseek_v31),
     "ERNIE 4.5": Family("ernie45", each("<tool_call>", "</tool_call>")),
+    "GigaChat 3": Family("gigachat3", gigachat3),
     "Granite 20B function calling": Family("granite-20b-fc", each("<function_call>")),
     "Granite 3": Family("granite", array("<|tool_call|>")),
     "Granite 3, in text": Family("granite", array("<tool_call>"), is_for_grammar=False),

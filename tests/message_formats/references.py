@@ -12,6 +12,7 @@ import contextlib
 import json
 import keyword
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +38,8 @@ def calls_in(name: str, text: str) -> list[Call]:
         named = list(_named(text, calls.is_numbered))
         return named if calls.objects is None else named + list(_objects(calls.objects, text))
     if isinstance(calls, PythonicCalls):
-        return list(_python(text))
+        with warnings.catch_warnings(action="ignore"):  # of backslashes that begin nothing
+            return list(_python(text))
     if isinstance(calls, TaggedCalls):
         return list(_tagged(calls, text))
     return list(_gemma(calls.quote, text) if isinstance(calls, GemmaCalls) else _harmony(text))

@@ -106,6 +106,17 @@ FAMILIES = [
         malformed=("<minimax:tool_call>\n<invoke name=weather>\n</invoke>\n</minimax:tool_call>",),
     ),
     Family(
+        calls="dots",
+        tokens=("<dots_function_call>", "</dots_function_call>"),
+        two_calls='<dots_function_call>\n<invoke name="weather">\n<parameter name="city">Sao Paulo</parameter>\n'
+        '<parameter name="days">3</parameter>\n<parameter name="exact">true</parameter>\n'
+        '<parameter name="tags">["a", "b, c"]</parameter>\n<parameter name="options">{"x": null}</parameter>\n'
+        '</invoke>\n<invoke name="now">\n</invoke>\n</dots_function_call>',
+        code=f'<dots_function_call>\n<invoke name="weather">\n<parameter name="city">{CODE}</parameter>\n</invoke>\n'
+        "</dots_function_call>",
+        malformed=("<dots_function_call>\n<invoke>\n</invoke>\n</dots_function_call>",),
+    ),
+    Family(
         calls="deepseek_v32",
         tokens=("\uff5cDSML\uff5c", "<think>", "</think>"),
         two_calls=dsml(
