@@ -9,17 +9,24 @@ import pytest
 
 from quire import SamplingParams
 from quire.errors import InvalidParameter
-from quire.structured.gate_fields import MAX_CHARACTERS, MAX_FORCED, MAX_TRIGGERS, gate_of
+from quire.structured.gate_fields import MAX_CHARACTERS, MAX_FORCED, MAX_OPENINGS, MAX_TRIGGERS, gate_of
 from quire.structured.grammar import Gate, Marker, Thinking
 
 MARK: dict[str, Any] = {"text": "<t>"}
 THINKING: dict[str, Any] = {"begin": MARK, "end": {"text": "</t>", "token_id": 5}}
 WRONG: list[tuple[object, str, str]] = [
     (5, "gate", "a Gate or a mapping of its fields, got 5"),
-    ({}, "gate", "needs thinking or triggers"),
-    (Gate(), "gate", "needs thinking or triggers"),
+    ({}, "gate", "needs thinking, triggers or openings"),
+    (Gate(), "gate", "needs thinking, triggers or openings"),
     ({"trigers": []}, "gate.trigers", "did you mean 'triggers'"),
-    ({"a": 1, "b": 2, "c": 3, "d": 4}, "gate", "4 fields"),
+    (dict.fromkeys("abcdefg", 1), "gate", "7 fields"),
+    ({"thinking": THINKING, "is_open": True}, "gate.is_open", "needs gate.triggers"),
+    ({"thinking": THINKING, "takes_triggers": True}, "gate.takes_triggers", "needs gate.triggers"),
+    ({"triggers": [MARK], "is_open": 1}, "gate.is_open", "True or False"),
+    ({"openings": ["[f("] * (MAX_OPENINGS + 1)}, "gate.openings", f"the limit is {MAX_OPENINGS}"),
+    ({"openings": ["[f ("]}, "gate.openings[0]", "no white space"),
+    ({"openings": [5]}, "gate.openings[0]", "a string"),
+    ({"thinking": {**THINKING, "before": [-1]}}, "gate.thinking.before[0]", "[0, 2147483647]"),
     ({"triggers": MARK}, "gate.triggers", "must be a list"),
     ({"triggers": [MARK] * (MAX_TRIGGERS + 1)}, "gate.triggers", f"the limit is {MAX_TRIGGERS}"),
     ({"triggers": ["<t>"]}, "gate.triggers[0]", "a Marker or a mapping"),
@@ -51,14 +58,20 @@ def test_wrong_fields_are_refused_by_name(given: object, parameter: str, part: s
 
 
 def test_a_mapping_is_read_and_survives_json() -> None:
-    gate = gate_of({"thinking": {**THINKING, "budget": 3, "forced": [5]}, "triggers": [MARK]})
+    fields = {"thinking": {**THINKING, "budget": 3, "forced": [5], "before": [7]}, "triggers": [MARK]}
+    gate = gate_of({**fields, "is_open": True, "takes_triggers": True, "openings": ["[f("]})
     assert gate == Gate(
-        thinking=Thinking(begin=Marker(text="<t>"), end=Marker(text="</t>", token_id=5), budget=3, forced=(5,)),
+        thinking=Thinking(
+            begin=Marker(text="<t>"), end=Marker(text="</t>", token_id=5), budget=3, forced=(5,), before=(7,)
+        ),
         triggers=(Marker(text="<t>"),),
+        is_open=True,
+        takes_triggers=True,
+        openings=("[f(",),
     )
     assert gate_of(gate) == gate
     assert gate_of(msgspec.json.decode(msgspec.json.encode(gate))) == gate
-    assert (gate.token_ids, gate.num_characters) == ((5, 5), 11)
+    assert (gate.token_ids, gate.num_characters) == ((5, 5, 7), 15)
 
 
 def test_a_budget_may_be_named_twice_but_not_differently() -> None:
