@@ -106,7 +106,7 @@ class Layout(Protocol):
         """Whether a prompt ends inside the thinking."""
 
     def ends_in_header(self, marks: Marks, prompt_token_ids: Sequence[int], prompt_text: str) -> bool | None:
-        """Whether a prompt ends where a message's header is to follow; None: inside of a header."""
+        """Whether a prompt ends where a message's header is to follow. False: inside the thinking; None: elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,10 @@ class Harmony:
         """See `Layout`."""
         ids = {marks.ids[marker]: marker for marker in self.markers if marker in marks.ids}
         last = next((ids[token_id] for token_id in reversed(prompt_token_ids) if token_id in ids), "")
-        if last in ("", MESSAGE, *ENDS):
+        if last == MESSAGE and self.ends_in_thinking(marks, prompt_token_ids, prompt_text):
             return False
+        if last in ("", MESSAGE, *ENDS):
+            return None
         written = prompt_text.rpartition(last)[2].strip()
         return True if not written or (last == START and written == ROLE) else None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from quire.message_formats.harmony import Harmony
 from quire.message_formats.thinking import in_thinking
-from tests.message_formats.reading import Reading, marks_of, message_format, read_everyhow
+from tests.message_formats.reading import Reading, marked, marks_of, message_format, read_everyhow
 
 BOTH = message_format("openai", "openai_gptoss")
 TOKENS = Harmony.markers
@@ -103,3 +105,23 @@ def test_a_prompt_ends_inside_the_analysis() -> None:
     assert not in_thinking(BOTH, marks, [start, 1, channel, 2, message, 3], begun.replace("analysis", "final"))
     assert not in_thinking(BOTH, marks, [start, 1], "<|start|>assistant")
     assert not in_thinking(BOTH, marks, [], "")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ends"),
+    [
+        ("<|end|><|start|>assistant", True),
+        ("<|start|>", True),
+        ("<|start|>assistant<|channel|>", True),
+        ("<|start|>assistant<|channel|>analysis<|message|>Hm", False),
+        ("<|start|>assistant<|channel|>final<|message|>It", None),
+        ("<|start|>assistant<|channel|>comm", None),
+        ("<|start|>assistant to=functions.", None),
+        ("<|start|>user<|message|>Hi<|end|>", None),
+        ("Hi", None),
+    ],
+)
+def test_a_prompt_ends_where_a_header_begins(prompt: str, ends: bool | None) -> None:
+    marks = marks_of(BOTH, TOKENS)
+    ids = [marks.ids.get(marks.spell(character), 1) for character in marked(marks, prompt)]
+    assert Harmony().ends_in_header(marks, ids, prompt) is ends

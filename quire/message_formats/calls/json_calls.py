@@ -127,12 +127,13 @@ class JsonCalls:
         reader = source.reader
         calls.begin()
         yield from reader.expect("{")
-        goes_on, keys = True, list[str]()
+        goes_on, keys, num_arguments = True, set[str](), 0
         while goes_on:
             yield from reader.spaces()
             key = yield from _text(reader)
-            keys.append(key)
-            if (is_bare and key not in _OF_CALLS) or sum(one in ARGUMENTS for one in keys) > 1:
+            keys.add(key)
+            num_arguments += key in ARGUMENTS
+            if (is_bare and key not in _OF_CALLS) or num_arguments > 1:
                 raise Malformed
             yield from reader.spaces()
             yield from reader.expect(":")
@@ -141,7 +142,7 @@ class JsonCalls:
             yield from reader.spaces()
             goes_on = yield from reader.accept(",")
         yield from reader.expect("}")
-        if self.name_key and not (set(ARGUMENTS) & set(keys) or set(keys) <= {*_OF_CALLS, self.id_key or "id"}):
+        if self.name_key and not (num_arguments or keys <= {*_OF_CALLS, self.id_key or "id"}):
             raise Malformed
         calls.end()
 

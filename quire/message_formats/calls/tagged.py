@@ -288,29 +288,39 @@ class _Said:
 
     def __init__(self, tags: tuple[str, ...], line: str) -> None:
         self._tags = tuple(filter(None, tags))
+        self._kept = max(map(len, self._tags)) - 1
         self._line = line
-        self._pieces: list[str] = []
+        self._tail = ""
+        """Characters at the end in which a tag may have begun."""
+        self._last = ""
+        """The last character that is neither a space nor a tab."""
+        self._holds_tag = self._says_something = False
 
     def before(self, put: Tell) -> Tell:
         """Hear what is put, first."""
 
         def heard(text: str) -> None:
-            self._pieces.append(text)
+            self._hear(text)
             put(text)
 
         return heard
 
+    def _hear(self, text: str) -> None:
+        window = self._tail + text
+        self._tail = window[len(window) - self._kept :] if self._kept < len(window) else window
+        self._holds_tag = self._holds_tag or any(tag in window for tag in self._tags)
+        self._says_something = self._says_something or bool(text.strip())
+        self._last = text.rstrip(" \t")[-1:] or self._last
+
     @property
     def ends_in_line(self) -> bool:
         """Where the model writes tags on lines of their own: one may stand here."""
-        text = "".join(self._pieces).rstrip(" \t")
-        return bool(self._line) and (not text or text.endswith(self._line))
+        return bool(self._line) and self._last in ("", "\n")
 
     @property
     def is_plain(self) -> bool:
         """It says something, and no tag of calls."""
-        text = "".join(self._pieces)
-        return bool(text.strip()) and not any(tag in text for tag in self._tags)
+        return self._says_something and not self._holds_tag
 
 
 class _WithoutEnd:

@@ -114,7 +114,7 @@ def _why_only_read(syntax: CallSyntax, reading: Reading, gate: Gate | None) -> s
     thinking, marks = reading.message_format.thinking, reading.marks
     if reading.message_format.layout is not None:
         if reading.in_header is None:
-            return "the prompt has begun the header of a message"
+            return "the prompt does not end where the header of a message begins"
         missing = [marker for marker in syntax.markers if marker not in marks.ids]
         return f"this tokenizer has no token {missing[0]!r}" if missing else ""
     loose = [] if thinking is None else [one for one in thinking.ends_before if one not in marks.ids]

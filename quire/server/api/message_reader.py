@@ -39,7 +39,7 @@ class Reading:
     in_thinking: bool
     """The prompt ends inside the thinking."""
     in_header: bool | None = False
-    """The prompt ends where the header of a message is to follow; None: inside of one."""
+    """The prompt ends where the header of a message is to follow. None: in a layout of messages, but elsewhere."""
     calls_as_they_come: bool
     """A grammar keeps calls well-formed, so they need not be whole to be told."""
 
