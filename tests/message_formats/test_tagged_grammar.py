@@ -102,6 +102,15 @@ def test_grammars_take_what_the_template_writes(family: str) -> None:
     assert not walker.takes(text, written.replace("weather", "other"))
 
 
+@pytest.mark.parametrize("family", LINED)
+def test_a_tool_that_is_only_read_has_its_parameters_with_any_value(family: str) -> None:
+    walker = TaggedWalker(family, as_tokens=True)
+    code = marked(walker.marks, next(one.code for one in FAMILIES if one.calls == family))
+    schema = {"properties": {"days": {"type": "integer"}, "city": {"type": "integer"}}, "required": ["days"]}
+    grammar = CallGrammar(walker.marks, [Tool(name="weather", parameters=schema, strict=False)])
+    assert walker.takes(grammar.text(walker.calls.several(grammar)), code)
+
+
 @pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize(
     ("value", "is_taken"),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from quire.message_formats.grammars.argument_schema import ANY_OBJECT
 from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.tools import Tool
 from quire.message_formats.typed_values import ANY, resolved, type_of_schema
 
 _SIMPLE = frozenset({"type", "enum", "const", "minLength", "maxLength", "title", "description", "default"})
 """Keywords of texts that plain text can follow."""
+MAX_LISTED = 64
+"""Parameters of a tool whose arguments may be any object."""
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 
 
@@ -26,8 +30,14 @@ class Parameter:
 
 
 def parameters_of(grammar: CallGrammar, tool: Tool) -> Iterator[Parameter]:
-    """A tool's parameters in the order of its schema; those that it only requires come last."""
+    """A tool's parameters in the order of its schema; those that it only requires come last. Where arguments may be any
+    object, those that the tool lists, each with any value or none."""
     schema = grammar.schema(tool)
+    if schema == ANY_OBJECT:
+        listed = tool.parameters.get("properties")
+        for name in islice(listed if isinstance(listed, Mapping) else (), MAX_LISTED):
+            yield Parameter(name, True, False)
+        return
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
     for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
         if keyword in schema:
