@@ -83,9 +83,8 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
 def _call_gate(syntax: CallSyntax, reading: Reading) -> Gate | None:
     """Where calls begin to count, in an answer that may have some; None where no place can be told from text."""
     thinking, message = _thinking(reading), reading.message_format
-    has_answer_mark = message.thinking is not None and message.thinking.answer is not None
     triggers = tuple(reading.marks.marker(begin) for begin in syntax.begins)
-    openings = () if has_answer_mark else syntax.openings(reading.tools.tools)
+    openings = syntax.openings(reading.tools.tools) if thinking is None else ()  # a model may think again before it
     if not triggers and not openings:
         return None
     is_repeated = reading.tools.is_parallel or message.layout is not None
