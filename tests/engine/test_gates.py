@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,7 @@ def test_min_tokens_holds_in_free_parts(tiny_llm: LLM) -> None:
 def mixed(llm: LLM) -> tuple[list[str], list[SamplingParams]]:
     """All kinds of gates, and neighbours without any."""
     think = thinking(llm, budget=11)
+    bracket = tuple(llm.get_tokenizer().encode("(", add_special_tokens=False))
     forms: list[dict[str, Any]] = [
         {"gate": after_brackets(), "structured_outputs": CALL},
         {"gate": Gate(thinking=think)},
@@ -181,6 +183,13 @@ def mixed(llm: LLM) -> tuple[list[str], list[SamplingParams]]:
         {"gate": Gate(thinking=think, triggers=after_brackets().triggers), "structured_outputs": CALL},
         {"gate": Gate(thinking=thinking(llm, end=Marker(text="="))), "structured_outputs": CALL},
         {"gate": Gate(triggers=(Marker(text="\n"),)), "structured_outputs": {"json_object": True}},
+        {"gate": Gate(openings=("def", "import")), "structured_outputs": {"regex": r"(def|import) [a-z]{1,4}\(\):\n"}},
+        {"gate": replace(after_brackets(), is_open=True), "structured_outputs": CALL},
+        {"gate": replace(after_brackets(), takes_triggers=True), "structured_outputs": {"regex": r"\([a-c]{3}\)!"}},
+        {
+            "gate": Gate(thinking=replace(think, before=bracket), triggers=(Marker(text="(", token_id=bracket[0]),)),
+            "structured_outputs": CALL,
+        },
         {"structured_outputs": CALL},
         {},
     ]
