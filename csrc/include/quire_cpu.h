@@ -278,7 +278,7 @@ QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_siz
 
 /* query[tokens, heads, head_size] and the cache's slots from qkv[tokens, (heads + 2 kv_heads) head_size]: RMS norm of
  * query and key heads (q_norm, k_norm may be null), rotation by cos_sin[position, rotary_dim] (may be null). qkv may be
- * in tiles where head_size is a multiple of 32. */
+ * in tiles where head_size is a multiple of 32. With kv_heads 0 nothing is written to the cache. */
 QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype, const int64_t* positions,
                                  const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
                                  int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,

@@ -364,6 +364,9 @@ TEST(ids_slots_and_draws_out_of_range_are_refused) {
     CHECK(qr_rope_and_cache(out.data(), x.data(), QR_FLOAT32, zero.data(), nullptr, nullptr, nullptr, memory.bytes,
                             QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 1, 16, 0, 0,
                             1e-5f) == QR_EINVAL);
+    CHECK(qr_rope_and_cache(out.data(), x.data(), QR_FLOAT32, zero.data(), nullptr, nullptr, nullptr, memory.bytes,
+                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 0, 16, 0, 0,
+                            1e-5f) == QR_EINVAL);  // queries alone, but of a slot that is not there
     CHECK(qr_top_logprobs(out.data(), ids.data(), ids.data(), out.data(), x.data(), &wrong, 1, 4, 1) == QR_EINVAL);
     const uint8_t in_prompt = 1;
     const int64_t tokens[] = {0, wrong}, rows[] = {0, 0}, counts[] = {1, 1};

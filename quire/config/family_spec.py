@@ -13,9 +13,10 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.layers.experts import ExpertsRule, ExpertsSpec
-from quire.config.layers.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
+from quire.config.layers.layer_kinds import LayerRule, ReadRule, RotationRule, all_full, all_rotated, none_read
 from quire.config.layers.mixers import AttentionExperts, Factors, LatentRule, PositionScale, SharedBlock
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
+from quire.config.layers.streams import StreamsSpec
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -69,6 +70,8 @@ class Norms:
     inner_eps: float | None = None
     """Of all others over hidden states, whatever config.json says."""
     heads: HeadNorms = HeadNorms.NONE
+    of_values: bool = False
+    """RMS norms of each value head, without a weight."""
 
     @property
     def of_mixers(self) -> tuple[str | None, str | None]:
@@ -122,6 +125,8 @@ class MlpKind(StrEnum):
 
     GATED = "gated"
     """down(activation(gate(x)) * up(x))"""
+    SPARSE = "sparse"
+    """As GATED, with the largest gates only."""
     PLAIN = "plain"
     """down(activation(up(x)))"""
     EXPERTS = "experts"
@@ -139,6 +144,8 @@ class MlpSpec:
     """Of the widest expert in a mixture of experts."""
     has_bias: bool
     experts: ExpertsSpec | None = None
+    cutoff: float = 0.0
+    """Of a sparse MLP: gates lose their mean and so many of their standard deviations; those below zero are zero."""
     factors: Factors = Factors()
     """Of a gated MLP; the inner ones are those of gate and up."""
 
@@ -257,6 +264,10 @@ def _no_scales(keys: ConfigKeys) -> Scales:
     return Scales()
 
 
+def _one_stream(keys: ConfigKeys) -> StreamsSpec | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec:
     """What is read from the config.json of a family, what its layers are made of, and how its weights are called."""
@@ -312,6 +323,11 @@ class FamilySpec:
     """For families in which each token chooses its query heads."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared
     """For families whose layers share attention and an MLP, which `model_class` computes."""
+    reads: ReadRule = none_read
+    """Which layers attend over the keys and values of an earlier one, in families all of whose layers have attention
+    and no other mixer."""
+    streams: Callable[[ConfigKeys], StreamsSpec | None] = _one_stream
+    """For families whose tokens have several hidden states, which `model_class` computes."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

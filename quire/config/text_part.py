@@ -14,6 +14,7 @@ WRAPPERS = frozenset(
         "AyaVisionForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
         "InternVLForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",

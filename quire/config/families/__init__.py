@@ -50,6 +50,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
+        "gemma3n_text": "Gemma3nForCausalLM",
         "glm": "GlmForCausalLM",
         "glm4": "Glm4ForCausalLM",
         "glm4_moe": "Glm4MoeForCausalLM",

@@ -115,6 +115,8 @@ class AttentionSpec(Mixer):
     """None where all tokens have the same query heads."""
     shared: SharedBlock | None = None
     """None where the layer's attention is its own."""
+    reads: int | None = None
+    """The place of the mixer whose keys and values it attends over, of an earlier layer; None for its own."""
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
 
