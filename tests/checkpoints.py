@@ -321,6 +321,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_attn_beta_factor": 0.7,
         "mlp_beta_factor": 0.8,
     },
+    "olmo_hybrid": {
+        **{key: value for key, value in _DELTA.items() if key != "head_dim"},
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "linear_value_head_dim": 20,
+        "rope_parameters": {"rope_type": "default", "rope_theta": None},
+    },
+    "lara_mini": {
+        **_DELTA,
+        **_DELTA_EXPERTS,
+        "num_hidden_layers": 5,
+        "sliding_window": 24,
+        "layer_types": [*["linear_attention", "sliding_attention"] * 2, "full_attention"],
+    },
+    "lfm3": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+    },
     "recurrent_gemma": {**_COMMON, "attention_window_size": 24, "w_init_variance_scale": 1.0},
     "lfm2_moe": {
         **_COMMON,
@@ -393,6 +413,9 @@ RECURRENT = (
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "minimax",
+    "olmo_hybrid",
+    "lara_mini",
+    "lfm3",
     "recurrent_gemma",
 )
 """Families some of whose layers keep a state."""

@@ -184,6 +184,16 @@ class ModelArch:
         return tuple(mixer for mixer in self.attentions if isinstance(mixer, AttentionSpec))
 
     @property
+    def is_gated(self) -> bool:
+        """Whether attention has gates."""
+        return any(mixer.num_gates for mixer in self.plain_attentions)
+
+    def norms_of(self, layer: LayerSpec) -> Norms:
+        """The norms of a layer."""
+        has_state = any(isinstance(mixer, RecurrentSpec) for mixer in layer.mixers)
+        return self.norms.recurrent if has_state and self.norms.recurrent is not None else self.norms
+
+    @property
     def recurrences(self) -> tuple[RecurrentSpec, ...]:
         """Those of the mixers that keep a state, in order."""
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, RecurrentSpec))
@@ -327,7 +337,9 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
     elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
         problem = "factors of queries, keys and values that one tensor has by head"
-    elif (arch.family.is_gated and names.gate is None) and (
+    elif arch.family.gates_heads and names.gate is None:
+        problem = "gates of heads behind queries"
+    elif (arch.is_gated and names.gate is None) and (
         not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))
     ):
         problem = "gates behind queries with factors, or with queries, keys and values in one tensor"
@@ -357,7 +369,7 @@ def _check_joins(arch: ModelArch) -> None:
     elif any(mixer.reads is not None for mixer in arch.plain_attentions) and (
         len(arch.attentions) != len(arch.mixers)
         or any(len(layer.mixers) != 1 for layer in arch.layers)
-        or arch.family.is_gated
+        or arch.is_gated
         or names.qkv_by_head
         or len(names.qkv) != len(("query", "key", "value"))
         or not scales.attention.are_ones
@@ -463,6 +475,7 @@ def _attentions(
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
     reads = family.reads(keys, kinds)
+    num_gates = is_set(keys, family.is_gated) * num_heads * (1 if family.gates_heads else head_size)
     ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
     position_scale, shared = family.position_scale(keys), family.shared(keys, num_layers)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
@@ -475,7 +488,7 @@ def _attentions(
             position_scale=None if rotates and position_scale and position_scale.only_unrotated else position_scale,
             slopes=slopes,
             has_sinks=has_sinks,
-            is_gated=family.is_gated,
+            num_gates=num_gates,
             experts=family.attention_experts(keys),
             shared=shared[index],
             reads=reads[index],

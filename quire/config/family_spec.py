@@ -72,6 +72,8 @@ class Norms:
     heads: HeadNorms = HeadNorms.NONE
     of_values: bool = False
     """RMS norms of each value head, without a weight."""
+    recurrent: Norms | None = None
+    """Of layers that keep a state, where those have others."""
 
     @property
     def of_mixers(self) -> tuple[str | None, str | None]:
@@ -236,6 +238,8 @@ class WeightNames:
     """Whether a tensor of all experts has each expert's weight [in, out]."""
     experts_mixed: bool = False
     """Whether its rows of gate and up take turns."""
+    resaved_norms: tuple[tuple[str, str], ...] = ()
+    """(norm, what a checkpoint that transformers wrote calls it)."""
     transposed: frozenset[str] = frozenset()
     """Linear layers whose weight is stored [in, out]."""
 
@@ -316,9 +320,11 @@ class FamilySpec:
     """What queries are multiplied by at each position."""
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
-    is_gated: bool = False
+    is_gated: Flag = False
     """What each head attended to passes a gate: the product that `names.gate` names, or else the one of the queries,
     which has the gate of each head behind its query."""
+    gates_heads: bool = False
+    """A gate is one number for a head, instead of one for each of its features."""
     attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
     """For families in which each token chooses its query heads."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared

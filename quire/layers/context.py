@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.config.quantized.config import StoredQuantization
-from quire.config.quantized.stored import StoredFormat
+from quire.config.quantized.stored import Header, StoredFormat
 from quire.distributed.groups import ParallelContext
 from quire.layers.quantization.read import read_rows, stored_names
 from quire.layers.quantization.schemes import STORED, WeightScheme, copied, copy_rows, plain
@@ -46,7 +46,11 @@ class LayerContext:
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a weight of this name, for those that it may spell in several ways."""
-        return self.weights.header(self._full(name)) is not None or self.is_quantized(name)
+        return self.header(name) is not None or self.is_quantized(name)
+
+    def header(self, name: str) -> Header | None:
+        """Of the checkpoint's tensor of this name, if there is one."""
+        return self.weights.header(self._full(name))
 
     def is_quantized(self, name: str) -> bool:
         """Whether the checkpoint has the weight of this name quantised."""

@@ -110,7 +110,7 @@ class GatedAttention(SelfAttention):
             raise ConfigError(f"{arch.source}: gated attention cannot be split between processes yet. Use one process.")
         name = arch.family.names.gate
         if name is not None:
-            self.gate_proj = Linear(ctx.child(name), arch.hidden_size, arch.num_heads * arch.head_size)
+            self.gate_proj = Linear(ctx.child(name), arch.hidden_size, mixer.num_gates)
             return super()._projection(arch, ctx, mixer)
         kinds = ["weight", "bias"] if arch.attention_bias else ["weight"]
         read = {kind: _read_gated(arch, ctx, kind) for kind in kinds}
@@ -166,7 +166,8 @@ def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     mixer = arch.mixers[index]
     if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
         return ExpertAttention(arch, ctx, index)
-    return (GatedAttention if arch.family.is_gated else SelfAttention)(arch, ctx, index)
+    is_gated = isinstance(mixer, AttentionSpec) and mixer.num_gates
+    return (GatedAttention if is_gated else SelfAttention)(arch, ctx, index)
 
 
 def _head_order(arch: ModelArch) -> HeadOrder | None:

@@ -27,7 +27,8 @@ class DecoderLayer:
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         self.ops = ctx.ops
-        names, norms, layer = arch.family.names, arch.norms, arch.layers[index]
+        names, layer = arch.family.names, arch.layers[index]
+        norms = arch.norms_of(layer)
         self.input_norm = self.post_attention_norm = self.pre_mlp_norm = self.post_mlp_norm = self.mlp = None
         self.mixers = [mixer_of(arch, ctx, place) for place in arch.places_of(index)]
         if self.mixers:
@@ -69,7 +70,12 @@ class DecoderLayer:
 
 
 def _norms(arch: ModelArch, ctx: LayerContext, names: Iterable[str | None]) -> Iterator[Norm | None]:
-    return (model_norm(arch, ctx, name) if name else None for name in names)
+    resaved = dict(arch.family.names.resaved_norms)
+    for name in names:
+        other = resaved.get(name or "")
+        is_resaved = other is not None and ctx.has(f"{other}.weight")
+        found = other if is_resaved else name
+        yield model_norm(arch, ctx, found) if found else None
 
 
 class ParallelLayer(DecoderLayer):

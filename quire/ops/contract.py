@@ -237,8 +237,8 @@ class Ops:
         1. projected is the convolution's input u, the gate z, and two numbers for each head, b and a. silu(conv(u)) is
            the query and the key of each key head, and the value v of each head. Head h has the query q and the key k of
            key head h // (H / K): each is divided by sqrt(its sum of squares + 1e-6), and q also by sqrt(N).
-        2. dt = softplus(a + time_bias), rate = sigmoid(b). Token by token, for each head: h = h * exp(dt * decay),
-           h = h + rate * (v - h k) k, y = h q.
+        2. dt = softplus(a + time_bias), rate = most_rate * sigmoid(b). Token by token, for each head:
+           h = h * exp(dt * decay), h = h + rate * (v - h k) k, y = h q.
         3. Each head's y is RMS-normed, and multiplied by the norm's weight and silu(z).
         As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
 
@@ -303,7 +303,10 @@ class Ops:
         self._table["clip"](x, limit)
 
     def gate(self, x: Tensor, gates: Tensor) -> None:
-        """x * sigmoid(gates), in place. Shapes: x, gates [T, N]. Mutates: x."""
+        """x * sigmoid(gates), in place; each gate is that of N / G neighbours.
+
+        Shapes: x [T, N], gates [T, G]. Mutates: x.
+        """
         self._table["gate"](x, gates)
 
     def gated_activation(self, both: Tensor, activation: str) -> Tensor:

@@ -78,6 +78,17 @@ def listed_or(rule: LayerRule) -> LayerRule:
     return kinds
 
 
+def listed_among(*others: str) -> LayerRule:
+    """The kinds that `layer_types` lists. Layers of other kinds have no attention, so it does not matter which."""
+
+    def kinds(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+        listed = keys.raw.get("layer_types")
+        known = [LayerKind.FULL if kind in others else kind for kind in listed] if isinstance(listed, list) else listed
+        return _listed(keys, known, num_layers)
+
+    return kinds
+
+
 def all_rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
     """Every layer rotates."""
     return (True,) * len(kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from quire.config.arch import LayerSpec, ModelArch
-from quire.config.family_spec import MlpKind, MlpSpec, NormKind
+from quire.config.family_spec import MlpKind, MlpSpec, NormKind, Norms
 from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -237,7 +237,7 @@ def _stream_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec, streams: S
     layout.take("halved", size)
     layout.take("between", size)
     layout.free("halved", "normed", "low rank", "joined")
-    _feed(layout, arch, layer.mlp)
+    _feed(layout, arch, arch.norms, layer.mlp)
     layout.free("between")
     _route(layout, arch, streams)
     layout.take("error", size)
@@ -275,10 +275,10 @@ def _free_each(layout: _Layout, kind: str, indices: Iterable[int]) -> None:
 def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
     last = "hidden"
     if layer.mixers:
-        _mix(layout, arch, layer.mixers)
+        _mix(layout, arch, arch.norms_of(layer), layer.mixers)
         last = "between"
     if layer.mlp.kind is not MlpKind.NONE:
-        _feed(layout, arch, layer.mlp)
+        _feed(layout, arch, arch.norms_of(layer), layer.mlp)
         last = "out"
         layout.free(*(["between"] if layer.mixers else []))
     if last != "hidden":
@@ -286,9 +286,8 @@ def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
         layout.rename(last, "hidden")
 
 
-def _mix(layout: _Layout, arch: ModelArch, mixers: Sequence[MixerSpec]) -> None:
+def _mix(layout: _Layout, arch: ModelArch, norms: Norms, mixers: Sequence[MixerSpec]) -> None:
     """Each mixer adds to what those before it gave."""
-    norms = arch.norms
     _norm(layout, norms.input, arch.hidden_size)
     for number, mixer in enumerate(mixers):
         _mix_one(layout, arch, mixer)
@@ -299,8 +298,8 @@ def _mix(layout: _Layout, arch: ModelArch, mixers: Sequence[MixerSpec]) -> None:
         _end_norm(layout, norms.input)
 
 
-def _feed(layout: _Layout, arch: ModelArch, mlp: MlpSpec) -> None:
-    size, norms = arch.hidden_size, arch.norms
+def _feed(layout: _Layout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> None:
+    size = arch.hidden_size
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
         _end_norm(layout, norms.input)
@@ -363,8 +362,8 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
     layout.free("qkv", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
-    elif mixer.is_gated:
-        layout.take("gate", heads)
+    elif mixer.num_gates:
+        layout.take("gate", mixer.num_gates)
         layout.free("gate")
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")

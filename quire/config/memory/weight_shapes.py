@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from quire.config.arch import ModelArch
+from quire.config.arch import LayerSpec, ModelArch
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.gguf.tensor_types import BY_NAME, TensorType
 from quire.config.layers.experts import ExpertsSpec
@@ -180,13 +180,13 @@ def _qkv(arch: ModelArch) -> Shape:
 
 
 def _gates_are_behind_queries(arch: ModelArch) -> bool:
-    return arch.family.is_gated and arch.family.names.gate is None
+    return arch.is_gated and arch.family.names.gate is None
 
 
-def _gate(arch: ModelArch) -> Shape:
+def _gate(arch: ModelArch, mixer: AttentionSpec) -> Shape:
     """The gates of attention; head by head where they are behind queries."""
     size, heads = arch.head_size, arch.num_heads
-    return (size,) * heads if _gates_are_behind_queries(arch) else (size * heads,), arch.hidden_size
+    return (size,) * heads if _gates_are_behind_queries(arch) else (mixer.num_gates,), arch.hidden_size
 
 
 def _output(arch: ModelArch) -> Shape:
@@ -201,7 +201,7 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
         return Counter([((2 * arch.num_kv_heads * arch.head_size,), arch.hidden_size)])
     if mixer.reads is not None:
         return Counter([((arch.num_heads * arch.head_size,), arch.hidden_size), _output(arch)])
-    return Counter([_qkv(arch), _output(arch), *([_gate(arch)] if arch.family.is_gated else [])])
+    return Counter([_qkv(arch), _output(arch), *([_gate(arch, mixer)] if mixer.num_gates else [])])
 
 
 def _shared_block(arch: ModelArch, shared: SharedBlock) -> Counter[Shape]:
@@ -422,9 +422,13 @@ def _num_floats(arch: ModelArch) -> int:
 def _num_norms(arch: ModelArch) -> int:
     """Norms over hidden states."""
     ends = (arch.norms.embedding is not None) + (arch.norms.final is not None)
-    of_mixers, of_mlp = (len(names) - names.count(None) for names in (arch.norms.of_mixers, arch.norms.of_mlp))
-    num_mlps = sum(layer.mlp.kind is not MlpKind.NONE for layer in arch.layers)
-    return sum(bool(layer.mixers) for layer in arch.layers) * of_mixers + num_mlps * of_mlp + ends
+    return ends + sum(_num_layer_norms(arch, layer) for layer in arch.layers)
+
+
+def _num_layer_norms(arch: ModelArch, layer: LayerSpec) -> int:
+    norms = arch.norms_of(layer)
+    names = [*(norms.of_mixers if layer.mixers else ()), *(norms.of_mlp if layer.mlp.kind is not MlpKind.NONE else ())]
+    return len(names) - names.count(None)
 
 
 def _num_head_norms(arch: ModelArch) -> int:

@@ -213,7 +213,7 @@ def mamba2_kernel(
 def gated_delta_kernel(
     mixed, rates, times, time_bias, decay, out, states, query_start, reads, writes, num_sequences, half, half_stride,
     times_stride, FIRST: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
-    NUMBERS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    NUMBERS: tl.constexpr, MOST_RATE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Steps 1 (from the convolution on) and 2 of `Ops.gated_delta`: program (sequence, head, tile of its channels).
 
@@ -243,7 +243,8 @@ def gated_delta_kernel(
         at = token * times_stride + head
         dt = softplus(tl.load(times + at).to(tl.float32) + bias)
         state = state * tl.exp(dt * factor)
-        change = (value - tl.sum(state * key[None, :], axis=1)) * sigmoid(tl.load(rates + at).to(tl.float32))
+        rate = MOST_RATE * sigmoid(tl.load(rates + at).to(tl.float32))
+        change = (value - tl.sum(state * key[None, :], axis=1)) * rate
         state += change[:, None] * key[None, :]
         result = tl.sum(state * query[None, :], axis=1)
         tl.store(out + token * (HEADS * SIZE) + own, result, mask=is_channel)
@@ -355,7 +356,7 @@ def _variants(dtype: str) -> list[Variant]:
     types = _TYPES | dict.fromkeys(("x", "gate", "given", "rates", "times"), dtype)
     conv = {"WIDTH": 4, "BLOCK": BLOCK}
     scan = {"FIRST": 4096}
-    delta = {"HEADS": 32, "KEYS": 16, "SIZE": 128, "NUMBERS": 128}
+    delta: dict[str, int | float] = {"HEADS": 32, "KEYS": 16, "SIZE": 128, "NUMBERS": 128, "MOST_RATE": 1.0}
     norm = {"NORMED": True, "GATED_FIRST": True, "SILU": True, "BLOCK": 4096}
     wide = types | {"x": "*fp32", "times": "*fp32", "out": dtype}
     short = types | {"factors": dtype, "gates": dtype, "out": dtype}
