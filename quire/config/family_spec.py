@@ -308,6 +308,8 @@ class FamilySpec:
     rotated: RotationRule = all_rotated
     sliding_theta: str | None = None
     """The key of the rotary base of layers with a window, where they have one of their own."""
+    first_wave: int | None = None
+    """For families that add sines and cosines of positions to embeddings: what they count the first position as."""
     rotates_pairs: bool = False
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
     latent: LatentRule | None = None

@@ -11,6 +11,7 @@ from quire.errors import ConfigError, shown
 
 WRAPPERS = frozenset(
     {
+        "AriaForConditionalGeneration",
         "AyaVisionForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration",
         "Gemma3ForConditionalGeneration",

@@ -12,7 +12,7 @@ from quire.config.arch import ModelArch
 from quire.config.family_spec import Join, MlpKind
 from quire.config.layers.mixers import RecurrentSpec
 from quire.layers.context import LayerContext
-from quire.layers.embedding import Embedding, LMHead
+from quire.layers.embedding import Embedding, LMHead, Waves
 from quire.layers.norm import Norm, model_norm
 from quire.layers.weights import WHOLE
 from quire.models.blocks import MLPS, Mlp, mixer_of
@@ -114,6 +114,17 @@ class JoinedLayer(DecoderLayer):
         return self.ops.scale_add(out, join.added, self.ops.scale_add(read, join.kept))
 
 
+def _waves(arch: ModelArch, ctx: LayerContext, first: int) -> Waves:
+    padding = arch.raw.get("pad_token_id")
+    return Waves(
+        ctx,
+        arch.max_position_embeddings,
+        arch.hidden_size,
+        first=first,
+        padding=padding if isinstance(padding, int) else None,
+    )
+
+
 class DecoderForCausalLM:
     """Embedding, layers, norm, head."""
 
@@ -126,7 +137,9 @@ class DecoderForCausalLM:
         model = ctx.child(names.base)
         tied, embed = arch.tie_word_embeddings, model.child(names.embedding)
         self.embed_tokens = Embedding(embed, arch.vocab_size, size, scale=arch.scales.embedding, tied=tied)
-        self.embed_positions = None
+        self.embed_positions: Embedding | Waves | None = None
+        if arch.family.first_wave is not None:
+            self.embed_positions = _waves(arch, model, arch.family.first_wave)
         if names.positions is not None:
             unused = names.unused_positions
             self.embed_positions = Embedding(

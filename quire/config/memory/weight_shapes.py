@@ -112,6 +112,8 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
+    if arch.family.first_wave is not None:
+        positions = arch.max_position_embeddings
     return WeightShapes(
         body=(
             *(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
@@ -136,7 +138,7 @@ def num_parameters(arch: ModelArch) -> int:
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
     floats = shapes.floats - _num_made(arch) + _num_activation_parameters(arch)
-    return linears + head + shapes.table + shapes.tables - _num_copied(arch) + floats
+    return linears + head + shapes.table + shapes.tables - _num_made_rows(arch) + floats
 
 
 def _num_made(arch: ModelArch) -> int:
@@ -390,6 +392,13 @@ def _num_layer_embeddings(arch: ModelArch) -> int:
     if streams is None:
         return 0
     return streams.layer_vocab_size * arch.num_layers * streams.layer_embedding_size + _num_copied(arch)
+
+
+def _num_made_rows(arch: ModelArch) -> int:
+    """Numbers of tables that the checkpoint does not have: sines and cosines of positions, and the embeddings of single
+    layers of tokens that it has none for, which are those of the first token."""
+    waves = 0 if arch.family.first_wave is None else arch.max_position_embeddings * arch.hidden_size
+    return waves + _num_copied(arch)
 
 
 def _num_copied(arch: ModelArch) -> int:
