@@ -17,6 +17,7 @@ SPEC = FamilySpec(
     },
     defaults={
         "hidden_act": "gelu",
+        "num_attention_heads": 16,
         "max_position_embeddings": 2048,
         "intermediate_size": 4096,
         "tie_word_embeddings": True,
