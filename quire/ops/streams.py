@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.elementwise import ROWS_AT_A_TIME, VECTOR
+from quire.ops.elementwise import VECTOR
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
+
+ROWS_AT_A_TIME = 32
+"""That are widened to float32: some 2 MiB of temporaries for rows of 2048, and few calls for each row."""
 
 
 def match_rms(x: Tensor, like: Tensor, least: float) -> Tensor:
@@ -59,13 +62,16 @@ def fill_mixed(routed: Tensor, weight: Tensor, *tensors: Tensor, scale: float, o
     """`Ops.mix_streams`; `tensors` are outputs, streams and inputs. Mutates: the outputs."""
     count = routed.shape[1]
     outputs, streams, inputs = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+    is_same = all(one.data_ptr() == other.data_ptr() for one, other in zip(streams, inputs, strict=False))
     for rows in _stretches(routed):
         coefficients = torch.split(_coefficients(routed[rows] * scale, weight).add_(offset), len(inputs), dim=1)
         read = [part[rows].float() for part in inputs]
-        for out, stream, of_stream in zip(outputs, streams, coefficients, strict=True):
-            total = stream[rows].float()
+        wide = read if is_same and len(read) == count else [stream[rows].float() for stream in streams]
+        total, term = torch.empty_like(wide[0]), torch.empty_like(wide[0])
+        for out, stream, of_stream in zip(outputs, wide, coefficients, strict=True):
+            total.copy_(stream)
             for part, coefficient in zip(read, torch.split(of_stream, 1, dim=1), strict=True):
-                total = total + part * coefficient
+                total.add_(torch.mul(part, coefficient, out=term))
             out[rows] = total
 
 
@@ -85,10 +91,10 @@ def statistical_top_k(x: Tensor, size: int, cutoff: float) -> None:
     """See `Ops.statistical_top_k`."""
     for rows in _stretches(x):
         gates = x[rows, :size]
-        wide = gates.float()
-        mean = _mean(wide)
-        deviation = _mean((wide - mean).square()).sqrt()
-        gates.copy_((wide - (mean + deviation * cutoff)).clamp_(min=0.0))
+        wide = gates.to(torch.float32, copy=True)
+        wide.sub_(_mean(wide))
+        deviation = _mean(wide.square()).sqrt_()
+        gates.copy_(wide.sub_(deviation.mul_(cutoff)).clamp_(min=0.0))
 
 
 def _stretches(x: Tensor) -> Iterator[slice]:
