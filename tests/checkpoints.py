@@ -277,6 +277,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "eos_token_id": 256,
     },
     "exaone": {**_COMMON, "head_dim": 16},
+    "iquestcoder": _COMMON,
     "xglm": {
         "vocab_size": VOCAB_SIZE,
         "d_model": 64,

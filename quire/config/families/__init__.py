@@ -75,6 +75,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "hy_v3": "HYV3ForCausalLM",
         "hyperclovax": "HyperCLOVAXForCausalLM",
         "internlm3": "InternLM3ForCausalLM",
+        "iquestcoder": "IQuestCoderForCausalLM",
         "jais2": "Jais2ForCausalLM",
         "jamba": "JambaForCausalLM",
         "jetmoe": "JetMoeForCausalLM",
