@@ -19,7 +19,7 @@ def _derived(keys: ConfigKeys) -> Mapping[str, Any]:
     """One width for all layers, or a list of them."""
     num_layers, (name, given) = keys.count("num_hidden_layers"), keys.find(("intermediate_size",))
     sizes = given if isinstance(given, list) else [given] * num_layers
-    if len(sizes) != num_layers or not all(isinstance(size, int) and size > 0 for size in sizes):
+    if len(sizes) != num_layers or not all(type(size) is int and size > 0 for size in sizes):
         keys.refuse(name, given, f"must be a whole number above 0, or one for each of {counted(num_layers, 'layer')}")
     return {"intermediate_size": max(sizes), SIZES: sizes}
 
