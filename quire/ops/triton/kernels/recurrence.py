@@ -8,6 +8,8 @@ States [2, B, half]: number n of page b is at [n // half, b, n % half]. Page -1 
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -356,7 +358,7 @@ def _variants(dtype: str) -> list[Variant]:
     types = _TYPES | dict.fromkeys(("x", "gate", "given", "rates", "times"), dtype)
     conv = {"WIDTH": 4, "BLOCK": BLOCK}
     scan = {"FIRST": 4096}
-    delta: dict[str, int | float] = {"HEADS": 32, "KEYS": 16, "SIZE": 128, "NUMBERS": 128, "MOST_RATE": 1.0}
+    delta: dict[str, Any] = {"HEADS": 32, "KEYS": 16, "SIZE": 128, "NUMBERS": 128, "MOST_RATE": 1.0}
     norm = {"NORMED": True, "GATED_FIRST": True, "SILU": True, "BLOCK": 4096}
     wide = types | {"x": "*fp32", "times": "*fp32", "out": dtype}
     short = types | {"factors": dtype, "gates": dtype, "out": dtype}
@@ -370,7 +372,7 @@ def _variants(dtype: str) -> list[Variant]:
             types | {"out": "*fp32"},
             scan | {"HEADS": 64, "GROUPS": 1, "SIZE": 64, "NUMBERS": 256} | tile_of(256),
         ),
-        variant_of(gated_delta_kernel, types | {"out": "*fp32"}, scan | delta | tile_of(128)),
+        variant_of(gated_delta_kernel, types | {"out": "*fp32"}, delta | scan | tile_of(128)),
         variant_of(lightning_kernel, types | {"out": "*fp32"}, {"HEADS": 64, "SIZE": 128} | tile_of(128)),
         variant_of(rg_lru_kernel, types | {"out": dtype}, {"FIRST": 7680, "BLOCK_SIZE": 256, "BLOCK": BLOCK}),
         variant_of(gate_norm_kernel, types | {"out": dtype}, norm),
