@@ -45,6 +45,14 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "route_scale": 1.8,
         "mup_enabled": True,
     },
+    "aria_text": {**SIZES, "moe_num_experts": 6, "moe_topk": 2},
+    "sarvam_moe": {
+        **SIZES,
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+    },
     "jetmoe": {
         **{key: value for key, value in SIZES.items() if key != "num_attention_heads"},
         "kv_channels": 16,

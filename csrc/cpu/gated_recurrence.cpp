@@ -6,7 +6,7 @@ using namespace qr;
 extern "C" {
 
 int32_t qr_gated_delta_scan(float* x, const void* rate, const void* time, int32_t dtype, int64_t narrow_stride,
-                            const float* time_bias, const float* decay, int64_t tokens, int64_t heads,
+                            const float* time_bias, const float* decay, float most_rate, int64_t tokens, int64_t heads,
                             int64_t key_heads, int64_t key_size, int64_t value_size, int64_t first, float* states,
                             int64_t num_pages, int64_t half, const int32_t* query_start, const int32_t* reads,
                             const int32_t* writes, int64_t sequences) {
@@ -15,13 +15,13 @@ int32_t qr_gated_delta_scan(float* x, const void* rate, const void* time, int32_
       !are_sizes(first) || narrow_stride < heads || !are_sizes(tokens, narrow_stride) ||
       !are_sizes(heads, value_size, key_size) || !are_sizes(tokens, heads, value_size) ||
       !are_sizes(tokens, 2, key_heads, key_size) || !are_there(time_bias, decay) ||
-      (tokens > 0 && !are_there(x, rate, time)))
+      !(most_rate > 0.0f && most_rate <= 2.0f) || (tokens > 0 && !are_there(x, rate, time)))
     return QR_EINVAL;
   const States all{states, num_pages, half, query_start, reads, writes, sequences};
   if (!all.are_valid(tokens, first + heads * value_size * key_size)) return QR_EINVAL;
   const int64_t stride = 2 * key_heads * key_size + heads * value_size;
-  const DeltaArgs args{x,     stride, rate,      time,     dtype,     narrow_stride, time_bias,
-                       decay, heads,  key_heads, key_size, value_size};
+  const DeltaArgs args{x,     stride,    rate,  time,      dtype,    narrow_stride, time_bias,
+                       decay, most_rate, heads, key_heads, key_size, value_size};
   return scan(all, Units{first, heads, value_size * key_size, 1, 2 * kStepTokens * key_size},
               [&](const ScanPiece& piece) { kernels()->gated_delta_scan(args, piece); });
 }

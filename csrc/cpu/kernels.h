@@ -250,6 +250,7 @@ struct DeltaArgs {
   int32_t dtype;
   int64_t narrow_stride;
   const float *time_bias, *decay;  // [heads]
+  float most_rate;                 // times the sigmoid of a rate
   int64_t heads, key_heads, key_size, value_size;
 };
 

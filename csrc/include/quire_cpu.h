@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 8
+#define QR_ABI_VERSION 9
 
 enum {
   QR_OK = 0,
@@ -278,7 +278,7 @@ QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_siz
 
 /* query[tokens, heads, head_size] and the cache's slots from qkv[tokens, (heads + 2 kv_heads) head_size]: RMS norm of
  * query and key heads (q_norm, k_norm may be null), rotation by cos_sin[position, rotary_dim] (may be null). qkv may be
- * in tiles where head_size is a multiple of 32. */
+ * in tiles where head_size is a multiple of 32. With kv_heads 0 nothing is written to the cache. */
 QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype, const int64_t* positions,
                                  const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
                                  int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
@@ -372,13 +372,13 @@ QR_API int32_t qr_mamba2_scan(float* x, const void* time, int32_t dtype, int64_t
 
 /* x[tokens, key_heads 2 key_size + heads value_size]: queries and keys of the key heads, values of the heads. Queries
  * and keys are divided by sqrt(sum of squares + 1e-6), queries also by sqrt(key_size). Head h has those of key head
- * h key_heads / heads. dt = softplus(time + time_bias); for each head h = h exp(dt decay), h = h + sigmoid(rate)
- * (v - h . key) key, and its values become h . query. The state h, [heads, value_size, key_size], begins at number
+ * h key_heads / heads. dt = softplus(time + time_bias); for each head h = h exp(dt decay), h = h + most_rate
+ * sigmoid(rate) (v - h . key) key, and its values become h . query. The state h, [heads, value_size, key_size], begins at number
  * `first` of a page. */
 QR_API int32_t qr_gated_delta_scan(float* x, const void* rate, const void* time, int32_t dtype, int64_t narrow_stride,
-                                   const float* time_bias, const float* decay, int64_t tokens, int64_t heads,
-                                   int64_t key_heads, int64_t key_size, int64_t value_size, int64_t first,
-                                   float* states, int64_t num_pages, int64_t half, const int32_t* query_start,
+                                   const float* time_bias, const float* decay, float most_rate, int64_t tokens,
+                                   int64_t heads, int64_t key_heads, int64_t key_size, int64_t value_size,
+                                   int64_t first, float* states, int64_t num_pages, int64_t half, const int32_t* query_start,
                                    const int32_t* reads, const int32_t* writes, int64_t sequences);
 
 /* silu(x[tokens, heads 3 head_size]) is the query, the key and the value v of each head, whose h = h decay + v key;

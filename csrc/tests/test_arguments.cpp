@@ -193,8 +193,8 @@ const Call kCalls[] = {
     {"qr_gated_delta_scan", {4, 8, 4, 2, 8, 16, 96, 4, 512, 2},
      {false, false, false, false, false, false, false, false, false},
      [](P p, S s) {
-       return qr_gated_delta_scan(as<float>(p[0]), p[1], p[2], QR_FLOAT32, s[0], as<float>(p[3]), as<float>(p[4]), s[1],
-                                  s[2], s[3], s[4], s[5], s[6], as<float>(p[5]), s[7], s[8], as<int32_t>(p[6]),
+       return qr_gated_delta_scan(as<float>(p[0]), p[1], p[2], QR_FLOAT32, s[0], as<float>(p[3]), as<float>(p[4]), 1.0f,
+                                  s[1], s[2], s[3], s[4], s[5], s[6], as<float>(p[5]), s[7], s[8], as<int32_t>(p[6]),
                                   as<int32_t>(p[7]), as<int32_t>(p[8]), s[9]);
      }},
     {"qr_lightning_scan", {96, 8, 4, 8, 96, 4, 512, 2}, {false, false, false, false, false, false, false},
@@ -364,6 +364,9 @@ TEST(ids_slots_and_draws_out_of_range_are_refused) {
     CHECK(qr_rope_and_cache(out.data(), x.data(), QR_FLOAT32, zero.data(), nullptr, nullptr, nullptr, memory.bytes,
                             QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 1, 16, 0, 0,
                             1e-5f) == QR_EINVAL);
+    CHECK(qr_rope_and_cache(out.data(), x.data(), QR_FLOAT32, zero.data(), nullptr, nullptr, nullptr, memory.bytes,
+                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 0, 16, 0, 0,
+                            1e-5f) == QR_EINVAL);  // queries alone, but of a slot that is not there
     CHECK(qr_top_logprobs(out.data(), ids.data(), ids.data(), out.data(), x.data(), &wrong, 1, 4, 1) == QR_EINVAL);
     const uint8_t in_prompt = 1;
     const int64_t tokens[] = {0, wrong}, rows[] = {0, 0}, counts[] = {1, 1};

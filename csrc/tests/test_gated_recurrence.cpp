@@ -79,6 +79,7 @@ TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
     for (int32_t dtype : kDtypes) {
       const auto [heads, key_heads, keys, values] = size;
       const int64_t stride = 2 * key_heads * keys + heads * values, narrow = 2 * heads + 1;
+      const float most_rate = heads == 2 ? 2.0f : 1.0f;
       const std::vector<float> x = random_floats(kTokens * stride), bias = random_floats(heads);
       std::vector<float> decay = random_floats(heads);
       for (float& value : decay) value = -std::fabs(value);
@@ -89,9 +90,9 @@ TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
         const std::vector<char> numbers = rows_of(rates, narrow * item(dtype), begin, end, copies);
         const int64_t count = copies * (end - begin);
         CHECK(qr_gated_delta_scan(reinterpret_cast<float*>(own.data()), numbers.data(),
-                                  numbers.data() + heads * item(dtype), dtype, narrow, bias.data(), decay.data(), count,
-                                  heads, key_heads, keys, values, kFirst, pages.numbers.data(), pages.num_pages,
-                                  pages.half, step.starts.data(), step.reads.data(), step.writes.data(),
+                                  numbers.data() + heads * item(dtype), dtype, narrow, bias.data(), decay.data(),
+                                  most_rate, count, heads, key_heads, keys, values, kFirst, pages.numbers.data(),
+                                  pages.num_pages, pages.half, step.starts.data(), step.reads.data(), step.writes.data(),
                                   step.sequences()) == QR_OK);
         std::vector<float> out;
         for (int64_t t = 0; t < count; ++t)
@@ -117,7 +118,7 @@ TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
             double* own = &state[size_t((h * values + p) * keys)];
             double known = 0, y = 0;
             for (int64_t n = 0; n < keys; ++n) known += (own[n] *= kept) * key[size_t(n)];
-            const double change = sigmoid(rate[size_t(t * narrow + h)]) *
+            const double change = most_rate * sigmoid(rate[size_t(t * narrow + h)]) *
                                   (row[2 * key_heads * keys + h * values + p] - known);
             for (int64_t n = 0; n < keys; ++n) y += (own[n] += change * key[size_t(n)]) * query[size_t(n)];
             want.push_back(y / std::sqrt(double(keys)));
@@ -210,7 +211,7 @@ TEST(gated_recurrences_refuse_pages_that_are_not_there) {
     Pages pages(64);
     const Step& own = is_wrong_page ? beyond : step;
     const int64_t half = is_wrong_page ? 64 : 3;
-    CHECK(qr_gated_delta_scan(out.data(), x.data(), x.data(), QR_FLOAT32, 2, x.data(), x.data(), 2, 2, 1, 4, 4, 0,
+    CHECK(qr_gated_delta_scan(out.data(), x.data(), x.data(), QR_FLOAT32, 2, x.data(), x.data(), 1.0f, 2, 2, 1, 4, 4, 0,
                               pages.numbers.data(), 5, half, own.starts.data(), own.reads.data(), own.writes.data(),
                               1) == QR_EINVAL);
     CHECK(qr_lightning_scan(out.data(), x.data(), QR_FLOAT32, 24, x.data(), 2, 2, 4, 0, pages.numbers.data(), 5, half,

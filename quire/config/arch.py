@@ -24,6 +24,7 @@ from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import LayerKind, all_full
 from quire.config.layers.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
 from quire.config.layers.rope import RopeConfig, read_ropes
+from quire.config.layers.streams import StreamsSpec
 from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.stored import StoredFormat
@@ -97,6 +98,8 @@ class ModelArch:
     clip_qkv: float | None
     """The largest magnitude of queries, keys and values; None for any."""
     scales: Scales
+    streams: StreamsSpec | None
+    """Of a model whose tokens have several hidden states."""
     dtype: str
     """float32, bfloat16 or float16: what the checkpoint says it holds."""
     eos_token_ids: tuple[int, ...]
@@ -138,6 +141,7 @@ class ModelArch:
             final_soft_cap=_soft_cap(keys, family, "final_logit_softcapping"),
             clip_qkv=keys.optional_positive("clip_qkv") if "clip_qkv" in keys.defaults else None,
             scales=family.scales(keys),
+            streams=family.streams(keys),
             dtype=_dtype(keys),
             eos_token_ids=_token_ids(keys, "eos_token_id"),
             bos_token_id=next(iter(_token_ids(keys, "bos_token_id")), None),
@@ -180,6 +184,16 @@ class ModelArch:
         return tuple(mixer for mixer in self.attentions if isinstance(mixer, AttentionSpec))
 
     @property
+    def is_gated(self) -> bool:
+        """Whether attention has gates."""
+        return any(mixer.num_gates for mixer in self.plain_attentions)
+
+    def norms_of(self, layer: LayerSpec) -> Norms:
+        """The norms of a layer."""
+        has_state = any(isinstance(mixer, RecurrentSpec) for mixer in layer.mixers)
+        return self.norms.recurrent if has_state and self.norms.recurrent is not None else self.norms
+
+    @property
     def recurrences(self) -> tuple[RecurrentSpec, ...]:
         """Those of the mixers that keep a state, in order."""
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, RecurrentSpec))
@@ -219,7 +233,12 @@ class ModelArch:
 
     def kv_layout(self, block_size: int, dtype: str, *, ops: str) -> KVLayout:
         """How the mixers share the pages of the KV cache."""
-        return kv_layout(self.kv_cache_specs(block_size, dtype, ops=ops))
+        reads = [
+            (place, mixer.reads)
+            for place, mixer in enumerate(self.mixers)
+            if isinstance(mixer, AttentionSpec) and mixer.reads is not None
+        ]
+        return kv_layout(self.kv_cache_specs(block_size, dtype, ops=ops), reads)
 
 
 def _page_for(arch: ModelArch, block_size: int, dtype: str, slot_multiple: int, num_state_bytes: int) -> PageSpec:
@@ -318,7 +337,9 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
     elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
         problem = "factors of queries, keys and values that one tensor has by head"
-    elif (arch.family.is_gated and names.gate is None) and (
+    elif arch.family.gates_heads and names.gate is None:
+        problem = "gates of heads behind queries"
+    elif (arch.is_gated and names.gate is None) and (
         not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))
     ):
         problem = "gates behind queries with factors, or with queries, keys and values in one tensor"
@@ -341,6 +362,20 @@ def _check_joins(arch: ModelArch) -> None:
         norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
     ):
         problem = "latent attention with norms of heads, a factor of queries, or windows"
+    elif arch.streams is not None or any(mixer.shared is not None for mixer in arch.plain_attentions):
+        problem = "several streams of hidden states, or attention that layers share"
+    elif norms.of_values and norms.heads in (HeadNorms.WHOLE, HeadNorms.LAYER, HeadNorms.LAYER_OWN):
+        problem = "norms of values beside norms over all heads, or layer norms of heads"
+    elif any(mixer.reads is not None for mixer in arch.plain_attentions) and (
+        len(arch.attentions) != len(arch.mixers)
+        or any(len(layer.mixers) != 1 for layer in arch.layers)
+        or arch.is_gated
+        or names.qkv_by_head
+        or len(names.qkv) != len(("query", "key", "value"))
+        or not scales.attention.are_ones
+        or norms.heads not in (HeadNorms.NONE, HeadNorms.EACH)
+    ):
+        problem = "layers that read the keys and values of others, with other mixers, gates, factors or norms of heads"
     else:
         return
     raise ConfigError(f"{arch.source}: the FamilySpec of {arch.architecture!r} has {problem}: that needs a class.")
@@ -439,6 +474,8 @@ def _attentions(
         return [replace(latent, position_scale=family.position_scale(keys))] * num_layers
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
+    reads = family.reads(keys, kinds)
+    num_gates = is_set(keys, family.is_gated) * num_heads * (1 if family.gates_heads else head_size)
     ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
     position_scale, shared = family.position_scale(keys), family.shared(keys, num_layers)
     query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
@@ -451,9 +488,10 @@ def _attentions(
             position_scale=None if rotates and position_scale and position_scale.only_unrotated else position_scale,
             slopes=slopes,
             has_sinks=has_sinks,
-            is_gated=family.is_gated,
+            num_gates=num_gates,
             experts=family.attention_experts(keys),
             shared=shared[index],
+            reads=reads[index],
             factors=scales.attention,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))

@@ -13,9 +13,10 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.layers.experts import ExpertsRule, ExpertsSpec
-from quire.config.layers.layer_kinds import LayerRule, RotationRule, all_full, all_rotated
+from quire.config.layers.layer_kinds import LayerRule, ReadRule, RotationRule, all_full, all_rotated, none_read
 from quire.config.layers.mixers import AttentionExperts, Factors, LatentRule, PositionScale, SharedBlock
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
+from quire.config.layers.streams import StreamsSpec
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -69,6 +70,10 @@ class Norms:
     inner_eps: float | None = None
     """Of all others over hidden states, whatever config.json says."""
     heads: HeadNorms = HeadNorms.NONE
+    of_values: bool = False
+    """RMS norms of each value head, without a weight."""
+    recurrent: Norms | None = None
+    """Of layers that keep a state, where those have others."""
 
     @property
     def of_mixers(self) -> tuple[str | None, str | None]:
@@ -122,6 +127,8 @@ class MlpKind(StrEnum):
 
     GATED = "gated"
     """down(activation(gate(x)) * up(x))"""
+    SPARSE = "sparse"
+    """As GATED, with the largest gates only."""
     PLAIN = "plain"
     """down(activation(up(x)))"""
     EXPERTS = "experts"
@@ -139,6 +146,8 @@ class MlpSpec:
     """Of the widest expert in a mixture of experts."""
     has_bias: bool
     experts: ExpertsSpec | None = None
+    cutoff: float = 0.0
+    """Of a sparse MLP: gates lose their mean and so many of their standard deviations; those below zero are zero."""
     factors: Factors = Factors()
     """Of a gated MLP; the inner ones are those of gate and up."""
 
@@ -229,6 +238,8 @@ class WeightNames:
     """Whether a tensor of all experts has each expert's weight [in, out]."""
     experts_mixed: bool = False
     """Whether its rows of gate and up take turns."""
+    resaved_norms: tuple[tuple[str, str], ...] = ()
+    """(norm, what a checkpoint that transformers wrote calls it)."""
     transposed: frozenset[str] = frozenset()
     """Linear layers whose weight is stored [in, out]."""
 
@@ -255,6 +266,10 @@ def _none_shared(keys: ConfigKeys, num_layers: int) -> tuple[SharedBlock | None,
 
 def _no_scales(keys: ConfigKeys) -> Scales:
     return Scales()
+
+
+def _one_stream(keys: ConfigKeys) -> StreamsSpec | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +308,8 @@ class FamilySpec:
     rotated: RotationRule = all_rotated
     sliding_theta: str | None = None
     """The key of the rotary base of layers with a window, where they have one of their own."""
+    first_wave: int | None = None
+    """For families that add sines and cosines of positions to embeddings: what they count the first position as."""
     rotates_pairs: bool = False
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
     latent: LatentRule | None = None
@@ -305,13 +322,20 @@ class FamilySpec:
     """What queries are multiplied by at each position."""
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
-    is_gated: bool = False
+    is_gated: Flag = False
     """What each head attended to passes a gate: the product that `names.gate` names, or else the one of the queries,
     which has the gate of each head behind its query."""
+    gates_heads: bool = False
+    """A gate is one number for a head, instead of one for each of its features."""
     attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
     """For families in which each token chooses its query heads."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared
     """For families whose layers share attention and an MLP, which `model_class` computes."""
+    reads: ReadRule = none_read
+    """Which layers attend over the keys and values of an earlier one, in families all of whose layers have attention
+    and no other mixer."""
+    streams: Callable[[ConfigKeys], StreamsSpec | None] = _one_stream
+    """For families whose tokens have several hidden states, which `model_class` computes."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

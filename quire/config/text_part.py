@@ -11,9 +11,11 @@ from quire.errors import ConfigError, shown
 
 WRAPPERS = frozenset(
     {
+        "AriaForConditionalGeneration",
         "AyaVisionForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
         "InternVLForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from quire.config.quantized.config import StoredQuantization
-from quire.config.quantized.stored import StoredFormat
+from quire.config.quantized.stored import Header, StoredFormat
 from quire.distributed.groups import ParallelContext
 from quire.layers.quantization.read import read_rows, stored_names
-from quire.layers.quantization.schemes import STORED, WeightScheme, copied, plain
+from quire.layers.quantization.schemes import STORED, WeightScheme, copied, copy_rows, plain
 from quire.layers.weights import WHOLE, HeadOrder, Rows, ShardSpec, WeightMap, WeightReader, multiplied
 from quire.ops.contract import Ops
 from quire.ops.operands import BlockTable, LinearWeight
@@ -46,7 +46,11 @@ class LayerContext:
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a weight of this name, for those that it may spell in several ways."""
-        return self.weights.header(self._full(name)) is not None or self.is_quantized(name)
+        return self.header(name) is not None or self.is_quantized(name)
+
+    def header(self, name: str) -> Header | None:
+        """Of the checkpoint's tensor of this name, if there is one."""
+        return self.weights.header(self._full(name))
 
     def is_quantized(self, name: str) -> bool:
         """Whether the checkpoint has the weight of this name quantised."""
@@ -101,13 +105,22 @@ class LayerContext:
             value.add_(offset)
         return value if scale == 1.0 else value.mul_(scale)
 
-    def table(self, name: str, shape: tuple[int, int], *, first_row: int) -> Tensor | BlockTable:
-        """A copy of a table for `Ops.embedding`, from a row on."""
+    def table(self, name: str, shape: tuple[int, int], *, first_row: int, num_more: int = 0) -> Tensor | BlockTable:
+        """A copy of a table for `Ops.embedding`, from a row on, and `num_more` copies of that row behind the last."""
         stored = self.read(name, shape)
         if stored.is_meta:
             return plain(stored)
-        table = self.scheme.table(stored[first_row:], self.dtype, self.ops.device)
+        if num_more:
+            table: Tensor | BlockTable = self._longer_table(stored[first_row:], num_more)
+        else:
+            table = self.scheme.table(stored[first_row:], self.dtype, self.ops.device)
         self.release([name])
+        return table
+
+    def _longer_table(self, rows: Rows, num_more: int) -> Tensor:
+        table = torch.empty(rows.shape[0] + num_more, rows.shape[1], dtype=self.dtype, device=self.ops.device)
+        copy_rows(table, rows)
+        table[rows.shape[0] :] = table[0]
         return table
 
     def linear_weight(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,14 +27,15 @@ class Embedding:
         scale: float = 1.0,
         tied: bool = False,
         first_row: int = 0,
+        num_more: int = 0,
     ) -> None:
-        """`first_row` is the checkpoint's row for id 0."""
+        """`first_row` is the checkpoint's row for id 0, and for `num_more` ids that it has no rows for."""
         self.ops = ctx.ops
         self.table: Tensor | LinearWeight | BlockTable
         if tied and ctx.scheme.head is None and not ctx.is_quantized("weight"):
             self.table = ctx.linear_weight(hidden_size, (num_rows,), WHOLE, is_head=True)
         else:
-            self.table = ctx.table("weight", (num_rows, hidden_size), first_row=first_row)
+            self.table = ctx.table("weight", (num_rows, hidden_size), first_row=first_row, num_more=num_more)
         # Rounded to the dtype first, as the models that scale their embeddings were trained.
         self.scale = None if scale == 1.0 else torch.tensor(scale, dtype=ctx.dtype).item()
 
@@ -42,6 +45,29 @@ class Embedding:
         if self.scale is None and residual is None:
             return rows
         return self.ops.scale_add(rows, 1.0 if self.scale is None else self.scale, residual)
+
+
+class Waves:
+    """Sines and cosines of each position (https://arxiv.org/abs/1706.03762, section 3.5), added to embeddings.
+
+    As tensor2tensor has them: all sines, then all cosines.
+    """
+
+    def __init__(self, ctx: LayerContext, num_positions: int, size: int, *, first: int, padding: int | None) -> None:
+        """`first` is what the first position counts as. What the token `padding` has for an id has a row of zeros."""
+        self.ops = ctx.ops
+        half = size // 2
+        rates = torch.exp(torch.arange(half).float() * -(math.log(10_000) / (half - 1)))
+        angles = (torch.arange(num_positions) + first).float().unsqueeze(1) * rates
+        table = torch.zeros(num_positions, size)
+        table[:, :half], table[:, half : 2 * half] = angles.sin(), angles.cos()
+        if padding is not None and first <= padding < first + num_positions:
+            table[padding - first] = 0.0
+        self.table = table.to(ctx.ops.device, ctx.dtype)
+
+    def __call__(self, positions: Tensor, *, residual: Tensor) -> Tensor:
+        """Shapes: positions [T] int64, residual [T, E] -> [T, E]."""
+        return self.ops.scale_add(self.ops.embedding(positions, self.table), 1.0, residual)
 
 
 class LMHead:

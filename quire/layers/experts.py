@@ -31,6 +31,7 @@ SHARED_GATE = "shared_expert_gate"
 CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
     {
         "gate.e_score_correction_bias": 1,
+        "gate.expert_bias": 1,
         "e_score_correction_bias": 1,
         "expert_bias": 1,
         "router.expert_bias": 1,
@@ -74,6 +75,7 @@ SPELLINGS: tuple[_Spelling, ...] = (
     _Single("experts.#.w1.weight", "experts.#.w3.weight", "experts.#.w2.weight"),
     _Stacked("experts.gate_up_proj", "experts.down_proj"),
     _Stacked("input_linear.weight", "output_linear.weight"),
+    _Stacked("experts.fc1.weight", "experts.fc2.weight"),
     _Rows("experts.mlp.w1", "experts.mlp.v1", "experts.mlp.w2"),
 )
 """The one that the checkpoint has is read; the first is asked for where it has none."""

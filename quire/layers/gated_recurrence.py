@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -16,10 +19,35 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.recurrent import conv_weights, decay_of, refuse_split
 from quire.layers.weights import Rows, split_rows
-from quire.ops.operands import GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
+from quire.ops.operands import ConvWeights, GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
 
 RG_LRU_FACTOR = -8.0
 """Of the logarithm of what the RG-LRU keeps of its state (c in https://arxiv.org/abs/2402.19427)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeltaNames:
+    """What a checkpoint calls the parts of a layer of the gated delta rule."""
+
+    inputs: tuple[str, ...]
+    conv: tuple[str, ...] = ("conv1d",)
+    norm: str = "norm"
+    output: str = "out_proj"
+
+
+_DELTA_NAMES: Mapping[DeltaLayout, _DeltaNames] = MappingProxyType(
+    {
+        DeltaLayout.BY_KEY_HEAD: _DeltaNames(inputs=("in_proj_qkvz", "in_proj_ba")),
+        DeltaLayout.BY_KIND: _DeltaNames(inputs=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")),
+        DeltaLayout.WHOLE: _DeltaNames(inputs=("in_proj",), norm="out_norm"),
+        DeltaLayout.APART: _DeltaNames(
+            inputs=("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
+            conv=("q_conv1d", "k_conv1d", "v_conv1d"),
+            norm="o_norm",
+            output="o_proj",
+        ),
+    }
+)
 
 
 class GatedDelta:
@@ -30,17 +58,19 @@ class GatedDelta:
         assert isinstance(spec, GatedDeltaSpec)
         refuse_split(arch, ctx)
         self.ops, self.index = ctx.ops, index
-        self.in_proj = Linear.of(ctx.ops, _IN_PROJECTIONS[spec.layout](spec, ctx, arch.hidden_size))
-        self.out_proj = Linear(ctx.child("out_proj"), spec.inner_size, arch.hidden_size, shard_dim=1)
-        heads = (spec.num_value_heads,)
+        names, heads = _DELTA_NAMES[spec.layout], (spec.num_value_heads,)
+        read = _by_key_head if spec.layout is DeltaLayout.BY_KEY_HEAD else _by_kind
+        self.in_proj = Linear.of(ctx.ops, read(spec, ctx, arch.hidden_size))
+        self.out_proj = Linear(ctx.child(names.output), spec.inner_size, arch.hidden_size, shard_dim=1)
         self.weights = GatedDeltaWeights(
-            conv=conv_weights(ctx.child("conv1d"), spec.conv_channels, spec.conv_width, has_bias=False),
+            conv=_delta_conv(spec, ctx),
             num_key_heads=spec.num_key_heads,
             key_size=spec.key_size,
             time_bias=ctx.tensor("dt_bias", heads, dtype=torch.float32),
             decay=decay_of(ctx, heads),
-            norm=ctx.child("norm").tensor("weight", (spec.value_size,), dtype=torch.float32),
+            norm=ctx.child(names.norm).tensor("weight", (spec.value_size,), dtype=torch.float32),
             norm_eps=spec.norm_eps,
+            most_rate=spec.most_rate,
         )
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
@@ -50,8 +80,25 @@ class GatedDelta:
         return self.out_proj(attended, residual=residual)
 
 
+def _delta_conv(spec: GatedDeltaSpec, ctx: LayerContext) -> ConvWeights:
+    """One convolution, or three whose channels follow each other: those of queries, keys and values, or, where
+    transformers wrote the checkpoint, as many in each as it liked.
+    """
+    names = _DELTA_NAMES[spec.layout].conv
+    channels = (spec.conv_channels,) if len(names) == 1 else spec.conv_parts
+    headers = [ctx.header(f"{name}.weight") for name in names]
+    stored = tuple(header.shape[0] for header in headers if header is not None and header.shape)
+    if len(stored) == len(channels) and sum(stored) == spec.conv_channels:
+        channels = stored
+    parts = [
+        conv_weights(ctx.child(name), count, spec.conv_width, has_bias=False).weight
+        for name, count in zip(names, channels, strict=True)
+    ]
+    return ConvWeights(weight=parts[0] if len(parts) == 1 or parts[0].is_meta else torch.cat(parts), bias=None)
+
+
 def _by_kind(spec: GatedDeltaSpec, ctx: LayerContext, size: int) -> LinearWeight:
-    names = [f"in_proj_{kind}.weight" for kind in ("qkv", "z", "b", "a")]
+    names = [f"{name}.weight" for name in _DELTA_NAMES[spec.layout].inputs]
     return ctx.packed(names, [ctx.read(name, (rows, size)) for name, rows in zip(names, spec.in_parts, strict=True)])
 
 
@@ -59,7 +106,8 @@ def _by_key_head(spec: GatedDeltaSpec, ctx: LayerContext, size: int) -> LinearWe
     """The rows of each kind, head after head, as the op takes them."""
     heads, each = spec.num_key_heads, spec.num_value_heads // spec.num_key_heads
     values = each * spec.value_size
-    kinds = {"in_proj_qkvz.weight": (spec.key_size, spec.key_size, values, values), "in_proj_ba.weight": (each, each)}
+    names = [f"{name}.weight" for name in _DELTA_NAMES[spec.layout].inputs]
+    kinds = dict(zip(names, ((spec.key_size, spec.key_size, values, values), (each, each)), strict=True))
     parts: list[Rows] = []
     for name, rows in kinds.items():
         stored = ctx.read(name, (heads * sum(rows), size))
@@ -72,9 +120,6 @@ def _rows_by_kind(stored: Rows, num_heads: int, rows: tuple[int, ...]) -> list[R
     by_head = split_rows(stored, (sum(rows),) * num_heads)
     ends = pairwise(accumulate(rows, initial=0))
     return [head[begin:end] for begin, end in ends for head in by_head]
-
-
-_IN_PROJECTIONS = {DeltaLayout.BY_KIND: _by_kind, DeltaLayout.BY_KEY_HEAD: _by_key_head}
 
 
 class LightningAttention:

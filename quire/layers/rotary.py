@@ -108,6 +108,13 @@ def _longrope(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
     return inv_freq, math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
 
 
+def _proportional(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
+    """The fastest pairs turn, and the others do not."""
+    inv_freq, _ = _linear(rope, max_model_len)
+    inv_freq[int(rope.share * rope.rotary_dim // 2) :] = 0.0
+    return inv_freq, 1.0
+
+
 _FREQUENCIES: MappingProxyType[RopeType, Callable[[RopeConfig, int], tuple[Tensor, float]]] = MappingProxyType(
     {
         RopeType.DEFAULT: _default,
@@ -116,5 +123,6 @@ _FREQUENCIES: MappingProxyType[RopeType, Callable[[RopeConfig, int], tuple[Tenso
         RopeType.LLAMA3: _llama3,
         RopeType.YARN: _yarn,
         RopeType.LONGROPE: _longrope,
+        RopeType.PROPORTIONAL: _proportional,
     }
 )

@@ -15,7 +15,7 @@ from quire.layers.quantization.schemes import DENSE, SCHEMES
 from quire.layers.weights import WeightMap
 from quire.loader.checkpoint import open_checkpoint
 from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
-from quire.loader.unread import draft_layers
+from quire.loader.unread import unread_parts
 from quire.log import get_logger
 from quire.models.interfaces import Model, ModelClass
 from quire.models.registry import ModelRegistry
@@ -93,7 +93,7 @@ def _load_checkpoint(
 ) -> Model:
     """Build the model against the headers first, then with its weights."""
     checkpoint, weight_map = open_checkpoint(path), WeightMap.of(arch.family.names)
-    headers = HeaderReader(checkpoint, weight_map, draft_layers=draft_layers(arch))
+    headers = HeaderReader(checkpoint, weight_map, unread=unread_parts(arch))
     model_class(arch, context(weights=headers))
     headers.raise_problems()
     reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)

@@ -7,7 +7,8 @@ or unused before a byte of weights is read; then with `CheckpointReader`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from zlib import crc32
 
 import torch
@@ -20,7 +21,7 @@ from quire.layers.weights import ShardSpec, WeightMap
 from quire.loader.checkpoint import TensorSource
 from quire.loader.headers import raise_problems
 from quire.loader.mapped_file import DTYPES, STORED_DTYPES
-from quire.loader.unread import DRAFTING, why_needless
+from quire.loader.unread import why_needless
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -56,11 +57,13 @@ class Names:
 class HeaderReader:
     """Gives tensors without values, and remembers what is wrong."""
 
-    def __init__(self, checkpoint: TensorSource, weight_map: WeightMap, *, draft_layers: Sequence[str] = ()) -> None:
-        """`draft_layers` are names of layers behind the model's own, which nobody reads."""
+    def __init__(
+        self, checkpoint: TensorSource, weight_map: WeightMap, *, unread: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`unread` has the names of parts that nobody reads, and what is said of them."""
         self.checkpoint = checkpoint
         self.names = Names(checkpoint, weight_map)
-        self.draft_layers = tuple(f"{self.names(name)}." for name in draft_layers)
+        self.unread = {f"{self.names(name)}.": reason for name, reason in unread.items()}
         self.problems: list[str] = []
         self.used: set[str] = set()
         self.num_bytes = 0
@@ -124,9 +127,8 @@ class HeaderReader:
 
     def _why_unread(self, name: str) -> str | None:
         """What a tensor is that no model needs; None for one that belongs to another model."""
-        if name.startswith(self.draft_layers):
-            return DRAFTING
-        return why_needless(name)
+        reasons = (reason for part, reason in self.unread.items() if name.startswith(part))
+        return next(reasons, None) or why_needless(name)
 
 
 class CheckpointReader:

@@ -7,22 +7,24 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from quire.config.arch import ModelArch
+from quire.config.layers.mixers import AttentionSpec
 
 MAX_DRAFT_LAYERS = 16
 DRAFTING = "layers that draft several tokens, which quire does not"
+SHARED_KEYS = "keys and values of layers that read those of other layers"
 SECOND_HEAD = "a second copy of the embedding, which is the head, too"
 ACTIVATION_SCALES = re.compile(
     r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|input_(scale|zero_point|global_scale))$"
 )
 IMAGES = re.compile(
     r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"
-    r"image_newline|connector)(\.|$)"
+    r"image_newline|connector|audio_tower|embed_(vision|audio))(\.|$)"
 )
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
         "scales of activations, keys and values, which quire computes for each token": ACTIVATION_SCALES,
-        "parts for images, which quire does not read": IMAGES,
+        "parts for images and sounds, which quire does not read": IMAGES,
         "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
         "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
         "decays of attention, which quire computes": DECAYS,
@@ -46,9 +48,22 @@ def draft_layers(arch: ModelArch) -> list[str]:
     return [f"{names.base}.{names.layers}.{arch.num_layers + index}" for index in range(min(count, MAX_DRAFT_LAYERS))]
 
 
+def unread_parts(arch: ModelArch) -> dict[str, str]:
+    """Names of parts that a checkpoint may have and no layer of this model reads, and what is said of them."""
+    names, size = arch.family.names, len(arch.layers)
+    readers = [
+        index
+        for index in range(size)
+        if any(isinstance(mixer, AttentionSpec) and mixer.reads is not None for mixer in arch.layers[index].mixers)
+    ]
+    parts = (*names.qkv[1:], names.k_norm)
+    shared = [f"{names.base}.{names.layers}.{index}.{names.attention}.{part}" for index in readers for part in parts]
+    return dict.fromkeys(draft_layers(arch), DRAFTING) | dict.fromkeys(shared, SHARED_KEYS)
+
+
 def is_unread(name: str, arch: ModelArch) -> bool:
     """Whether no part of this model reads a weight of this name."""
     reason = why_needless(name)
     if reason is not None and (reason != SECOND_HEAD or arch.tie_word_embeddings):
         return True
-    return any(f"{layer}." in name for layer in draft_layers(arch))
+    return any(f"{part}." in name for part in unread_parts(arch))

@@ -146,6 +146,8 @@ class KVLayout:
 
     groups: tuple[KVGroup, ...]
     """At least one. Groups that keep all tokens come first, those of recurrent layers last."""
+    reads: tuple[tuple[int, int], ...] = ()
+    """(layer, earlier layer whose keys and values it reads): such layers are in no group and keep nothing."""
 
     @property
     def page(self) -> PageSpec | StatePage:
@@ -178,13 +180,16 @@ class KVLayout:
 
     @property
     def group_of_layer(self) -> dict[int, int]:
-        """The index of each layer's group."""
-        return {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
+        """The index of each layer's group, or of the one that it reads."""
+        return self._with_readers({layer: index for index, group in enumerate(self.groups) for layer in group.layers})
 
     @property
     def part_of_layer(self) -> dict[int, int]:
-        """Which part of a page of its group each layer has."""
-        return {layer: part for group in self.groups for part, layer in enumerate(group.layers)}
+        """Which part of a page of its group each layer has, or reads."""
+        return self._with_readers({layer: part for group in self.groups for part, layer in enumerate(group.layers)})
+
+    def _with_readers(self, places: dict[int, int]) -> dict[int, int]:
+        return places | {layer: places[kept] for layer, kept in self.reads}
 
     def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most, over all groups."""
@@ -205,19 +210,26 @@ class KVLayout:
         return min(at_most, lengths[fitting - 1])
 
 
-def kv_layout(specs: Sequence[KVCacheSpec]) -> KVLayout:
-    """Group the layers of a model, given what each one keeps."""
+def kv_layout(specs: Sequence[KVCacheSpec], reads: Sequence[tuple[int, int]] = ()) -> KVLayout:
+    """Group the layers of a model, given what each one keeps, or would keep if it did not read another's.
+
+    `reads` are those of `KVLayout`.
+    """
     assert len({(spec.page.num_bytes, spec.page.block_size) for spec in specs}) == 1, "all pages are of one size"
+    assert all(kept < layer and specs[kept] == specs[layer] for layer, kept in reads), "readers see what was kept"
     by_spec: dict[KVCacheSpec, list[int]] = {}
+    readers = dict(reads)
     for layer, spec in enumerate(specs):
-        by_spec.setdefault(spec, []).append(layer)
+        if layer not in readers:
+            by_spec.setdefault(spec, []).append(layer)
     size = _layers_per_group([len(layers) for layers in by_spec.values()])
     groups = [
         KVGroup(spec=spec, layers=tuple(layers[first : first + size]))
         for spec, layers in by_spec.items()
         for first in range(0, len(layers), size)
     ]
-    return KVLayout(groups=tuple(sorted(groups, key=lambda group: _ORDER.index(type(group.spec)))))
+    groups.sort(key=lambda group: _ORDER.index(type(group.spec)))
+    return KVLayout(groups=tuple(groups), reads=tuple(reads))
 
 
 def _layers_per_group(counts: Sequence[int]) -> int:

@@ -60,7 +60,7 @@ class SelfAttention:
         self.o_proj = Linear(
             output, inner, arch.hidden_size, bias=arch.output_bias, shard_dim=1, factors=(mixer.factors.output,)
         )
-        self.norms = separate_norms(arch, ctx)
+        self.norms = separate_norms(arch, ctx, index)
         self.clip = arch.clip_qkv
         self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx, index))
 
@@ -69,8 +69,10 @@ class SelfAttention:
         return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
 
     def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
-        """To queries, keys and values."""
+        """To queries, keys and values; to queries alone where keys and values are another layer's."""
         heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
+        if mixer.reads is not None:
+            return Linear(ctx.child(arch.family.names.qkv[0]), arch.hidden_size, heads * size, bias=arch.attention_bias)
         return Linear(
             ctx.child("qkv_proj"),
             arch.hidden_size,
@@ -108,7 +110,7 @@ class GatedAttention(SelfAttention):
             raise ConfigError(f"{arch.source}: gated attention cannot be split between processes yet. Use one process.")
         name = arch.family.names.gate
         if name is not None:
-            self.gate_proj = Linear(ctx.child(name), arch.hidden_size, arch.num_heads * arch.head_size)
+            self.gate_proj = Linear(ctx.child(name), arch.hidden_size, mixer.num_gates)
             return super()._projection(arch, ctx, mixer)
         kinds = ["weight", "bias"] if arch.attention_bias else ["weight"]
         read = {kind: _read_gated(arch, ctx, kind) for kind in kinds}
@@ -164,7 +166,8 @@ def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     mixer = arch.mixers[index]
     if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
         return ExpertAttention(arch, ctx, index)
-    return (GatedAttention if arch.family.is_gated else SelfAttention)(arch, ctx, index)
+    is_gated = isinstance(mixer, AttentionSpec) and mixer.num_gates
+    return (GatedAttention if is_gated else SelfAttention)(arch, ctx, index)
 
 
 def _head_order(arch: ModelArch) -> HeadOrder | None:
@@ -186,7 +189,7 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
     assert isinstance(mixer, AttentionSpec)
     spec = RopeAndCacheSpec(
         num_heads=arch.num_heads,
-        num_kv_heads=arch.num_kv_heads,
+        num_kv_heads=arch.num_kv_heads if mixer.reads is None else 0,
         head_size=arch.head_size,
         rotary_dim=mixer.rope.rotary_dim if mixer.rope else 0,
         interleaved=arch.family.rotates_pairs,
@@ -254,6 +257,20 @@ class GatedMLP:
         return self.down_proj(self.gate_up_proj.gate(hidden), residual=residual)
 
 
+class SparseGatedMLP(GatedMLP):
+    """As `GatedMLP`, with the largest gates of each token only."""
+
+    def __init__(self, arch: ModelArch, spec: MlpSpec, ctx: LayerContext) -> None:
+        super().__init__(arch, spec, ctx)
+        self.ops, self.size, self.cutoff = ctx.ops, spec.intermediate_size, spec.cutoff
+
+    def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """See `Mlp`."""
+        both = self.gate_up_proj(hidden)
+        self.ops.statistical_top_k(both, self.size, self.cutoff)
+        return self.down_proj(self.ops.gated_activation(both, self.gate_up_proj.activation), residual=residual)
+
+
 class PlainMLP:
     """down(activation(up(x)))."""
 
@@ -270,7 +287,12 @@ class PlainMLP:
 
 
 MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = MappingProxyType(
-    {MlpKind.GATED: GatedMLP, MlpKind.PLAIN: PlainMLP, MlpKind.EXPERTS: MixtureOfExperts}
+    {
+        MlpKind.GATED: GatedMLP,
+        MlpKind.SPARSE: SparseGatedMLP,
+        MlpKind.PLAIN: PlainMLP,
+        MlpKind.EXPERTS: MixtureOfExperts,
+    }
 )
 
 MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]] = MappingProxyType(

@@ -12,7 +12,7 @@ from quire.config.arch import ModelArch
 from quire.config.family_spec import Join, MlpKind
 from quire.config.layers.mixers import RecurrentSpec
 from quire.layers.context import LayerContext
-from quire.layers.embedding import Embedding, LMHead
+from quire.layers.embedding import Embedding, LMHead, Waves
 from quire.layers.norm import Norm, model_norm
 from quire.layers.weights import WHOLE
 from quire.models.blocks import MLPS, Mlp, mixer_of
@@ -27,7 +27,8 @@ class DecoderLayer:
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         self.ops = ctx.ops
-        names, norms, layer = arch.family.names, arch.norms, arch.layers[index]
+        names, layer = arch.family.names, arch.layers[index]
+        norms = arch.norms_of(layer)
         self.input_norm = self.post_attention_norm = self.pre_mlp_norm = self.post_mlp_norm = self.mlp = None
         self.mixers = [mixer_of(arch, ctx, place) for place in arch.places_of(index)]
         if self.mixers:
@@ -69,7 +70,12 @@ class DecoderLayer:
 
 
 def _norms(arch: ModelArch, ctx: LayerContext, names: Iterable[str | None]) -> Iterator[Norm | None]:
-    return (model_norm(arch, ctx, name) if name else None for name in names)
+    resaved = dict(arch.family.names.resaved_norms)
+    for name in names:
+        other = resaved.get(name or "")
+        is_resaved = other is not None and ctx.has(f"{other}.weight")
+        found = other if is_resaved else name
+        yield model_norm(arch, ctx, found) if found else None
 
 
 class ParallelLayer(DecoderLayer):
@@ -108,6 +114,17 @@ class JoinedLayer(DecoderLayer):
         return self.ops.scale_add(out, join.added, self.ops.scale_add(read, join.kept))
 
 
+def _waves(arch: ModelArch, ctx: LayerContext, first: int) -> Waves:
+    padding = arch.raw.get("pad_token_id")
+    return Waves(
+        ctx,
+        arch.max_position_embeddings,
+        arch.hidden_size,
+        first=first,
+        padding=padding if isinstance(padding, int) else None,
+    )
+
+
 class DecoderForCausalLM:
     """Embedding, layers, norm, head."""
 
@@ -120,7 +137,9 @@ class DecoderForCausalLM:
         model = ctx.child(names.base)
         tied, embed = arch.tie_word_embeddings, model.child(names.embedding)
         self.embed_tokens = Embedding(embed, arch.vocab_size, size, scale=arch.scales.embedding, tied=tied)
-        self.embed_positions = None
+        self.embed_positions: Embedding | Waves | None = None
+        if arch.family.first_wave is not None:
+            self.embed_positions = _waves(arch, model, arch.family.first_wave)
         if names.positions is not None:
             unused = names.unused_positions
             self.embed_positions = Embedding(

@@ -41,7 +41,10 @@ def fused_norms(arch: ModelArch, ctx: LayerContext, index: int) -> FusedNorms:
         return NO_NORMS
     if is_unit or not norms.has_weight:
         return FusedNorms(query=_ones(ctx, size), key=_ones(ctx, size))
-    query, key = _weight(arch, ctx.child(names.q_norm), size), _weight(arch, ctx.child(names.k_norm), size)
+    query = _weight(arch, ctx.child(names.q_norm), size)
+    if isinstance(mixer, AttentionSpec) and mixer.reads is not None:
+        return FusedNorms(query=query)
+    key = _weight(arch, ctx.child(names.k_norm), size)
     if norms.heads is HeadNorms.EACH:
         return FusedNorms(query=query, key=key)
     ones = _ones(ctx, size)
@@ -52,9 +55,11 @@ def _ones(ctx: LayerContext, size: int) -> Tensor:
     return torch.ones(size, device=ctx.ops.device)
 
 
-def separate_norms(arch: ModelArch, ctx: LayerContext) -> WholeNorms | LayerNorms | None:
+def separate_norms(arch: ModelArch, ctx: LayerContext, index: int) -> WholeNorms | LayerNorms | ValueNorms | None:
     """Those that are ops of their own."""
-    kind = arch.norms.heads
+    kind, mixer = arch.norms.heads, arch.mixers[index]
+    if arch.norms.of_values:
+        return ValueNorms(arch, ctx) if isinstance(mixer, AttentionSpec) and mixer.reads is None else None
     if kind is HeadNorms.WHOLE:
         return WholeNorms(arch, ctx)
     return LayerNorms(arch, ctx) if kind in (HeadNorms.LAYER, HeadNorms.LAYER_OWN) else None
@@ -74,6 +79,21 @@ class WholeNorms:
         """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
         self.ops.rms_norm_columns(qkv, self.query, self.eps, first=0)
         self.ops.rms_norm_columns(qkv, self.key, self.eps, first=self.query.shape[0])
+
+
+class ValueNorms:
+    """An RMS norm of each value head, without a weight."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+        self.ops, self.eps = ctx.ops, arch.norm_eps
+        self.ones = _ones(ctx, arch.head_size)
+        first = (arch.num_heads + arch.num_kv_heads) * arch.head_size
+        self.columns = range(first, first + arch.num_kv_heads * arch.head_size, arch.head_size)
+
+    def apply(self, qkv: Tensor) -> None:
+        """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""
+        for first in self.columns:
+            self.ops.rms_norm_columns(qkv, self.ones, self.eps, first=first)
 
 
 class LayerNorms:

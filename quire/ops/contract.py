@@ -237,8 +237,8 @@ class Ops:
         1. projected is the convolution's input u, the gate z, and two numbers for each head, b and a. silu(conv(u)) is
            the query and the key of each key head, and the value v of each head. Head h has the query q and the key k of
            key head h // (H / K): each is divided by sqrt(its sum of squares + 1e-6), and q also by sqrt(N).
-        2. dt = softplus(a + time_bias), rate = sigmoid(b). Token by token, for each head: h = h * exp(dt * decay),
-           h = h + rate * (v - h k) k, y = h q.
+        2. dt = softplus(a + time_bias), rate = most_rate * sigmoid(b). Token by token, for each head:
+           h = h * exp(dt * decay), h = h + rate * (v - h k) k, y = h q.
         3. Each head's y is RMS-normed, and multiplied by the norm's weight and silu(z).
         As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
 
@@ -303,7 +303,10 @@ class Ops:
         self._table["clip"](x, limit)
 
     def gate(self, x: Tensor, gates: Tensor) -> None:
-        """x * sigmoid(gates), in place. Shapes: x, gates [T, N]. Mutates: x."""
+        """x * sigmoid(gates), in place; each gate is that of N / G neighbours.
+
+        Shapes: x [T, N], gates [T, G]. Mutates: x.
+        """
         self._table["gate"](x, gates)
 
     def gated_activation(self, both: Tensor, activation: str) -> Tensor:
@@ -316,6 +319,45 @@ class Ops:
     def join_columns(self, parts: Sequence[Tensor]) -> Tensor:
         """Rows beside each other. Shapes: parts [T, N] each -> [T, sum of N]."""
         return cast("Tensor", self._table["join_columns"](parts))
+
+    def multiply_columns(self, x: Tensor, by: Tensor, *, first: int) -> None:
+        """x * as many columns of `by`, from `first` on, in place. Shapes: x [T, N], by [T, M]. Mutates: x."""
+        self._table["multiply_columns"](x, by, first=first)
+
+    def match_rms(self, x: Tensor, like: Tensor, least: float) -> Tensor:
+        """x * sqrt(mean(like^2) / max(mean(x^2), least)), with the means of each row. Shapes: x, like [T, E] -> [T, E].
+
+        Sums over E add the second half to the first, again and again; so do those of `statistical_top_k`.
+        """
+        return cast("Tensor", self._table["match_rms"](x, like, least))
+
+    def mix_streams(
+        self,
+        streams: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        routed: Tensor,
+        weight: Tensor,
+        *,
+        scale: float,
+        offset: float = 0.0,
+    ) -> list[Tensor]:
+        """Each stream, plus the sum over the inputs of coefficient * input (AltUp, https://arxiv.org/abs/2301.13310).
+
+        A token's coefficients are weight @ tanh(routed * scale) + offset: those of all I inputs for the first stream,
+        then for the second.
+        Shapes: streams, inputs [T, E] each, routed [T, S] float32, weight [S * I, S] float32 -> S of [T, E].
+        """
+        return cast(
+            "list[Tensor]",
+            self._table["mix_streams"](streams, inputs, routed, weight, scale=scale, offset=offset),
+        )
+
+    def statistical_top_k(self, x: Tensor, size: int, cutoff: float) -> None:
+        """max(x - (mean + cutoff * deviation), 0) of the first `size` columns, in place.
+
+        Mean and standard deviation are those of these columns of the row. Shapes: x [T, N]. Mutates: x.
+        """
+        self._table["statistical_top_k"](x, size, cutoff)
 
     def scale_heads(self, x: Tensor, weight: Tensor) -> None:
         """x * weight, in place. Shapes: x [T, H, D], weight [D] float32. Mutates: x."""
@@ -372,7 +414,8 @@ class Ops:
 
         Shapes: qkv [T, (H + 2K) * D], positions [T] int64, cos_sin [max_position, rotary_dim] float32 (cosines of the
         rotary_dim/2 frequencies, then their sines), q_norm and k_norm [D] float32, slot_mapping [T] int64 (block * S +
-        slot) -> query [T, H, D]. Without cos_sin nothing is rotated.
+        slot) -> query [T, H, D]. Without cos_sin nothing is rotated. Where `spec` has no KV heads, nothing is
+        written.
         Mutates: kv_cache, at the slots named.
         """
         return cast(

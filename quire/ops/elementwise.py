@@ -44,11 +44,13 @@ def clip(x: Tensor, limit: float) -> None:
 @one_thread()
 def gate(x: Tensor, gates: Tensor) -> None:
     """See `Ops.gate`."""
-    room = torch.zeros(ROWS_AT_A_TIME, round_up(x.shape[1], VECTOR))
-    for rows, opening in zip(torch.split(x, ROWS_AT_A_TIME), torch.split(gates, ROWS_AT_A_TIME), strict=True):
+    count = gates.shape[1]
+    room = torch.zeros(ROWS_AT_A_TIME, round_up(count, VECTOR))
+    neighbours = x.view(x.shape[0], count, -1)
+    for rows, opening in zip(torch.split(neighbours, ROWS_AT_A_TIME), torch.split(gates, ROWS_AT_A_TIME), strict=True):
         wide = room[: rows.shape[0]]
-        wide[:, : x.shape[1]] = opening
-        rows.copy_(wide.sigmoid_()[:, : x.shape[1]].mul_(rows))
+        wide[:, :count] = opening
+        rows.copy_(rows * wide.sigmoid_()[:, :count].unsqueeze(2))
 
 
 @one_thread()

@@ -30,7 +30,7 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
     query, key, value = out.split_with_sizes((keys * size, keys * size, inner), dim=1)
     query, key = _unit(query.reshape(-1, keys, 1, 1, size)).div_(size**0.5), _unit(key.reshape(-1, keys, 1, 1, size))
     value = value.reshape(-1, keys, each, inner // heads)
-    rate = apart(SIGMOID, rate).reshape(-1, keys, each, 1)
+    rate = apart(SIGMOID, rate).mul_(weights.most_rate).reshape(-1, keys, each, 1)
     decay = apart(EXP, apart(SOFTPLUS, time + weights.time_bias) * weights.decay).reshape(-1, keys, each, 1, 1)
 
     def update(state: Tensor, tokens: Tensor) -> Tensor:

@@ -321,6 +321,8 @@ class GatedDeltaWeights:
     norm: Tensor
     """[D] float32"""
     norm_eps: float
+    most_rate: float = 1.0
+    """By which sigmoids are multiplied to be rates, at most 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from quire.config.memory.activations import STATES_AT_ONCE
+from quire.config.memory.scratch import STATES_AT_ONCE
 from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from quire.utils.math import cdiv, round_up
 

@@ -52,6 +52,7 @@ GATED = {
     "recurrent_gemma": {"intermediate_size": 600},
     "jetmoe": {"kv_channels": 64},
     "afmoe": {"head_dim": 64},
+    "gemma3n_text": {"intermediate_size": 300},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""
 

@@ -296,6 +296,20 @@ def test_kv_cache_specs_follow_the_layers() -> None:
     assert specs == [SlidingWindowSpec(page=page, window=32), FullAttentionSpec(page=page)] * 2
 
 
+GEMMA3N = {
+    "architectures": ["Gemma3nForCausalLM"],
+    "model_type": "gemma3n_text",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "layer_types": ["sliding_attention", "sliding_attention"],
+    "num_kv_shared_layers": 1,
+}
+
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "model_type missing": (LLAMA, {"model_type": None}, ["model_type", "missing"]),
     "model_type a number": (LLAMA, {"model_type": 3}, ["model_type", "3"]),
@@ -470,6 +484,20 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"new_decoder_architecture": True, "num_kv_heads": 3},
         ["num_key_value_heads", "is 3"],
     ),
+    "no layer keeps keys for others": (
+        GEMMA3N,
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        ["num_kv_shared_layers is 1", "a layer of sliding_attention"],
+    ),
+    "all layers read others": (GEMMA3N, {"num_kv_shared_layers": 2}, ["num_kv_shared_layers is 2", "from 0 to 1"]),
+    "widths of other layers": (GEMMA3N, {"intermediate_size": [32]}, ["intermediate_size", "2 layers"]),
+    "shares of other layers": (GEMMA3N, {"activation_sparsity_pattern": [0.5, 1.0]}, ["activation_sparsity_pattern"]),
+    "no such stream": (GEMMA3N, {"altup_active_idx": 4}, ["altup_active_idx is 4", "4 streams"]),
+    "more pairs than a head has": (
+        GEMMA3N,
+        {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.5}}},
+        ["partial_rotary_factor is 1.5", "at most 1"],
+    ),
     "embedding width zero": (LLAMA, {"word_embed_proj_dim": 0}, ["word_embed_proj_dim"]),
 }
 
@@ -488,6 +516,7 @@ NEEDED = {
     "lfm2_moe": {"layer_types"},
     "zamba2": {"layers_block_type", "layer_types"},
     "dots1": {"n_routed_experts", "n_shared_experts", "num_experts_per_tok"},
+    "gemma3n_text": {"num_kv_shared_layers", "layer_types"},
 }
 """Keys for which the class of a family in transformers has no default that it could run with."""
 

@@ -48,6 +48,16 @@ def test_every_layer_has_a_place_of_its_own_and_little_of_a_page_is_unused(windo
     assert kinds == sorted(kinds, reverse=True)
 
 
+def test_layers_that_read_others_keep_nothing_and_have_their_places() -> None:
+    windows = [8, None, 8, None, 8, None]
+    layout = kv_layout(specs_of(4, windows), [(4, 2), (5, 3)])
+    assert layout.block_bytes == 2 * layout.page.num_bytes
+    assert [group.layers for group in layout.groups] == [(1, 3), (0, 2)]
+    for places in (layout.group_of_layer, layout.part_of_layer):
+        assert (places[4], places[5]) == (places[2], places[3])
+        assert sorted(places) == list(range(6))
+
+
 @given(
     window=st.integers(1, 40),
     block_size=st.integers(1, 9),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from quire.config.arch import ModelArch
 from quire.config.text_part import LEFT_OUT, TEXT_TYPES
 from quire.errors import CheckpointError, ConfigError
-from tests.checkpoints import one_thread
+from tests.checkpoints import make_checkpoint, one_thread
 from tests.models.harness import Harness
 from tests.ops.implementations import REFERENCE
 
@@ -142,6 +143,24 @@ def test_tensors_of_neither_part_are_no_part_of_the_model(tmp_path: Path) -> Non
     save_file({**load_file(file), "model.language_model.extra.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="is not used by this model"):
         Harness(REFERENCE, tmp_path)
+
+
+def test_the_text_of_gemma_3n_among_parts_for_images_and_sounds(tmp_path: Path) -> None:
+    """Keys and values that published checkpoints have for layers that read those of others are not read."""
+    from safetensors.torch import load_file, save_file
+
+    directory = make_checkpoint("gemma3n_text", tmp_path)
+    config, weights = directory / "config.json", directory / "model.safetensors"
+    expected = Harness(REFERENCE, directory).logits(list(range(30)))
+    text = {key: value for key, value in json.loads(config.read_text()).items() if key != "architectures"}
+    whole = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": text}
+    config.write_text(json.dumps({**whole, "vision_config": {}, "audio_config": {}, "eos_token_id": [1, 106]}))
+    stored = {name.replace("model.", "model.language_model.", 1): part for name, part in load_file(weights).items()}
+    unread = ["language_model.layers.4.self_attn.v_proj", "language_model.layers.3.self_attn.k_norm"]
+    unread += ["vision_tower.blocks.0", "audio_tower.conformer.0", "embed_vision.norm", "embed_audio.norm"]
+    stored |= {f"model.{name}.weight": torch.ones(2) for name in unread}
+    save_file(stored, weights, metadata={"format": "pt"})
+    assert torch.equal(Harness(REFERENCE, directory).logits(list(range(30))), expected)
 
 
 @pytest.mark.parametrize("model_type", LEFT_OUT)

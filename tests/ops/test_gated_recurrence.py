@@ -31,6 +31,7 @@ DELTA = GatedDeltaWeights(
     decay=-numbers(HEADS).exp(),
     norm=numbers(SIZE, seed=1),
     norm_eps=1e-3,
+    most_rate=1.75,
 )
 RATES = torch.tensor((0.5, 0.25, 0.125, 1.0, 2.0, 0.01))
 LIGHTNING = LightningWeights(decay=torch.exp(-RATES), norm=numbers(INNER, seed=2), norm_eps=1e-6)
@@ -108,7 +109,7 @@ def naive_delta(projected: Tensor) -> Tensor:
     for t in range(len(projected)):
         state = state * decay[t][:, None, None]
         known = torch.einsum("hnd,hn->hd", state, key[t])
-        change = (value[t].view(HEADS, SIZE) - known) * rate[t].sigmoid()[:, None]
+        change = (value[t].view(HEADS, SIZE) - known) * DELTA.most_rate * rate[t].sigmoid()[:, None]
         state = state + key[t].unsqueeze(2) * change.unsqueeze(1)
         rows.append(torch.einsum("hnd,hn->hd", state, query[t]) / KEY_SIZE**0.5)
     normed = rms(torch.stack(rows), DELTA.norm_eps) * DELTA.norm.double()
@@ -160,16 +161,17 @@ def test_a_recurrence_is_its_definition(kind: str, implementation: str, dtype: t
 
 
 @pytest.mark.parametrize("width", [1, 7, 31, 64, 100])
+@pytest.mark.parametrize("neighbours", [1, 5])
 @pytest.mark.parametrize("implementation", implementations_of("gate"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gate_is_a_sigmoid_and_does_not_depend_on_other_rows(
-    implementation: str, width: int, dtype: torch.dtype
+    implementation: str, width: int, neighbours: int, dtype: torch.dtype
 ) -> None:
     op = ops_of(implementation)["gate"]
-    given, gates = numbers(50, width).to(dtype), numbers(50, width, seed=1).to(dtype)
+    given, gates = numbers(50, width * neighbours).to(dtype), numbers(50, width, seed=1).to(dtype)
     together = given.clone()
     op(together, gates)
-    exact = given.double() * gates.double().sigmoid()
+    exact = given.double() * gates.double().sigmoid().repeat_interleave(neighbours, dim=1)
     torch.testing.assert_close(together.double(), exact, rtol=0.005 if dtype is torch.bfloat16 else 1e-6, atol=0)
     for rows in (slice(1), slice(3), slice(-17, None), slice(20, 22)):
         some = given[rows].clone()

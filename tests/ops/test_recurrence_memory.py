@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from quire.config.memory import activations
-from quire.config.memory.activations import recurrence_bytes
+from quire.config.memory.scratch import recurrence_bytes
 from quire.ops import recurrence
 from quire.ops.backends import implementation_of
 from quire.ops.contract import Ops

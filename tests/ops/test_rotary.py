@@ -1,5 +1,7 @@
 """rope_and_cache."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -145,3 +147,19 @@ def test_input_is_left_alone(implementation: str) -> None:
     cache = cache_of(implementation, torch.float32)
     rope(qkv, torch.arange(6), table_of(SIZE), None, None, cache, torch.arange(6), spec_of(SIZE))
     assert torch.equal(qkv, before)
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_kv_heads_queries_are_the_same_and_nothing_is_written(implementation: str, dtype: torch.dtype) -> None:
+    tokens, spec = 9, spec_of(SIZE)
+    qkv, norm = rand(tokens, (HEADS + 2 * KV_HEADS) * SIZE, dtype=dtype), rand(SIZE, seed=1)
+    positions, slots = torch.arange(tokens), torch.arange(tokens) + 3
+    cache = cache_of(implementation, dtype).zero_()
+    op, table = ops(implementation)["rope_and_cache"], table_of(SIZE)
+    alone = op(
+        qkv[:, : HEADS * SIZE].contiguous(), positions, table, norm, None, cache, slots, replace(spec, num_kv_heads=0)
+    )
+    assert not cache.any()
+    assert torch.equal(op(qkv, positions, table, norm, None, cache, slots, spec), alone)
+    assert cache.any()

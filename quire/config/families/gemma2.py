@@ -16,14 +16,15 @@ DEFAULTS = {
 }
 
 
-def both_sides(heads: HeadNorms = HeadNorms.NONE) -> Norms:
+def both_sides(heads: HeadNorms = HeadNorms.NONE, *, offset: float = 1.0, of_values: bool = False) -> Norms:
     """Norms before and behind attention and MLP."""
     return Norms(
-        offset=1.0,
+        offset=offset,
         post_attention="post_attention_layernorm",
         pre_mlp="pre_feedforward_layernorm",
         post_mlp="post_feedforward_layernorm",
         heads=heads,
+        of_values=of_values,
     )
 
 

@@ -18,7 +18,7 @@ def gated_delta_layers(layout: DeltaLayout) -> RecurrentRule:
     """
 
     def layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
-        spec = _gated_delta(keys, layout)
+        spec = gated_delta(keys, layout)
         if keys.raw.get("layer_types") is not None:
             return listed_layers(keys, spec, num_layers, (LINEAR,))
         interval = keys.count("full_attention_interval", default=4)
@@ -27,7 +27,8 @@ def gated_delta_layers(layout: DeltaLayout) -> RecurrentRule:
     return layers
 
 
-def _gated_delta(keys: ConfigKeys, layout: DeltaLayout) -> GatedDeltaSpec:
+def gated_delta(keys: ConfigKeys, layout: DeltaLayout) -> GatedDeltaSpec:
+    """A layer of the gated delta rule. Raises: ConfigError."""
     check_silu(keys)
     num_keys, num_values = keys.count("linear_num_key_heads"), keys.count("linear_num_value_heads")
     if num_values % num_keys:

@@ -16,6 +16,8 @@ class LayerKind(StrEnum):
     SLIDING = "sliding_attention"
 
 
+ReadRule = Callable[[ConfigKeys, tuple["LayerKind", ...]], tuple[int | None, ...]]
+"""From a config and the kind of each layer to the layer whose keys and values it reads; None for its own."""
 LayerRule = Callable[[ConfigKeys, int], tuple[LayerKind, ...]]
 """From a config and a number of layers to the kind of each layer."""
 RotationRule = Callable[[ConfigKeys, tuple[LayerKind, ...]], tuple[bool, ...]]
@@ -76,6 +78,17 @@ def listed_or(rule: LayerRule) -> LayerRule:
     return kinds
 
 
+def listed_among(*others: str) -> LayerRule:
+    """The kinds that `layer_types` lists. Layers of other kinds have no attention, so it does not matter which."""
+
+    def kinds(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+        listed = keys.raw.get("layer_types")
+        known = [LayerKind.FULL if kind in others else kind for kind in listed] if isinstance(listed, list) else listed
+        return _listed(keys, known, num_layers)
+
+    return kinds
+
+
 def all_rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
     """Every layer rotates."""
     return (True,) * len(kinds)
@@ -90,6 +103,24 @@ def sliding_rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[boo
     """Layers with a window rotate, and the others only where no layer has one."""
     has_window = keys.optional_count("sliding_window") is not None
     return tuple(not has_window or kind is LayerKind.SLIDING for kind in kinds)
+
+
+def none_read(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[int | None, ...]:
+    """Every layer attends over keys and values of its own."""
+    return (None,) * len(kinds)
+
+
+def last_read(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[int | None, ...]:
+    """The last `num_kv_shared_layers` layers read the last one before them that is of their kind."""
+    name, count = keys.find(("num_kv_shared_layers",))
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < len(kinds):
+        keys.refuse(name, count, f"must be a whole number from 0 to {len(kinds) - 1}")
+    own = kinds[: len(kinds) - count]
+    last = {kind: index for index, kind in enumerate(own)}
+    missing = sorted(set(kinds) - set(own))
+    if missing:
+        keys.refuse(name, count, f"must leave a layer of {missing[0]} that keeps keys and values for the others")
+    return (None,) * len(own) + tuple(last[kind] for kind in kinds[len(own) :])
 
 
 def _full_every(period: int, num_layers: int) -> tuple[LayerKind, ...]:

@@ -109,12 +109,14 @@ class AttentionSpec(Mixer):
     """What the scores of each query head lose with each token of distance; None for nothing."""
     has_sinks: bool = False
     """Whether each query head has a learned score of no token."""
-    is_gated: bool = False
-    """Whether what each head attended to is multiplied by the sigmoid of a gate."""
+    num_gates: int = 0
+    """What was attended to is multiplied by the sigmoids of so many gates: of each feature, or of each head."""
     experts: AttentionExperts | None = None
     """None where all tokens have the same query heads."""
     shared: SharedBlock | None = None
     """None where the layer's attention is its own."""
+    reads: int | None = None
+    """The place of the mixer whose keys and values it attends over, of an earlier layer; None for its own."""
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
 
@@ -315,6 +317,10 @@ class DeltaLayout(StrEnum):
     """Two tensors, each with all of one key head, then all of the next (Qwen3-Next)."""
     BY_KIND = "by_kind"
     """A tensor for queries, keys and values, and one each for gates, rates and time steps (Qwen3.5)."""
+    WHOLE = "whole"
+    """One tensor, with the kinds in the same order (Lara Mini)."""
+    APART = "apart"
+    """A tensor for each kind, and a convolution for each of queries, keys and values (OLMo Hybrid)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +337,8 @@ class GatedDeltaSpec(Mixer):
     """Tokens that the convolution sees, the token itself included."""
     layout: DeltaLayout
     norm_eps: float
+    most_rate: float = 1.0
+    """By which the sigmoids of rates are multiplied: 2 lets a state change its sign."""
 
     @property
     def inner_size(self) -> int:
@@ -345,7 +353,12 @@ class GatedDeltaSpec(Mixer):
     @property
     def conv_channels(self) -> int:
         """Channels of the convolution: queries, keys and values."""
-        return 2 * self.num_key_heads * self.key_size + self.inner_size
+        return sum(self.conv_parts)
+
+    @property
+    def conv_parts(self) -> tuple[int, ...]:
+        """Channels of queries, of keys and of values."""
+        return (self.num_key_heads * self.key_size,) * 2 + (self.inner_size,)
 
     @property
     def in_features(self) -> int:
@@ -356,8 +369,12 @@ class GatedDeltaSpec(Mixer):
     def in_parts(self) -> tuple[int, ...]:
         """Rows of the tensors, or parts of tensors, in which the checkpoint has the product into the layer."""
         keys, heads = self.num_key_heads, self.num_value_heads
+        if self.layout is DeltaLayout.APART:
+            return *self.conv_parts, self.inner_size, heads, heads
         if self.layout is DeltaLayout.BY_KIND:
             return self.conv_channels, self.inner_size, heads, heads
+        if self.layout is DeltaLayout.WHOLE:
+            return (self.conv_channels + self.inner_size + 2 * heads,)
         values = self.inner_size // keys
         return (self.key_size,) * 2 * keys + (values,) * 2 * keys + (heads // keys,) * 2 * keys
 

@@ -107,7 +107,7 @@ def short_conv_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec 
     """LFM2: attention and short convolutions as `layer_types` or `full_attn_idxs` say; all attention without either."""
     if keys.raw.get("layer_types") is not None:
         return listed_short_conv(keys, num_layers)
-    listed, spec = _indices(keys, "full_attn_idxs", num_layers), _short_conv(keys)
+    listed, spec = _indices(keys, "full_attn_idxs", num_layers), short_conv(keys)
     return tuple(None if listed is None or index in listed else spec for index in range(num_layers))
 
 
@@ -115,10 +115,11 @@ def listed_short_conv(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec 
     """LFM2 MoE: attention and short convolutions as `layer_types` lists them."""
     if keys.raw.get("layer_types") is None:
         keys.refuse("layer_types", None, f"must list conv or full_attention for {counted(num_layers, 'layer')}")
-    return listed_layers(keys, _short_conv(keys), num_layers, ("conv",))
+    return listed_layers(keys, short_conv(keys), num_layers, ("conv",))
 
 
-def _short_conv(keys: ConfigKeys) -> ShortConvSpec:
+def short_conv(keys: ConfigKeys) -> ShortConvSpec:
+    """A layer of LFM2. Raises: ConfigError."""
     bias, size = keys.flag("conv_bias", default=False), keys.count("hidden_size")
     width = keys.count("conv_L_cache", most=MAX_CONV_WIDTH)
     return ShortConvSpec(inner_size=size, conv_width=width, has_bias=bias, has_conv_bias=bias)
@@ -225,10 +226,16 @@ def listed_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | No
 
 
 ATTENTION_TYPES = ("attention", "full_attention")
+WINDOW_TYPES = (*ATTENTION_TYPES, "sliding_attention")
+"""Of families some of whose layers have a window."""
 
 
 def listed_layers(
-    keys: ConfigKeys, spec: RecurrentSpec, num_layers: int, types: tuple[str, ...]
+    keys: ConfigKeys,
+    spec: RecurrentSpec,
+    num_layers: int,
+    types: tuple[str, ...],
+    attention: tuple[str, ...] = ATTENTION_TYPES,
 ) -> tuple[RecurrentSpec | None, ...]:
     """The kinds that `layer_types` lists, `types` being the names of `spec`; all are where config.json has no list.
 
@@ -237,11 +244,11 @@ def listed_layers(
     name, listed = keys.find(("layer_types", "layers_block_type"))
     if listed is None:
         return (spec,) * num_layers
-    known = (*types, *ATTENTION_TYPES)
+    known = (*types, *attention)
     if not isinstance(listed, list) or len(listed) != num_layers or not all(kind in known for kind in listed):
         problem = f"must list one of {', '.join(known)} per layer, for {counted(num_layers, 'layer')}"
         keys.refuse(name, listed, problem)
-    return tuple(None if kind in ATTENTION_TYPES else spec for kind in listed)
+    return tuple(spec if kind in types else None for kind in listed)
 
 
 def _indices(keys: ConfigKeys, name: str, num_layers: int) -> frozenset[int] | None:

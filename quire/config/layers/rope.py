@@ -25,6 +25,7 @@ class RopeType(StrEnum):
     LLAMA3 = "llama3"
     YARN = "yarn"
     LONGROPE = "longrope"
+    PROPORTIONAL = "proportional"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    share: float = 1.0
+    """proportional: of the pairs of a head that turn; all of them have their places in it."""
     is_backward: bool = False
     """Whether it turns the other way round."""
 
@@ -140,7 +143,8 @@ def _parameters(keys: ConfigKeys, given: Mapping[str, Any], name: str, theta: st
 def _rope(
     keys: ConfigKeys, rope: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str]
 ) -> RopeConfig:
-    kind, rotary_dim = _rope_type(rope, aliases), _rotary_dim(keys, rope, head_size)
+    kind = _rope_type(rope, aliases)
+    rotary_dim = head_size if kind is RopeType.PROPORTIONAL else _rotary_dim(keys, rope, head_size)
     original = _original_max_position(keys, rope, kind, max_position)
     factor = rope.positive("factor", default=None if kind in _NEEDS_FACTOR else max_position / original)
     if factor < 1:
@@ -160,6 +164,7 @@ def _rope(
         mscale=rope.optional_positive("mscale"),
         mscale_all_dim=rope.optional_positive("mscale_all_dim"),
         truncate=rope.flag("truncate", default=True),
+        share=_share(rope, head_size) if kind is RopeType.PROPORTIONAL else 1.0,
         short_factor=_factors(rope, kind, "short_factor", rotary_dim),
         long_factor=_factors(rope, kind, "long_factor", rotary_dim),
     )
@@ -178,6 +183,13 @@ def _rotary_dim(keys: ConfigKeys, rope: ConfigKeys, head_size: int) -> int:
     return size
 
 
+def _share(rope: ConfigKeys, head_size: int) -> float:
+    share = rope.positive("partial_rotary_factor")
+    if share > 1 or head_size % 2:
+        rope.refuse("partial_rotary_factor", share, f"must be at most 1, of heads of an even size ({head_size})")
+    return share
+
+
 def _rope_type(rope: ConfigKeys, aliases: Mapping[str, str]) -> RopeType:
     value = rope.raw.get("rope_type", rope.raw.get("type", "default"))
     if not isinstance(value, str) or aliases.get(value, value) not in _SPELLINGS:
@@ -189,7 +201,7 @@ def _rope_type(rope: ConfigKeys, aliases: Mapping[str, str]) -> RopeType:
 
 def _original_max_position(keys: ConfigKeys, rope: ConfigKeys, kind: RopeType, max_position: int) -> int:
     """transformers lets the top-level key win over the one among the rope parameters; Phi-3 assumes 4096."""
-    if kind in (RopeType.DEFAULT, RopeType.LINEAR, RopeType.DYNAMIC):
+    if kind in (RopeType.DEFAULT, RopeType.LINEAR, RopeType.DYNAMIC, RopeType.PROPORTIONAL):
         return max_position
     name = "original_max_position_embeddings"
     if keys.raw.get(name) is not None:

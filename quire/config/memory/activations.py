@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from quire.config.arch import LayerSpec, ModelArch
-from quire.config.family_spec import MlpKind, NormKind
-from quire.config.layers.experts import ExpertsSpec
+from quire.config.family_spec import MlpKind, MlpSpec, NormKind, Norms
 from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -19,6 +18,7 @@ from quire.config.layers.mixers import (
     RgLruSpec,
     SharedBlock,
 )
+from quire.config.layers.streams import StreamsSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -30,14 +30,16 @@ class _Layout:
     """Pieces of one region; a piece that ends gives its place to later ones."""
 
     def __init__(self, num_tokens: int, item: int) -> None:
-        self._rows = round_up(num_tokens, 32) if num_tokens > 32 else num_tokens
+        self._num_tokens = num_tokens
         self.item = item
         self._pieces: dict[str, tuple[int, int]] = {}
         self.peak = 0
 
-    def take(self, name: str, columns: int, item: int | None = None) -> None:
-        """Place a piece of so many columns for each token, in the model's dtype or in items of another size."""
-        self.place(name, self._rows * columns * (self.item if item is None else item))
+    def take(self, name: str, columns: int, item: int | None = None, *, rows: int = 1) -> None:
+        """Place a piece of so many columns, and rows for each token, in the model's dtype or items of another size."""
+        count = self._num_tokens * rows
+        count = round_up(count, 32) if count > 32 else count
+        self.place(name, count * columns * (self.item if item is None else item))
 
     def place(self, name: str, num_bytes: int) -> None:
         """Place a piece in the first gap."""
@@ -102,6 +104,10 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     if _has_shared_blocks(arch):  # which read the embeddings again
         layout.rename("hidden", "embedded")
         layout.place("hidden", 0)
+    if arch.streams is not None:
+        _streams(layout, arch, arch.streams)
+        layout.take("normed", arch.hidden_size)
+        return layout
     ends: dict[tuple[int, LayerSpec], int] = {}
     for layer in arch.layers:  # each meets the gaps that the one before left
         start = layout.begin("hidden"), layer
@@ -177,13 +183,102 @@ def _feed_shared(layout: _Layout, arch: ModelArch, shared: SharedBlock) -> None:
     layout.free("inner", "renormed")
 
 
+def _streams(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
+    """Streams made of the embeddings, the layers, and the streams' mean (`models/gemma3n.py`)."""
+    size, others = arch.hidden_size, range(1, streams.count)
+    layout.rename("hidden", "stream 0")
+    _embed_layers(layout, arch, streams)
+    _take_each(layout, "spread", others, size)
+    _take_each(layout, "stream", others, size)
+    _free_each(layout, "spread", others)
+    for layer in arch.layers:
+        _stream_layer(layout, arch, layer, streams)
+    _take_each(layout, "part", others, size)
+    _take_each(layout, "matched", others, size)
+    layout.take("hidden", size)
+    for _ in others:
+        layout.take("total", size)
+        layout.free("hidden")
+        layout.rename("total", "hidden")
+    _free_each(layout, "part", others)
+    _free_each(layout, "matched", others)
+    _free_each(layout, "stream", range(streams.count))
+    layout.free("embeddings")
+
+
+def _embed_layers(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
+    """The embeddings of all layers; their norm has a row for each."""
+    width = arch.num_layers * streams.layer_embedding_size
+    layout.take("raw", width)
+    layout.take("rows", width)
+    layout.free("raw")
+    layout.take("projected", width)
+    layout.take("joined", streams.layer_embedding_size, rows=arch.num_layers)
+    layout.take("embeddings", streams.layer_embedding_size, rows=arch.num_layers)
+    layout.free("rows", "projected", "joined")
+
+
+def _stream_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec, streams: StreamsSpec) -> None:
+    size, every, others = arch.hidden_size, range(streams.count), range(1, streams.count)
+    (mixer,) = layer.mixers
+    assert isinstance(mixer, AttentionSpec)
+    _route(layout, arch, streams)
+    _take_each(layout, "predicted", every, size)
+    layout.free("routed")
+    layout.take("normed", size)
+    layout.take("thin", streams.laurel_rank)
+    layout.take("wide", size)
+    layout.free("thin")
+    layout.take("low rank", size)
+    layout.free("wide")
+    _attend(layout, arch, mixer)
+    layout.take("joined", size)
+    layout.free("mixed")
+    layout.take("halved", size)
+    layout.take("between", size)
+    layout.free("halved", "normed", "low rank", "joined")
+    _feed(layout, arch, arch.norms, layer.mlp)
+    layout.free("between")
+    _route(layout, arch, streams)
+    layout.take("error", size)
+    _take_each(layout, "corrected", every, size)
+    layout.free("routed", "error")
+    layout.take("read", size)
+    layout.take("gated", streams.layer_embedding_size)
+    layout.take("projected", size)
+    layout.take("added", size)
+    layout.free("projected")
+    _take_each(layout, "next", others, size)
+    layout.free("read", "gated", "added", "out")
+    layout.rename("corrected 0", "next 0")
+    for kind, indices in (("corrected", others), ("predicted", every), ("stream", every)):
+        _free_each(layout, kind, indices)
+    for index in every:
+        layout.rename(f"next {index}", f"stream {index}")
+
+
+def _route(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
+    layout.take("router", arch.hidden_size)
+    layout.take("routed", streams.count, FLOAT)
+    layout.free("router")
+
+
+def _take_each(layout: _Layout, kind: str, indices: Iterable[int], columns: int) -> None:
+    for index in indices:
+        layout.take(f"{kind} {index}", columns)
+
+
+def _free_each(layout: _Layout, kind: str, indices: Iterable[int]) -> None:
+    layout.free(*(f"{kind} {index}" for index in indices))
+
+
 def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
     last = "hidden"
     if layer.mixers:
-        _mix(layout, arch, layer.mixers)
+        _mix(layout, arch, arch.norms_of(layer), layer.mixers)
         last = "between"
     if layer.mlp.kind is not MlpKind.NONE:
-        _feed(layout, arch, 0 if layer.mlp.experts else layer.mlp.intermediate_size)
+        _feed(layout, arch, arch.norms_of(layer), layer.mlp)
         last = "out"
         layout.free(*(["between"] if layer.mixers else []))
     if last != "hidden":
@@ -191,9 +286,8 @@ def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
         layout.rename(last, "hidden")
 
 
-def _mix(layout: _Layout, arch: ModelArch, mixers: Sequence[MixerSpec]) -> None:
+def _mix(layout: _Layout, arch: ModelArch, norms: Norms, mixers: Sequence[MixerSpec]) -> None:
     """Each mixer adds to what those before it gave."""
-    norms = arch.norms
     _norm(layout, norms.input, arch.hidden_size)
     for number, mixer in enumerate(mixers):
         _mix_one(layout, arch, mixer)
@@ -204,17 +298,19 @@ def _mix(layout: _Layout, arch: ModelArch, mixers: Sequence[MixerSpec]) -> None:
         _end_norm(layout, norms.input)
 
 
-def _feed(layout: _Layout, arch: ModelArch, inner: int) -> None:
-    size, norms = arch.hidden_size, arch.norms
+def _feed(layout: _Layout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> None:
+    size = arch.hidden_size
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
         _end_norm(layout, norms.input)
         layout.rename("renormed", "normed")
     elif not arch.is_parallel:
         _norm(layout, norms.pre_mlp, size)
+    inner = 0 if mlp.experts else mlp.intermediate_size
+    layout.take("gates", 2 * inner if mlp.kind is MlpKind.SPARSE else 0)
     layout.take("inner", inner)
     layout.take("out", size)
-    layout.free("inner")
+    layout.free("gates", "inner")
     _join(layout, arch, norms.post_mlp, "out")
     _end_norm(layout, norms.input if arch.is_parallel and norms.pre_mlp is None else norms.pre_mlp)
 
@@ -252,6 +348,8 @@ def _mix_one(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
 
 def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
     heads, keys_values = arch.num_heads * arch.head_size, 2 * arch.num_kv_heads * arch.head_size
+    if isinstance(mixer, AttentionSpec) and mixer.reads is not None:
+        keys_values = 0
     is_latent, has_experts = isinstance(mixer, LatentAttentionSpec), _has_experts(mixer)
     if isinstance(mixer, LatentAttentionSpec):
         _compress(layout, arch, mixer)
@@ -264,8 +362,8 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
     layout.free("qkv", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
-    elif mixer.is_gated:
-        layout.take("gate", heads)
+    elif mixer.num_gates:
+        layout.take("gate", mixer.num_gates)
         layout.free("gate")
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
@@ -376,6 +474,9 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     inner = arch.widest_mlp
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
+    if arch.streams is not None:
+        beside += item * (4 * arch.streams.count * size + 4 * arch.num_layers * arch.streams.layer_embedding_size)
+        mlp += beside
     return max(beside + max(attention, recurrent, latent), mlp)
 
 
@@ -390,127 +491,3 @@ def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSp
     joined = max(heads * latent, (heads + 2) * arch.head_size)
     behind = heads * (arch.head_size + latent + 2 * mixer.value_size)
     return item * (size + max(before + joined, behind)) + 12 * max(latent, mixer.nope_size, mixer.value_size)
-
-
-def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
-    """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step and
-    ops call each expert by itself."""
-    mixtures = (_one_by_one_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures)
-    return max(*mixtures, attention_experts_bytes(arch, dtype, num_tokens), 0)
-
-
-def attention_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
-    """As `experts_bytes`, of experts that give queries and outputs.
-
-    Their sum and an expert's output in float32, the rows and heads of an expert; the router's input, logits and order,
-    and who chose the expert.
-    """
-    counts = [mixer.experts.num_experts for mixer in arch.plain_attentions if mixer.experts is not None]
-    if not counts:
-        return 0
-    item, size, inner = DTYPE_BYTES[dtype], arch.hidden_size, arch.num_kv_heads * arch.head_size
-    return num_tokens * (size * (8 + item) + 2 * inner * item + 33 * max(counts) + 48 * arch.num_heads)
-
-
-def _one_by_one_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
-    """The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
-    logits and order, and the choice. A clamped gate also has both its inputs, and its output, in float32."""
-    item, size = DTYPE_BYTES[dtype], arch.hidden_size
-    inner = max(experts.size, experts.shared_size) * (item if experts.gate is None else item + 12)
-    return num_tokens * (size * (8 + item) + inner + experts.num_experts * 32 + experts.routing.num_chosen * 48)
-
-
-WAVE_BYTES = 16 << 20
-"""What a wave of experts works with, unless one batch takes more (`kWaveBytes` in csrc/cpu/experts.cpp)."""
-BATCH_ROWS = 512
-"""Rows of an expert that a wave takes at most (`kMostRows` there)."""
-JOB_BYTES = 2048
-"""What describes a batch: two products and where their rows lie, each in whole cache lines."""
-
-
-def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
-    """As `experts_bytes`, of the native op."""
-    mixtures = (_native_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures)
-    return max(*mixtures, attention_experts_bytes(arch, dtype, num_tokens), 0)
-
-
-def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
-    """Its two pieces of scratch, which are kept from step to step."""
-    return _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
-
-
-def _kept(num_bytes: int) -> int:
-    """Scratch takes a quarter more than it is asked for, in whole huge pages (`scratch` in csrc/cpu/threads.cpp)."""
-    return round_up(num_bytes + num_bytes // 4, 2 << 20)
-
-
-def _routed_bytes(arch: ModelArch, experts: ExpertsSpec, num_tokens: int) -> int:
-    """Logits, choices with their weights and places, and the sum in float32."""
-    choices = experts.routing.num_chosen + (experts.shared_size > 0)
-    of_token = 4 * (experts.num_experts + 1 + arch.hidden_size) + 20 * choices
-    return num_tokens * of_token + 32 * experts.num_experts + num_tokens * choices // BATCH_ROWS * 24 + 4096
-
-
-def _wave_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
-    """One row takes most where it is alone: quantised inputs are laid out for 16 rows. Sums before a gate are kept
-    where a product does not end with it, and inputs that are weighed.
-    """
-    choices, widest = experts.routing.num_chosen + 1, max(experts.size, experts.shared_size)
-    item, has_sums = DTYPE_BYTES[dtype], experts.gate is not None or not experts.is_gated or widest % 32 > 0
-    row = 4 * arch.hidden_size + (item + 8 * has_sums) * widest + item * experts.routing.weighs_input * arch.hidden_size
-    depth = round_up(arch.hidden_size, 64) + round_up(widest, 64)
-    batch = round_up(min(num_tokens, BATCH_ROWS), 32) * (row + 4 * depth) + JOB_BYTES
-    all_alone = num_tokens * choices * (row + 17 * depth + JOB_BYTES)
-    return min(max(WAVE_BYTES, batch), all_alone)
-
-
-STATES_AT_ONCE = 4 << 20
-"""Bytes of states that a scan works with at a time, unless a single one has more."""
-STATE_COPIES = 4
-"""Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
-
-
-def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int, *, ops: str) -> int:
-    """Bytes that a recurrent layer works with beside the activations, in float32, where torch computes it."""
-    if ops == "cpu":
-        return 0
-    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in arch.recurrences), default=0)
-
-
-def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
-    inner = mixer.inner_size
-    states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
-    if isinstance(mixer, LightningSpec):  # query, key and value of each channel, and no convolution
-        return 4 * num_tokens * 14 * (inner + 64) + states
-    channels = mixer.conv_channels
-    if isinstance(mixer, Mamba2Spec):
-        derived = 2 * mixer.num_heads
-    elif isinstance(mixer, GatedDeltaSpec):
-        derived = 6 * mixer.num_value_heads
-    else:
-        derived = (8 if isinstance(mixer, RgLruSpec) else 3) * inner
-    convolved = (num_tokens + num_seqs * mixer.conv_width) * channels + 4 * num_tokens * round_up(channels + 32, 32)
-    scanned = num_tokens * (6 * (inner + 64) + derived)
-    return 4 * (convolved + scanned) + states
-
-
-CHANNELS_AT_ONCE = 64
-"""Whose states one piece of a native scan takes where each channel decays by itself; `kScanChannels` in csrc."""
-TOKENS_AT_ONCE = 16
-"""Whose vectors a piece has at hand; `kStepTokens` in csrc."""
-
-
-def scan_scratch_bytes(arch: ModelArch) -> int:
-    """Bytes that one thread of a native scan works with: a copy of the state that its piece takes, where that lies in
-    both halves of a page, and the vectors by which some tokens read and write it."""
-    return max((_piece_bytes(mixer) for mixer in arch.recurrences), default=0)
-
-
-def _piece_bytes(mixer: RecurrentSpec) -> int:
-    if isinstance(mixer, Mamba2Spec):
-        return FLOAT * mixer.head_size * mixer.state_size
-    if isinstance(mixer, GatedDeltaSpec):
-        return FLOAT * (mixer.value_size + 2 * TOKENS_AT_ONCE) * mixer.key_size
-    if isinstance(mixer, LightningSpec):
-        return FLOAT * (mixer.head_size + 3 * TOKENS_AT_ONCE) * mixer.head_size
-    return FLOAT * min(CHANNELS_AT_ONCE, mixer.inner_size) * mixer.state_size

@@ -10,14 +10,8 @@ from dataclasses import asdict, dataclass, replace
 
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
-from quire.config.memory.activations import (
-    activation_bytes,
-    experts_bytes,
-    native_experts_bytes,
-    recurrence_bytes,
-    scan_scratch_bytes,
-    step_logits_bytes,
-)
+from quire.config.memory.activations import activation_bytes, step_logits_bytes
+from quire.config.memory.scratch import experts_bytes, native_experts_bytes, recurrence_bytes, scan_scratch_bytes
 from quire.config.memory.stored_plan import (
     stored_activation_bytes,
     stored_loading_bytes,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from quire.config.arch import ModelArch
+from quire.config.arch import LayerSpec, ModelArch
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.gguf.tensor_types import BY_NAME, TensorType
 from quire.config.layers.experts import ExpertsSpec
@@ -30,6 +30,7 @@ from quire.config.layers.mixers import (
     ShortConvSpec,
     StepNorms,
 )
+from quire.config.layers.streams import StreamsSpec
 from quire.config.memory import weight_formats
 from quire.config.quantized.stored import Packing, StoredFormat
 from quire.errors import ConfigError
@@ -83,8 +84,8 @@ class WeightShapes:
     """Also the embedding where the two are tied."""
     table: int
     """Numbers of the table of token embeddings."""
-    positions: int
-    """Numbers of the table of positions."""
+    tables: int
+    """Numbers of other tables: of positions, and of the embeddings of single layers."""
     floats: int
     """Norms and biases, which are kept in float32."""
     is_tied: bool
@@ -111,15 +112,18 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
+    if arch.family.first_wave is not None:
+        positions = arch.max_position_embeddings
     return WeightShapes(
         body=(
             *(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
             *_mixtures(arch),
             *_attention_experts(arch),
+            *(_streams(arch, arch.streams) if arch.streams else ()),
         ),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
-        positions=positions * arch.hidden_size,
+        tables=positions * arch.hidden_size + _num_layer_embeddings(arch),
         floats=_num_floats(arch),
         is_tied=arch.tie_word_embeddings,
         is_transposed=bool(names.transposed) or names.experts_transposed,
@@ -134,12 +138,13 @@ def num_parameters(arch: ModelArch) -> int:
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
     floats = shapes.floats - _num_made(arch) + _num_activation_parameters(arch)
-    return linears + head + shapes.table + shapes.positions + floats
+    return linears + head + shapes.table + shapes.tables - _num_made_rows(arch) + floats
 
 
 def _num_made(arch: ModelArch) -> int:
     """Ones in place of weights that the norms of the checkpoint do not have."""
     heads = 0 if arch.norms.has_weight and arch.norms.heads is not HeadNorms.UNIT_ROTATED else _num_head_norms(arch)
+    heads += _num_value_norms(arch)
     return heads if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + heads
 
 
@@ -177,13 +182,13 @@ def _qkv(arch: ModelArch) -> Shape:
 
 
 def _gates_are_behind_queries(arch: ModelArch) -> bool:
-    return arch.family.is_gated and arch.family.names.gate is None
+    return arch.is_gated and arch.family.names.gate is None
 
 
-def _gate(arch: ModelArch) -> Shape:
+def _gate(arch: ModelArch, mixer: AttentionSpec) -> Shape:
     """The gates of attention; head by head where they are behind queries."""
     size, heads = arch.head_size, arch.num_heads
-    return (size,) * heads if _gates_are_behind_queries(arch) else (size * heads,), arch.hidden_size
+    return (size,) * heads if _gates_are_behind_queries(arch) else (mixer.num_gates,), arch.hidden_size
 
 
 def _output(arch: ModelArch) -> Shape:
@@ -196,7 +201,9 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
         return _shared_block(arch, mixer.shared)
     if mixer.experts is not None:  # the others are in `_attention_experts`
         return Counter([((2 * arch.num_kv_heads * arch.head_size,), arch.hidden_size)])
-    return Counter([_qkv(arch), _output(arch), *([_gate(arch)] if arch.family.is_gated else [])])
+    if mixer.reads is not None:
+        return Counter([((arch.num_heads * arch.head_size,), arch.hidden_size), _output(arch)])
+    return Counter([_qkv(arch), _output(arch), *([_gate(arch, mixer)] if mixer.num_gates else [])])
 
 
 def _shared_block(arch: ModelArch, shared: SharedBlock) -> Counter[Shape]:
@@ -275,7 +282,8 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         return arch.hidden_size
     if isinstance(mixer, AttentionSpec):
         gate = _gates_are_behind_queries(arch) * arch.num_heads * arch.head_size
-        return biases + arch.attention_bias * (sum(_qkv(arch)[0]) + gate) + mixer.has_sinks * arch.num_heads
+        features = arch.num_heads * arch.head_size if mixer.reads is not None else sum(_qkv(arch)[0])
+        return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * arch.num_heads
     rank = mixer.query_rank or 0
     return biases + rank + mixer.latent_size + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
 
@@ -310,6 +318,7 @@ def _plain(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
 _MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec], list[Shape]]] = MappingProxyType(
     {
         MlpKind.GATED: _gated,
+        MlpKind.SPARSE: _gated,
         MlpKind.PLAIN: _plain,
         MlpKind.EXPERTS: lambda arch, mlp: [],
         MlpKind.NONE: lambda arch, mlp: [],
@@ -363,27 +372,79 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     return bias + (experts.has_choice_bias + experts.has_router_bias) * experts.num_experts
 
 
+def _streams(arch: ModelArch, streams: StreamsSpec) -> list[LinearShape]:
+    """Linear layers beside attention and MLP of a model whose tokens have several hidden states."""
+    size, layers, inner = arch.hidden_size, arch.num_layers, streams.layer_embedding_size
+    rank = streams.laurel_rank
+    return [
+        LinearShape(parts=(layers * inner,), in_features=size),
+        LinearShape(parts=(size,), in_features=size, count=2 * (streams.count - 1)),
+        LinearShape(parts=(streams.count,), in_features=size, count=layers, dtype="float32"),
+        LinearShape(parts=(rank,), in_features=size, count=layers),
+        LinearShape(parts=(size,), in_features=rank, count=layers),
+        LinearShape(parts=(inner,), in_features=size, count=layers),
+        LinearShape(parts=(size,), in_features=inner, count=layers),
+    ]
+
+
+def _num_layer_embeddings(arch: ModelArch) -> int:
+    streams = arch.streams
+    if streams is None:
+        return 0
+    return streams.layer_vocab_size * arch.num_layers * streams.layer_embedding_size + _num_copied(arch)
+
+
+def _num_made_rows(arch: ModelArch) -> int:
+    """Numbers of tables that the checkpoint does not have: sines and cosines of positions, and the embeddings of single
+    layers of tokens that it has none for, which are those of the first token."""
+    waves = 0 if arch.family.first_wave is None else arch.max_position_embeddings * arch.hidden_size
+    return waves + _num_copied(arch)
+
+
+def _num_copied(arch: ModelArch) -> int:
+    """Embeddings of single layers, of tokens that the checkpoint has none for: they are those of the first token."""
+    streams = arch.streams
+    if streams is None:
+        return 0
+    num_tokens = max(0, arch.vocab_size - streams.layer_vocab_size)
+    return num_tokens * arch.num_layers * streams.layer_embedding_size
+
+
+def _stream_floats(arch: ModelArch, streams: StreamsSpec) -> int:
+    """Norms, coefficients and the scale of each layer, and the norm of all layers' embeddings."""
+    coefficients = streams.count**2 + streams.count**3
+    return arch.num_layers * (4 * arch.hidden_size + coefficients) + streams.layer_embedding_size
+
+
 def _num_floats(arch: ModelArch) -> int:
     """Numbers of norms and biases, and of recurrent layers' vectors."""
     floats = sum(_mixer_floats(arch, mixer) for mixer in arch.mixers)
+    floats += _stream_floats(arch, arch.streams) if arch.streams else 0
     for layer in arch.layers:
         floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
-    norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias) + _num_head_norms(arch)
+    norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
+    norms += _num_head_norms(arch) + _num_value_norms(arch)
     return floats + arch.head_bias * arch.vocab_size + norms
 
 
 def _num_norms(arch: ModelArch) -> int:
     """Norms over hidden states."""
     ends = (arch.norms.embedding is not None) + (arch.norms.final is not None)
-    of_mixers, of_mlp = (len(names) - names.count(None) for names in (arch.norms.of_mixers, arch.norms.of_mlp))
-    num_mlps = sum(layer.mlp.kind is not MlpKind.NONE for layer in arch.layers)
-    return sum(bool(layer.mixers) for layer in arch.layers) * of_mixers + num_mlps * of_mlp + ends
+    return ends + sum(_num_layer_norms(arch, layer) for layer in arch.layers)
+
+
+def _num_layer_norms(arch: ModelArch, layer: LayerSpec) -> int:
+    norms = arch.norms_of(layer)
+    names = [*(norms.of_mixers if layer.mixers else ()), *(norms.of_mlp if layer.mlp.kind is not MlpKind.NONE else ())]
+    return len(names) - names.count(None)
 
 
 def _num_head_norms(arch: ModelArch) -> int:
     """Numbers of norms of heads. Those behind the rotation share ones and have one weight for query and key."""
     size, all_heads = arch.head_size, (arch.num_heads + arch.num_kv_heads) * arch.head_size
+    if _num_readers(arch):
+        return (2 * len(arch.attentions) - _num_readers(arch)) * size * (arch.norms.heads is HeadNorms.EACH)
     if arch.norms.heads is HeadNorms.UNIT_ROTATED:
         return 2 * size * sum(mixer.rope is not None for mixer in arch.attentions)
     return (
@@ -397,6 +458,16 @@ def _num_head_norms(arch: ModelArch) -> int:
             HeadNorms.LAYER_OWN: all_heads,
         }[arch.norms.heads]
     )
+
+
+def _num_readers(arch: ModelArch) -> int:
+    """Layers that have no keys and values of their own."""
+    return sum(mixer.reads is not None for mixer in arch.plain_attentions)
+
+
+def _num_value_norms(arch: ModelArch) -> int:
+    """Ones, in place of weights that norms of values do not have."""
+    return arch.norms.of_values * arch.head_size * (len(arch.attentions) - _num_readers(arch))
 
 
 def context_per_token(arch: ModelArch) -> float:
@@ -459,7 +530,7 @@ def weight_bytes(
     is_shared = shapes.is_tied and quantization is None and not has_quantized_table(arch)
     table = 0 if is_shared else _table_bytes(arch, shapes.table, dtype)
     saved = sum(_saved_bytes(format, dtype, ops=ops, isa=isa) for format in arch.quantized if keeps(arch, format))
-    return body + head - saved + table + shapes.positions * DTYPE_BYTES[dtype] + shapes.floats * 4
+    return body + head - saved + table + shapes.tables * DTYPE_BYTES[dtype] + shapes.floats * 4
 
 
 def _table_bytes(arch: ModelArch, numbers: int, dtype: str) -> int:

@@ -51,10 +51,15 @@ def copied(rows: Rows, dtype: torch.dtype, device: str) -> Tensor:
     if isinstance(rows, Tensor):
         return rows.to(device, dtype, copy=True)
     out = torch.empty(rows.shape, dtype=dtype, device=device)
-    for begin in range(0, out.shape[0], COPIED_ROWS):
-        some = slice(begin, begin + COPIED_ROWS)
-        out[some] = dequantize(rows[some])
+    copy_rows(out, rows)
     return out
+
+
+def copy_rows(out: Tensor, rows: Rows) -> None:
+    """Copy rows as numbers into the first ones of `out`, a few at a time where they are quantised."""
+    for begin in range(0, rows.shape[0], COPIED_ROWS):
+        some = rows[begin : begin + COPIED_ROWS]
+        out[begin : begin + some.shape[0]] = plain(some)
 
 
 COPIED_ROWS = 4096

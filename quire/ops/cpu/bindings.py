@@ -31,6 +31,7 @@ from quire.ops.cpu.runtime.graphs import Graphs
 from quire.ops.cpu.runtime.memory import weights_together
 from quire.ops.cpu.sampling import allowed_max, apply_penalties, row_max, sample, top_logprobs
 from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
+from quire.ops.cpu.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -57,6 +58,10 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "multiply_columns": multiply_columns,
+        "match_rms": match_rms,
+        "mix_streams": mix_streams,
+        "statistical_top_k": statistical_top_k,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,

@@ -33,6 +33,7 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
             width,
             weights.time_bias.data_ptr(),
             weights.decay.data_ptr(),
+            weights.most_rate,
             tokens,
             heads,
             weights.num_key_heads,

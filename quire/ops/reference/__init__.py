@@ -20,6 +20,7 @@ from quire.ops.reference.quantized import pack_quantized
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import allowed_max, apply_penalties, row_max, sample, top_logprobs
 from quire.ops.reference.states import allocate_states, mamba, mamba2, short_conv
+from quire.ops.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {
@@ -45,6 +46,10 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "multiply_columns": multiply_columns,
+        "match_rms": match_rms,
+        "mix_streams": mix_streams,
+        "statistical_top_k": statistical_top_k,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,

@@ -31,12 +31,17 @@ def rope_and_cache(
     if cos_sin is not None:
         rows = cos_sin.index_select(0, positions).unsqueeze(1)
         query, key = _rotate(query, rows, spec), _rotate(key, rows, spec)
+    if kv_heads:
+        _write(kv_cache, key, value, slot_mapping)
+    return query.to(qkv.dtype).contiguous()
+
+
+def _write(kv_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
     block_size = kv_cache.shape[3]
     blocks, slots = slot_mapping // block_size, slot_mapping % block_size
     for half, rows in enumerate((key, value)):
         kept = quantize(rows.float()) if kv_cache.dtype == torch.int8 else rows.to(kv_cache.dtype)
         kv_cache[half, blocks, :, slots] = kept
-    return query.to(qkv.dtype).contiguous()
 
 
 def _rotate(x: Tensor, cos_sin: Tensor, spec: RopeAndCacheSpec) -> Tensor:

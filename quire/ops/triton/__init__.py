@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.graphs import Graphs
+from quire.ops.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 from quire.ops.triton.attention import chunked_attention, paged_attention
 from quire.ops.triton.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.triton.elementwise import (
@@ -71,6 +72,10 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "multiply_columns": multiply_columns,
+        "match_rms": match_rms,
+        "mix_streams": mix_streams,
+        "statistical_top_k": statistical_top_k,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,

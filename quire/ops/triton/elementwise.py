@@ -93,11 +93,12 @@ def xielu_kernel(x, positive, negative, beta, eps, num_columns, stride, BLOCK: t
 
 
 @triton.jit
-def gate_kernel(x, gates, num_columns, stride, gates_stride, BLOCK: tl.constexpr):
+def gate_kernel(x, gates, num_columns, stride, gates_stride, NEIGHBOURS: tl.constexpr, BLOCK: tl.constexpr):
     """`Ops.gate`."""
-    places, is_inside = places_of(gates_stride, num_columns, BLOCK)
-    opening = sigmoid(tl.load(gates + places, mask=is_inside, other=0.0).to(tl.float32))
-    places, _ = places_of(stride, num_columns, BLOCK)
+    places, is_inside = places_of(stride, num_columns, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * gates_stride + columns // NEIGHBOURS
+    opening = sigmoid(tl.load(gates + at, mask=is_inside, other=0.0).to(tl.float32))
     value = tl.load(x + places, mask=is_inside, other=0.0).to(tl.float32) * opening
     tl.store(x + places, narrowed(value, x.dtype.element_ty), mask=is_inside)
 
@@ -161,7 +162,8 @@ def clip(x: Tensor, limit: float) -> None:
 
 def gate(x: Tensor, gates: Tensor) -> None:
     """See `Ops.gate`."""
-    _launch(gate_kernel, x, x, gates, x.shape[1], x.stride(0), gates.stride(0))
+    neighbours = x.shape[1] // gates.shape[1]
+    _launch(gate_kernel, x, x, gates, x.shape[1], x.stride(0), gates.stride(0), NEIGHBOURS=neighbours)
 
 
 def gated_activation(both: Tensor, activation: str) -> Tensor:
@@ -223,7 +225,8 @@ def _variants(dtype: str) -> tuple[Variant, ...]:
         variant(scale_add_kernel, "x residual out", "scale"),
         variant(quick_gelu_kernel, "x"),
         variant(xielu_kernel, "x", "positive negative beta eps"),
-        variant(gate_kernel, "x gates"),
+        variant(gate_kernel, "x gates", NEIGHBOURS=1),
+        variant(gate_kernel, "x gates", NEIGHBOURS=128),
     )
 
 

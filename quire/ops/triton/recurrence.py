@@ -119,6 +119,7 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
         KEYS=weights.num_key_heads,
         SIZE=size,
         NUMBERS=weights.key_size,
+        MOST_RATE=weights.most_rate,
         **tile,
     )
     return _gated(y, gate, weights.norm, weights.norm_eps, heads)

@@ -7,6 +7,19 @@ from typing import Any
 from tests.models.cases.rotations import rope
 
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "iquestcoder": ("iquestcoder", {}),
+    "iquestcoder-biases": (
+        "iquestcoder",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            **rope("default", rope_theta=5e5),
+        },
+    ),
     "llama": ("llama", {}),
     "llama-mha-tied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "llama-mqa": ("llama", {"num_key_value_heads": 1}),

@@ -172,6 +172,32 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "xglm": ("xglm", {}),
+    "xglm-odd": (
+        "xglm",
+        {
+            "d_model": 66,
+            "attention_heads": 3,
+            "scale_embedding": False,
+            "activation_function": "relu",
+            "tie_word_embeddings": False,
+            "pad_token_id": 5,
+        },
+    ),
+    "exaone": ("exaone", {}),
+    "exaone-odd": (
+        "exaone",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+            **rope(
+                "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+            ),
+        },
+    ),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),

@@ -7,6 +7,40 @@ from typing import Any
 from tests.models.cases.rotations import rope
 
 WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3n": ("gemma3n_text", {}),
+    "gemma3n-odd": (
+        "gemma3n_text",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "intermediate_size": 50,
+            "activation_sparsity_pattern": None,
+            "num_kv_shared_layers": 0,
+            "altup_num_inputs": 4,
+            "altup_active_idx": 2,
+            "altup_correct_scale": False,
+            "attention_bias": True,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+            "vocab_size_per_layer_input": 288,
+        },
+    ),
+    "gemma3n-mostly-shared": (
+        "gemma3n_text",
+        {
+            "num_kv_shared_layers": 3,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "intermediate_size": 96,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 2e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            },
+        },
+    ),
     "gemma2": ("gemma2", {}),
     "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma2-biases": ("gemma2", {"attention_bias": True, "num_key_value_heads": 4}),

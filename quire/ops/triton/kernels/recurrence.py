@@ -8,6 +8,8 @@ States [2, B, half]: number n of page b is at [n // half, b, n % half]. Page -1 
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -213,7 +215,7 @@ def mamba2_kernel(
 def gated_delta_kernel(
     mixed, rates, times, time_bias, decay, out, states, query_start, reads, writes, num_sequences, half, half_stride,
     times_stride, FIRST: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
-    NUMBERS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    NUMBERS: tl.constexpr, MOST_RATE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Steps 1 (from the convolution on) and 2 of `Ops.gated_delta`: program (sequence, head, tile of its channels).
 
@@ -243,7 +245,8 @@ def gated_delta_kernel(
         at = token * times_stride + head
         dt = softplus(tl.load(times + at).to(tl.float32) + bias)
         state = state * tl.exp(dt * factor)
-        change = (value - tl.sum(state * key[None, :], axis=1)) * sigmoid(tl.load(rates + at).to(tl.float32))
+        rate = MOST_RATE * sigmoid(tl.load(rates + at).to(tl.float32))
+        change = (value - tl.sum(state * key[None, :], axis=1)) * rate
         state += change[:, None] * key[None, :]
         result = tl.sum(state * query[None, :], axis=1)
         tl.store(out + token * (HEADS * SIZE) + own, result, mask=is_channel)
@@ -355,7 +358,7 @@ def _variants(dtype: str) -> list[Variant]:
     types = _TYPES | dict.fromkeys(("x", "gate", "given", "rates", "times"), dtype)
     conv = {"WIDTH": 4, "BLOCK": BLOCK}
     scan = {"FIRST": 4096}
-    delta = {"HEADS": 32, "KEYS": 16, "SIZE": 128, "NUMBERS": 128}
+    delta: dict[str, Any] = {"HEADS": 32, "KEYS": 16, "SIZE": 128, "NUMBERS": 128, "MOST_RATE": 1.0}
     norm = {"NORMED": True, "GATED_FIRST": True, "SILU": True, "BLOCK": 4096}
     wide = types | {"x": "*fp32", "times": "*fp32", "out": dtype}
     short = types | {"factors": dtype, "gates": dtype, "out": dtype}
@@ -369,7 +372,7 @@ def _variants(dtype: str) -> list[Variant]:
             types | {"out": "*fp32"},
             scan | {"HEADS": 64, "GROUPS": 1, "SIZE": 64, "NUMBERS": 256} | tile_of(256),
         ),
-        variant_of(gated_delta_kernel, types | {"out": "*fp32"}, scan | delta | tile_of(128)),
+        variant_of(gated_delta_kernel, types | {"out": "*fp32"}, delta | scan | tile_of(128)),
         variant_of(lightning_kernel, types | {"out": "*fp32"}, {"HEADS": 64, "SIZE": 128} | tile_of(128)),
         variant_of(rg_lru_kernel, types | {"out": dtype}, {"FIRST": 7680, "BLOCK_SIZE": 256, "BLOCK": BLOCK}),
         variant_of(gate_norm_kernel, types | {"out": dtype}, norm),

@@ -1,0 +1,26 @@
+"""Several hidden states of each token in place of one: what a decoder with such streams has beside its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsSpec:
+    """Streams that take turns (AltUp, https://arxiv.org/abs/2301.13310), as Gemma 3n has them.
+
+    A layer predicts all streams from all of them, computes one, and corrects all by how far the prediction of that one
+    was off. What the layer reads has a low-rank copy added beside attention (LAuReL, https://arxiv.org/abs/2411.07501),
+    and what it gives is joined by an embedding of the token that is the layer's own. `models/gemma3n.py` computes it.
+    """
+
+    count: int
+    active: int
+    """The stream that layers compute."""
+    scales_active: bool
+    """Whether the layer's own embedding meets the computed stream times a weight for each feature."""
+    laurel_rank: int
+    layer_embedding_size: int
+    """Features of the embedding that each layer has of each token."""
+    layer_vocab_size: int
+    """Tokens that have such embeddings; all others have those of token 0."""

@@ -1,0 +1,134 @@
+"""How many bytes experts and recurrences work with beside the activations of a step."""
+
+from __future__ import annotations
+
+from quire.config.arch import ModelArch
+from quire.config.layers.experts import ExpertsSpec
+from quire.config.layers.mixers import GatedDeltaSpec, LightningSpec, Mamba2Spec, RecurrentSpec, RgLruSpec
+from quire.config.memory.activations import FLOAT
+from quire.messages.kv import DTYPE_BYTES
+from quire.utils.math import round_up
+
+
+def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
+    """Bytes that a mixture of experts works with beside the activations, if one expert gets every token of the step and
+    ops call each expert by itself."""
+    mixtures = (_one_by_one_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures)
+    return max(*mixtures, attention_experts_bytes(arch, dtype, num_tokens), 0)
+
+
+def attention_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
+    """As `experts_bytes`, of experts that give queries and outputs.
+
+    Their sum and an expert's output in float32, the rows and heads of an expert; the router's input, logits and order,
+    and who chose the expert.
+    """
+    counts = [mixer.experts.num_experts for mixer in arch.plain_attentions if mixer.experts is not None]
+    if not counts:
+        return 0
+    item, size, inner = DTYPE_BYTES[dtype], arch.hidden_size, arch.num_kv_heads * arch.head_size
+    return num_tokens * (size * (8 + item) + 2 * inner * item + 33 * max(counts) + 48 * arch.num_heads)
+
+
+def _one_by_one_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
+    """The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
+    logits and order, and the choice. A clamped gate also has both its inputs, and its output, in float32."""
+    item, size = DTYPE_BYTES[dtype], arch.hidden_size
+    inner = max(experts.size, experts.shared_size) * (item if experts.gate is None else item + 12)
+    return num_tokens * (size * (8 + item) + inner + experts.num_experts * 32 + experts.routing.num_chosen * 48)
+
+
+WAVE_BYTES = 16 << 20
+"""What a wave of experts works with, unless one batch takes more (`kWaveBytes` in csrc/cpu/experts.cpp)."""
+BATCH_ROWS = 512
+"""Rows of an expert that a wave takes at most (`kMostRows` there)."""
+JOB_BYTES = 2048
+"""What describes a batch: two products and where their rows lie, each in whole cache lines."""
+
+
+def native_experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
+    """As `experts_bytes`, of the native op."""
+    mixtures = (_native_bytes(arch, experts, dtype, num_tokens) for experts in arch.mixtures)
+    return max(*mixtures, attention_experts_bytes(arch, dtype, num_tokens), 0)
+
+
+def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
+    """Its two pieces of scratch, which are kept from step to step."""
+    return _kept(_routed_bytes(arch, experts, num_tokens)) + _kept(_wave_bytes(arch, experts, dtype, num_tokens))
+
+
+def _kept(num_bytes: int) -> int:
+    """Scratch takes a quarter more than it is asked for, in whole huge pages (`scratch` in csrc/cpu/threads.cpp)."""
+    return round_up(num_bytes + num_bytes // 4, 2 << 20)
+
+
+def _routed_bytes(arch: ModelArch, experts: ExpertsSpec, num_tokens: int) -> int:
+    """Logits, choices with their weights and places, and the sum in float32."""
+    choices = experts.routing.num_chosen + (experts.shared_size > 0)
+    of_token = 4 * (experts.num_experts + 1 + arch.hidden_size) + 20 * choices
+    return num_tokens * of_token + 32 * experts.num_experts + num_tokens * choices // BATCH_ROWS * 24 + 4096
+
+
+def _wave_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:
+    """One row takes most where it is alone: quantised inputs are laid out for 16 rows. Sums before a gate are kept
+    where a product does not end with it, and inputs that are weighed.
+    """
+    choices, widest = experts.routing.num_chosen + 1, max(experts.size, experts.shared_size)
+    item, has_sums = DTYPE_BYTES[dtype], experts.gate is not None or not experts.is_gated or widest % 32 > 0
+    row = 4 * arch.hidden_size + (item + 8 * has_sums) * widest + item * experts.routing.weighs_input * arch.hidden_size
+    depth = round_up(arch.hidden_size, 64) + round_up(widest, 64)
+    batch = round_up(min(num_tokens, BATCH_ROWS), 32) * (row + 4 * depth) + JOB_BYTES
+    all_alone = num_tokens * choices * (row + 17 * depth + JOB_BYTES)
+    return min(max(WAVE_BYTES, batch), all_alone)
+
+
+STATES_AT_ONCE = 4 << 20
+"""Bytes of states that a scan works with at a time, unless a single one has more."""
+STATE_COPIES = 4
+"""Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
+
+
+def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int, *, ops: str) -> int:
+    """Bytes that a recurrent layer works with beside the activations, in float32, where torch computes it."""
+    if ops == "cpu":
+        return 0
+    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in arch.recurrences), default=0)
+
+
+def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
+    inner = mixer.inner_size
+    states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
+    if isinstance(mixer, LightningSpec):  # query, key and value of each channel, and no convolution
+        return 4 * num_tokens * 14 * (inner + 64) + states
+    channels = mixer.conv_channels
+    if isinstance(mixer, Mamba2Spec):
+        derived = 2 * mixer.num_heads
+    elif isinstance(mixer, GatedDeltaSpec):
+        derived = 6 * mixer.num_value_heads
+    else:
+        derived = (8 if isinstance(mixer, RgLruSpec) else 3) * inner
+    convolved = (num_tokens + num_seqs * mixer.conv_width) * channels + 4 * num_tokens * round_up(channels + 32, 32)
+    scanned = num_tokens * (6 * (inner + 64) + derived)
+    return 4 * (convolved + scanned) + states
+
+
+CHANNELS_AT_ONCE = 64
+"""Whose states one piece of a native scan takes where each channel decays by itself; `kScanChannels` in csrc."""
+TOKENS_AT_ONCE = 16
+"""Whose vectors a piece has at hand; `kStepTokens` in csrc."""
+
+
+def scan_scratch_bytes(arch: ModelArch) -> int:
+    """Bytes that one thread of a native scan works with: a copy of the state that its piece takes, where that lies in
+    both halves of a page, and the vectors by which some tokens read and write it."""
+    return max((_piece_bytes(mixer) for mixer in arch.recurrences), default=0)
+
+
+def _piece_bytes(mixer: RecurrentSpec) -> int:
+    if isinstance(mixer, Mamba2Spec):
+        return FLOAT * mixer.head_size * mixer.state_size
+    if isinstance(mixer, GatedDeltaSpec):
+        return FLOAT * (mixer.value_size + 2 * TOKENS_AT_ONCE) * mixer.key_size
+    if isinstance(mixer, LightningSpec):
+        return FLOAT * (mixer.head_size + 3 * TOKENS_AT_ONCE) * mixer.head_size
+    return FLOAT * min(CHANNELS_AT_ONCE, mixer.inner_size) * mixer.state_size
