@@ -381,7 +381,9 @@ class Ops:
         """
         return cast(
             "Tensor",
-            self._table["rope_and_cache"](qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec, scales),
+            self._table["rope_and_cache"](
+                qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec, scales
+            ),
         )
 
     def latent_qkv(

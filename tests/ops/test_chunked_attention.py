@@ -7,7 +7,12 @@ from tests.ops.implementations import assert_close, implementations_of
 from tests.ops.pages import Pages, spoil
 
 LENGTHS = [1, 48, 130, 300]
-DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.int8), (torch.bfloat16, torch.float8_e4m3fn)]
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.float8_e4m3fn),
+]
 """Of the model, of the cache."""
 pytestmark = [
     pytest.mark.parametrize("implementation", implementations_of("chunked_attention")),

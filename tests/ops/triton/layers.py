@@ -101,7 +101,7 @@ class Layer:
 
 
 def parts_of(cache: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
-    """Views of a cache: the numbers of keys and values [2, B, K, S, D], and of 8 bits the bytes of scales [.., S, 4]."""
+    """Views of a cache: the numbers of keys and values [2, B, K, S, D], and bytes of scales [.., S, 4]."""
     if cache.dtype not in TOPS:
         return cache, None
     slots = cache.shape[3]

@@ -137,7 +137,8 @@ def test_heads_as_large_as_those_of_latents_have_a_tiling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "cache_dtype"), [*((size, torch.float32) for size in (8, 64, 80, 128, 256)), (80, torch.int8), (80, torch.float8_e4m3fn)]
+    ("size", "cache_dtype"),
+    [*((size, torch.float32) for size in (8, 64, 80, 128, 256)), (80, torch.int8), (80, torch.float8_e4m3fn)],
 )
 def test_heads_have_any_size(size: int, cache_dtype: torch.dtype) -> None:
     layer = Layer(lengths=[35], size=size, cache_dtype=cache_dtype)
@@ -146,7 +147,8 @@ def test_heads_have_any_size(size: int, cache_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "cache_dtype"), [*((slots, torch.float32) for slots in (1, 5, 32, 128)), (5, torch.int8), (5, torch.float8_e4m3fn)]
+    ("slots", "cache_dtype"),
+    [*((slots, torch.float32) for slots in (1, 5, 32, 128)), (5, torch.int8), (5, torch.float8_e4m3fn)],
 )
 def test_blocks_have_any_size(slots: int, cache_dtype: torch.dtype) -> None:
     layer = Layer(lengths=[38], slots=slots, cache_dtype=cache_dtype)

@@ -27,7 +27,9 @@ def test_cache_has_blocks_in_dimension_one_and_the_bytes_of_its_spec(dtype: torc
     assert made.nbytes == 6 * 2 * 16 * 2 * (24 * dtype.itemsize + 4 * (dtype.itemsize == 1))
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(1025, torch.bfloat16), (2048, torch.bfloat16), (18, torch.int8), (18, torch.float8_e4m3fn)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1025, torch.bfloat16), (2048, torch.bfloat16), (18, torch.int8), (18, torch.float8_e4m3fn)]
+)
 def test_head_sizes_that_the_kernels_do_not_take_are_refused(size: int, dtype: torch.dtype) -> None:
     with pytest.raises(ConfigError, match=str(size)):
         allocated(dtype, size)
