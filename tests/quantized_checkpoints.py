@@ -65,7 +65,7 @@ def packed(values: Tensor, bits: int) -> Tensor:
     Shapes: [N, M], none negative -> [N, M * bits / 32].
     """
     values = torch.nn.functional.pad(values.long(), (0, -values.shape[1] % (32 if bits == 3 else 32 // bits)))
-    stream = (values.unsqueeze(-1) >> torch.arange(bits) & 1).view(values.shape[0], -1, 32)
+    stream = (values.unsqueeze(-1) >> torch.arange(bits) & 1).reshape(values.shape[0], -1, 32)
     return (stream << torch.arange(32)).sum(-1).to(torch.int32)
 
 
