@@ -31,10 +31,11 @@ def _threes(stored: Tensor) -> Tensor:
 
     Shapes: stored [..., K, 4], K a multiple of 3 -> [..., K / 3, 32].
     """
-    triples = stored.flatten(-2).unflatten(-1, (-1, 3)).int()
+    front = stored.shape[:-2]
+    triples = stored.reshape(*front, -1, 3).int()
     together = triples[..., 0] | triples[..., 1] << 8 | triples[..., 2] << 16
-    eights = torch.stack([together >> 3 * place & 7 for place in range(8)], dim=-1).to(torch.uint8)
-    return eights.flatten(-2).unflatten(-1, (-1, 32))
+    eights = torch.stack([together >> 3 * place & 7 for place in range(8)], dim=-1)
+    return eights.to(torch.uint8).view(*front, -1, 32)
 
 
 def along_rows(words: Tensor, bits: int) -> Tensor:
