@@ -114,7 +114,7 @@ def test_scales_change_what_is_kept(checkpoint: Checkpoint, tmp_path: Path) -> N
         ({"num_bits": 4}, "num_bits"),
         ({"symmetric": False}, "symmetric"),
         ({"strategy": "channel"}, "channel"),
-        ({"type": "bfloat"}, "bfloat"),
+        ({"type": ["float"]}, "type"),
     ],
 )
 def test_schemes_that_quire_lacks_are_refused_where_nothing_else_is_asked_for(

@@ -44,7 +44,7 @@ def read_kv_cache_scheme(scheme: Mapping[str, Any]) -> StoredKVCache:
     """That of compressed-tensors' quantization_config."""
     bits, kind, strategy = scheme.get("num_bits", 8), scheme.get("type", "int"), scheme.get("strategy", "tensor")
     dynamic, symmetric = scheme.get("dynamic", False), scheme.get("symmetric", True)
-    is_known = type(bits) is int and bits == 8 and kind in TYPES and symmetric is True
+    is_known = type(bits) is int and bits == 8 and isinstance(kind, str) and kind in TYPES and symmetric is True
     is_known &= isinstance(dynamic, bool) and (dynamic or strategy in STRATEGIES)
     return StoredKVCache(dtype=TYPES[kind] if is_known else None, has_scales=not dynamic, scheme=shown(dict(scheme)))
 
