@@ -2,7 +2,7 @@
 
     python -m benchmarks.ops [--rounds 5] [--dtype bfloat16] [--kinds linear,attention,rope,small,recurrent]
         [--formats int8 int4_g128 int8_g16 ...] [--without-dense] [--rows 1 16 512] [--out 4096 --in 4096]
-        [--kv-cache-dtype int8] [--megabytes 800]
+        [--kv-cache-dtype bfloat16 int8 fp8] [--megabytes 800]
 
 Every round measures each case once, in turn, so that a busy machine disturbs all alike; the table holds medians. A
 linear layer cycles through `--megabytes` of weights, more than the caches hold; the flops of quantised ones are
@@ -212,7 +212,7 @@ class Layers:
         slots = self.slots.view(self.sequences, -1)[:, self.context - queries : self.context].flatten()
         num_bytes = 2 * qkv.nbytes
         return Case(
-            name=f"rope_and_cache {self.sequences} x {queries} at {self.context}",
+            name=f"rope_and_cache {self.sequences} x {queries} at {self.context}, {_named(self.kv_cache_dtype)} KV",
             run=lambda call: self.write(qkv, self.caches[call % len(self.caches)], slots),
             calls=len(self.caches),
             num_bytes=num_bytes,
@@ -230,7 +230,7 @@ class Layers:
         )
         attention, layers = self.ops["paged_attention"], len(self.caches)
         return Case(
-            name=f"attention {self.sequences} x {queries} at {self.context}",
+            name=f"attention {self.sequences} x {queries} at {self.context}, {_named(self.kv_cache_dtype)} KV",
             run=lambda call: attention(query, self.caches[call % layers], metadata, scale=head_size**-0.5),
             calls=layers if queries == 1 else 2,
             num_bytes=2 * self.sequences * self.context * kv_heads * head_size * self.kv_cache_dtype.itemsize,
@@ -243,23 +243,39 @@ ATTENTION_SIZES = ((1, 128), (1, 1024), (1, 8192), (8, 128), (8, 2048), (32, 192
 PREFILL_SIZES = (1024, 4096, 8192)
 
 
+KV_DTYPES = {
+    **{name: getattr(torch, name) for name in ("bfloat16", "float32", "float16", "int8")},
+    "fp8": torch.float8_e4m3fn,
+}
+
+
 def attention_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
-    dtype, kv_cache_dtype = getattr(torch, args.dtype), getattr(torch, args.kv_cache_dtype or args.dtype)
+    dtype, kinds = getattr(torch, args.dtype), _kv_dtypes(args)
     cases = [
-        Layers(ops, dtype, kv_cache_dtype, sequences, context, args.megabytes).attention_case(1)
+        Layers(ops, dtype, kind, sequences, context, args.megabytes).attention_case(1)
         for sequences, context in ATTENTION_SIZES
+        for kind in kinds
     ]
     return cases + [
-        Layers(ops, dtype, kv_cache_dtype, 1, context, 0).attention_case(context) for context in PREFILL_SIZES
+        Layers(ops, dtype, kind, 1, context, 0).attention_case(context) for context in args.prefill for kind in kinds
     ]
 
 
 def rope_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
-    dtype, kv_cache_dtype = getattr(torch, args.dtype), getattr(torch, args.kv_cache_dtype or args.dtype)
+    dtype = getattr(torch, args.dtype)
     return [
-        Layers(ops, dtype, kv_cache_dtype, sequences, context, args.megabytes).rope_case(queries)
+        Layers(ops, dtype, kind, sequences, context, args.megabytes).rope_case(queries)
         for sequences, context, queries in ((1, 192, 1), (32, 192, 1), (1, 1024, 1024))
+        for kind in _kv_dtypes(args)
     ]
+
+
+def _named(dtype: torch.dtype) -> str:
+    return next(name for name, known in KV_DTYPES.items() if known == dtype)
+
+
+def _kv_dtypes(args: argparse.Namespace) -> list[torch.dtype]:
+    return [KV_DTYPES[name] for name in args.kv_cache_dtype or [args.dtype]]
 
 
 def small_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
@@ -454,7 +470,8 @@ def main() -> None:
     parser.add_argument("--out", type=int, default=4096)
     parser.add_argument("--in", dest="inner", type=int, default=4096)
     parser.add_argument("--megabytes", type=int, default=800)
-    parser.add_argument("--kv-cache-dtype", choices=["bfloat16", "float32", "float16", "int8"])
+    parser.add_argument("--kv-cache-dtype", nargs="*", choices=KV_DTYPES, help="in turn; default: --dtype")
+    parser.add_argument("--prefill", nargs="*", type=int, default=PREFILL_SIZES, help="tokens of prompts in attention")
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated: " + ", ".join(KINDS))
     args = parser.parse_args()
     ops = implementation_of("cpu")

@@ -1,8 +1,9 @@
 """Quantised checkpoints as the formats' own libraries write them, by small writers that share no code with quire.
 
 Every writer here was compared once with files that the library wrote from the same weights, bit for bit:
-compressed-tensors 0.19 (by llm-compressor 0.14), AutoAWQ 0.2.9, bitsandbytes 0.50.2 and transformers' `Fp8Quantize`
-(5.23). Where gptqmodel (7.7) corrects errors, the one here rounds to the nearest; its packing was compared.
+compressed-tensors 0.19 (by llm-compressor 0.14; MXFP8: 0.20), AutoAWQ 0.2.9, bitsandbytes 0.50.2 and transformers'
+`Fp8Quantize` (5.23). Where gptqmodel (7.7) corrects errors, the one here rounds to the nearest; its packing was
+compared, that of 3 bits by itself.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ Writer = Callable[[Tensor], Written]
 
 
 def packed(values: Tensor, bits: int) -> Tensor:
-    """Fields of int32 words, the first one in the lowest bits. Shapes: [N, M], none negative -> [N, M * bits / 32]."""
-    per_word = 32 // bits
-    values = torch.nn.functional.pad(values.long(), (0, -values.shape[1] % per_word))
-    words = torch.zeros(values.shape[0], values.shape[1] // per_word, dtype=torch.long)
-    for place in range(per_word):
-        words |= values[:, place::per_word] << (bits * place)
-    return words.to(torch.int32)
+    """A stream of bits in int32 words, the first value in the lowest; values of 3 bits cross words, 32 in three.
+
+    Shapes: [N, M], none negative -> [N, M * bits / 32].
+    """
+    values = torch.nn.functional.pad(values.long(), (0, -values.shape[1] % (32 if bits == 3 else 32 // bits)))
+    stream = (values.unsqueeze(-1) >> torch.arange(bits) & 1).reshape(values.shape[0], -1, 32)
+    return (stream << torch.arange(32)).sum(-1).to(torch.int32)
 
 
 def in_groups(weight: Tensor, group_size: int | None) -> Tensor:
@@ -111,6 +112,17 @@ def float_quantized(weight: Tensor) -> Written:
     scales = weight.abs().amax(1, keepdim=True) / 448
     values = (weight / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
     return Written(tensors={"weight": values, "weight_scale": scales}, weight=values.float() * scales.float())
+
+
+def mxfp8(weight: Tensor) -> Written:
+    """compressed-tensors' mxfp8-quantized: groups of 32 with a power of two, as of MXFP4, but for 448."""
+    groups = weight.float().unflatten(-1, (-1, 32))
+    mantissas, exponents = torch.frexp(groups.abs().amax(-1).clamp(min=2.0**-110))
+    exponents = exponents - 9 + (mantissas >= 0.875)
+    wide = spread(torch.exp2(exponents.float()), 32, weight.shape[1])
+    values = (weight.float() / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
+    tensors = {"weight": values, "weight_scale": (exponents + 127).to(torch.uint8)}
+    return Written(tensors=tensors, weight=values.float() * wide)
 
 
 def fp8_blocks(weight: Tensor, block: int = 128) -> Written:
@@ -325,11 +337,16 @@ FORMATS: Mapping[str, Format] = {
         write=mxfp4,
         config=_ct("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
     ),
+    "ct-mxfp8": Format(
+        write=mxfp8,
+        config=_ct("mxfp8-quantized", {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}),
+    ),
     "gptq": _gptq_format(4, 32, symmetric=True),
     "gptq-asymmetric": _gptq_format(4, 64, symmetric=False),
     "gptq-desc-act": _gptq_format(4, 32, symmetric=True, in_order=False),
     "gptq-desc-act-asymmetric": _gptq_format(4, 64, symmetric=False, in_order=False),
     "gptq-v2": _gptq_format(4, 32, symmetric=False, v1=False),
+    "gptq-3": _gptq_format(3, 32, symmetric=False, in_order=False),
     "gptq-8": _gptq_format(8, 32, symmetric=True),
     "awq": Format(
         write=lambda weight: awq(weight, group_size=32),

@@ -60,7 +60,7 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
                                       int64_t window, const float* slopes, const float* sinks) {
   const Kernels* table = kernels();
   if (table == nullptr) return QR_ESTATE;
-  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype > QR_CACHE_INT8 ||
+  if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype >= kNumCacheTypes ||
       page != qr_cache_page(cache_dtype, block_size, head_size) || kv_heads <= 0 || heads <= 0 ||
       heads % kv_heads != 0 || !are_sizes(2, num_blocks, kv_heads, page) || !are_sizes(heads, head_size) ||
       !is_output_of(out_dtype, dtype, heads * head_size) || !are_sizes(sequences, table_stride) || window < 0 ||

@@ -12,12 +12,12 @@ constexpr int64_t kMostBlockSize = int64_t(1) << 30;
 extern "C" {
 
 int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size) {
-  if (dtype < QR_FLOAT32 || dtype > QR_CACHE_INT8 || block_size <= 0 ||
+  if (dtype < QR_FLOAT32 || dtype >= kNumCacheTypes || block_size <= 0 ||
       block_size > kMostBlockSize || head_size <= 0 || head_size > 1024 ||
-      head_size % (dtype == QR_CACHE_INT8 ? 4 : 2) != 0)
+      head_size % (has_scales(dtype) ? 4 : 2) != 0)
     return QR_EINVAL;
   const CacheLayout layout{dtype, 0, 0, block_size, head_size, 0};
-  const int64_t slot = head_size + (dtype == QR_CACHE_INT8 ? 4 : 0);  // elements, with the scale
+  const int64_t slot = head_size + (has_scales(dtype) ? 4 : 0);  // elements, with the scale
   // A multiple of the slots, so that a page is [S, X] of a tensor; without padding, X is the slot.
   if (padded_slots(layout) == block_size) return block_size * slot;
   return round_up(divide_up(padded_slots(layout) * slot, block_size), 32) * block_size;

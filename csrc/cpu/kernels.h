@@ -24,7 +24,9 @@ inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multi
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 // Of activations.
 inline bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
-inline int64_t bytes_of(int32_t dtype) { return dtype == QR_FLOAT32 ? 4 : dtype == QR_CACHE_INT8 ? 1 : 2; }
+// Of a cache whose tokens have scales.
+inline bool has_scales(int32_t dtype) { return dtype == QR_CACHE_INT8 || dtype == QR_CACHE_FLOAT8; }
+inline int64_t bytes_of(int32_t dtype) { return dtype == QR_FLOAT32 ? 4 : has_scales(dtype) ? 1 : 2; }
 // Of one element, wherever it stands.
 inline int32_t element_of(int32_t dtype) { return dtype == QR_BFLOAT16_TILES ? int32_t(QR_BFLOAT16) : dtype; }
 
@@ -133,7 +135,12 @@ struct RopeArgs {
   int64_t heads, rotary_dim;
   bool interleaved;
   float eps;
+  const float* key_scales;    // [kv_heads], or null
+  const float* value_scales;  // [kv_heads], or null
 };
+
+// Kinds of elements that a cache may have.
+constexpr int32_t kNumCacheTypes = QR_CACHE_FLOAT8 + 1;
 
 struct AttentionArgs {
   void* out;
@@ -320,8 +327,8 @@ struct Kernels {
   void (*soft_cap)(float* x, float cap, int64_t n);
   void (*weighed_sum)(const WeighedSum& args);
   void (*rope_and_cache)(const RopeArgs& args, int64_t token_begin, int64_t token_end);
-  AttendFn attend[4];       // by cache dtype, computed in float32
-  AttendFn attend_bf16[4];  // by cache dtype, for bf16 queries
+  AttendFn attend[kNumCacheTypes];       // by cache dtype, computed in float32
+  AttendFn attend_bf16[kNumCacheTypes];  // by cache dtype, for bf16 queries
   AttendFn merge_splits;
   // A bf16 panel made compact (compact.h); false where too many numbers do not fit.
   bool (*compact_panel)(char* out, const uint16_t* panel, int64_t k, uint32_t streams);

@@ -30,17 +30,18 @@ enum {
   QR_ESTATE = -4        /* qr_init was not called */
 };
 
-/* QR_CACHE_INT8 is for caches only: int8 -127..127 with a float32 scale for each token and kv head. QR_BFLOAT16_COMPACT
- * is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits. QR_BFLOAT16_TILES is for activations on
- * their way from one op to the next: QR_BFLOAT16 laid out as [rows / 32][columns / 32][32][32], rows rounded up (the
- * last ones need no values), columns a multiple of 32. */
+/* QR_CACHE_INT8 and QR_CACHE_FLOAT8 are for caches only: int8 or float8_e4m3fn with a float32 scale for each token and
+ * kv head. QR_BFLOAT16_COMPACT is for packed weights only: the same numbers as QR_BFLOAT16, in 12 bits.
+ * QR_BFLOAT16_TILES is for activations on their way from one op to the next: QR_BFLOAT16 laid out as
+ * [rows / 32][columns / 32][32][32], rows rounded up (the last ones need no values), columns a multiple of 32. */
 typedef enum {
   QR_FLOAT32 = 0,
   QR_BFLOAT16 = 1,
   QR_FLOAT16 = 2,
   QR_CACHE_INT8 = 3,
-  QR_BFLOAT16_COMPACT = 4,
-  QR_BFLOAT16_TILES = 5
+  QR_CACHE_FLOAT8 = 4,
+  QR_BFLOAT16_COMPACT = 5,
+  QR_BFLOAT16_TILES = 6
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6 } qr_format;
@@ -272,18 +273,21 @@ QR_API int32_t qr_layer_norm(void* out, int32_t out_dtype, const void* x, int32_
  * One layer's cache is [2 (keys, values)][num_blocks][kv_heads][page] elements, with 128 readable
  * bytes past it. What was never written is never used. */
 
-/* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd (int8: no
+/* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd (of 8 bits: no
    multiple of 4) or above 1024. */
 QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size);
 
 /* query[tokens, heads, head_size] and the cache's slots from qkv[tokens, (heads + 2 kv_heads) head_size]: RMS norm of
  * query and key heads (q_norm, k_norm may be null), rotation by cos_sin[position, rotary_dim] (may be null). qkv may be
- * in tiles where head_size is a multiple of 32. With kv_heads 0 nothing is written to the cache. */
+ * in tiles where head_size is a multiple of 32. key_scales and value_scales[kv_heads], of a cache of 8 bits, are what
+ * all tokens are divided by, those too large becoming the largest (int8: -128..127; float8: 448); null: each token's
+ * head by its own largest magnitude over 127 or 448. With kv_heads 0 nothing is written to the cache. */
 QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype, const int64_t* positions,
                                  const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
                                  int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
                                  const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
-                                 int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps);
+                                 int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps,
+                                 const float* key_scales, const float* value_scales);
 
 /* out[tokens, heads, head_size]: causal attention of each sequence's tokens over its pages. scale is above 0; soft_cap
  * 0 and window 0 mean none. slopes[heads] (may be null) times the distance in tokens is taken from scores (ALiBi);

@@ -150,7 +150,7 @@ const Call kCalls[] = {
      [](P p, S s) {
        return qr_rope_and_cache(p[0], p[1], QR_FLOAT32, as<int64_t>(p[2]), as<float>(p[3]), as<float>(p[4]),
                                 as<float>(p[5]), p[6], QR_FLOAT32, s[0], s[1], s[2], as<int64_t>(p[7]), s[3], s[4],
-                                s[5], s[6], s[7], 0, 1e-5f);
+                                s[5], s[6], s[7], 0, 1e-5f, nullptr, nullptr);
      }},
     {"qr_paged_attention", {8, 16, 1024, 2, 4, 2, 1, 64, 0}, {false, false, false, false, false, false, true, true},
      [](P p, S s) {
@@ -362,11 +362,11 @@ TEST(ids_slots_and_draws_out_of_range_are_refused) {
     void* cache = memory.bytes;
     CHECK(qr_copy_blocks(&cache, 1, 4, 16, pair, 1) == QR_EINVAL);
     CHECK(qr_rope_and_cache(out.data(), x.data(), QR_FLOAT32, zero.data(), nullptr, nullptr, nullptr, memory.bytes,
-                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 1, 16, 0, 0,
-                            1e-5f) == QR_EINVAL);
+                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 1, 16, 0, 0, 1e-5f,
+                            nullptr, nullptr) == QR_EINVAL);
     CHECK(qr_rope_and_cache(out.data(), x.data(), QR_FLOAT32, zero.data(), nullptr, nullptr, nullptr, memory.bytes,
-                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 0, 16, 0, 0,
-                            1e-5f) == QR_EINVAL);  // queries alone, but of a slot that is not there
+                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 0, 16, 0, 0, 1e-5f,
+                            nullptr, nullptr) == QR_EINVAL);  // queries alone, but of a slot that is not there
     CHECK(qr_top_logprobs(out.data(), ids.data(), ids.data(), out.data(), x.data(), &wrong, 1, 4, 1) == QR_EINVAL);
     const uint8_t in_prompt = 1;
     const int64_t tokens[] = {0, wrong}, rows[] = {0, 0}, counts[] = {1, 1};

@@ -22,6 +22,7 @@ struct Layer {
   std::vector<std::vector<float>> qkv;  // [length, (heads + 2 kv_heads) head_size], as rounded to dtype
   std::vector<int32_t> tables;
   std::vector<float> slopes, sinks;  // of each head, or none
+  std::vector<float> key_scales, value_scales;  // of each kv head, or none
   char* cache;
 
   Layer(Shape shape, int32_t dtype, int32_t cache_dtype, const std::vector<int64_t>& lengths)
@@ -30,7 +31,7 @@ struct Layer {
     width = 0;
     for (int64_t length : lengths) width = std::max(width, (length + shape.block_size - 1) / shape.block_size);
     num_blocks = width * int64_t(lengths.size()) + 1;
-    const int64_t element = cache_dtype == QR_FLOAT32 ? 4 : cache_dtype == QR_CACHE_INT8 ? 1 : 2;
+    const int64_t element = cache_dtype == QR_FLOAT32 ? 4 : is_scaled() ? 1 : 2;
     const int64_t bytes = 2 * num_blocks * shape.kv_heads * page * element;
     cache = aligned_zeros(bytes + 128);
     std::memset(cache, 0xff, size_t(bytes));
@@ -73,7 +74,7 @@ struct Layer {
     std::vector<char> out(query.size());
     CHECK(qr_rope_and_cache(query.data(), data.data(), dtype, positions.data(), nullptr, nullptr, nullptr, cache,
                             cache_dtype, num_blocks, shape.block_size, page, slots.data(), tokens, shape.heads,
-                            shape.kv_heads, shape.head_size, 0, 0, 1e-6f) == QR_OK);
+                            shape.kv_heads, shape.head_size, 0, 0, 1e-6f, given(key_scales), given(value_scales)) == QR_OK);
     CHECK(qr_paged_attention(out.data(), dtype, query.data(), dtype, cache, cache_dtype, num_blocks, shape.block_size,
                              page, starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
                              shape.heads, shape.kv_heads, shape.head_size, 0.2f, soft_cap, window,
@@ -90,12 +91,33 @@ struct Layer {
     }
   }
 
-  // An element of a head as the cache keeps it.
-  double kept(const float* head, int64_t i) const {
-    if (cache_dtype != QR_CACHE_INT8) return head[i];
+  bool is_scaled() const { return cache_dtype == QR_CACHE_INT8 || cache_dtype == QR_CACHE_FLOAT8; }
+  static const float* given(const std::vector<float>& scales) { return scales.empty() ? nullptr : scales.data(); }
+
+  // Some of which are too small for the largest numbers.
+  void add_scales() {
+    for (int64_t h = 0; h < shape.kv_heads; ++h) {
+      key_scales.push_back(h % 2 == 0 ? 0.01f : 0.003f);
+      value_scales.push_back(h % 2 == 0 ? 0.002f : 0.02f);
+    }
+  }
+
+  // An element of a head as the cache keeps it; scale 0: that of its largest magnitude.
+  double kept(const float* head, int64_t i, float scale) const {
+    if (!is_scaled()) return head[i];
+    const float top = cache_dtype == QR_CACHE_INT8 ? 127 : 448;
     float largest = 0;
     for (int64_t d = 0; d < shape.head_size; ++d) largest = std::max(largest, std::fabs(head[d]));
-    return largest == 0 ? 0 : std::nearbyint(head[i] * (127 / largest)) * double(largest / 127);
+    const float per_scale = scale > 0 ? 1 / scale : largest > 0 ? top / largest : 0;
+    return code(head[i] * per_scale) * double(scale > 0 ? scale : largest / top);
+  }
+
+  // What stands for a number in a cache of 8 bits.
+  double code(float x) const {
+    if (cache_dtype == QR_CACHE_INT8) return std::nearbyint(std::min(std::max(x, -128.0f), 127.0f));
+    const double bounded = std::min(std::max(double(x), -448.0), 448.0);
+    const double step = std::ldexp(1.0, bounded == 0 ? -9 : std::max(std::ilogb(bounded), -6) - 3);
+    return std::nearbyint(bounded / step) * step;
   }
 
   double naive(size_t sequence, int64_t position, int64_t head, int64_t d, float soft_cap, int64_t window) const {
@@ -107,13 +129,13 @@ struct Layer {
       const float* key = all + p * columns() + (shape.heads + kv) * n;
       const float* value = key + shape.kv_heads * n;
       double score = 0;
-      for (int64_t i = 0; i < n; ++i) score += double(query[i]) * kept(key, i);
+      for (int64_t i = 0; i < n; ++i) score += double(query[i]) * kept(key, i, key_scales.empty() ? 0 : key_scales[size_t(kv)]);
       score *= 0.2;
       if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
       if (!slopes.empty()) score -= double(slopes[size_t(head)]) * double(position - p);
       const double weight = std::exp(score);
       total += weight;
-      sum += weight * kept(value, d);
+      sum += weight * kept(value, d, value_scales.empty() ? 0 : value_scales[size_t(kv)]);
     }
     return sum / total;
   }
@@ -122,7 +144,8 @@ struct Layer {
 // Of queries, of the cache.
 const std::pair<int32_t, int32_t> kDtypes[] = {{QR_FLOAT32, QR_FLOAT32},     {QR_BFLOAT16, QR_BFLOAT16},
                                                {QR_FLOAT16, QR_FLOAT16},     {QR_FLOAT32, QR_CACHE_INT8},
-                                               {QR_BFLOAT16, QR_CACHE_INT8}, {QR_BFLOAT16, QR_FLOAT32}};
+                                               {QR_BFLOAT16, QR_CACHE_INT8}, {QR_FLOAT32, QR_CACHE_FLOAT8},
+                                               {QR_BFLOAT16, QR_CACHE_FLOAT8}, {QR_BFLOAT16, QR_FLOAT32}};
 const Shape kShapes[] = {{4, 2, 64, 32}, {2, 2, 128, 16}, {6, 1, 24, 8}, {2, 1, 80, 48}, {40, 1, 16, 5}};
 
 }  // namespace
@@ -133,6 +156,7 @@ TEST(attention_matches_naive_loops) {
       for (auto [soft_cap, window] : {std::pair<float, int64_t>{0.0f, 0}, {3.0f, 0}, {0.0f, 19}}) {
         if (!runs_case(7)) continue;
         Layer layer(shape, dtype, cache_dtype, {1, 45, 300});
+        if (layer.is_scaled() && soft_cap > 0) layer.add_scales();
         std::vector<float> out = layer.attend({{0, 0, 1}, {1, 0, 45}, {2, 0, 300}}, soft_cap, window);
         const int64_t width = shape.heads * shape.head_size;
         for (auto [sequence, position, row] :

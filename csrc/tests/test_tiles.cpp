@@ -142,7 +142,7 @@ TEST(attention_reads_and_writes_tiles) {
     auto rope = [&](Numbers& out, const Numbers& in, int32_t dtype, char* to) {
       return qr_rope_and_cache(out.data(), in.data(), dtype, positions.data(), cos_sin.data(), nullptr, nullptr, to,
                                QR_BFLOAT16, blocks, block_size, page, slots.data(), tokens, heads, kv_heads, head, head,
-                               0, 1e-6f);
+                               0, 1e-6f, nullptr, nullptr);
     };
     CHECK(rope(want_query, qkv, QR_BFLOAT16, want_cache) == QR_OK);
     CHECK(rope(query, other, QR_BFLOAT16_TILES, cache) == (head % 32 == 0 ? QR_OK : QR_EINVAL));

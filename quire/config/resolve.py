@@ -36,6 +36,7 @@ from quire.config.memory.plan import (
     plan_memory,
     requests_bytes,
 )
+from quire.config.quantized.kv_cache import takes_scales
 from quire.config.quantized.resolve import ROUNDING, resolve_quantization
 from quire.errors import ConfigError, InvalidParameter, shown
 from quire.messages.kv import DTYPE_BYTES, KVLayout
@@ -84,9 +85,7 @@ def resolve(
     """
     choices = _Choices()
     dtype = _resolve_dtype(args, arch, choices)
-    kv_cache_dtype = choices.pick(
-        "kv_cache_dtype", None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype, dtype, "the model's"
-    )
+    kv_cache_dtype = _resolve_kv_cache_dtype(args, arch, dtype, choices)
     scheduler = _resolve_scheduler(args, capabilities, choices)
     given = None if args.structured_outputs_backend == "auto" else args.structured_outputs_backend
     library = choices.pick("structured_outputs_backend", given, "guidance", "the only one")
@@ -189,6 +188,25 @@ def _resolve_dtype(args: EngineArgs, arch: ModelArch, choices: _Choices) -> str:
             f"the checkpoint's dtype {dtype!r} is not supported; pass dtype= one of {', '.join(DTYPE_BYTES)}"
         )
     return dtype
+
+
+def _resolve_kv_cache_dtype(args: EngineArgs, arch: ModelArch, dtype: str, choices: _Choices) -> str:
+    """auto is what the checkpoint was calibrated for (as with vLLM), or the model's dtype."""
+    stored = arch.quantization.kv_cache if arch.quantization is not None else None
+    if args.kv_cache_dtype != "auto":
+        is_other = stored is not None and stored.has_scales and not takes_scales(stored, args.kv_cache_dtype)
+        reason = "given; the checkpoint's scales, of another type, are not used" if is_other else "given"
+        choices.made["kv_cache_dtype"] = Choice(args.kv_cache_dtype, reason)
+        return args.kv_cache_dtype
+    if stored is not None and stored.dtype is None:
+        raise ConfigError(
+            f"{arch.source}: kv_cache_scheme is {stored.scheme}; quire has symmetric schemes of 8 bits, int or float, "
+            f"with a scale for each tensor or head. Pass --kv-cache-dtype {dtype}, or fp8, which scales each token."
+        )
+    default, reason = (
+        (dtype, "the model's") if stored is None else (stored.dtype, "as kv_cache_scheme of config.json says")
+    )
+    return str(choices.pick("kv_cache_dtype", None, default, reason))
 
 
 def _resolve_scheduler(args: EngineArgs, machine: Capabilities, choices: _Choices) -> SchedulerConfig:

@@ -189,10 +189,11 @@ def _report(config: QuireConfig, ledger: Ledger) -> None:
         counted(device.num_threads, "thread"),
     )
     log.info(
-        "memory plan %s; kv cache %s in %s",
+        "memory plan %s; kv cache %s in %s%s",
         ", ".join(f"{name} {gib(size)}" for name, size in config.memory_plan.items()),
         cache.capacity,
         counted(cache.num_blocks, "block"),
+        "" if cache.num_sequences else f", {cache.dtype} ({config.choices['kv_cache_dtype'].reason})",
     )
     if device.ops == "reference":
         log.warning("reference ops: %s", config.choices["ops"].reason)

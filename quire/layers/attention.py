@@ -43,9 +43,11 @@ class Attention:
         query_scales: Tensor | None = None,
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> None:
         """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D] multiplies rotated queries,
-        query_scales [P] those at each position. Attention in chunks has no window, no soft cap, slopes or sinks.
+        query_scales [P] those at each position; kv_scales [2, K] are of a KV cache of 8 bits. Attention in chunks has
+        no window, no soft cap, slopes or sinks.
         """
         self.ops = ops
         self.index = index
@@ -61,12 +63,21 @@ class Attention:
         self.query_scales = query_scales
         self.slopes = slopes
         self.sinks = sinks
+        self.kv_scales = kv_scales
 
     def __call__(self, qkv: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: qkv [T, (H + 2K) * D] -> [T, H * D]. Mutates: this layer's cache."""
         kv_cache, group = ctx.kv_caches[self.index], ctx.groups[ctx.group_of_layer[self.index]]
         query = self.ops.rope_and_cache(
-            qkv, ctx.positions, self.cos_sin, self.q_norm, self.k_norm, kv_cache, group.slot_mapping, self.spec
+            qkv,
+            ctx.positions,
+            self.cos_sin,
+            self.q_norm,
+            self.k_norm,
+            kv_cache,
+            group.slot_mapping,
+            self.spec,
+            self.kv_scales,
         )
         if self.query_weight is not None:
             self.ops.scale_heads(query, self.query_weight)

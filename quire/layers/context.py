@@ -33,6 +33,8 @@ class LayerContext:
     """How the checkpoint has its weights quantised."""
     scheme: WeightScheme = STORED
     """How linear weights are kept."""
+    has_kv_scales: bool = False
+    """Whether the KV cache takes the checkpoint's scales, where there are some."""
     name: str = ""
     """The layer's dotted name, as in the checkpoint."""
 

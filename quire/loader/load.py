@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from quire.config.arch import ModelArch
+from quire.config.quantized.kv_cache import PAIRS, takes_scales
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.quantization.schemes import DENSE, SCHEMES
@@ -37,15 +38,16 @@ def load_model(
     seed: int = 0,
     quantization: str | None = None,
     dequantize: bool = False,
+    kv_cache_dtype: str = "auto",
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Build the model with its weights, converted to `dtype` slice by slice. Nothing in the directory is executed.
 
     `progress` hears (bytes read, bytes in all). `quantization` names a scheme of `layers.quantization.schemes`, and
-    `dequantize` asks for plain weights of a checkpoint that has them quantised. load_format
-    "dummy" makes weights up from `seed` and reads no file. `num_threads` are torch's, for a model that transformers
-    builds.
+    `dequantize` asks for plain weights of a checkpoint that has them quantised. Scales of keys and values are read if
+    `kv_cache_dtype` is the type that they are for. load_format "dummy" makes weights up from `seed` and reads no file.
+    `num_threads` are torch's, for a model that transformers builds.
     Raises: ConfigError for an architecture or option that is not supported, CheckpointError listing what is wrong with
     the files.
     """
@@ -73,6 +75,7 @@ def load_model(
         max_model_len=max_model_len,
         quantization=arch.quantization,
         scheme=DENSE if dequantize else SCHEMES[quantization],
+        has_kv_scales=takes_scales(arch.quantization.kv_cache if arch.quantization else None, kv_cache_dtype),
     )
     if load_format == "dummy" and arch.quantization is not None:
         raise ConfigError(
@@ -88,7 +91,7 @@ def _load_checkpoint(
     path: Path,
     arch: ModelArch,
     model_class: ModelClass,
-    context: Callable[..., LayerContext],
+    context: partial[LayerContext],
     progress: Callable[[int, int], None] | None,
 ) -> Model:
     """Build the model against the headers first, then with its weights."""
@@ -96,5 +99,18 @@ def _load_checkpoint(
     headers = HeaderReader(checkpoint, weight_map, unread=unread_parts(arch))
     model_class(arch, context(weights=headers))
     headers.raise_problems()
+    _tell_scales(arch, context, headers)
     reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)
     return model_class(arch, context(weights=reader))
+
+
+def _tell_scales(arch: ModelArch, context: partial[LayerContext], headers: HeaderReader) -> None:
+    """Log how a KV cache of 8 bits is scaled, where the checkpoint has, or should have, scales for it."""
+    if not context.keywords["has_kv_scales"]:
+        return
+    keys = tuple(f".{key}" for key, _ in PAIRS)
+    count, layers = sum(name.endswith(keys) for name in headers.used), len(arch.attentions)
+    if count:
+        log.info("keys and values are scaled as the checkpoint says layers=%d of=%d", count, layers)
+    elif arch.quantization is not None and arch.quantization.kv_cache is not None:
+        log.warning("kv_cache_scheme promises scales that the checkpoint lacks; each token's key and value has its own")

@@ -23,7 +23,7 @@ IMAGES = re.compile(
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
-        "scales of activations, keys and values, which quire computes for each token": ACTIVATION_SCALES,
+        "scales of activations, keys and values, in whose place each token has its own": ACTIVATION_SCALES,
         "parts for images and sounds, which quire does not read": IMAGES,
         "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
         "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),

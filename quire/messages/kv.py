@@ -28,7 +28,7 @@ class PageSpec:
     num_kv_heads: int
     head_size: int
     dtype: str
-    """bfloat16, float16, float32, or int8 with a float32 scale for each token, head, and of keys and values."""
+    """bfloat16, float16, float32, or one of `SCALED_DTYPES`."""
     block_size: int
     """Tokens per block."""
     slot_multiple: int = 1
@@ -37,7 +37,7 @@ class PageSpec:
     @property
     def num_elements(self) -> int:
         """Elements of one head's keys (or values) in a block, padding included; a multiple of `block_size`."""
-        slot = self.head_size + (4 if self.dtype == "int8" else 0)
+        slot = self.head_size + (4 if self.dtype in SCALED_DTYPES else 0)
         num_slots = round_up(self.block_size, self.slot_multiple)
         if num_slots == self.block_size:
             return num_slots * slot
@@ -244,3 +244,5 @@ def _layers_per_group(counts: Sequence[int]) -> int:
 SLOT_MULTIPLES = {"reference": 1, "cpu": 16, "triton": 1}
 """By implementation of the ops: the native kernels read keys in tiles of 16 tokens (`csrc/cpu/kernels/cache.h`)."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SCALED_DTYPES = ("int8", "fp8")
+"""Of 8 bits, with a float32 scale for each token, head, and of keys and values."""

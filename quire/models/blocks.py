@@ -33,6 +33,7 @@ from quire.layers.experts import MixtureOfExperts
 from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
+from quire.layers.quantization.kv_scales import read_kv_scales
 from quire.layers.quantization.schemes import plain
 from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
 from quire.layers.rotary import rotary_table
@@ -211,6 +212,7 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
         chunk_size=_chunk_size(mixer, ctx.max_model_len),
         soft_cap=arch.attn_soft_cap,
         slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes, device=ctx.ops.device),
+        kv_scales=read_kv_scales(ctx, arch.num_kv_heads),
         sinks=ctx.tensor(arch.family.names.sinks, (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
     )
 

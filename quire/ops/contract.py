@@ -409,18 +409,24 @@ class Ops:
         kv_cache: Tensor,
         slot_mapping: Tensor,
         spec: RopeAndCacheSpec,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """Each token's query, after splitting QKV, normalising heads (RMS, optional), rotating, and writing the cache.
 
+        scales are for caches of 8 bits: what keys and values of each kv head are divided by, instead of each token's
+        own; quotients too large for the type become its largest.
+
         Shapes: qkv [T, (H + 2K) * D], positions [T] int64, cos_sin [max_position, rotary_dim] float32 (cosines of the
         rotary_dim/2 frequencies, then their sines), q_norm and k_norm [D] float32, slot_mapping [T] int64 (block * S +
-        slot) -> query [T, H, D]. Without cos_sin nothing is rotated. Where `spec` has no KV heads, nothing is
-        written.
+        slot), scales [2 (keys, values), K] float32 -> query [T, H, D]. Without cos_sin nothing is rotated.
+        Where `spec` has no KV heads, nothing is written.
         Mutates: kv_cache, at the slots named.
         """
         return cast(
             "Tensor",
-            self._table["rope_and_cache"](qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec),
+            self._table["rope_and_cache"](
+                qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec, scales
+            ),
         )
 
     def latent_qkv(
@@ -452,8 +458,8 @@ class Ops:
         """Uninitialised keys and values of one layer in the implementation's layout; dimension 1 is the block.
 
         The reference layout is [2, B, K, S, D]: one head's page is contiguous. Memory is committed when first written.
-        dtype may differ from the model's. int8 keeps each token's key and value of each kv head as integers -127..127
-        times a float32 scale, its largest magnitude over 127; a page holds its scales.
+        dtype may differ from the model's. int8 and float8_e4m3fn keep each token's key and value of each kv head as
+        numbers of 8 bits times a float32 scale, the head's largest magnitude over 127 or 448; a page holds its scales.
         """
         return cast(
             "Tensor",

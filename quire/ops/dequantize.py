@@ -38,6 +38,16 @@ def with_integer_levels(rows: QuantizedRows) -> QuantizedRows:
     return replace(rows, levels=tuple(round(level / unit) for level in rows.levels), scales=rows.scales * unit)
 
 
+def with_integers(rows: QuantizedRows) -> QuantizedRows:
+    """8-bit floats as integers: the nearest 127ths of the largest of each group."""
+    groups, size = rows.scales.shape[1], rows.group_size
+    numbers = torch.nn.functional.pad(rows.values.to(torch.float32), (0, groups * size - rows.shape[1]))
+    numbers = numbers.view(-1, groups, size)
+    units = numbers.abs().amax(2) / 127
+    integers = torch.where(units.unsqueeze(2) > 0, numbers / units.unsqueeze(2), 0).round_().to(torch.int8)
+    return replace(rows, values=integers.flatten(1)[:, : rows.shape[1]].contiguous(), scales=rows.scales * units)
+
+
 def _by_column(rows: QuantizedRows, of_groups: Tensor) -> Tensor:
     """A group's number for each of its columns. Shapes: of_groups [N, M / G] -> [N, M] float32."""
     _, columns = rows.shape

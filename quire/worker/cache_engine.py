@@ -36,7 +36,7 @@ def allocate_parts(ops: Ops, layout: KVLayout, num_blocks: int) -> list[Tensor]:
             block_size=page.block_size,
             num_kv_heads=page.num_kv_heads,
             head_size=page.head_size,
-            dtype=getattr(torch, page.dtype),
+            dtype=torch.float8_e4m3fn if page.dtype == "fp8" else getattr(torch, page.dtype),
         )
         for _ in range(layout.layers_per_page)
     ]

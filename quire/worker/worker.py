@@ -47,6 +47,7 @@ class Worker:
                 seed=model_config.seed,
                 quantization=config.quant_config.method,
                 dequantize=config.quant_config.dequantize,
+                kv_cache_dtype=cache_config.dtype,
                 num_threads=num_threads,
                 progress=progress,
             )

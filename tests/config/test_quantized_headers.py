@@ -34,6 +34,10 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, 
             "g_idx": ("I32", (128,)),
         },
     ),
+    "gptq of 3 bits": (
+        {"quant_method": "gptq", "bits": 3, "sym": False},
+        {"qweight": ("I32", (12, 64)), "qzeros": ("I32", (4, 6)), "scales": ("F16", (4, 64))},
+    ),
     "awq": (
         {"quant_method": "awq", "bits": 4},
         {"qweight": ("I32", (128, 8)), "qzeros": ("I32", (4, 8)), "scales": ("F16", (4, 64))},
@@ -145,7 +149,8 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"quant_method": "gptq", "bits": 3}, "bits is 3; quire reads 4 or 8 or 2"),
+        ({"quant_method": "awq", "bits": 3}, "bits is 3; quire reads 4 or 8"),
+        ({"quant_method": "gptq", "bits": 5}, "bits is 5; quire reads 4 or 8 or 3 or 2"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({"quant_method": "gptq", "desc_act": "no"}, "desc_act is 'no'; quire reads true or false"),
         ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'"),

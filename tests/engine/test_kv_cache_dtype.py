@@ -1,4 +1,4 @@
-"""An int8 KV cache: how much the embedded model's predictions change, and that requests still ignore each other."""
+"""KV caches of 8 bits: how much the embedded model's predictions change, and that requests still ignore each other."""
 
 from __future__ import annotations
 
@@ -14,16 +14,26 @@ from tests.engine.test_quantization import perplexity
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
 
 
-def test_perplexity_hardly_grows(tiny_llm: LLM) -> None:
-    with LLM(kv_cache_dtype="int8") as llm:
-        assert perplexity(llm) / perplexity(tiny_llm) < 1.01
+@pytest.mark.parametrize(("kv_cache_dtype", "limit"), [("int8", 1.01), ("fp8", 1.02)])
+def test_perplexity_hardly_grows(kv_cache_dtype: str, limit: float, tiny_llm: LLM) -> None:
+    with LLM(kv_cache_dtype=kv_cache_dtype) as llm:
+        assert perplexity(llm) / perplexity(tiny_llm) < limit
 
 
 @pytest.mark.parametrize("ops", available_ops())
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3_text", "minicpm3", "bloom", "granite_swa"])
-def test_a_request_does_not_notice_how_it_is_run(family: str, ops: str, checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize(
+    ("family", "kv_cache_dtype"),
+    [
+        *((family, "int8") for family in ("qwen3", "gemma2", "gemma3_text", "minicpm3", "bloom", "granite_swa")),
+        *((family, "fp8") for family in ("gemma2", "minicpm3", "granite_swa")),
+    ],
+)
+def test_a_request_does_not_notice_how_it_is_run(
+    family: str, kv_cache_dtype: str, ops: str, checkpoint: Checkpoint
+) -> None:
     directory, given = str(checkpoint(family)), prompts_for(ops)
-    options: dict[str, Any] = {"ops": ops, "dtype": "bfloat16", "kv_cache_dtype": "int8", "max_model_len": 128}
+    kinds = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype}
+    options: dict[str, Any] = {"ops": ops, "max_model_len": 128, **kinds}
     with LLM(directory, **options) as llm:
         alone = bits([llm.generate([prompt], GREEDY)[0] for prompt in given])
         llm.reset_prefix_cache()
@@ -49,8 +59,9 @@ def test_the_number_of_threads_changes_no_bit(family: str, checkpoint: Checkpoin
 
 def test_the_plan_counts_the_scales(checkpoint: Checkpoint) -> None:
     plans = {}
-    for kv_cache_dtype in ("float32", "bfloat16", "int8"):
+    for kv_cache_dtype in ("float32", "bfloat16", "int8", "fp8"):
         with LLM(str(checkpoint("qwen3")), kv_cache_dtype=kv_cache_dtype, num_gpu_blocks_override=64) as llm:
             plans[kv_cache_dtype] = llm.engine.config.memory_plan["kv_cache"]
     assert plans["float32"] == 2 * plans["bfloat16"]
+    assert plans["int8"] == plans["fp8"]
     assert plans["int8"] / plans["bfloat16"] == (32 + 4) / (32 * 2)

@@ -32,6 +32,7 @@ OPTIONS: dict[str, Any] = {
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {}, {}),
     "int8 keys and values": ("llama", {}, {"kv_cache_dtype": "int8"}),
+    "fp8 keys and values": ("llama", {}, {"kv_cache_dtype": "fp8"}),
     "bfloat16": ("qwen3", {}, {"dtype": "bfloat16"}),
     **{name: (family, overrides, {}) for name, (family, overrides) in MODELS.items()},
 }

@@ -233,7 +233,8 @@ def broken() -> Iterator[tuple[str, QuantizedRows]]:
     yield "does not have", replace(rows, values=rows.values - 26, bits=6)
     yield "does not have", replace(rows, values=rows.values, levels=LEVELS)
     yield "no product", replace(rows, group_size=24, scales=torch.ones(8, 3))
-    yield "no product", replace(rows, values=rows.values.to(torch.float8_e4m3fn), group_size=32)
+    floats = rows.values.to(torch.float8_e4m3fn)
+    yield "no product", replace(rows, values=floats, group_size=24, scales=torch.ones(8, 3))
     nan = torch.full((8, 64), 127, dtype=torch.int8).view(torch.float8_e4m3fn)
     yield "does not have", replace(rows, values=nan, bits=8, group_size=64, scales=torch.ones(8, 1))
 

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from quire.ops.operands import AttentionMetadata, RopeAndCacheSpec
-from quire.ops.reference.cache import dequantize, quantize
+from quire.ops.reference.cache import TOPS, dequantize, quantize
 from tests.ops.implementations import ops, rand
+
+
+def spoil(cache: Tensor, blocks: slice | Tensor = slice(None)) -> None:
+    """Fill blocks with what must not be read: NaN, and so are the scales of 8 bits."""
+    part = cache.view(torch.int8) if cache.dtype in TOPS else cache
+    part[:, blocks] = -1 if cache.dtype in TOPS else float("nan")
 
 
 @dataclass
@@ -22,6 +28,8 @@ class Pages:
     qkv: list[Tensor]
     cache: Tensor
     tables: Tensor
+    scales: Tensor | None = None
+    """Of a cache of 8 bits, [2, K]; each token has its own where there are none."""
 
     @classmethod
     def of(
@@ -47,8 +55,7 @@ class Pages:
             head_size=head_size,
             dtype=cache_dtype or dtype,
         )
-        # what nobody wrote must not be read: NaN, and so are the scales of int8
-        cache.fill_(-1 if cache_dtype == torch.int8 else float("nan"))
+        spoil(cache)
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         tables = order[: width * len(seq_lens)].view(len(seq_lens), width).int()
         width = (heads + 2 * kv_heads) * head_size
@@ -77,7 +84,7 @@ class Pages:
             ]
         )
         qkv = torch.cat([self.qkv[row][start:stop] for row, start, stop in work])
-        query = table["rope_and_cache"](qkv, positions, None, None, None, self.cache, slots, self.spec)
+        query = table["rope_and_cache"](qkv, positions, None, None, None, self.cache, slots, self.spec, self.scales)
         counts = [stop - start for _, start, stop in work]
         metadata = AttentionMetadata(
             query_start=torch.tensor([0, *counts]).cumsum(0).int(),
@@ -100,6 +107,11 @@ class Pages:
         )
         return list(out.split(counts))
 
+    def _kept(self, rows: Tensor, scales: Tensor | None) -> Tensor:
+        """Keys or values [K, T, D] as a cache of 8 bits has them."""
+        kept = quantize(rows.transpose(0, 1).float(), self.cache.dtype, scales)
+        return dequantize(kept).double().transpose(0, 1)
+
     def naive(
         self,
         row: int,
@@ -118,8 +130,9 @@ class Pages:
         query = heads[: spec.num_heads]
         key = heads[spec.num_heads : -spec.num_kv_heads].repeat_interleave(groups, 0)
         value = heads[-spec.num_kv_heads :].repeat_interleave(groups, 0)
-        if self.cache.dtype == torch.int8:
-            key, value = dequantize(quantize(key.float())).double(), dequantize(quantize(value.float())).double()
+        if self.cache.dtype in TOPS:
+            given = (None, None) if self.scales is None else self.scales.repeat_interleave(groups, 1)
+            key, value = (self._kept(rows, scales) for rows, scales in zip((key, value), given, strict=True))
         scores = query @ key.transpose(1, 2) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)

@@ -7,7 +7,7 @@ import torch
 
 from quire.errors import ConfigError
 from tests.ops.implementations import assert_close, implementations_of, torch_threads
-from tests.ops.pages import Pages
+from tests.ops.pages import Pages, spoil
 
 DTYPES = [
     (torch.float32, torch.float32),
@@ -15,6 +15,7 @@ DTYPES = [
     (torch.float16, torch.float16),
     (torch.float32, torch.int8),
     (torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.float8_e4m3fn),
     (torch.bfloat16, torch.float32),
 ]
 """Of the model, of the cache."""
@@ -52,7 +53,7 @@ def test_attention_is_softmax_over_what_is_visible(
 @each_implementation
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 4), (8, 2), (9, 3)])
 @pytest.mark.parametrize("head_size", [16, 24, 64, 80, 128])
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_attention_takes_any_grouping_and_head_size(
     implementation: str, heads: tuple[int, int], head_size: int, cache_dtype: torch.dtype
 ) -> None:
@@ -64,7 +65,7 @@ def test_attention_takes_any_grouping_and_head_size(
 
 @each_implementation
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32, 256])
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_attention_takes_any_block_size(implementation: str, block_size: int, cache_dtype: torch.dtype) -> None:
     pages = Pages.of(implementation, [150], block_size=block_size, cache_dtype=cache_dtype)
     assert_close(pages.attend([(0, 0, 150)])[0], pages.naive(0))
@@ -155,7 +156,7 @@ def test_blocks_behind_the_window_are_not_read(
     parts, free = [], 0
     for start in range(0, length, chunk):
         for index in range(free, max(0, start - window + 1) // block_size):
-            pages.cache[:, pages.tables[0, index]] = -1 if cache_dtype == torch.int8 else float("nan")
+            spoil(pages.cache, pages.tables[0, index])
             pages.tables[0, index] = pages.tables[0, 0]
             free = index + 1
         parts.extend(pages.attend([(0, start, min(start + chunk, length))], sliding_window=window))
@@ -217,9 +218,26 @@ def test_slopes_and_sinks_change_the_softmax_and_no_bits_of_others(
     assert torch.equal(torch.cat(parts), whole[1])
 
 
-def test_an_int8_cache_takes_heads_in_fours() -> None:
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_given_scales_are_those_of_all_tokens(
+    implementation: str, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> None:
+    pages = Pages.of(implementation, [7, 40], dtype=dtype, cache_dtype=cache_dtype)
+    pages.scales = torch.tensor([[0.01, 0.002], [0.0005, 0.03]])  # some too small for the largest numbers
+    whole = pages.attend([(1, 0, 40)])[0]
+    assert_close(whole, pages.naive(1))
+    pages.qkv[0].fill_(float("nan"))
+    broken, *parts = pages.attend([(0, 0, 7), (1, 0, 33)]) + pages.attend([(1, 33, 40)])
+    assert broken.isnan().all()
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_cache_of_8_bits_takes_heads_in_fours(cache_dtype: torch.dtype) -> None:
     library = pytest.importorskip("quire.ops.cpu.library")
     if not library.available():
         pytest.skip(library.unavailable_reason())
     with pytest.raises(ConfigError, match=r"multiple of 4, not 18; use --kv-cache-dtype auto"):
-        Pages.of("cpu", [1], head_size=18, cache_dtype=torch.int8)
+        Pages.of("cpu", [1], head_size=18, cache_dtype=cache_dtype)

@@ -24,16 +24,17 @@ def test_cache_has_blocks_in_dimension_one_and_the_bytes_of_its_spec(implementat
 
 
 @each_implementation
-def test_an_int8_cache_has_a_scale_for_each_token_and_kv_head(implementation: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_cache_of_8_bits_has_a_scale_for_each_token_and_kv_head(implementation: str, dtype: torch.dtype) -> None:
     cache = ops(implementation)["allocate_kv_cache"](
-        num_blocks=6, block_size=16, num_kv_heads=2, head_size=24, dtype=torch.int8
+        num_blocks=6, block_size=16, num_kv_heads=2, head_size=24, dtype=dtype
     )
     assert cache.shape[1] == 6
     assert cache.nbytes == 6 * 2 * 16 * 2 * (24 + 4)
 
 
 @each_implementation
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_copied_blocks_serve_as_the_originals(implementation: str, cache_dtype: torch.dtype) -> None:
     pages = Pages.of(implementation, [32], cache_dtype=cache_dtype)
     pages.attend([(0, 0, 31)])

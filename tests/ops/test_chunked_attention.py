@@ -4,10 +4,15 @@ import pytest
 import torch
 
 from tests.ops.implementations import assert_close, implementations_of
-from tests.ops.pages import Pages
+from tests.ops.pages import Pages, spoil
 
 LENGTHS = [1, 48, 130, 300]
-DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.int8)]
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.float8_e4m3fn),
+]
 """Of the model, of the cache."""
 pytestmark = [
     pytest.mark.parametrize("implementation", implementations_of("chunked_attention")),
@@ -45,5 +50,5 @@ def test_blocks_before_a_chunk_are_not_read(
     pages = Pages.of(implementation, LENGTHS, dtype=dtype, cache_dtype=cache_dtype)
     expected = pages.attend([(3, 0, 300)], chunk_size=chunk_size)[0]
     unread = pages.tables[3, : 299 // chunk_size * chunk_size // pages.block_size].long()
-    pages.cache[:, unread] = -1 if cache_dtype == torch.int8 else float("nan")
+    spoil(pages.cache, unread)
     assert torch.equal(pages.attend([(3, 299, 300)], chunk_size=chunk_size)[0], expected[299:])

@@ -73,7 +73,7 @@ def _engine(rng: random.Random) -> EngineChoice:
     return EngineChoice(
         model=model,
         dtype=rng.choice(["float32", "float32", "bfloat16", "float16"]),
-        kv_cache_dtype=rng.choice(["auto"] if model in ATTENTION_FREE else ["auto", "auto", "auto", "int8"]),
+        kv_cache_dtype=rng.choice(["auto"] if model in ATTENTION_FREE else ["auto", "auto", "int8", "fp8"]),
         ops=ops,
         block_size=rng.choice([4, 4, 8, 16] if model in RECURRENT else [4, 8, 12, 16, 16, 32]),
         blocks_per_state=rng.choice([1, 1, 2]),

@@ -35,6 +35,7 @@ void fill_amx(Kernels& kernels) {
   fill_amx_quantized(kernels);
   kernels.attend_bf16[QR_BFLOAT16] = attend<AmxMath, Bf16>;
   kernels.attend_bf16[QR_CACHE_INT8] = attend<AmxInt8Math, int8_t>;
+  kernels.attend_bf16[QR_CACHE_FLOAT8] = attend<AmxMath, Float8>;
 }
 
 }  // namespace qr

@@ -16,6 +16,7 @@ void fill_neon_bf16(Kernels& kernels) {
   kernels.rope_and_cache = rope_and_cache;
   kernels.attend_bf16[QR_BFLOAT16] = attend<Bf16Math, Bf16>;
   kernels.attend_bf16[QR_CACHE_INT8] = attend<Bf16Math, int8_t>;
+  kernels.attend_bf16[QR_CACHE_FLOAT8] = attend<Bf16Math, Float8>;
 }
 
 }  // namespace qr

@@ -33,7 +33,8 @@ void fill_base(Kernels& kernels) {
   kernels.attend[QR_BFLOAT16] = attend<FloatMath<Bf16>, Bf16>;
   kernels.attend[QR_FLOAT16] = attend<FloatMath<Fp16>, Fp16>;
   kernels.attend[QR_CACHE_INT8] = attend<FloatMath<Bf16>, int8_t>;
-  for (int cache = 0; cache < 4; ++cache) kernels.attend_bf16[cache] = kernels.attend[cache];
+  kernels.attend[QR_CACHE_FLOAT8] = attend<FloatMath<Bf16>, Float8>;
+  for (int cache = 0; cache < kNumCacheTypes; ++cache) kernels.attend_bf16[cache] = kernels.attend[cache];
   kernels.merge_splits = merge_splits;
   kernels.causal_conv = causal_conv;
   kernels.mamba_derived = mamba_derived;

@@ -5,8 +5,8 @@
 //   keys, float32/float16  [P/16][D][16 slots]
 //   values, bf16           [P/2][D][2]: pairs of slots interleaved, the other operand of AMX
 //   values, others         [P][D]
-//   keys, int8             [P/16][D/4][16 slots][4], and
-//   values, int8           [P/4][D][4]: as bf16 with four in place of two, since tiles of integers take four at a time;
+//   keys, 8 bits           [P/16][D/4][16 slots][4], and
+//   values, 8 bits         [P/4][D][4]: as bf16 with four in place of two, since tiles of integers take four at a time;
 //                          then P float32, the scale of each slot. So a page is all that copying and sharing need.
 // Writing one token's key touches a cache line for each pair of elements: lines that attention is about to read.
 // Values are read in whole vectors and tiles, up to kCacheSlack bytes past a page.

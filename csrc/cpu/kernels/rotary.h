@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cache.h"
+#include "float8.h"
 #include "gemm/gemm.h"
 #include "norm.h"
 
@@ -64,16 +65,33 @@ struct Head {
   }
 };
 
-// Integers of the largest magnitude 127; gives their scale.
-float quantize_head(int8_t* out, const float* in, int64_t n) {
-  vf largest = zero();
+// Elements of 8 bits: the magnitude that a head's largest number gets, the bounds, and the nearest to a number.
+struct Int8Codes {
+  static constexpr float kTop = 127.0f, kLeast = -128.0f, kMost = 127.0f;
+  QR_INLINE int8_t nearest(float x) { return int8_t(__builtin_nearbyintf(x)); }
+};
+struct Float8Codes {
+  static constexpr float kTop = 448.0f, kLeast = -448.0f, kMost = 448.0f;
+  QR_INLINE int8_t nearest(float x) { return int8_t(to_float8(x).bits); }
+};
+
+// A head in elements of 8 bits; gives their scale: `given`, or that of its largest magnitude where it is 0.
+template <class Codes>
+float quantize_head(int8_t* out, const float* in, int64_t n, float given) {
+  vf largest = zero(), zeros = zero();
   each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    largest = max(abs(load_some(in + i, count)), largest);
+    const vf v = load_some(in + i, count);
+    largest = max(abs(v), largest);
+    zeros = fma(v, zero(), zeros);
   });
+  const float broken = qr::sum(zeros);  // NaN where a number is none, which `largest` passes over
   const float top = qr::largest(largest);
-  const float per_scale = top > 0.0f ? 127.0f / top : 0.0f;
-  for (int64_t i = 0; i < n; ++i) out[i] = int8_t(__builtin_nearbyintf(in[i] * per_scale));
-  return top / 127.0f;
+  const float per_scale = given > 0.0f ? 1.0f / given : top > 0.0f ? Codes::kTop / top : 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = in[i] * per_scale, low = x > Codes::kLeast ? x : Codes::kLeast;
+    out[i] = Codes::nearest(low < Codes::kMost ? low : Codes::kMost);
+  }
+  return (given > 0.0f ? given : top / Codes::kTop) + broken;
 }
 
 // Where consecutive tokens, of one group of slots, go in the pages of a kv head.
@@ -84,7 +102,7 @@ struct Run {
 // Rows [count][n] of keys. The tokens of a group share cache lines: they are written together.
 template <class T>
 void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
-  constexpr int64_t kTogether = std::is_same<T, int8_t>::value ? 4 : std::is_same<T, Bf16>::value ? 2 : 1;
+  constexpr int64_t kTogether = sizeof(T) == 1 ? 4 : std::is_same<T, Bf16>::value ? 2 : 1;
   constexpr int64_t kBytes = kTogether * sizeof(T);
   const int64_t n = args.layout.head_size, count = run.count;
   T* out = static_cast<T*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup +
@@ -142,8 +160,8 @@ void prefetch_run(const RopeArgs& args, const Run& run) {
   }
 }
 
-// The tokens of a run, from `begin` on: queries to query, keys and values to the cache.
-template <class T, class Stored>
+// The tokens of a run, from `begin` on: queries to query, keys and values to the cache, as Codes where it has scales.
+template <class T, class Stored, class Codes = void>
 void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
   const int64_t n = args.layout.head_size, kv_heads = args.layout.kv_heads, heads = args.heads;
   const auto* qkv = static_cast<const T*>(args.qkv);
@@ -161,11 +179,11 @@ void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
     }
     return Head<T>{in, n, norm, cos_sin, args.rotary_dim, args.interleaved, args.eps};
   };
-  auto keep = [&](int64_t t, int64_t page, const Head<T>& head) __attribute__((always_inline)) {
-    if constexpr (std::is_same<Stored, int8_t>::value) {
+  auto keep = [&](int64_t t, int64_t page, const Head<T>& head, const float* given) __attribute__((always_inline)) {
+    if constexpr (!std::is_void<Codes>::value) {
       alignas(64) float floats[kMaxHead];
       head.write(floats);
-      const float scale = quantize_head(rows + t * n, floats, n);
+      const float scale = quantize_head<Codes>(rows + t * n, floats, n, given == nullptr ? 0.0f : *given);
       char* scales = static_cast<char*>(args.cache) + page + padded_slots(args.layout) * n;
       std::memcpy(scales + (run.slot + t) * 4, &scale, 4);
     } else {
@@ -175,12 +193,15 @@ void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
   for (int64_t t = 0; t < run.count; ++t)
     for (int64_t h = 0; h < heads; ++h)
       head_at(begin + t, h, args.q_norm, true).write(static_cast<T*>(args.query) + ((begin + t) * heads + h) * n);
+  const auto scale_of = [](const float* scales, int64_t h) { return scales == nullptr ? nullptr : scales + h; };
   for (int64_t h = 0; h < kv_heads; ++h) {
+    const float *key_scale = scale_of(args.key_scales, h), *value_scale = scale_of(args.value_scales, h);
     for (int64_t t = 0; t < run.count; ++t)
-      keep(t, key_page(args.layout, run.block, h), head_at(begin + t, heads + h, args.k_norm, true));
+      keep(t, key_page(args.layout, run.block, h), head_at(begin + t, heads + h, args.k_norm, true), key_scale);
     write_keys(args, run, h, rows);
     for (int64_t t = 0; t < run.count; ++t)
-      keep(t, value_page(args.layout, run.block, h), head_at(begin + t, heads + kv_heads + h, nullptr, false));
+      keep(t, value_page(args.layout, run.block, h), head_at(begin + t, heads + kv_heads + h, nullptr, false),
+           value_scale);
     write_values(args, run, h, rows);
   }
 }
@@ -202,8 +223,10 @@ void rope_tokens(const RopeArgs& args, int64_t begin, int64_t end) {
       rope_run<T, Bf16>(args, token, run);
     else if (args.layout.dtype == QR_FLOAT16)
       rope_run<T, Fp16>(args, token, run);
+    else if (args.layout.dtype == QR_CACHE_INT8)
+      rope_run<T, int8_t, Int8Codes>(args, token, run);
     else
-      rope_run<T, int8_t>(args, token, run);
+      rope_run<T, int8_t, Float8Codes>(args, token, run);
     token += run.count;
   }
 }

@@ -249,8 +249,9 @@ def _seats(answer: Answer) -> str:
 
 def _purpose(name: str, config: QuireConfig) -> str:
     step, cache = config.scheduler_config, config.cache_config
+    kind = f"{cache.dtype}, {config.choices['kv_cache_dtype'].reason}"
     return PURPOSES[name].format(
-        kept=cache.capacity if cache.num_sequences else f"keys and values of {cache.capacity}",
+        kept=cache.capacity if cache.num_sequences else f"keys and values of {cache.capacity} ({kind})",
         ram=f"{cache.num_ram_slots:,}",
         step=f"{step.max_num_batched_tokens:,}",
         seqs=step.max_num_seqs,

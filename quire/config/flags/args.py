@@ -26,7 +26,7 @@ DEFAULT_PRIORITY_AGEING_S = 60
 _ROUNDED = (
     "such checkpoints are not read. Give the original model, and int8 or int4 to round its weights while they are read."
 )
-_NO_FP8 = "this build computes on CPUs, which have no 8-bit floats. Use bfloat16; int8 where memory is short."
+_NO_FP8 = "nothing is computed in 8-bit floats. Use bfloat16; --kv-cache-dtype fp8 where memory is short."
 _ONE_LIBRARY = "llguidance keeps the form of outputs. Use guidance."
 _NO_XGRAMMAR = (
     "it takes schemas that its outputs then break (allOf, ipv4, pattern with maxLength, enum with a type), has no "
@@ -135,10 +135,11 @@ class EngineArgs:
     )
     kv_cache_dtype: str = knob(
         "auto",
-        "Type of cached keys and values; auto takes the model's, int8 halves a 16-bit one and adds a scale per token.",
-        choices=("auto", "float32", "bfloat16", "float16", "int8"),
-        spellings={"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"},
-        refusals=dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), _NO_FP8),
+        "Type of cached keys and values; auto takes the model's, or that of the checkpoint's kv_cache_scheme. int8 and "
+        "fp8 (e4m3) halve a 16-bit one and add a scale per token.",
+        choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8"),
+        spellings={"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8_e4m3": "fp8"},
+        refusals=dict.fromkeys(("fp8_e5m2", "fp8_inc"), "8-bit floats of the KV cache are e4m3. Use fp8."),
     )
     block_size: int | None = knob(None, "Tokens per KV block; what the ops prefer when left out (32 on CPUs).", least=1)
     gpu_memory_utilization: float | None = knob(

@@ -46,7 +46,8 @@ class EngineOptions(TypedDict, total=False):
     state_checkpoint_stride: int | None
     """Tokens between the states of recurrent layers that are cached for equal prefixes."""
     kv_cache_dtype: str
-    """Type of cached keys and values; auto takes the model's, int8 halves a 16-bit one and adds a scale per token."""
+    """Type of cached keys and values; auto takes the model's, or that of the checkpoint's kv_cache_scheme. int8 and fp8
+    (e4m3) halve a 16-bit one and add a scale per token."""
     block_size: int | None
     """Tokens per KV block."""
     gpu_memory_utilization: float | None

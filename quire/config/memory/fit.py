@@ -17,6 +17,7 @@ from quire.config.flags.args import EngineArgs
 from quire.config.memory.plan import allowed_bytes
 from quire.config.resolve import resolve
 from quire.errors import ConfigError
+from quire.messages.kv import SCALED_DTYPES
 
 UNLIMITED = 1 << 120
 """Bytes: more than the most blocks of the largest size take."""
@@ -229,7 +230,7 @@ def _of_numbers(machine: Machine, args: EngineArgs) -> Iterator[Change]:
     dtype = args.dtype if args.dtype != "auto" else machine.arch.dtype
     half = {"dtype": "bfloat16"} if dtype in ("float32", "float") else {}
     head_size = machine.arch.head_size
-    rounds_cache = args.kv_cache_dtype != "int8" and head_size > 0 and head_size % 4 == 0
+    rounds_cache = args.kv_cache_dtype not in SCALED_DTYPES and head_size > 0 and head_size % 4 == 0
     cache = {"kv_cache_dtype": "int8"} if rounds_cache else {}
     if half:
         yield Change(options=half, cost="weights and activations are rounded to 16 bits")

@@ -97,12 +97,15 @@ def native_format(
 ) -> WeightFormat | None:
     """The format that the native kernels keep such a weight in; None where they have none.
 
-    A group may become several smaller ones with the same scale. bits, group_size: as in `ops.operands.QuantizedRows`.
+    A group may become several smaller ones with the same scale. 8-bit floats in small groups become integers.
+    bits, group_size: as in `ops.operands.QuantizedRows`.
     """
     has_row_scale = group_size >= in_features
     shift = Shift.ZERO_POINTS if has_zero_points else Shift.OFFSETS if has_offsets else Shift.NONE
-    if is_float8:
-        return _float8(has_row_scale, group_size) if shift is Shift.NONE and not has_levels else None
+    if is_float8 and (shift is not Shift.NONE or has_levels):
+        return None
+    if is_float8 and (has_row_scale or group_size % FLOAT8_GROUP == 0):
+        return WeightFormat(codes=Codes.FLOAT8, group=0 if has_row_scale else FLOAT8_GROUP)
     if not 1 <= bits <= 8 or (has_levels and bits > 4) or (has_zero_points and (has_offsets or has_levels)):
         return None
     codes = Codes.LEVELS if has_levels else INTEGERS.get(max(4, bits), Codes.INT8)
@@ -113,12 +116,6 @@ def native_format(
     if group is None and has_row_scale:
         group = groups[0]
     return None if group is None else WeightFormat(codes=codes, group=group, shift=shift)
-
-
-def _float8(has_row_scale: bool, group_size: int) -> WeightFormat | None:
-    if has_row_scale:
-        return WeightFormat(codes=Codes.FLOAT8, group=0)
-    return WeightFormat(codes=Codes.FLOAT8, group=FLOAT8_GROUP) if group_size % FLOAT8_GROUP == 0 else None
 
 
 def parse(name: str) -> WeightFormat | None:

@@ -8,11 +8,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from quire.config.quantized.find import FINDERS, Hints
+from quire.config.quantized.kv_cache import StoredKVCache, read_kv_cache_scheme
 from quire.config.quantized.stored import Headers, Packing, StoredFormat
 from quire.errors import ConfigError, shown
-from quire.log import get_logger
-
-log = get_logger(__name__)
 
 MAX_GROUPS = 64
 """Entries of config_groups."""
@@ -27,6 +25,8 @@ class StoredQuantization:
     packings: tuple[Packing, ...]
     """What a weight may be packed as, in the order in which its tensors are looked for."""
     hints: Hints = Hints()
+    kv_cache: StoredKVCache | None = None
+    """What the KV cache was calibrated for, where config.json says so."""
 
     def find(self, name: str, headers: Headers) -> StoredFormat | None:
         """How this weight is stored; None for one that is not quantised.
@@ -91,7 +91,7 @@ class _Keys:
 
 
 def _gptq(keys: _Keys) -> StoredQuantization:
-    keys.check_bits("bits", (4, 8, 2))
+    keys.check_bits("bits", (4, 8, 3, 2))
     version = keys.text("checkpoint_format", _GPTQ_VERSIONS, "gptq")
     hints = Hints(
         is_symmetric=keys.flag("sym", default=True),
@@ -135,14 +135,18 @@ def _compressed_tensors(keys: _Keys) -> StoredQuantization:
     if sparsity and not (isinstance(sparsity, Mapping) and sparsity.get("format") in (None, "dense")):
         keys.refuse("sparsity_config", "weights that are not sparse")
     groups = keys.given.get("config_groups")
-    if not isinstance(groups, Mapping) or not 0 < len(groups) <= MAX_GROUPS:
+    kv_cache = keys.given.get("kv_cache_scheme")
+    if not isinstance(groups, Mapping) or not (0 if kv_cache else 1) <= len(groups) <= MAX_GROUPS:
         keys.refuse("config_groups", f"an object of 1 to {MAX_GROUPS} groups")
-    if keys.given.get("kv_cache_scheme"):
-        log.info("scales of keys and values are not used: the KV cache scales each head's own")
+    if kv_cache is not None and not isinstance(kv_cache, Mapping):
+        keys.refuse("kv_cache_scheme", "an object")
     schemes = [scheme for group in groups.values() if (scheme := _weights_of(keys, group)) is not None]
     packings = (Packing.PACKED, Packing.INT8, Packing.FLOAT8, Packing.FLOAT4)
     return StoredQuantization(
-        method="compressed-tensors", packings=packings, hints=Hints(schemes=tuple(dict.fromkeys(schemes)))
+        method="compressed-tensors",
+        packings=packings,
+        hints=Hints(schemes=tuple(dict.fromkeys(schemes))),
+        kv_cache=read_kv_cache_scheme(kv_cache) if kv_cache else None,
     )
 
 

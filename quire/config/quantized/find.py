@@ -61,7 +61,7 @@ def find_gptq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
         return None
     words, scales, zeros = (_header(name, tensors, role, headers, 2) for role in ("qweight", "scales", "qzeros"))
     rows, groups = scales.shape[1], scales.shape[0]
-    bits = _bits(name, zeros.shape[1], rows)
+    bits = _bits(name, zeros.shape[1], rows, known=(2, 3, 4, 8))
     columns = words.shape[0] * WORD_BITS // bits
     if words.shape != (columns * bits // WORD_BITS, rows) or zeros.shape[0] != groups:
         raise _odd(name, tensors, headers)
@@ -351,11 +351,11 @@ def _check_optional(name: str, tensors: Mapping[str, str], role: str, headers: H
         raise _odd(name, tensors, headers)
 
 
-def _bits(name: str, words: int, values: int) -> int:
+def _bits(name: str, words: int, values: int, known: Sequence[int] = (2, 4, 8)) -> int:
     """Of each of so many values that so many words hold. Raises: CheckpointError for a size that is not read."""
     bits, rest = divmod(words * WORD_BITS, values)
-    if rest or bits not in (2, 4, 8):
-        raise refuse(name, f"packs {values} values into {words} words of 32 bits; 2, 4 and 8 bits are read")
+    if rest or bits not in known:
+        raise refuse(name, f"packs {values} values into {words} words of 32 bits; {known} bits are read")
     return bits
 
 

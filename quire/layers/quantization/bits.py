@@ -9,16 +9,33 @@ from torch import Tensor
 
 
 def fields(words: Tensor, bits: int) -> Tensor:
-    """The fields of integers. Shapes: words [..., K] -> [..., K, F] uint8, F being 8 * bytes of a word / bits."""
+    """The fields of integers; those of three bits lie in three words of 32.
+
+    Shapes: words [..., K] -> [..., K, F] uint8, F being 8 * bytes of a word / bits; of three bits [..., K / 3, 32].
+    """
     words = words.contiguous()
     stored = words.view(torch.uint8).view(*words.shape, words.element_size())
     if bits == 8:
         return stored
+    if bits == 3:
+        return _threes(stored)
     per_byte = 8 // bits
     out = torch.empty(*stored.shape, per_byte, dtype=torch.uint8)
     for place in range(per_byte):
         out[..., place] = stored >> place * bits & (1 << bits) - 1
     return out.flatten(-2)
+
+
+def _threes(stored: Tensor) -> Tensor:
+    """Values of three bits, which cross bytes and words: eight of three bytes, as GPTQ packs 32 into three words.
+
+    Shapes: stored [..., K, 4], K a multiple of 3 -> [..., K / 3, 32].
+    """
+    front = stored.shape[:-2]
+    triples = stored.reshape(*front, -1, 3).int()
+    together = triples[..., 0] | triples[..., 1] << 8 | triples[..., 2] << 16
+    eights = torch.stack([together >> 3 * place & 7 for place in range(8)], dim=-1)
+    return eights.to(torch.uint8).view(*front, -1, 32)
 
 
 def along_rows(words: Tensor, bits: int) -> Tensor:

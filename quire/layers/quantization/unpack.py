@@ -109,7 +109,7 @@ def _floats4(format: StoredFormat, values: Tensor, scales: Tensor) -> QuantizedR
 def _grouped(
     format: StoredFormat, values: Tensor, scales: Tensor, zero_points: Tensor | None, order: Tensor | None = None
 ) -> QuantizedRows:
-    """Values of two bits are kept in four. Zero points that are all zero are none."""
+    """Values of two and three bits are kept in four. Zero points that are all zero are none."""
     if zero_points is not None and not zero_points.any():
         zero_points = None
     bits = max(4, format.bits)

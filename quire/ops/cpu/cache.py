@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.errors import ConfigError
 from quire.ops.cpu.blocks import rows_of_blocks
 from quire.ops.cpu.library import check, load, pointers
-from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, COMPACT, WEIGHT_DTYPES
+from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, COMPACT, SCALED_DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.runtime.memory import empty, zeros
 from quire.ops.operands import BlockTable, LinearWeight
 
@@ -24,13 +24,14 @@ def allocate_kv_cache(
 ) -> Tensor:
     """See `Ops.allocate_kv_cache`. Shape [2, B, K, S, X]; a page of S * X holds tiles (`kernels/cache.h`).
 
-    X is the head size (int8: and 4 bytes of scale), or more where slots are padded to a multiple of 16.
+    X is the head size (of 8 bits: and 4 bytes of scale), or more where slots are padded to a multiple of 16.
 
     Pages are not touched here: a pool may be most of the memory, and one that is never used up should not take it.
     """
-    if dtype == torch.int8 and head_size % 4:
+    if dtype in SCALED_DTYPES and head_size % 4:
         raise ConfigError(
-            f"an int8 KV cache needs a head size that is a multiple of 4, not {head_size}; use --kv-cache-dtype auto"
+            f"a KV cache of 8 bits needs a head size that is a multiple of 4, not {head_size}; "
+            "use --kv-cache-dtype auto"
         )
     page = lib.qr_cache_page(CACHE_DTYPES[dtype], block_size, head_size)
     if page < 0:

@@ -67,7 +67,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_rms_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_layer_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_cache_page": (I64, I32, I64, I64),
-    "qr_rope_and_cache": (I32, PTR, PTR, I32, *(PTR,) * 5, I32, I64, I64, I64, PTR, *(I64,) * 5, I32, F32),
+    "qr_rope_and_cache": (I32, PTR, PTR, I32, *(PTR,) * 5, I32, I64, I64, I64, PTR, *(I64,) * 5, I32, F32, PTR, PTR),
     "qr_causal_conv": (I32, *(PTR,) * 5, I32, I64, PTR, PTR, I32, *(I64,) * 4, *STATES),
     "qr_mamba_derived": (I32, PTR, I32, PTR, I64, I64, I64, PTR, PTR, PTR, I32, F32),
     "qr_mamba_scan": (I32, PTR, I32, PTR, PTR, PTR, I64, PTR, PTR, I64, PTR, PTR, *(I64,) * 4, *STATES),

@@ -24,7 +24,7 @@ from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.runtime.memory import empty, weight_zeros
 from quire.ops.cpu.runtime.rows import readable_rows
 from quire.ops.cpu.runtime.weights import CODES, written
-from quire.ops.dequantize import with_integer_levels
+from quire.ops.dequantize import with_integer_levels, with_integers
 from quire.ops.operands import BlockRows, LinearWeight, QuantizedRows, StoredRows
 from quire.utils.math import cdiv
 
@@ -100,9 +100,10 @@ def pack_quantized(parts: Sequence[StoredRows | Tensor]) -> LinearWeight:
 
 
 def _with_integers(part: StoredRows) -> StoredRows:
-    """Levels of int8; and blocks only where their groups are those of the kernels."""
+    """Levels of int8; 8-bit floats, and blocks, only in groups that the kernels have."""
     if isinstance(part, QuantizedRows):
-        return with_integer_levels(part)
+        is_float8 = part.values.dtype == torch.float8_e4m3fn
+        return with_integers(part) if is_float8 and format_of(part).codes is Codes.INT8 else with_integer_levels(part)
     return part if format_of(part).group == QUANTIZED[part.type_name].group_size else unpack_blocks(part)
 
 

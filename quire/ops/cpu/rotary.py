@@ -21,6 +21,7 @@ def rope_and_cache(
     kv_cache: Tensor,
     slot_mapping: Tensor,
     spec: RopeAndCacheSpec,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.rope_and_cache`. Norm and rotation are rounded once, after both."""
     tokens = qkv.shape[0]
@@ -48,6 +49,8 @@ def rope_and_cache(
             spec.rotary_dim,
             spec.interleaved,
             spec.norm_eps,
+            None if scales is None else scales[0].data_ptr(),
+            None if scales is None else scales[1].data_ptr(),
         )
     )
     return query

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.ops.chunks import by_chunk
 from quire.ops.operands import AttentionMetadata
-from quire.ops.reference.cache import dequantize
+from quire.ops.reference.cache import TOPS, dequantize
 from quire.ops.threads import one_thread
 from quire.utils.math import cdiv
 
@@ -88,7 +88,7 @@ def _gather(
     """
     first_block = seen_from // metadata.block_size
     pages = kv_cache[:, metadata.block_tables[index, first_block : cdiv(seq_len, metadata.block_size)]]
-    pages = dequantize(pages) if kv_cache.dtype == torch.int8 else pages
+    pages = dequantize(pages) if kv_cache.dtype in TOPS else pages
     _, _, num_kv_heads, _, head_size = pages.shape
     tokens = pages.transpose(1, 2).reshape(2, num_kv_heads, -1, head_size)
     skipped = seen_from - first_block * metadata.block_size

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.operands import RopeAndCacheSpec
-from quire.ops.reference.cache import quantize
+from quire.ops.reference.cache import TOPS, quantize
 from quire.ops.reference.norm import rms_norm
 
 
@@ -19,6 +19,7 @@ def rope_and_cache(
     kv_cache: Tensor,
     slot_mapping: Tensor,
     spec: RopeAndCacheSpec,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.rope_and_cache`. Norm and rotation are rounded once, after both."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
@@ -40,7 +41,9 @@ def _write(kv_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -
     block_size = kv_cache.shape[3]
     blocks, slots = slot_mapping // block_size, slot_mapping % block_size
     for half, rows in enumerate((key, value)):
-        kept = quantize(rows.float()) if kv_cache.dtype == torch.int8 else rows.to(kv_cache.dtype)
+        given = None if scales is None else scales[half]
+        is_scaled = kv_cache.dtype in TOPS
+        kept = quantize(rows.float(), kv_cache.dtype, given) if is_scaled else rows.to(kv_cache.dtype)
         kv_cache[half, blocks, :, slots] = kept
 
 

@@ -28,7 +28,7 @@ import triton
 from torch import Tensor
 
 from quire.ops.operands import AttentionMetadata
-from quire.ops.triton.cache import scales_of
+from quire.ops.triton.cache import SCALED_DTYPES, codes_of, scales_of
 from quire.ops.triton.kernels.attention import attend_kernel, merge_kernel
 from quire.ops.triton.launch import Launch
 from quire.utils.math import cdiv
@@ -100,16 +100,16 @@ class AttentionWork:
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """What products take: the model's dtype, also of integers; float32 where the cache has another one."""
+        """What products take: the model's dtype, also of 8 bits; float32 where the cache has another one."""
         model, cache = self.query.dtype, self.kv_cache.dtype
-        return model if cache in (model, torch.int8) else torch.float32
+        return model if cache in (model, *SCALED_DTYPES) else torch.float32
 
     def tiling(self) -> Tiling:
         """That of the layer: by its shapes and dtypes, never by a step's.
 
         Chosen by registers and shared memory (`tools/compile_triton.py`), not by speed, which nobody measured yet.
         """
-        head_size, has_integers = self.query.shape[2], self.kv_cache.dtype == torch.int8
+        head_size, has_scales = self.query.shape[2], self.kv_cache.dtype in SCALED_DTYPES
         if head_size > MANY_NUMBERS:
             heads = next(count for count in range(min(self.group, FEW_ROWS), 0, -1) if self.group % count == 0)
             num_stages = 1 if self.product_dtype == torch.float32 else 2
@@ -117,8 +117,8 @@ class AttentionWork:
         rows = triton.next_power_of_2(self.group)
         if self.product_dtype == torch.float32:  # without tensor cores
             return Tiling(rows=max(rows, 16), keys=32, num_warps=4, num_stages=1)
-        least_rows = 32 if has_integers and head_size > 128 else 64
-        num_warps = 8 if has_integers or rows > 64 or head_size > 128 else 4
+        least_rows = 32 if has_scales and head_size > 128 else 64
+        num_warps = 8 if has_scales or rows > 64 or head_size > 128 else 4
         return Tiling(rows=max(rows, least_rows), keys=32, num_warps=num_warps, num_stages=3)
 
 
@@ -202,7 +202,7 @@ def _attention(work: AttentionWork, out: Tensor, tiling: Tiling, scratch: Scratc
             "partial_values": scratch.values if scratch else None,
             "partial_sums": scratch.sums if scratch else None,
             "query": query,
-            "kv_cache": work.kv_cache,
+            "kv_cache": codes_of(work.kv_cache),
             "scales": scales_of(work.kv_cache),
             "half_stride": work.kv_cache.stride(0),
             "tables": metadata.block_tables,

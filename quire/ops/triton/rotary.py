@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from quire.ops.operands import RopeAndCacheSpec
-from quire.ops.triton.cache import scales_of
+from quire.ops.triton.cache import codes_of, scales_of
 from quire.ops.triton.kernels.rotary import rope_and_cache_kernel
 from quire.ops.triton.launch import Launch
 from quire.utils.math import cdiv
@@ -28,11 +28,12 @@ def rope_and_cache(
     kv_cache: Tensor,
     slot_mapping: Tensor,
     spec: RopeAndCacheSpec,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.rope_and_cache`. A token whose slot is negative writes no key and no value."""
     query = qkv.new_empty(qkv.shape[0], spec.num_heads, spec.head_size)
     if qkv.shape[0]:
-        launch(query, qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec).run()
+        launch(query, qkv, positions, cos_sin, q_norm, k_norm, kv_cache, slot_mapping, spec, scales).run()
     return query
 
 
@@ -46,6 +47,7 @@ def launch(
     kv_cache: Tensor,
     slot_mapping: Tensor,
     spec: RopeAndCacheSpec,
+    scales: Tensor | None = None,
 ) -> Launch:
     """What fills `query` and writes the cache."""
     num_tokens = qkv.shape[0]
@@ -62,8 +64,9 @@ def launch(
             "cos_sin": cos_sin,
             "q_norm": q_norm,
             "k_norm": k_norm,
-            "kv_cache": kv_cache,
+            "kv_cache": codes_of(kv_cache),
             "scales": scales_of(kv_cache),
+            "given": scales,
             "half_stride": kv_cache.stride(0),
             "slot_mapping": slot_mapping,
             "num_tokens": num_tokens,

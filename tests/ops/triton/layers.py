@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.operands import AttentionMetadata
-from quire.ops.reference.cache import quantize
+from quire.ops.reference.cache import TOPS, quantize
+from tests.ops.pages import spoil
 from tests.ops.triton.device import DEVICE, randoms
 
 from quire.ops.triton.attention import SCRATCH_BYTES, AttentionWork, Tiling, View, attend  # isort: skip  (see device)
@@ -55,8 +56,8 @@ class Layer:
         self.spoil(slice(None))
 
     def spoil(self, blocks: slice | Tensor) -> None:
-        """What nobody of a step wrote must not be read: NaN, as are the scales of int8."""
-        self.cache[:, blocks] = -1 if self.cache.dtype == torch.int8 else float("nan")
+        """What nobody of a step wrote must not be read."""
+        spoil(self.cache, blocks)
 
     def slots_of(self, row: int, start: int, stop: int) -> Tensor:
         """Where the tokens of a sequence are written."""
@@ -84,7 +85,7 @@ class Layer:
             if scales is None:
                 numbers[half][at] = rows.to(numbers.dtype)
             else:
-                integers, scale = quantize(rows.float()).split([self.size, 4], dim=-1)
+                integers, scale = quantize(rows.float(), self.cache.dtype).split([self.size, 4], dim=-1)
                 numbers[half][at], scales[half][at] = integers, scale
         return query.contiguous()
 
@@ -100,8 +101,8 @@ class Layer:
 
 
 def parts_of(cache: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
-    """Views of a cache: the numbers of keys and values [2, B, K, S, D], and of int8 the bytes of scales [.., S, 4]."""
-    if cache.dtype != torch.int8:
+    """Views of a cache: the numbers of keys and values [2, B, K, S, D], and bytes of scales [.., S, 4]."""
+    if cache.dtype not in TOPS:
         return cache, None
     slots = cache.shape[3]
     pages = cache.flatten(3)

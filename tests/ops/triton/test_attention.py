@@ -27,6 +27,7 @@ DTYPES = [
     (torch.float16, torch.float16),
     (torch.float32, torch.int8),
     (torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.float8_e4m3fn),
     (torch.bfloat16, torch.float32),
 ]
 """Of the model, of the cache."""
@@ -48,7 +49,7 @@ each_view = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 
 
 def reference_cache(layer: Layer) -> Tensor:
-    """The layer's cache as the reference lays it out: scales of int8 beside each token."""
+    """The layer's cache as the reference lays it out: scales of 8 bits beside each token."""
     numbers, scales = parts_of(layer.cache.cpu(), layer.size)
     return numbers if scales is None else torch.cat((numbers, scales), dim=-1)
 
@@ -136,7 +137,8 @@ def test_heads_as_large_as_those_of_latents_have_a_tiling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "cache_dtype"), [*((size, torch.float32) for size in (8, 64, 80, 128, 256)), (80, torch.int8)]
+    ("size", "cache_dtype"),
+    [*((size, torch.float32) for size in (8, 64, 80, 128, 256)), (80, torch.int8), (80, torch.float8_e4m3fn)],
 )
 def test_heads_have_any_size(size: int, cache_dtype: torch.dtype) -> None:
     layer = Layer(lengths=[35], size=size, cache_dtype=cache_dtype)
@@ -145,7 +147,8 @@ def test_heads_have_any_size(size: int, cache_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "cache_dtype"), [*((slots, torch.float32) for slots in (1, 5, 32, 128)), (5, torch.int8)]
+    ("slots", "cache_dtype"),
+    [*((slots, torch.float32) for slots in (1, 5, 32, 128)), (5, torch.int8), (5, torch.float8_e4m3fn)],
 )
 def test_blocks_have_any_size(slots: int, cache_dtype: torch.dtype) -> None:
     layer = Layer(lengths=[38], slots=slots, cache_dtype=cache_dtype)

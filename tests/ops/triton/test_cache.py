@@ -17,17 +17,19 @@ def allocated(dtype: torch.dtype = torch.float32, size: int = 24) -> Tensor:
         return cache.allocate_kv_cache(num_blocks=6, block_size=16, num_kv_heads=2, head_size=size, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn])
 def test_cache_has_blocks_in_dimension_one_and_the_bytes_of_its_spec(dtype: torch.dtype) -> None:
     made = allocated(dtype)
     assert made.shape[1] == 6
     assert made.dtype == dtype
     assert made.device.type == DEVICE.type
     assert made.is_contiguous()
-    assert made.nbytes == 6 * 2 * 16 * 2 * (24 * dtype.itemsize + 4 * (dtype == torch.int8))
+    assert made.nbytes == 6 * 2 * 16 * 2 * (24 * dtype.itemsize + 4 * (dtype.itemsize == 1))
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(1025, torch.bfloat16), (2048, torch.bfloat16), (18, torch.int8)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1025, torch.bfloat16), (2048, torch.bfloat16), (18, torch.int8), (18, torch.float8_e4m3fn)]
+)
 def test_head_sizes_that_the_kernels_do_not_take_are_refused(size: int, dtype: torch.dtype) -> None:
     with pytest.raises(ConfigError, match=str(size)):
         allocated(dtype, size)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.ops import reference
 from quire.ops.operands import AttentionMetadata, RopeAndCacheSpec
-from quire.ops.reference.cache import dequantize
+from quire.ops.reference.cache import TOPS, dequantize
 from tests.ops.implementations import assert_close
 from tests.ops.triton.device import DEVICE, randoms
 from tests.ops.triton.layers import parts_of
@@ -27,6 +27,7 @@ DTYPES = [
     (torch.float16, torch.float16),
     (torch.float32, torch.int8),
     (torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.float8_e4m3fn),
     (torch.bfloat16, torch.float32),
 ]
 """Of the model, of the cache."""
@@ -60,10 +61,16 @@ def qkv_of(size: int, dtype: torch.dtype = torch.float32, tokens: int = TOKENS) 
     return randoms(tokens, (HEADS + 2 * KV_HEADS) * size, dtype=dtype)
 
 
+def fill(cache: Tensor) -> Tensor:
+    """With bytes that stay where nothing is written."""
+    (cache.view(torch.int8) if cache.dtype in TOPS else cache).fill_(-1 if cache.dtype in TOPS else 7.0)
+    return cache
+
+
 def cache_of(size: int, dtype: torch.dtype) -> Tensor:
     with DEVICE:
         cache = allocate_kv_cache(num_blocks=8, block_size=SLOTS, num_kv_heads=KV_HEADS, head_size=size, dtype=dtype)
-    return cache.fill_(-1 if dtype == torch.int8 else 7.0)
+    return fill(cache)
 
 
 def assert_as_reference(
@@ -77,7 +84,8 @@ def assert_as_reference(
     query = rotary.rope_and_cache(qkv, POSITIONS, cos_sin, *norms, cache, PLACES, spec)
     wanted_cache = reference.OPS["allocate_kv_cache"](
         num_blocks=8, block_size=SLOTS, num_kv_heads=KV_HEADS, head_size=spec.head_size, dtype=cache_dtype
-    ).fill_(-1 if cache_dtype == torch.int8 else 7.0)
+    )
+    fill(wanted_cache)
     host = [None if x is None else x.cpu() for x in (qkv, POSITIONS, cos_sin, *norms)]
     wanted = reference.OPS["rope_and_cache"](*host, wanted_cache, PLACES.cpu(), spec)
     assert query.dtype == qkv.dtype
@@ -93,15 +101,17 @@ def assert_same_cache(cache: Tensor, wanted: Tensor, size: int) -> None:
     is_written[places // SLOTS, places % SLOTS] = True
     numbers, scales = parts_of(cache, size)
     numbers, wanted = numbers.transpose(2, 3), wanted.transpose(2, 3)  # [2, B, S, K, X]
-    assert torch.equal(numbers[:, ~is_written], wanted[:, ~is_written][..., :size])
     if scales is None:
+        assert torch.equal(numbers[:, ~is_written], wanted[:, ~is_written])
         assert_close(numbers[:, is_written], wanted[:, is_written])
         return
     both = torch.cat((numbers, scales.transpose(2, 3)), dim=-1)
-    assert torch.equal(both[:, ~is_written], wanted[:, ~is_written])
+    assert torch.equal(both.view(torch.int8)[:, ~is_written], wanted.view(torch.int8)[:, ~is_written])
+    codes, expected = (x.view(torch.int8)[:, is_written][..., :size].int() for x in (both, wanted))
+    assert ((codes - expected).abs().masked_fill((codes ^ expected) < 0, 0) <= 1).all()
     ours, theirs = dequantize(both[:, is_written]), dequantize(wanted[:, is_written])
-    assert (numbers[:, is_written].int() - wanted[:, is_written][..., :size].int()).abs().max() <= 1
-    assert (ours - theirs).abs().max() <= theirs.abs().max() / 127 * 1.01
+    step = 1 / 127 if cache.dtype == torch.int8 else 32 / 448
+    assert (ours - theirs).abs().max() <= theirs.abs().max() * step * 1.01
 
 
 @each_dtype
@@ -129,16 +139,18 @@ def test_without_a_table_nothing_is_rotated() -> None:
     assert_as_reference(qkv_of(16), None, (None, None), spec_of(16, 16), torch.float32)
 
 
-def test_integers_are_those_of_the_reference_where_nothing_is_computed() -> None:
+@pytest.mark.parametrize("scales", [None, torch.tensor([[0.01, 0.003], [0.02, 0.001]])])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_bytes_are_those_of_the_reference_where_nothing_is_computed(dtype: torch.dtype, scales: Tensor | None) -> None:
     qkv, spec = qkv_of(16), spec_of(16, 0)
     qkv[1] = 0
-    cache = cache_of(16, torch.int8)
-    rotary.rope_and_cache(qkv, POSITIONS, None, None, None, cache, PLACES, spec)
-    wanted = cache_of(16, torch.int8).cpu()
-    reference.OPS["rope_and_cache"](qkv.cpu(), POSITIONS.cpu(), None, None, None, wanted, PLACES.cpu(), spec)
-    numbers, scales = parts_of(cache.cpu(), 16)
-    assert scales is not None
-    assert torch.equal(torch.cat((numbers, scales), dim=-1), wanted)
+    cache, given = cache_of(16, dtype), None if scales is None else scales[:, :KV_HEADS].to(DEVICE).contiguous()
+    rotary.rope_and_cache(qkv, POSITIONS, None, None, None, cache, PLACES, spec, given)
+    wanted = cache_of(16, dtype).cpu()
+    given = None if given is None else given.cpu()
+    reference.OPS["rope_and_cache"](qkv.cpu(), POSITIONS.cpu(), None, None, None, wanted, PLACES.cpu(), spec, given)
+    both = torch.cat([part.view(torch.int8) for part in parts_of(cache.cpu(), 16) if part is not None], dim=-1)
+    assert torch.equal(both, wanted.view(torch.int8))
 
 
 @each_dtype
@@ -153,7 +165,7 @@ def test_a_token_without_a_slot_writes_nothing(dtype: torch.dtype, cache_dtype: 
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # numpy's, in the interpreter
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_a_broken_token_is_seen_to_be_broken(cache_dtype: torch.dtype) -> None:
     cache, qkv = cache_of(16, cache_dtype), qkv_of(16)
     qkv[2, 5::16] = float("nan")
@@ -197,7 +209,7 @@ def test_a_step_without_tokens_has_no_query() -> None:
     assert query.shape == (0, HEADS, 16)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_attention_reads_what_was_written(cache_dtype: torch.dtype) -> None:
     """A token that sees only itself gives its value; the second one weighs both."""
     cache, spec, cos_sin = cache_of(16, cache_dtype), spec_of(16, 16), table_of(16)

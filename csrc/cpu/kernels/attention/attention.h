@@ -8,11 +8,12 @@
 // they are merged in the same order.
 //
 // A Math says how scores and weighted values are computed; the rest is shared. It calls prepare(page) before it reads
-// the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. An int8
-// cache is widened a page at a time to bf16, which holds its integers exactly, or multiplied as it is by a Math that
+// the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. A cache of
+// 8 bits is widened a page at a time to bf16, which holds its numbers exactly, or multiplied as it is by a Math that
 // works with integers. The scales of keys multiply scores, those of values the weights.
 #pragma once
 
+#include "../float8.h"
 #include "attention_softmax.h"
 
 namespace qr {
@@ -29,7 +30,7 @@ void copy_value_page(T* out, const T* in, int64_t used, int64_t padded, int64_t 
 }
 
 // The scales behind a page; slots that nobody wrote get 0, for what is there may be NaN.
-QR_INLINE void copy_scales(float* out, const int8_t* scales, int64_t used, int64_t padded) {
+QR_INLINE void copy_scales(float* out, const void* scales, int64_t used, int64_t padded) {
   std::memcpy(out, scales, size_t(used) * 4);
   for (int64_t slot = used; slot < padded; ++slot) out[slot] = 0.0f;
 }
@@ -56,8 +57,9 @@ QR_INLINE void translate(const void* begin, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 4096) prefetch_to_l2(static_cast<const char*>(begin) + at);
 }
 
-// int8 pages to bf16, while a page that will be read next is fetched. Two lines of pairs of bf16 for each of quads.
-QR_INLINE void widen_keys(Bf16* out, const int8_t* in, int64_t n, Fetch then) {
+// Pages of 8 bits to bf16, while a page that will be read next is fetched. Two lines of pairs of bf16 for each of quads.
+template <class Stored>
+QR_INLINE void widen_keys(Bf16* out, const Stored* in, int64_t n, Fetch then) {
   for (int64_t i = 0; i < n; i += 64) {
     then.advance(1);
     for (int64_t part = 0; part < 16; part += W)
@@ -65,7 +67,8 @@ QR_INLINE void widen_keys(Bf16* out, const int8_t* in, int64_t n, Fetch then) {
   }
   then.complete();
 }
-QR_INLINE void widen_values(Bf16* out, const int8_t* in, int64_t n, int64_t head, Fetch then) {
+template <class Stored>
+QR_INLINE void widen_values(Bf16* out, const Stored* in, int64_t n, int64_t head, Fetch then) {
   for (int64_t i = 0; i < n; i += 4 * head) {
     Bf16 *first = out + i, *last = first + 2 * head;
     int64_t d = 0;
@@ -74,9 +77,9 @@ QR_INLINE void widen_values(Bf16* out, const int8_t* in, int64_t n, int64_t head
       widen_quads(first + 2 * d, last + 2 * d, in + i + 4 * d);
     }
     if (d == head) continue;
-    alignas(64) int8_t quads[4 * W] = {};
+    alignas(64) Stored quads[4 * W] = {};
     alignas(64) Bf16 firsts[2 * W], lasts[2 * W];
-    std::memcpy(quads, in + i + 4 * d, size_t(head - d) * 4);
+    std::memcpy(static_cast<void*>(quads), in + i + 4 * d, size_t(head - d) * 4);
     widen_quads(firsts, lasts, quads);
     std::memcpy(static_cast<void*>(first + 2 * d), firsts, size_t(head - d) * 4);
     std::memcpy(static_cast<void*>(last + 2 * d), lasts, size_t(head - d) * 4);
@@ -102,8 +105,8 @@ template <class Math, class Stored>
 void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   using Weight = typename Math::Weight;
   using Cache = typename Math::Cache;
-  constexpr bool kScaled = std::is_same<Stored, int8_t>::value;
-  constexpr bool kWidened = kScaled && !std::is_same<Cache, int8_t>::value;
+  constexpr bool kScaled = sizeof(Stored) == 1;
+  constexpr bool kWidened = kScaled && !std::is_same<Cache, Stored>::value;
   const CacheLayout& layout = args.layout;
   const int64_t slots = layout.block_size, padded = padded_slots(layout), head = layout.head_size;
   const int64_t wide = padded_head(layout), elements = padded * head;
@@ -210,7 +213,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
       }
     }
     for (int64_t i = 0; kScaled && i < pages; ++i)
-      copy_scales(w.value_scales + i * padded, static_cast<const int8_t*>(w.values[i]) + elements,
+      copy_scales(w.value_scales + i * padded, static_cast<const Stored*>(w.values[i]) + elements,
                   used_slots(seen.begin + i), padded);
     // what this split comes to: merged at once, or kept
     float* own = piece.partials == nullptr ? split_sums

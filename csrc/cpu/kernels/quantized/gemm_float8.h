@@ -2,12 +2,9 @@
 // as bf16 panels are. Sums of a group are float32, and so are its scales and the sum over groups, in order of k.
 //
 //   float8  [K/32][2 halves of 16 columns][8 lines of 4 k][4 quarters of 4 columns][k 0 and 1 of each, k 2 and 3 of each]
-//
-// e4m3 has the sign, four bits of exponent (bias 7) and three of fraction. The upper byte of its bf16 depends on its
-// upper nibble alone and the lower byte on its lower nibble, but where the exponent is 0 or 1 both depend on the lower
-// one: numbers without exponent stand there.
 #pragma once
 
+#include "../float8.h"
 #include "../gemm/gemm.h"
 
 namespace qr {
@@ -16,30 +13,13 @@ namespace {
 constexpr int64_t kFloat8Line = 64, kFloat8Step = 1024;  // bytes of 4 k of a half, and of 32 k of a panel
 constexpr int64_t kFloat8Bytes = kFloat8Group * kPanel;  // of a group of a panel
 
-alignas(16) constexpr uint8_t kUpperBytes[16] = {60,  61,  62,  63,  64,  65,  66,  67,
-                                                 188, 189, 190, 191, 192, 193, 194, 195};
-alignas(16) constexpr uint8_t kSmallUpperBytes[16] = {0, 59, 59, 59, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60};
-alignas(16) constexpr uint8_t kSmallLowerBytes[16] = {0,    0,    0x80, 0xc0, 0,    0x20, 0x40, 0x60,
-                                                      0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0};
-
-// So many bytes of a line as a register has, as bf16: pairs of k 0 and 1 of its columns, and pairs of k 2 and 3.
-QR_INLINE void widen_float8(const char* p, Bytes& first, Bytes& second) {
-  const Bytes bytes = load_bytes_of(p), low = low_nibbles(bytes), small = bits_of(bytes, 0x70), none = all_bytes(0);
-  const Bytes small_upper = either(look_up(sixteen_bytes(kSmallUpperBytes), low), bits_of(bytes, 0x80));
-  const Bytes upper = where_equal(small, none, small_upper, look_up(sixteen_bytes(kUpperBytes), high_nibbles(bytes)));
-  const Bytes small_lower = look_up(sixteen_bytes(kSmallLowerBytes), low);
-  const Bytes lower = where_equal(small, none, small_lower, words_left(low, 4));
-  first = first_pairs(lower, upper);
-  second = second_pairs(lower, upper);
-}
-
 // Steps of 32 k of a panel as bf16 tiles; what is read some groups later is fetched.
 QR_INLINE void widen_float8_steps(char* out, const char* packed, int64_t steps) {
   for (int64_t line = 0; line < steps * kFloat8Step; line += kFloat8Line) {
     prefetch(packed + line + kFloat8Bytes);
     for (int64_t at = 0; at < kFloat8Line; at += int64_t(sizeof(Bytes))) {
       Bytes first, second;
-      widen_float8(packed + line + at, first, second);
+      widen_float8(load_bytes_of(packed + line + at), first, second);
       store_bytes(out + 2 * line + at, first);
       store_bytes(out + 2 * line + kFloat8Line + at, second);
     }

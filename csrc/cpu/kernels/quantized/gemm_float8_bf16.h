@@ -23,7 +23,7 @@ void float8_block(const int32_t* x, int64_t pairs, const char* packed, float* su
         const int32_t* own = x + (pair + 2 * line) * R;
         const bool has_second = pair + 2 * line + 1 < pairs;
         __m512i first, second;
-        widen_float8(at, first, second);
+        widen_float8(load_bytes_of(at), first, second);
         for (int r = 0; r < R; ++r)
           acc[r][v] = _mm512_dpbf16_ps(acc[r][v], as_bf16(first), as_bf16(_mm512_set1_epi32(own[r])));
         for (int r = 0; has_second && r < R; ++r)

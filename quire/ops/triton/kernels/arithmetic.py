@@ -101,3 +101,10 @@ def activated(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == QUICK_GELU:
         x = x * sigmoid(1.702 * x)
     return x
+
+
+@triton.jit
+def floats_of(codes):
+    """The bits of float8_e4m3fn as float16, 256 times as small: sign, then seven bits of exponent and fraction."""
+    bits = codes.to(tl.int16)
+    return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)

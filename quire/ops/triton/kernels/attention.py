@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.ops.triton.kernels.arithmetic import add_product, product
+from quire.ops.triton.kernels.arithmetic import add_product, floats_of, product
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MINUS_INFINITY = tl.constexpr(float("-inf"))
@@ -85,6 +85,12 @@ def finish_softmax(largest_M, total_M, values_MD, sinks, head_M, is_row_M):
 
 
 @triton.jit
+def numbers_of(stored, dtype: tl.constexpr):
+    """What a cache holds, before its scales; of 8-bit floats a 256th of it."""
+    return floats_of(stored).to(dtype) if stored.dtype == tl.uint8 else stored.to(dtype)
+
+
+@triton.jit
 def attend_split(
     query_MD,
     kv_cache,
@@ -110,6 +116,7 @@ def attend_split(
     PAGE: tl.constexpr,
 ):
     """The partial softmax of keys begin .. end, of which nothing before `seen_from` is read."""
+    UNIT: tl.constexpr = 256.0 if kv_cache.dtype.element_ty == tl.uint8 else 1.0
     largest = tl.full([ROWS], MINUS_INFINITY, tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
     values = tl.full([ROWS, PADDED_SIZE], 0.0, tl.float32)
@@ -127,11 +134,11 @@ def attend_split(
         is_number = is_key[:, None] & (dim < SIZE)[None, :]
 
         # 1. scores [M, U]
-        keys_UD = tl.load(kv_cache + row[:, None] + dim[None, :], mask=is_number, other=0).to(query_MD.dtype)
+        keys_UD = numbers_of(tl.load(kv_cache + row[:, None] + dim[None, :], mask=is_number, other=0), query_MD.dtype)
         scores = product(query_MD, tl.trans(keys_UD))
         if scales is not None:
             scale_at = page // 4 + SLOTS * SIZE // 4 + key % SLOTS
-            scores = scores * tl.load(scales + scale_at, mask=is_key, other=0.0)[None, :]
+            scores = scores * (tl.load(scales + scale_at, mask=is_key, other=0.0) * UNIT)[None, :]
         scores = scores * scale
         if soft_cap is not None:  # tanh(x) = 1 - 2 / (exp(2 x) + 1), which neither end overflows
             scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2_E)) + 1.0))
@@ -153,8 +160,8 @@ def attend_split(
         # 3. weighted values
         values_UD = tl.load(kv_cache + half_stride + row[:, None] + dim[None, :], mask=is_number, other=0)
         if scales is not None:
-            scale_of = tl.load(scales + half_stride // 4 + scale_at, mask=is_key, other=0.0)
-            values_UD = values_UD.to(tl.float32) * scale_of[:, None]
+            scale_of = tl.load(scales + half_stride // 4 + scale_at, mask=is_key, other=0.0) * UNIT
+            values_UD = numbers_of(values_UD, tl.float32) * scale_of[:, None]
         values_UD = values_UD.to(query_MD.dtype)
         values = add_product(values * keep[:, None], weights.to(query_MD.dtype), values_UD)
     return largest, total, values

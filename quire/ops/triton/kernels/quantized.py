@@ -19,7 +19,7 @@ import triton.language as tl
 
 from quire.config.memory.weight_formats import Codes, Shift, WeightFormat, gpu_step
 from quire.ops.triton.alignment import in_models
-from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, INTERPRETED, multiply_add, narrowed
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, INTERPRETED, floats_of, multiply_add, narrowed
 from quire.ops.triton.kernels.products import finish, tile_of_program
 from quire.ops.triton.tiles import WIDENED, WIDENED_SINGLE
 from quire.ops.triton.variant import Variant, variant_of
@@ -44,13 +44,6 @@ def integers_of(codes, levels, half: tl.constexpr, CODES: tl.constexpr):
             return tl.load(levels + codes.to(tl.int32)).to(tl.int16)
         return codes - 8
     return codes
-
-
-@triton.jit
-def floats_of(codes):
-    """FLOAT8 as float16, 256 times as small: sign, then seven bits of exponent and fraction."""
-    bits = codes.to(tl.int16)
-    return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
 
 
 @triton.jit

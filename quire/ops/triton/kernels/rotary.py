@@ -46,15 +46,32 @@ def norm_parts(norm, eps, SIZE: tl.constexpr, first_P, second_P, rest_P, is_pair
 
 
 @triton.jit
-def integers(x, per_scale):
-    """x * per_scale rounded half to even, which adding 1.5 * 2**23 does. Both products are of float32, never fused."""
-    return (x * per_scale + 12582912.0) - 12582912.0
+def codes(x, per_scale, IS_FLOAT8: tl.constexpr):
+    """x * per_scale as integers, or as the bits of float8_e4m3fn; half to even, those too large as the largest.
+
+    Products and sums are of float32, never fused.
+    """
+    if IS_FLOAT8:
+        return float8_bits(tl.minimum(tl.maximum(x * per_scale, -448.0), 448.0))
+    x = tl.minimum(tl.maximum(x * per_scale, -128.0), 127.0)
+    return (x + 12582912.0) - 12582912.0  # 1.5 * 2**23
+
+
+@triton.jit
+def float8_bits(x):
+    """See `to_float8` of csrc/cpu/kernels/float8.h."""
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # 2**14, whose last bit is 2**-9
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960  # the biases 127 - 7, times 8
+    return ((bits >> 24) & 0x80) | tl.where(magnitude < 0x3C800000, small, normal)
 
 
 @triton.jit
 def write_slots(
     kv_cache,
     scales,
+    given,
     kind,
     slot_T,
     is_token_T,
@@ -73,20 +90,27 @@ def write_slots(
     SLOTS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Keys (kind 0) or values (kind 1) into the pages, as integers where there are scales."""
+    """Keys (kind 0) or values (kind 1) into the pages, in 8 bits where there are scales."""
     half_at = kind * half_stride.to(tl.int64)
     page = (slot_T // SLOTS * KV_HEADS + kv_head) * PAGE
     if scales is not None:
-        pairs = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1))
-        largest = tl.maximum(pairs, tl.max(tl.abs(rest), axis=1))
+        IS_FLOAT8: tl.constexpr = kv_cache.dtype.element_ty == tl.uint8
         # the largest of numbers may pass over NaN, a sum does not: a broken token must stay so
-        largest += tl.sum(first * 0.0 + second * 0.0, axis=1) + tl.sum(rest * 0.0, axis=1)
-        per_scale = tl.where(largest > 0, tl.div_rn(127.0, tl.where(largest > 0, largest, 1.0)), 0.0)[:, None]
-        first = integers(first, per_scale)
-        second = integers(second, per_scale)
-        rest = integers(rest, per_scale)
+        broken = tl.sum(first * 0.0 + second * 0.0, axis=1) + tl.sum(rest * 0.0, axis=1)
+        if given is not None:
+            scale = tl.load(given + kind * KV_HEADS + kv_head) + broken
+            per_scale = tl.div_rn(1.0, scale)[:, None]
+        else:
+            TOP: tl.constexpr = 448.0 if IS_FLOAT8 else 127.0
+            pairs = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1))
+            largest = tl.maximum(pairs, tl.max(tl.abs(rest), axis=1)) + broken
+            scale = tl.div_rn(largest, TOP)
+            per_scale = tl.where(largest > 0, tl.div_rn(TOP, tl.where(largest > 0, largest, 1.0)), 0.0)[:, None]
+        first = codes(first, per_scale, IS_FLOAT8)
+        second = codes(second, per_scale, IS_FLOAT8)
+        rest = codes(rest, per_scale, IS_FLOAT8)
         scale_at = half_at // 4 + page // 4 + SLOTS * SIZE // 4 + slot_T % SLOTS
-        tl.store(scales + scale_at, tl.div_rn(largest, 127.0), mask=is_token_T)
+        tl.store(scales + scale_at, scale, mask=is_token_T)
     row = kv_cache + half_at + page + slot_T % SLOTS * SIZE
     store_parts(row, is_token_T, first_P, second_P, rest_P, is_pair_P, is_rest_P, first, second, rest)
 
@@ -101,6 +125,7 @@ def rope_and_cache_kernel(
     k_norm,
     kv_cache,
     scales,
+    given,
     half_stride,
     slot_mapping,
     num_tokens,
@@ -165,6 +190,7 @@ def rope_and_cache_kernel(
         write_slots(
             kv_cache,
             scales,
+            given,
             kind,
             slot,
             slot >= 0,
