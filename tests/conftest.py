@@ -17,6 +17,9 @@ import pytest
 
 from quire import LLM
 
+# Threads of torch that wait for their next piece sleep: by default they spin, and take what others could compute with.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
+
 # Triton reads it when it is imported, as transformers does: its kernels run in the interpreter unless 0 asks for a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
