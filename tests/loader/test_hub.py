@@ -184,7 +184,7 @@ def test_models_are_listed_shown_and_deleted(machine: Machine) -> None:
     assert row["bytes"] >= (TINY / "model.safetensors").stat().st_size
     report: dict[str, Any] = json.loads(machine.run("show", NAME, "--json")[1])
     assert report["architecture"] == "LlamaForCausalLM"
-    assert report["memory plan"]["weights"] == "13.5 MiB"
+    assert report["memory plan"]["weights"] in ("13.5 MiB", "10.3 MiB"), "12 bits a weight on some processors"
     status, out, err = machine.run("rm", NAME)
     assert (status, out) == (2, "")
     assert "add -y" in err

@@ -143,6 +143,6 @@ def test_long_prompts_are_cheap() -> None:
     written = message_format(None, "qwen3")
     marks = marks_of(written, THINK, ["<|im_start|>"])
     prompt = [1] * 1_000_000 + [TURN, 1, BEGIN]
-    started = time.perf_counter()
+    started = time.thread_time()
     assert in_thinking(written, marks, prompt, "x" * 1_000_000 + "<think>")
-    assert time.perf_counter() - started < 0.1
+    assert time.thread_time() - started < 0.1

@@ -47,7 +47,7 @@ WAITS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "maske
 
 
 @pytest.fixture(autouse=True)
-def _inference() -> object:
+def _inference(triton_interpreter: None) -> object:
     with torch.inference_mode():
         yield
 

@@ -137,11 +137,14 @@ def test_a_forked_child_computes() -> None:
 
 
 def test_an_idle_pool_uses_no_cpu(weight: LinearWeight) -> None:
-    linear(rand(70, 200, dtype=torch.bfloat16), weight)
-    time.sleep(0.01)
-    before = time.process_time()
-    time.sleep(0.2)
-    assert time.process_time() - before < 0.02
+    def used_s() -> float:
+        linear(rand(70, 200, dtype=torch.bfloat16), weight)
+        time.sleep(0.01)
+        before = time.process_time()
+        time.sleep(0.2)
+        return time.process_time() - before
+
+    assert any(used_s() < 0.02 for _ in range(5)), "threads of other tests may run now and then"
 
 
 def test_a_busy_neighbour_does_not_stop_the_pool() -> None:

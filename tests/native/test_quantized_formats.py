@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pytest
 import torch
@@ -35,15 +36,19 @@ class Made:
     group: int | None
     """None: activations are not rounded."""
 
+    @cached_property
+    def weight(self) -> torch.Tensor:
+        """Shapes: [M, N] float64."""
+        return dequantize(self.rows).double().T
+
     def products(self, x: torch.Tensor) -> torch.Tensor:
         """In double, of the activations as the kernels see them."""
-        weight = dequantize(self.rows).double().T
         if self.group is None:
-            return x.double() @ weight
+            return x.double() @ self.weight
         order = torch.arange(x.shape[1]) if self.rows.order is None else self.rows.order.long()
         seen = torch.empty(x.shape, dtype=torch.float64)
         seen[:, order] = rounded(x[:, order], self.group)
-        return seen @ weight
+        return seen @ self.weight
 
 
 def rounded(x: torch.Tensor, group: int) -> torch.Tensor:

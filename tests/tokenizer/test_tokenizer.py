@@ -181,9 +181,9 @@ def test_token_bytes_are_single_bytes_where_a_token_is_one() -> None:
 @pytest.mark.parametrize("unit", ["a", "word ", "日"])
 def test_encoding_is_not_quadratic_in_the_length_of_the_text(kind: str, unit: str) -> None:
     def seconds(count: int) -> float:
-        start = time.process_time()
+        start = time.thread_time()
         tokenizer(kind).encode(unit * count)
-        return time.process_time() - start
+        return time.thread_time() - start
 
     seconds(1000)
     assert min(seconds(80_000), seconds(80_000)) < 10 * max(seconds(20_000), 0.004)  # quadratic would be 16

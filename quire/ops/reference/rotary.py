@@ -33,11 +33,11 @@ def rope_and_cache(
         rows = cos_sin.index_select(0, positions).unsqueeze(1)
         query, key = _rotate(query, rows, spec), _rotate(key, rows, spec)
     if kv_heads:
-        _write(kv_cache, key, value, slot_mapping)
+        _write(kv_cache, key, value, slot_mapping, scales)
     return query.to(qkv.dtype).contiguous()
 
 
-def _write(kv_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+def _write(kv_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, scales: Tensor | None) -> None:
     block_size = kv_cache.shape[3]
     blocks, slots = slot_mapping // block_size, slot_mapping % block_size
     for half, rows in enumerate((key, value)):

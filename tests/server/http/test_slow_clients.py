@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import select
 import socket
 import ssl
 import threading
@@ -54,19 +55,6 @@ def connect(server: Running, transport: dict[str, str]) -> socket.socket:
     return ssl.create_default_context(cafile=transport["ssl_certfile"]).wrap_socket(sock, server_hostname="127.0.0.1")
 
 
-def is_closed(sock: socket.socket) -> bool:
-    """Whether the other side closes the connection while it says nothing, or keeps it for a while."""
-    sock.settimeout(0.3)
-    try:
-        return sock.recv(1) == b""
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True
-    finally:
-        sock.settimeout(TIMEOUT)
-
-
 def everything(sock: socket.socket) -> bytes:
     """What comes until the connection ends, one way or the other."""
     data = b""
@@ -106,6 +94,11 @@ def receive_or_send(sock: socket.socket, piece: bytes) -> bytes:
             sock.sendall(piece)
 
 
+def readable(sockets: list[socket.socket]) -> list[socket.socket]:
+    """Those on which something has come, or which were closed."""
+    return select.select(sockets, [], [], 0)[0]
+
+
 def is_cut(sock: socket.socket, piece: bytes) -> bool:
     """Whether the other side refuses to hear more."""
     try:
@@ -118,14 +111,14 @@ def is_cut(sock: socket.socket, piece: bytes) -> bool:
 @NEEDS_OPENSSL
 @pytest.mark.parametrize("says", [b"", b"\x16\x03\x01"], ids=["silent", "begun"])
 def test_handshakes_count_and_have_the_deadline_of_a_head(serve: Any, certificate: Any, says: bytes) -> None:
-    with serve(max_connections=5, header_timeout=2, **certificate) as server:
+    with serve(max_connections=5, header_timeout=3, **certificate) as server:
         sockets = [tcp(server) for _ in range(50)]
         for sock in sockets:
             with contextlib.suppress(ConnectionError):
                 sock.sendall(says)
         wait_for(lambda: num_connections(server) == 5)
-        cut = [sock for sock in sockets if is_closed(sock)]
-        assert len(cut) == 45
+        wait_for(lambda: len(readable(sockets)) >= 45)
+        assert len(readable(sockets)) == 45, "nothing is said on any: what can be read is its end"
         for sock in sockets:
             assert everything(sock) == b""
             sock.close()
@@ -162,7 +155,7 @@ def test_a_request_that_drips_ends_whatever_it_drips(serve: Any, transport: dict
     limits = {"header_timeout": 2, "body_timeout": 2, "min_body_rate": 10_000}
     with serve(**limits, **transport) as server, ThreadPoolExecutor(len(SLOW)) as pool:
         # What is sent behind the server's end makes the system forget what came: a reply can be lost, not always.
-        refused = pool.map(lambda kind: any(is_refused(server, transport, kind) for _ in range(3)), SLOW)
+        refused = pool.map(lambda kind: any(is_refused(server, transport, kind) for _ in range(10)), SLOW)
         assert [kind for kind, is_so in zip(SLOW, refused, strict=True) if not is_so] == []
         wait_for(lambda: num_connections(server) == 0)
         with connect(server, transport) as other:
@@ -183,7 +176,7 @@ def is_refused(server: Running, transport: dict[str, str], kind: str) -> bool:
 
 def test_a_long_body_may_take_several_windows(serve: Any, transport: dict[str, str]) -> None:
     data = post({"prompt": "a", "max_tokens": 1}, num_spaces=100_000)
-    with serve(body_timeout=1, min_body_rate=10_000, **transport) as server, connect(server, transport) as sock:
+    with serve(body_timeout=1, min_body_rate=2000, **transport) as server, connect(server, transport) as sock:
         for start in range(0, len(data), 5000):  # 2.1 s at least
             sock.sendall(data[start : start + 5000])
             time.sleep(0.1)
@@ -193,7 +186,7 @@ def test_a_long_body_may_take_several_windows(serve: Any, transport: dict[str, s
 def test_time_in_which_the_server_does_not_read_is_not_the_clients(serve: Any, transport: dict[str, str]) -> None:
     first = post({"prompt": "a", "max_tokens": 1})
     second = post({"prompt": "a", "max_tokens": 1}, num_spaces=300_000)
-    with serve(body_timeout=1, min_body_rate=1_000_000, **transport) as server, connect(server, transport) as sock:
+    with serve(body_timeout=1, min_body_rate=200_000, **transport) as server, connect(server, transport) as sock:
         server.wait_idle()
         with stand_in(server) as held:
             sock.sendall(first + second[:1000])
