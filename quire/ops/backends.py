@@ -30,7 +30,8 @@ REFUSED = MappingProxyType(
 """Ops that an implementation does not have yet. Nothing stands in for them: a model that needs one is refused."""
 OPS = tuple(
     name
-    for name, member in vars(Ops).items()
+    for part in Ops.__mro__[:-1]
+    for name, member in vars(part).items()
     if callable(member) and name[0] != "_" and name not in ("use_this_thread", "on_device")
 )
 """The name of each op."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from quire.ops.recurrent_contract import RecurrentOps
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -29,24 +31,17 @@ if TYPE_CHECKING:
         AttentionExpertWeights,
         AttentionMetadata,
         BlockTable,
-        ConvWeights,
-        GatedDeltaWeights,
         Graphs,
         HeadWeights,
         LatentSpec,
-        LightningWeights,
         LinearWeight,
-        Mamba2Weights,
-        MambaWeights,
         MixtureWeights,
-        RgLruWeights,
         RopeAndCacheSpec,
-        StateMetadata,
         StoredRows,
     )
 
 
-class Ops:
+class Ops(RecurrentOps):
     """The ops of one engine. Engines in one process may have different ones, and different numbers of threads."""
 
     def __init__(
@@ -187,94 +182,6 @@ class Ops:
         return cast(
             "Tensor", self._table["expert_outputs"](attended, x, weights, routing, head_size, residual=residual)
         )
-
-    def mamba(self, projected: Tensor, weights: MambaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-        """A Mamba layer between its two projections (https://arxiv.org/abs/2312.00752, algorithm 2).
-
-        1. projected is the convolution's input u, and the gate z: x = silu(conv(u)).
-        2. derive(x) is the time step in few numbers, and the vectors B and C, normed where there are norms;
-           dt = softplus(widen(time step) + time_bias).
-        3. Token by token, for each channel c: h[c] = h[c] * exp(dt[c] * decay[c]) + (dt[c] * x[c]) * B, y[c] = h[c] .
-           C.
-        4. (y + skip * x) * silu(z).
-        All of it in float32. The recurrence is evaluated token by token, never in another form, so that the bits of a
-        sequence are the same however it is cut into steps. Sums over N add the second half to the first, again and
-        again. The state is the last W - 1 inputs of the convolution, oldest first, [W - 1, C], and then h, [C, N].
-
-        Shapes: projected [T, 2C], states [2, B, bytes / 8] float32: the first and the second half of the numbers of
-        each page -> [T, C] in projected's dtype. Mutates: states, at the pages that metadata names to write.
-        """
-        return cast("Tensor", self._table["mamba"](projected, weights, states, metadata))
-
-    def mamba2(self, projected: Tensor, weights: Mamba2Weights, states: Tensor, metadata: StateMetadata) -> Tensor:
-        """A Mamba 2 layer between its two projections (https://arxiv.org/abs/2405.21060, section 7).
-
-        1. projected is the gate z, the convolution's input u, and a number for each head: silu(conv(u)) is x, B of each
-           group, and C of each group; dt = softplus(number + time_bias).
-        2. Token by token, for each head: h = h * exp(dt * decay) + (dt * x) B, y = h C.
-        3. (y + skip * x) * silu(z), whose channels are RMS-normed group by group, and multiplied by the norm's weight;
-           or the norm comes before the gate; or there is none.
-        As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
-
-        Shapes: projected [T, HD + (HD + 2GN) + H], states as for `mamba` -> [T, HD] in projected's dtype.
-        Mutates: states, at the pages that metadata names to write.
-        """
-        return cast("Tensor", self._table["mamba2"](projected, weights, states, metadata))
-
-    def short_conv(self, projected: Tensor, weights: ConvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-        """c * conv(b * x) in float32: a gated convolution; projected is b, c and x.
-
-        The state is the last W - 1 of b * x. Shapes: projected [T, 3C], states as for `mamba` -> [T, C] in projected's
-        dtype. Mutates: states, at the pages that metadata names to write.
-        """
-        return cast("Tensor", self._table["short_conv"](projected, weights, states, metadata))
-
-    def gated_delta(
-        self, projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata
-    ) -> Tensor:
-        """The gated delta rule between a layer's two products (https://arxiv.org/abs/2412.06464, equation 10).
-
-        1. projected is the convolution's input u, the gate z, and two numbers for each head, b and a. silu(conv(u)) is
-           the query and the key of each key head, and the value v of each head. Head h has the query q and the key k of
-           key head h // (H / K): each is divided by sqrt(its sum of squares + 1e-6), and q also by sqrt(N).
-        2. dt = softplus(a + time_bias), rate = most_rate * sigmoid(b). Token by token, for each head:
-           h = h * exp(dt * decay), h = h + rate * (v - h k) k, y = h q.
-        3. Each head's y is RMS-normed, and multiplied by the norm's weight and silu(z).
-        As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
-
-        Shapes: projected [T, (2KN + HD) + HD + H + H], states as for `mamba` -> [T, HD] in projected's dtype.
-        Mutates: states, at the pages that metadata names to write.
-        """
-        return cast("Tensor", self._table["gated_delta"](projected, weights, states, metadata))
-
-    def lightning_attention(
-        self, projected: Tensor, weights: LightningWeights, states: Tensor, metadata: StateMetadata
-    ) -> Tensor:
-        """Linear attention with a decay for each head (https://arxiv.org/abs/2401.04658) between two products.
-
-        1. projected is u and the gate z: silu(u) is, head by head, the query q, the key k and the value v.
-        2. Token by token, for each head: h = h * decay + v k, y = h q.
-        3. All heads' y together are RMS-normed, and multiplied by the norm's weight and sigmoid(z).
-        As for `mamba`. The state is h, [H, D, D].
-
-        Shapes: projected [T, 3HD + HD], states as for `mamba` -> [T, HD] in projected's dtype.
-        Mutates: states, at the pages that metadata names to write.
-        """
-        return cast("Tensor", self._table["lightning_attention"](projected, weights, states, metadata))
-
-    def rg_lru(self, x: Tensor, gate: Tensor, weights: RgLruWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
-        """A real-gated linear recurrent unit (https://arxiv.org/abs/2402.19427, section 2.4), times a gate.
-
-        1. u = conv(x). In each block of channels, r = sigmoid of the second half of gates(u), i = that of the first.
-        2. a = exp(r * decay). Token by token, for each channel: h = a * h + sqrt(1 - a^2) * i * u. A sequence's first
-           token has no root: h = i * u.
-        3. h * gate.
-        As for `mamba`. The state is the last inputs of the convolution, and then h, [C].
-
-        Shapes: x, gate [T, C], states as for `mamba` -> [T, C] in x's dtype.
-        Mutates: states, at the pages that metadata names to write.
-        """
-        return cast("Tensor", self._table["rg_lru"](x, gate, weights, states, metadata))
 
     def embedding(self, token_ids: Tensor, table: Tensor | LinearWeight | BlockTable) -> Tensor:
         """Rows of a table, of the packed weight of a tied head, or of a table in blocks, rounded once to its dtype.
@@ -471,14 +378,6 @@ class Ops:
                 dtype=dtype,
             ),
         )
-
-    def allocate_states(self, *, num_blocks: int, num_bytes: int) -> Tensor:
-        """Uninitialised states of one recurrent layer, of so many bytes a page. Shapes: -> [2, B, bytes / 8] float32.
-
-        The first and the second half of a page lie apart, as the keys and values of a block do. Memory is committed
-        when first written.
-        """
-        return cast("Tensor", self._table["allocate_states"](num_blocks=num_blocks, num_bytes=num_bytes))
 
     def copy_blocks(self, kv_caches: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks within each layer's cache, pair by pair in order. Mutates: kv_caches."""

@@ -84,6 +84,7 @@ FLAGS = {
     "--seed",
     "--skip-tokenizer-init",
     "--state-checkpoint-stride",
+    "--structured-outputs-backend",
     "--swap-space",
     "--tokenizer",
     "--use-tqdm-on-load",
