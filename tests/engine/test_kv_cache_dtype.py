@@ -14,10 +14,10 @@ from tests.engine.test_quantization import perplexity
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
 
 
-@pytest.mark.parametrize(("kv_cache_dtype", "limit"), [("int8", 1.01), ("fp8", 1.02)])
-def test_perplexity_hardly_grows(kv_cache_dtype: str, limit: float, tiny_llm: LLM) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_perplexity_hardly_grows(kv_cache_dtype: str, tiny_llm: LLM) -> None:
     with LLM(kv_cache_dtype=kv_cache_dtype) as llm:
-        assert perplexity(llm) / perplexity(tiny_llm) < limit
+        assert perplexity(llm) / perplexity(tiny_llm) < 1.01
 
 
 @pytest.mark.parametrize("ops", available_ops())

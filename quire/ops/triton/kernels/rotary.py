@@ -52,9 +52,11 @@ def codes(x, per_scale, IS_FLOAT8: tl.constexpr):
     Products and sums are of float32, never fused.
     """
     if IS_FLOAT8:
-        return float8_bits(tl.minimum(tl.maximum(x * per_scale, -448.0), 448.0))
-    x = tl.minimum(tl.maximum(x * per_scale, -128.0), 127.0)
-    return (x + 12582912.0) - 12582912.0  # 1.5 * 2**23
+        rounded = float8_bits(tl.minimum(tl.maximum(x * per_scale, -448.0), 448.0))
+    else:
+        rounded = tl.minimum(tl.maximum(x * per_scale, -128.0), 127.0)
+        rounded = (rounded + 12582912.0) - 12582912.0  # 1.5 * 2**23
+    return rounded
 
 
 @triton.jit
