@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from quire.config.memory import activations
+from quire.config.memory import scratch
 from quire.config.memory.scratch import recurrence_bytes
 from quire.ops import recurrence
 from quire.ops.backends import implementation_of
@@ -64,7 +64,7 @@ def test_a_recurrence_works_within_what_is_planned(
     checkpoint: Checkpoint, family: str, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = checkpoint(family, **WIDE[family])
-    for module in (recurrence, activations):
+    for module in (recurrence, scratch):
         monkeypatch.setattr(module, "STATES_AT_ONCE", 1)
     measured: list[int] = []
 
