@@ -20,9 +20,9 @@ import msgspec
 from quire.cli.bench.steps import measure_steps
 from quire.config.flags.args import EngineArgs
 from quire.engine.llm_engine import LLMEngine
-from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.sampling_params import SamplingParams
+from quire.simulation.cost_model import Batches
 from quire.simulation.fit import Step, fit_cost
 from quire.simulation.measure import MeasuringExecutor
 from quire.simulation.replica import Hardware, Replica
@@ -36,42 +36,6 @@ from quire.utils.math import percentile
 
 DRAINED_S = 60.0
 """In which all requests of a slice have ended."""
-
-
-class Stopwatch:
-    """Passes steps on, and notes how long each takes: until the next one begins, or the engine has nothing to do."""
-
-    def __init__(self, inner: Executor) -> None:
-        self.seconds: list[float] = []
-        self._inner = inner
-        self._began_at: float | None = None
-        self._arrived_at: float | None = None
-
-    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
-        """See `Executor`."""
-        self.pause()
-        self._began_at = time.monotonic() if self._arrived_at is None else self._arrived_at
-        self._arrived_at = None
-        return self._inner.execute(plan)
-
-    def pause(self) -> None:
-        """The last step has ended."""
-        if self._began_at is not None:
-            self.seconds.append(time.monotonic() - self._began_at)
-        self._began_at = None
-
-    def arrive(self) -> None:
-        """A request arrives while there is nothing to do: the step that it begins lasts from now."""
-        self.pause()
-        self._arrived_at = time.monotonic()
-
-    def determine_num_available_blocks(self) -> int:
-        """See `Executor`."""
-        return self._inner.determine_num_available_blocks()
-
-    def close(self) -> None:
-        """See `Executor`."""
-        self._inner.close()
 
 
 def replaying(seconds: list[float]) -> type[Replica]:
@@ -96,7 +60,7 @@ def replaying(seconds: list[float]) -> type[Replica]:
     return Replayed
 
 
-def serve(engine: LLMEngine, trace: list[TraceRequest], stopwatch: Stopwatch) -> list[Result]:
+def serve(engine: LLMEngine, trace: list[TraceRequest], stopwatch: MeasuringExecutor) -> list[Result]:
     """Serve a trace in real time, with random prompts."""
     rng, results = random.Random(1), dict[int, Result]()
     vocab_size = engine.config.model_config.arch.vocab_size
@@ -109,11 +73,12 @@ def serve(engine: LLMEngine, trace: list[TraceRequest], stopwatch: Stopwatch) ->
                 temperature=0.0, max_tokens=trace[num_sent].output_tokens, ignore_eos=True, detokenize=False
             )
             if not engine.has_unfinished_requests():
+                stopwatch.end()
                 stopwatch.arrive()
             engine.add_request(str(num_sent), prompts[num_sent], params)
             num_sent += 1
         if not engine.has_unfinished_requests():
-            stopwatch.pause()
+            stopwatch.end()
             time.sleep(max(0.0, trace[num_sent].arrival_s - (time.monotonic() - started_at)))
             continue
         for output in engine.step():
@@ -128,7 +93,7 @@ def serve(engine: LLMEngine, trace: list[TraceRequest], stopwatch: Stopwatch) ->
                     num_cached_tokens=0,
                     replica=0,
                 )
-    stopwatch.pause()
+    stopwatch.end()
     return [results[number] for number in range(len(trace))]
 
 
@@ -158,8 +123,8 @@ def main() -> None:
 def run_load(engine: LLMEngine, args: argparse.Namespace, load: float) -> None:
     """Serve a trace in slices, and measure steps before each of them: a machine's speed changes by the minute."""
     core = engine.parts.core
-    inner = core.executor
-    measuring, stopwatch = MeasuringExecutor(inner), Stopwatch(inner)
+    inner, batches = core.executor, Batches()
+    measuring, stopwatch, other = (MeasuringExecutor(inner, batches=batches) for _ in range(3))
     core.executor = stopwatch
     workload = Workload(
         num_requests=args.requests,
@@ -170,7 +135,7 @@ def run_load(engine: LLMEngine, args: argparse.Namespace, load: float) -> None:
         max_model_len=engine.config.model_config.max_model_len,
     )
     slices = sliced(synthetic_trace(workload, seed=0), args.slices)
-    stopwatch.seconds.clear()
+    stopwatch.steps.clear()
     steps: list[Step] = []
     real: list[Result] = []
     again: list[Result] = []
@@ -178,7 +143,7 @@ def run_load(engine: LLMEngine, args: argparse.Namespace, load: float) -> None:
         core.executor = measuring
         measure_steps(engine, measuring, 1, 32)
         steps += measuring.steps
-        for results, timed_by in ((real, stopwatch), (again, Stopwatch(inner))):
+        for results, timed_by in ((real, stopwatch), (again, other)):
             core.executor = timed_by
             results += serve(engine, part, timed_by)
     core.executor = inner
@@ -187,6 +152,9 @@ def run_load(engine: LLMEngine, args: argparse.Namespace, load: float) -> None:
     print(f"load {load}: {workload.rate:.2f} requests/s; {fit.num_steps} measured steps, {errors}; with the cost model")
     trace = joined(slices)
     compare(real + again, simulate(engine.config, fit.cost, trace, RoundRobin()).results)
+    served = stopwatch.steps + other.steps
+    expected = sum(fit.cost.step_s(step.shape) for step in served)
+    print(f" {len(served)} served steps took {sum(step.seconds for step in served) / expected:.2f} of what it says")
     print(" the second serving beside the first")
     compare(real, again, "again")
     replayed = simulate(
@@ -195,10 +163,10 @@ def run_load(engine: LLMEngine, args: argparse.Namespace, load: float) -> None:
         trace,
         RoundRobin(),
         skips_steps=False,
-        replica_type=replaying(stopwatch.seconds),
+        replica_type=replaying([step.seconds for step in stopwatch.steps]),
     )
     num_steps = replayed.replicas[0].scheduler.lives.totals.num_steps
-    if num_steps == len(stopwatch.seconds):
+    if num_steps == len(stopwatch.steps):
         print(" with the times of the real steps")
         compare(real, replayed.results)
     else:  # a prompt that comes a moment later is in another step, and all times behind it belong to others
@@ -225,7 +193,7 @@ def shifted(trace: list[TraceRequest], seconds: float) -> list[TraceRequest]:
     return [msgspec.structs.replace(request, arrival_s=request.arrival_s + seconds) for request in trace]
 
 
-def rate_of(engine: LLMEngine, args: argparse.Namespace, stopwatch: Stopwatch) -> float:
+def rate_of(engine: LLMEngine, args: argparse.Namespace, stopwatch: MeasuringExecutor) -> float:
     """Requests a second of 32 that are served at once."""
     trace = [
         TraceRequest(arrival_s=0.0, prompt_tokens=args.prompt_len, output_tokens=args.output_len) for _ in range(32)

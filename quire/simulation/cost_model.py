@@ -16,6 +16,7 @@ from quire.config.json_file import read_json_object
 from quire.errors import ConfigError, shown
 from quire.messages.step import SchedulerOutputs
 from quire.utils.lazy import nearest
+from quire.worker.graph_cache import GraphCache
 
 MAX_COST_BYTES = 1 << 20
 """Of a file with a cost model; one has less than 1 KiB."""
@@ -47,14 +48,18 @@ class StepShape:
     """Whether the step only decodes, and the step before was one of other sequences or with a prompt."""
     is_after_idle: bool = False
     """Whether there was nothing to do before the step."""
+    is_recorded: bool = False
+    """Whether none of the last steps had as many tokens, sequences and sampled rows, so that its graph is recorded."""
 
 
 class Batches:
-    """Knows of each step whether its batch is that of the step before, and whether there was one."""
+    """Knows of each step whether its batch is that of the step before, whether there was one, and whether one of its
+    size came lately."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         """Steps so far."""
+        self._graphs = GraphCache[None]()
         self._last: list[int] = []
         self._is_idle = True
 
@@ -72,6 +77,13 @@ class Batches:
         before, self._last = self._last, [] if has_prompt else seq_ids
         return not has_prompt and before != seq_ids
 
+    def is_recorded(self, num_tokens: int, num_sequences: int, num_sampled: int) -> bool:
+        """Whether the worker records the graph of a step of this size. To be asked for each."""
+        size = num_tokens, num_sequences, num_sampled
+        has_graph = size in self._graphs
+        self._graphs.get(size, lambda: None)
+        return not has_graph
+
 
 def shape_of(plan: SchedulerOutputs, batches: Batches) -> StepShape:
     """The counts of a planned step. `batches` is told of it."""
@@ -88,6 +100,9 @@ def shape_of(plan: SchedulerOutputs, batches: Batches) -> StepShape:
         num_draws=sum(plan.num_draws),
         is_new_batch=batches.is_new(plan.seq_ids, num_pairs > 0),
         is_after_idle=batches.wake(),
+        is_recorded=batches.is_recorded(
+            plan.num_batched_tokens, len(plan.seq_ids), len(plan.num_draws) - plan.num_draws.count(0)
+        ),
     )
 
 
@@ -107,6 +122,8 @@ class CostModel:
     idle_s: float = 0.0
     """Of a step before which there was nothing to do: cores have slept, caches are others', and it begins with the
     arrival of a request, not with the end of the step before."""
+    record_s: float = 0.0
+    """Of a step of a size that came for the first time, or not for long: the graph of its ops is recorded."""
     pair_s: float = 0.0
     sequence_s: float = 0.0
     draw_s: float = 0.0
@@ -131,6 +148,7 @@ class CostModel:
             + shape.num_draws * self.draw_s
             + (self.new_batch_s if shape.is_new_batch else 0.0)
             + (self.idle_s if shape.is_after_idle else 0.0)
+            + (self.record_s if shape.is_recorded else 0.0)
         )
 
     def step_s(self, shape: StepShape) -> float:

@@ -131,7 +131,9 @@ def _seconds(running: list[Sequence], cost: CostModel, batches: Batches, num_ste
     num_seqs = len(running)
     context = sum(seq.num_computed_tokens for seq in running) + num_seqs
     is_new = batches.is_new([seq.seq_id for seq in running], has_prompt=False)
-    base_s, next_s = (cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs, new)) for new in (is_new, False))
+    is_recorded = batches.is_recorded(num_seqs, num_seqs, num_seqs)
+    next_s = cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs))
+    base_s = cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs, is_new, is_recorded=is_recorded))
     for step in range(num_steps):
         num_tokens = context + step * num_seqs
         yield (base_s + num_tokens * cost.context_token_s) * cost.factor(batches.num_steps + step, has_prompt=False)

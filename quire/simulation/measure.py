@@ -20,25 +20,36 @@ class MeasuringExecutor:
     After idling it begins as a request arrives, so taking it in counts, too.
     """
 
-    def __init__(self, inner: Executor, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, inner: Executor, clock: Callable[[], float] = time.perf_counter, batches: Batches | None = None
+    ) -> None:
+        """`batches`: of all who measure the same executor; by default nobody else does."""
         self.steps: list[Step] = []
         self._inner = inner
         self._clock = clock
-        self._batches = Batches()
+        self._batches = batches or Batches()
         self._open: tuple[StepShape, float] | None = None
         self._arrived_at: float | None = None
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """See `Executor`."""
         now = self._clock()
-        if self._open is not None:
-            self.steps.append(Step(self._open[0], now - self._open[1]))
+        self._close(now)
         self._open = shape_of(plan, self._batches), now if self._arrived_at is None else self._arrived_at
         self._arrived_at = None
         return self._inner.execute(plan)
 
     def pause(self) -> None:
         """No step follows the last one directly, so that its end is not known."""
+        self._open = None
+
+    def end(self) -> None:
+        """There is nothing to do after the last step, which ends now."""
+        self._close(self._clock())
+
+    def _close(self, now: float) -> None:
+        if self._open is not None:
+            self.steps.append(Step(self._open[0], now - self._open[1]))
         self._open = None
 
     def arrive(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import torch
 from torch import Tensor
 
@@ -12,13 +10,10 @@ from quire.models.interfaces import Model
 from quire.ops.contract import Ops
 from quire.ops.operands import Graph
 from quire.sampling.torch_mode import torch_mode
+from quire.worker.graph_cache import GraphCache
 from quire.worker.input_builder import InputBuilder, StepShape
 
 log = get_logger(__name__)
-
-MAX_GRAPHS = 64
-MAX_KEPT_TOKENS = 512
-"""Larger steps are recorded anew each time: their kernels take a hundred times as long."""
 
 
 class GraphRunner:
@@ -30,8 +25,7 @@ class GraphRunner:
         self.model = model
         self._builder = builder
         self._set = ops.make_graphs()
-        self._graphs: OrderedDict[StepShape, Graph] = OrderedDict()
-        """The one used last at the end."""
+        self._graphs = GraphCache[Graph]()
         reason = self._why_not() if self._set.only_ops else None
         self.recordable = reason is None
         if reason is not None:
@@ -62,12 +56,7 @@ class GraphRunner:
         return hidden, self.model.compute_logits(rows)
 
     def _graph(self, shape: StepShape) -> Graph:
-        graph = self._graphs.pop(shape, None) or self._set.record(lambda: self._forward(shape))
-        if shape.num_tokens <= MAX_KEPT_TOKENS:
-            self._graphs[shape] = graph
-            if len(self._graphs) > MAX_GRAPHS:
-                self._graphs.popitem(last=False)
-        return graph
+        return self._graphs.get(shape, lambda: self._set.record(lambda: self._forward(shape)))
 
     def _why_not(self) -> str | None:
         """Record a step, change its input, and compare: what was not computed by ops would be that of the old input."""

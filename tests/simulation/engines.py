@@ -20,6 +20,7 @@ COST = CostModel(
     draw_s=2e-5,
     new_batch_s=7e-4,
     idle_s=9e-4,
+    record_s=6e-4,
     free_tokens=3,
 )
 

@@ -20,6 +20,7 @@ from quire.simulation.hardware import GPUS, HERE, NAMES, cost_on, kv_bytes_per_t
 from quire.simulation.machine import config_on, paced
 from quire.simulation.measure import MeasuringExecutor
 from quire.simulation.replica import Replica, hardware_of
+from quire.worker.graph_cache import MAX_GRAPHS, MAX_KEPT_TOKENS
 from tests.simulation.engines import COST
 
 
@@ -32,7 +33,10 @@ def test_a_plan_is_counted() -> None:
         num_batched_tokens=8,
     )
     pairs = (1 + 2 + 3 + 4) + (101 + 102 + 103)
-    assert shape_of(plan, Batches()) == StepShape(8, 10 + 100 + 8, pairs, 3, 3, is_after_idle=True)
+    batches = Batches()
+    counts = 8, 10 + 100 + 8, pairs, 3, 3
+    assert shape_of(plan, batches) == StepShape(*counts, is_after_idle=True, is_recorded=True)
+    assert shape_of(plan, batches) == StepShape(*counts)
 
 
 def test_a_step_is_after_idling_when_there_was_nothing_to_do_before() -> None:
@@ -59,14 +63,35 @@ def test_a_batch_is_new_when_its_sequences_are_others_or_a_prompt_came_before() 
     assert [is_new(1, prompt=4), is_new(1), is_new(1), is_new(2, 1)] == [False, True, False, True]
 
 
+def test_a_step_is_recorded_when_the_worker_has_no_graph_of_its_size() -> None:
+    batches = Batches()
+
+    def is_recorded(*counts: int) -> bool:
+        """A step of sequences with so many new tokens; one with more than one is a prompt whose rest is to come."""
+        plan = SchedulerOutputs(
+            seq_ids=list(range(len(counts))),
+            num_computed_tokens=[7] * len(counts),
+            num_scheduled_tokens=list(counts),
+            num_draws=[int(count == 1) for count in counts],
+            num_batched_tokens=sum(counts),
+        )
+        return shape_of(plan, batches).is_recorded
+
+    assert [is_recorded(1), is_recorded(1, 1), is_recorded(1), is_recorded(2)] == [True, True, False, True]
+    assert [is_recorded(MAX_KEPT_TOKENS + 1) for _ in range(2)] == [True, True], "too large to keep"
+    assert all(is_recorded(count) for count in range(3, 3 + MAX_GRAPHS))
+    assert is_recorded(1), "more others came than are kept"
+
+
 def test_a_step_costs_the_sum_of_its_terms() -> None:
     terms = {"fixed_s": 1, "token_s": 10, "context_token_s": 100, "pair_s": 1000, "sequence_s": 1e4, "draw_s": 1e5}
-    cost = CostModel(**terms, prompt_s=1e6, new_batch_s=1e7, idle_s=1e8, free_tokens=2)
+    cost = CostModel(**terms, prompt_s=1e6, new_batch_s=1e7, idle_s=1e8, record_s=1e9, free_tokens=2)
     assert cost.step_s(StepShape(5, 6, 7, 8, 9)) == 1 + 30 + 600 + 7000 + 80_000 + 900_000 + 1_000_000
     assert cost.step_s(StepShape(5, 6, 0, 8, 9)) == 1 + 30 + 600 + 80_000 + 900_000
     assert cost.step_s(StepShape(1, 0, 0, 0, 0)) == 1
     assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_new_batch=True)) == 1 + 10_000_000
     assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_after_idle=True)) == 1 + 100_000_000
+    assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_recorded=True)) == 1 + 1_000_000_000
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -145,16 +170,14 @@ def shapes(count: int) -> list[StepShape]:
         pairs = num_seqs * (chunk * before + chunk * (chunk + 1) // 2) if chunk > 1 else 0
         draws = rng.choice([0, num_seqs])
         is_new = chunk == 1 and rng.random() < 0.3
-        is_after_idle = rng.random() < 0.2
-        found.append(
-            StepShape(num_seqs * chunk, num_seqs * (before + chunk), pairs, num_seqs, draws, is_new, is_after_idle)
-        )
+        kinds = is_new, rng.random() < 0.2, rng.random() < 0.5
+        found.append(StepShape(num_seqs * chunk, num_seqs * (before + chunk), pairs, num_seqs, draws, *kinds))
     return found
 
 
 def test_a_fit_finds_the_terms_that_made_the_steps() -> None:
     terms = {"fixed_s": 2e-3, "token_s": 5e-5, "context_token_s": 1e-7, "pair_s": 3e-9, "draw_s": 4e-5}
-    terms |= {"prompt_s": 1e-3, "new_batch_s": 2e-3, "idle_s": 3e-3}
+    terms |= {"prompt_s": 1e-3, "new_batch_s": 2e-3, "idle_s": 3e-3, "record_s": 2e-3}
     truth = CostModel(**terms, free_tokens=16)
     rng = random.Random(1)
     steps = [Step(shape, truth.step_s(shape) * rng.uniform(0.98, 1.02)) for shape in shapes(600)]

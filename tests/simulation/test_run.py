@@ -18,8 +18,9 @@ def run(*requests: TraceRequest, num_replicas: int = 1) -> Outcome:
 
 def test_a_request_alone_takes_its_steps() -> None:
     (result,) = run(request(5.0, prompt=20, output=4)).results
-    prefill = COST.step_s(StepShape(20, 20, 20 * 21 // 2, 1, 1, is_after_idle=True))
-    decode = [COST.step_s(StepShape(1, length, 0, 1, 1, length == 21)) for length in (21, 22, 23)]
+    prefill = COST.step_s(StepShape(20, 20, 20 * 21 // 2, 1, 1, is_after_idle=True, is_recorded=True))
+    first = {"is_new_batch": True, "is_recorded": True}
+    decode = [COST.step_s(StepShape(1, length, 0, 1, 1, **first if length == 21 else {})) for length in (21, 22, 23)]
     assert result.ttft == pytest.approx(prefill)
     assert result.tpot == pytest.approx(sum(decode) / 3)
     assert result.e2el == pytest.approx(prefill + sum(decode))
@@ -34,8 +35,8 @@ def test_a_request_of_one_token_has_no_time_per_token() -> None:
 
 def test_an_arrival_waits_for_the_end_of_the_step() -> None:
     first, second = run(request(0.0, prompt=200, output=50), request(0.001, prompt=20, output=2)).results
-    step_s = COST.step_s(StepShape(200, 200, 200 * 201 // 2, 1, 1, is_after_idle=True))
-    next_s = COST.step_s(StepShape(21, 201 + 20, 20 * 21 // 2, 2, 2))
+    step_s = COST.step_s(StepShape(200, 200, 200 * 201 // 2, 1, 1, is_after_idle=True, is_recorded=True))
+    next_s = COST.step_s(StepShape(21, 201 + 20, 20 * 21 // 2, 2, 2, is_recorded=True))
     assert second.first_token_at == pytest.approx(step_s + next_s)
     assert first.first_token_at == pytest.approx(step_s)
 

@@ -12,6 +12,7 @@ from quire.cli.output import check_writable, write_json
 from quire.config.flags.args import add_flags, from_namespace
 from quire.config.flags.knobs import whole_number
 from quire.errors import ConfigError
+from quire.worker.graph_cache import MAX_KEPT_TOKENS
 
 if TYPE_CHECKING:
     from quire.config.engine import QuireConfig
@@ -43,6 +44,7 @@ TERMS = {
     "draw_s": "token that is drawn",
     "new_batch_s": "step of another batch",
     "idle_s": "step after a pause",
+    "record_s": "step of a new size",
 }
 
 
@@ -97,8 +99,10 @@ def measure_steps(engine: LLMEngine, executor: MeasuringExecutor, num_rounds: in
         if round_ == 1:
             executor.steps.clear()  # the first round is for warming up
         for num_seqs, prompt_len in rng.sample(batches, len(batches)):
-            _run_batch(engine, num_seqs, prompt_len, rng)
-            executor.pause()
+            lengths = _lengths(num_seqs, prompt_len, rng)
+            _run_batch(engine, executor, lengths, rng)
+            if sum(lengths) <= MAX_KEPT_TOKENS:
+                _run_batch(engine, executor, lengths, rng)  # by the graphs that were recorded now
         if batches:
             _run_arrivals(engine, executor, rng)
 
@@ -120,13 +124,19 @@ def _batches(config: QuireConfig, max_batch_size: int) -> Iterator[tuple[int, in
         prompt_len *= 4
 
 
-def _run_batch(engine: LLMEngine, num_seqs: int, prompt_len: int, rng: random.Random) -> None:
-    """Prompts are of up to so many tokens: as when requests are served, hardly a step has as many as one before."""
+def _run_batch(engine: LLMEngine, executor: MeasuringExecutor, lengths: list[int], rng: random.Random) -> None:
     engine.reset_prefix_cache()
-    for index in range(num_seqs):
-        _add(engine, str(index), rng.randint(prompt_len - prompt_len // 4, prompt_len), rng)
+    for index, length in enumerate(lengths):
+        _add(engine, str(index), length, rng)
     while engine.has_unfinished_requests():
         engine.step()
+    executor.pause()
+
+
+def _lengths(num_seqs: int, prompt_len: int, rng: random.Random) -> list[int]:
+    """Of up to so many prompts of up to so many tokens: as when requests are served, most steps are of a new size."""
+    count = rng.randint(num_seqs // 2 + 1, num_seqs)
+    return [rng.randint(prompt_len - prompt_len // 4, prompt_len) for _ in range(count)]
 
 
 def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Random) -> None:
