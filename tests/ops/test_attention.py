@@ -239,5 +239,5 @@ def test_a_cache_of_8_bits_takes_heads_in_fours(cache_dtype: torch.dtype) -> Non
     library = pytest.importorskip("quire.ops.cpu.library")
     if not library.available():
         pytest.skip(library.unavailable_reason())
-    with pytest.raises(ConfigError, match=r"multiple of 4, not 18; use --kv-cache-dtype auto"):
+    with pytest.raises(ConfigError, match=r"multiple of 4, not 18; use --kv-cache-dtype bfloat16"):
         Pages.of("cpu", [1], head_size=18, cache_dtype=cache_dtype)

@@ -31,7 +31,7 @@ def allocate_kv_cache(
     if dtype in SCALED_DTYPES and head_size % 4:
         raise ConfigError(
             f"a KV cache of 8 bits needs a head size that is a multiple of 4, not {head_size}; "
-            "use --kv-cache-dtype auto"
+            "use --kv-cache-dtype bfloat16"
         )
     page = lib.qr_cache_page(CACHE_DTYPES[dtype], block_size, head_size)
     if page < 0:

@@ -29,7 +29,7 @@ def allocate_kv_cache(
     if dtype in SCALED_DTYPES and head_size % SCALE_BYTES:
         raise ConfigError(
             f"a KV cache of 8 bits needs a head size that is a multiple of 4, not {head_size}; "
-            "use --kv-cache-dtype auto"
+            "use --kv-cache-dtype bfloat16"
         )
     width = head_size + SCALE_BYTES * (dtype in SCALED_DTYPES)
     return torch.empty(2, num_blocks, num_kv_heads, block_size, width, dtype=dtype)
