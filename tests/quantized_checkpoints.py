@@ -383,7 +383,7 @@ def make_quantized_checkpoint(
     for name, tensor in model.state_dict().items():
         numbers[name] = tensor.float()
         stored[name] = tensor
-        if name.endswith("_proj.weight"):
+        if name.endswith(("_proj.weight", "_proj_with_mqa.weight")):
             written = FORMATS[format].write(tensor)
             numbers[name] = written.weight
             del stored[name]

@@ -72,10 +72,12 @@ def test_a_request_does_not_notice_its_neighbours(format: str, pairs: dict[str, 
 
 
 @native
-@pytest.mark.parametrize("format", ["ct-int4", "awq", "gptq-desc-act", "ct-fp8", "ct-nvfp4"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
-def test_biases_and_mixtures_keep_their_bits(format: str, family: str, tmp_path: Path) -> None:
-    quantized, plain = make_quantized_checkpoint(format, tmp_path, family)
+@pytest.mark.parametrize("format", ["ct-int4", "awq", "gptq-desc-act", "ct-fp8", "fp8-blocks", "ct-nvfp4"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3"])
+def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) -> None:
+    """Biases, experts, latents."""
+    sizes = {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 32, "moe_intermediate_size": 64}
+    quantized, plain = make_quantized_checkpoint(format, tmp_path, family, **sizes if family == "deepseek_v3" else {})
     torch.testing.assert_close(logits_of(quantized, "reference"), logits_of(plain, "reference"), atol=2e-4, rtol=1e-4)
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True, logprobs=2)
     with LLM(str(quantized), max_model_len=128) as llm:
