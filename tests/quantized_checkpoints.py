@@ -214,6 +214,33 @@ def nvfp4(weight: Tensor) -> Written:
     return Written(tensors=tensors, weight=FP4[codes.long()] * wide)
 
 
+def modelopt_nvfp4(weight: Tensor) -> Written:
+    """ModelOpt's NVFP4: the same codes under other names, and the reciprocal of the scale for all."""
+    written = nvfp4(weight)
+    tensors = {
+        "weight": written.tensors["weight_packed"],
+        "weight_scale": written.tensors["weight_scale"],
+        "weight_scale_2": 1 / written.tensors["weight_global_scale"].view(()),
+        "input_scale": torch.tensor(0.25),
+    }
+    return Written(tensors=tensors, weight=written.weight)
+
+
+def modelopt_fp8(weight: Tensor) -> Written:
+    """ModelOpt's FP8: a scale for the whole tensor."""
+    scale = weight.float().abs().max() / 448
+    values = (weight.float() / scale).to(torch.float8_e4m3fn)
+    tensors = {"weight": values, "weight_scale": scale, "input_scale": torch.tensor(0.25)}
+    return Written(tensors=tensors, weight=values.float() * scale)
+
+
+def modelopt_fp8_blocks(weight: Tensor) -> Written:
+    """ModelOpt's FP8_PB_WO: DeepSeek's blocks, their scales in four dimensions."""
+    written = fp8_blocks(weight)
+    scales = written.tensors["weight_scale_inv"][:, None, :, None]
+    return Written(tensors={"weight": written.tensors["weight"], "weight_scale": scales}, weight=written.weight)
+
+
 def mxfp4_blocks(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, exponents and numbers of groups of 32 along the last dimension (OCP Microscaling Formats 1.0)."""
     groups = weight.float().unflatten(-1, (-1, 32))
@@ -361,6 +388,11 @@ FORMATS: Mapping[str, Format] = {
             "weight_block_size": [128, 128],
         },
     ),
+    "modelopt-fp8": Format(write=modelopt_fp8, config={"quant_method": "modelopt", "quant_algo": "FP8"}),
+    "modelopt-fp8-blocks": Format(
+        write=modelopt_fp8_blocks, config={"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}
+    ),
+    "modelopt-nvfp4": Format(write=modelopt_nvfp4, config={"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "bnb-nf4": Format(
         write=bnb_nf4,
         config={"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},

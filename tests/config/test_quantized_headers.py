@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from quire.config.quantized.config import StoredQuantization, read_quantization
+from quire.config.quantized.config import SIDE_FILE, StoredQuantization, read_quantization, with_side_file
 from quire.config.quantized.find import weights_in
 from quire.config.quantized.stored import Header
 from quire.errors import CheckpointError, ConfigError
@@ -61,6 +63,14 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, 
             "weight_global_scale": ("F32", (1,)),
         },
     ),
+    "nvfp4 of modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {"weight": ("U8", (64, 64)), "weight_scale": ("F8_E4M3", (64, 8)), "weight_scale_2": ("F32", (1,))},
+    ),
+    "blocks of modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
+        {"weight": ("F8_E4M3", (256, 256)), "weight_scale": ("F32", (2, 1, 2, 1))},
+    ),
     "nf4": (
         {"quant_method": "bitsandbytes"},
         {
@@ -98,7 +108,8 @@ def test_the_headers_tell_the_format(case: str) -> None:
     (name,) = set(weights_in(headers.items()))
     found = quantization.find(name, headers.get)
     assert found is not None
-    assert prod(found.shape) == prod(CASES[case][1].get("weight", ("", (64, 128)))[1]) * (2 if case == "nf4" else 1)
+    halves = case in ("nf4", "nvfp4 of modelopt")
+    assert prod(found.shape) == prod(CASES[case][1].get("weight", ("", (64, 128)))[1]) * (2 if halves else 1)
     assert set(found.tensors.values()) <= set(headers)
 
 
@@ -161,6 +172,9 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         ({**PACKED_4, "transform_config": {"config_groups": {"R1": {}}}}, "weights that are not rotated"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; quire reads FP8, "),
+        ({"quant_method": "modelopt"}, "quant_algo is None"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": "FP8"}, "kv_cache_scheme is 'FP8'"),
         ({"quant_method": ["gptq"]}, "quantised by"),
         ({}, "quantised by None"),
         ("yes", "must be an object"),
@@ -170,3 +184,16 @@ def test_what_is_not_read_is_refused_by_name(config: object, words: str) -> None
     with pytest.raises(ConfigError) as caught:
         read_quantization({"quantization_config": config}, "config.json")
     assert words in str(caught.value)
+
+
+def test_a_file_beside_config_json_says_it_where_config_json_does_not(tmp_path: Path) -> None:
+    file, given = tmp_path / SIDE_FILE, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    assert with_side_file({"a": 1}, tmp_path) == {"a": 1}
+    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": given}))
+    found = read_quantization(with_side_file({}, tmp_path), "config.json")
+    assert found is not None
+    assert (found.method, found.kv_cache and found.kv_cache.dtype) == ("modelopt", "fp8")
+    assert with_side_file({"quantization_config": {}}, tmp_path) == {"quantization_config": {}}
+    file.write_text(json.dumps({"quantization": ["FP8"]}))
+    with pytest.raises(CheckpointError, match=r"hf_quant_config.json: quantization is \['FP8'\]"):
+        with_side_file({}, tmp_path)

@@ -72,10 +72,11 @@ class EngineArgs:
             "auto_round": "auto-round",
             "bnb": "bitsandbytes",
             "gpt_oss_mxfp4": "mxfp4",
+            **dict.fromkeys(("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), "modelopt"),
         },
         refusals={
             **dict.fromkeys(("marlin", "torchao", "hqq", "aqlm", "quanto"), _ROUNDED),
-            **dict.fromkeys(("nvfp4", "fbgemm_fp8", "modelopt"), _ROUNDED),
+            **dict.fromkeys(("nvfp4", "fbgemm_fp8"), _ROUNDED),
             **dict.fromkeys(("q4_0", "q4_k_m", "q8_0"), _ROUNDED),
         },
     )

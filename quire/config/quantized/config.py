@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from quire.config.json_file import read_json_object
 from quire.config.quantized.find import FINDERS, Hints
 from quire.config.quantized.kv_cache import StoredKVCache, read_kv_cache_scheme
 from quire.config.quantized.stored import Headers, Packing, StoredFormat
-from quire.errors import ConfigError, shown
+from quire.errors import CheckpointError, ConfigError, shown
 
+SIDE_FILE = "hf_quant_config.json"
 MAX_GROUPS = 64
 """Entries of config_groups."""
 
@@ -35,6 +38,23 @@ class StoredQuantization:
         """
         found = (FINDERS[packing](name, headers, self.hints) for packing in self.packings)
         return next((format for format in found if format is not None), None)
+
+
+def with_side_file(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """config.json with what ModelOpt wrote into a file of its own, where config.json has no quantization_config.
+
+    Raises: CheckpointError naming the file.
+    """
+    if raw.get("quantization_config") is not None:
+        return raw
+    file, remedy = directory / SIDE_FILE, "Download the file again."
+    found = read_json_object(file, remedy, CheckpointError)
+    if found is None:
+        return raw
+    given = found.get("quantization")
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"{file}: quantization is {shown(given)}; it must be an object. {remedy}")
+    return {**raw, "quantization_config": {**given, "quant_method": "modelopt"}}
 
 
 def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization | None:
@@ -172,6 +192,26 @@ def _fp8(keys: _Keys) -> StoredQuantization:
     return StoredQuantization(method="fp8", packings=(Packing.FLOAT8,))
 
 
+def _modelopt(keys: _Keys) -> StoredQuantization:
+    """Newer files have a kv_cache_scheme as compressed-tensors has, older ones a name."""
+    algorithm = keys.given.get("quant_algo")
+    if not isinstance(algorithm, str) or algorithm.upper() not in _MODELOPT:
+        keys.refuse("quant_algo", ", ".join(_MODELOPT))
+    scheme, name = keys.given.get("kv_cache_scheme"), keys.given.get("kv_cache_quant_algo")
+    if scheme is None and name is not None:
+        scheme = {"type": "float", "num_bits": 8, "dynamic": False} if name == "FP8" else {"kv_cache_quant_algo": name}
+    if scheme is not None and not isinstance(scheme, Mapping):
+        keys.refuse("kv_cache_scheme", "an object")
+    return StoredQuantization(
+        method="modelopt",
+        packings=(Packing.FLOAT4, Packing.FLOAT8),
+        kv_cache=read_kv_cache_scheme(scheme) if scheme else None,
+    )
+
+
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "MIXED_PRECISION")
+
+
 def _mxfp4(keys: _Keys) -> StoredQuantization:
     return StoredQuantization(method="mxfp4", packings=(Packing.MXFP4,))
 
@@ -193,6 +233,7 @@ _METHODS: Mapping[str, Callable[[_Keys], StoredQuantization]] = MappingProxyType
         "compressed-tensors": _compressed_tensors,
         "fp8": _fp8,
         "mxfp4": _mxfp4,
+        "modelopt": _modelopt,
         "bitsandbytes": _bitsandbytes,
         "gguf": _gguf,
     }

@@ -2,7 +2,7 @@
 
 Bits and groups follow from shapes, so layers that were quantised otherwise than the rest need no rules. Formats:
 GPTQ and AWQ as AutoGPTQ, GPTQModel and AutoAWQ write them; the documents of compressed-tensors; those of FP8 as
-DeepSeek-V3 and vLLM write it; gpt-oss's MXFP4; bitsandbytes' state dictionaries.
+DeepSeek-V3, vLLM and ModelOpt write it; gpt-oss's MXFP4; ModelOpt's NVFP4; bitsandbytes' state dictionaries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys(("qweight", "qzeros", "g_idx", "weight_g_idx"), ("I32",)),
         **dict.fromkeys(("scales", "SCB", "quant_map", "nested_absmax", "nested_quant_map"), ("F16", "BF16", "F32")),
         **dict.fromkeys(("weight_scale", "weight_scale_inv"), ("F16", "BF16", "F32", "U8", "F8_E8M0", FLOAT8)),
-        "weight_global_scale": ("F16", "BF16", "F32"),
+        **dict.fromkeys(("weight_global_scale", "weight_scale_2"), ("F16", "BF16", "F32")),
         "absmax": ("U8", "F16", "BF16", "F32"),
         "weight_zero_point": ("I32",),
         "weight_packed": ("I32", "U8"),
@@ -145,7 +145,8 @@ def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
 
 
 def find_float8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
-    """weight [N, M] F8_E4M3, weight_scale of [], [1], [N], [N, 1] or [N / 128, M / 128] (weight_scale_inv, too)."""
+    """weight [N, M] F8_E4M3, weight_scale or weight_scale_inv of [], [1], [N], [N, 1], [N, M / 32], [N / 128, M / 128]
+    or [N / 128, 1, M / 128, 1]."""
     tensors = _tensors(name, ("weight", "weight_scale", "weight_scale_inv"), headers)
     weight = headers(tensors.get("weight", ""))
     if weight is None or weight.dtype != FLOAT8:
@@ -168,6 +169,7 @@ def _by_scales(
     if role is None:
         raise refuse(name, "has no weight_scale beside it")
     scales = _header(name, tensors, role, headers).shape
+    scales = scales[::2] if len(scales) == 4 and scales[1::2] == (1, 1) else scales
     zeros = headers(tensors.get("weight_zero_point", ""))
     if zeros is not None and (zeros.dtype, zeros.shape) != ("I8", scales):
         raise _odd(name, tensors, headers)
@@ -213,17 +215,25 @@ def find_mxfp4(name: str, headers: Headers, hints: Hints) -> StoredFormat | None
 
 
 def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
-    """weight_packed [N, M / 2] U8, weight_scale [N, M / 16] F8_E4M3 or [N, M / 32] U8, weight_global_scale [1]."""
-    tensors = _tensors(name, ("weight_packed", "weight_scale", "weight_global_scale"), headers)
-    packed = headers(tensors.get("weight_packed", ""))
+    """Codes [N, M / 2] U8, weight_scale [N, M / 16] F8_E4M3 or [N, M / 32] U8, and perhaps one scale for all.
+
+    compressed-tensors: weight_packed, and weight_global_scale, by which it divides. ModelOpt: weight, and
+    weight_scale_2, by which it multiplies.
+    """
+    roles = ("weight_packed", "weight", "weight_scale", "weight_global_scale", "weight_scale_2")
+    tensors = _tensors(name, roles, headers)
+    codes = "weight_packed" if "weight_packed" in tensors else "weight"
+    packed = headers(tensors.get(codes, ""))
     if packed is None or packed.dtype != "U8":
         return None
-    bytes_, scales = (_header(name, tensors, role, headers, 2) for role in ("weight_packed", "weight_scale"))
+    bytes_, scales = (_header(name, tensors, role, headers, 2) for role in (codes, "weight_scale"))
     rows, columns = bytes_.shape[0], bytes_.shape[1] * 2
     group_size = 16 if scales.dtype == FLOAT8 else 32
     if scales.dtype not in (FLOAT8, "U8") or scales.shape != (rows, cdiv(columns, group_size)):
         raise _odd(name, tensors, headers)
-    _check_optional(name, tensors, "weight_global_scale", headers, (1,))
+    for role in ("weight_global_scale", "weight_scale_2"):
+        if role in tensors and prod(_header(name, tensors, role, headers).shape) != 1:
+            raise _odd(name, tensors, headers)
     return StoredFormat(
         name=name,
         packing=Packing.FLOAT4,

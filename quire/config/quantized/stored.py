@@ -32,7 +32,7 @@ class Packing(StrEnum):
     INT8 = "compressed-tensors int-quantized"
     FLOAT8 = "FP8"
     MXFP4 = "MXFP4"
-    FLOAT4 = "compressed-tensors mxfp4-pack-quantized or nvfp4-pack-quantized"
+    FLOAT4 = "MXFP4 or NVFP4"
     BNB_4BIT = "bitsandbytes 4 bits"
     BNB_8BIT = "bitsandbytes 8 bits"
     GGUF = "GGUF"

@@ -84,10 +84,12 @@ def _mxfp4(format: StoredFormat, stored: Stored) -> QuantizedRows:
 
 
 def _float4(format: StoredFormat, stored: Stored) -> QuantizedRows:
-    values, scales = along_rows(stored["weight_packed"], 4).to(torch.int8), stored["weight_scale"]
-    scales = _numbers(scales)
+    codes = stored["weight_packed"] if "weight_packed" in stored else stored["weight"]
+    values, scales = along_rows(codes, 4).to(torch.int8), _numbers(stored["weight_scale"])
     if "weight_global_scale" in stored:
         scales = scales / stored["weight_global_scale"].to(torch.float32).view(1, 1)
+    if "weight_scale_2" in stored:
+        scales = scales * stored["weight_scale_2"].to(torch.float32).view(1, 1)
     return _floats4(format, values, scales)
 
 
