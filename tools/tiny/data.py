@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
-from tool_data import Turn, filling, needs_tool, offer, offered
+from tool_data import Message, Turn, filling, informal, needs_tool, offer, offered
 
 STREAM_OF = {"py": "py", "doc": "doc", "topic": "topic", "man": "man"}
 TAG_OF = {"py": "<|py|>", "doc": "<|doc|>", "topic": "<|doc|>", "man": "<|man|>"}
 TAGGED_SHARE = 0.2
 """Documents that begin with their source tag; the others begin with their text, as a user's prompt does."""
-MAX_PLAIN_ANSWER = 240
+MAX_PLAIN_ANSWER = 100
 """Characters of an answer beside tools: longer ones make every row of a batch long."""
+POOLED = 24
+"""Batches whose rows are sorted by length together."""
 IGNORED = -100
 END_OF_TEXT = "<|endoftext|>"
 
@@ -116,25 +118,12 @@ SYSTEM_PROMPTS = [
     "You are an assistant that answers questions about quire and Python.",
     "Be concise.",
 ]
-LEADS = ["Hi, ", "Hello, ", "Hi! ", "Please tell me: ", "Quick question: ", "I wonder, ", "Can you tell me, ", "hey, "]
 
 
 def ask(row: dict[str, list[str]], rng: random.Random) -> list[dict[str, str]]:
     """A question and its answer, in one of the fact's phrasings."""
     question = informal(rng.choice(row["questions"]), rng)
     return [{"role": "user", "content": question}, {"role": "assistant", "content": rng.choice(row["answers"])}]
-
-
-def informal(question: str, rng: random.Random) -> str:
-    """The question as people type it: sometimes in lower case, without its mark, or with a lead."""
-    lowered = question[:1].lower() + question[1:]
-    if rng.random() < 0.12:
-        question = rng.choice(LEADS) + lowered
-    elif rng.random() < 0.2:
-        question = lowered
-    if rng.random() < 0.15:
-        question = question.rstrip("?.")
-    return question.lower() if rng.random() < 0.1 else question
 
 
 class ToolConversations:
@@ -151,15 +140,20 @@ class ToolConversations:
             return self.plain_offer
         return self.plain.encode([offer(self.rng.choice(SYSTEM_PROMPTS))])[0][:-1]
 
-    def batches(self, num_rows: int, num_batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Inputs and labels of conversations after an offer, each [num_rows, T]; rows of like length lie together."""
-        rows = [self.plain.encode(offered(self.plain.plain_turn, self.rng)) for _ in range(num_rows * num_batches)]
-        rows.sort(key=lambda row: len(row[0]))
-        return [self.padded(rows[start : start + num_rows]) for start in range(0, len(rows), num_rows)]
+    def batches(self, num_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Endless inputs and labels of conversations after an offer, each [num_rows, T]."""
+        return self.alike(lambda: offered(self.plain.plain_turn, self.rng), num_rows)
 
-    def fillings(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of JSON from sentences, each [num_rows, T], without an offer."""
-        return self.padded([self.plain.encode(filling(self.rng).messages) for _ in range(num_rows)])
+    def fillings(self, num_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Endless inputs and labels of JSON from sentences, each [num_rows, T], without an offer."""
+        return self.alike(lambda: filling(self.rng).messages, num_rows)
+
+    def alike(self, make: Callable[[], list[Message]], num_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Batches of conversations; those of like length lie together, which leaves little padding."""
+        while True:
+            rows = sorted((self.plain.encode(make()) for _ in range(num_rows * POOLED)), key=lambda row: len(row[0]))
+            batches = [self.padded(rows[start : start + num_rows]) for start in range(0, len(rows), num_rows)]
+            yield from self.rng.sample(batches, POOLED)
 
     def unseen(self, turns: list[Turn]) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and labels of turns up to the call or the JSON."""
@@ -179,9 +173,11 @@ class Mixture:
     def __init__(self, build: Path, tokenizer: Tokenizer, length: int, seed: int) -> None:
         self.length = length
         self.rng = np.random.default_rng(seed)
+        tokens = {name: np.load(build / f"tokens.train.{name}.npy") for name in sorted(set(STREAM_OF.values()))}
         self.streams = {
-            name: rows_of_stream(np.load(build / f"tokens.train.{name}.npy"), length, np.random.default_rng(seed + i))
-            for i, name in enumerate(sorted(set(STREAM_OF.values())))
+            name: rows_of_stream(of_name, length, np.random.default_rng(seed + i))
+            for i, (name, of_name) in enumerate(tokens.items())
+            if len(of_name) > 2 * length  # a build without manual pages has none of theirs
         }
         pages = tokenizer.encode((build / "faq.txt").read_text().replace("\f", END_OF_TEXT)).ids
         self.streams["faq"] = rows_of_stream(np.array(pages, dtype=np.uint16), length, np.random.default_rng(seed))
@@ -189,7 +185,7 @@ class Mixture:
 
     def batch(self, num_rows: int, shares: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and labels, each [num_rows, length] int64."""
-        names = list(shares)
+        names = [name for name in shares if name == "chat" or name in self.streams]
         weights = np.array([shares[name] for name in names])
         inputs, labels = [], []
         for choice in self.rng.choice(len(names), size=num_rows, p=weights / weights.sum()):

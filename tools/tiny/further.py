@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import random
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -26,9 +27,7 @@ from torch import Tensor
 from train import held_out_loss, load, make_optimizers, prepare, save, update
 
 REPLAY_SHARES = {"py": 0.40, "doc": 0.14, "man": 0.03, "topic": 0.04, "chat": 0.33, "faq": 0.06}
-REPLAY_WEIGHT = 2.0
-REPLAY_EVERY = 2
-"""Steps."""
+REPLAY_WEIGHT = 6.0
 FROZEN_LAYERS = 2
 """The first ones, which turn words into features, stay as they are, like the embedding."""
 WARMUP_STEPS = 15
@@ -80,6 +79,13 @@ def mean_of(began: TinyLlama, model: TinyLlama, share: float) -> TinyLlama:
     return mean
 
 
+def take_tokenizer(init: Path, build: Path) -> None:
+    """Use the tokenizer of the weights, not one that was trained on this build's corpus."""
+    source, target = init / "tokenizer.json", build / "tokenizer.json"
+    if not target.exists() or source.read_bytes() != target.read_bytes():
+        shutil.copy(source, target)
+
+
 def factor_at(progress: float, step: int, peak: float) -> float:
     """Learning-rate factor: a linear start, then half a cosine."""
     return peak * min(1.0, (step + 1) / WARMUP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0)))
@@ -90,46 +96,45 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=Path("build/tiny"), help="build directory")
     parser.add_argument("--init", type=Path, required=True, help="exported directory whose weights are trained further")
-    parser.add_argument("--minutes", type=float, default=40.0, help="length of the schedule in minutes of training")
-    parser.add_argument("--rows", type=int, default=12, help="conversations of a micro-batch")
-    parser.add_argument("--micro-batches", type=int, default=2, help="micro-batches of conversations in a step")
-    parser.add_argument("--replay-rows", type=int, default=3, help="rows of the first training in a step")
+    parser.add_argument("--minutes", type=float, default=40.0, help="length of the schedule, of processor time")
+    parser.add_argument("--rows", type=int, default=16, help="conversations of a micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=1, help="those of calls in a step; half a one is JSON")
+    parser.add_argument("--replay-rows", type=int, default=2, help="rows of the first training in a step")
     parser.add_argument("--replay-length", type=int, default=256, help="tokens of such a row")
-    parser.add_argument("--peak", type=float, default=0.3, help="the highest factor of the learning rates")
+    parser.add_argument("--peak", type=float, default=0.2, help="the highest factor of the learning rates")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkpoint-minutes", type=float, default=10.0)
     return parser.parse_args()
 
 
-def step(
-    args: argparse.Namespace,
-    model: TinyLlama,
-    teacher: TinyLlama,
-    rows: ToolConversations,
-    mixture: Mixture,
-    replays: bool,
-) -> tuple[float, float, int]:
-    """Gradients of one step; the losses of calls and of replay, and the number of tokens."""
-    past = model.remember(torch.tensor(rows.offer()))
-    batches: list[tuple[np.ndarray, np.ndarray, Past | None]] = [
-        (*batch, past) for batch in rows.batches(args.rows, args.micro_batches)
-    ]
-    batches.append((*rows.fillings(args.rows // 2), None))
-    num_words = sum(int((labels != IGNORED).sum()) for _, labels, _ in batches)
-    total, num_tokens = 0.0, 0
-    for ids, labels, before in batches:
-        share = int((labels != IGNORED).sum()) / num_words
-        loss = call_loss(model, torch.from_numpy(ids), torch.from_numpy(labels), before) * share
-        loss.backward()
-        total += loss.item()
-        num_tokens += ids.size
-    if not replays:
-        return total, math.nan, num_tokens
-    replayed, _ = mixture.batch(args.replay_rows, REPLAY_SHARES)
-    kept = replay_loss(model, teacher, torch.from_numpy(replayed))
-    (REPLAY_WEIGHT * kept).backward()
-    return total, kept.item(), num_tokens + replayed.size
+class Steps:
+    """Makes the gradients of one step after another."""
+
+    def __init__(self, args: argparse.Namespace, teacher: TinyLlama, rows: ToolConversations, mixture: Mixture) -> None:
+        self.args = args
+        self.teacher = teacher
+        self.rows = rows
+        self.mixture = mixture
+        self.calls, self.fillings = rows.batches(args.rows), rows.fillings(args.rows // 2)
+
+    def __call__(self, model: TinyLlama) -> tuple[float, float, int]:
+        """The losses of calls and of replay, and the number of tokens."""
+        past = model.remember(torch.tensor(self.rows.offer()))
+        batches = [(*next(self.calls), past) for _ in range(self.args.micro_batches)]
+        batches.append((*next(self.fillings), None))
+        num_words = sum(int((labels != IGNORED).sum()) for _, labels, _ in batches)
+        total, num_tokens = 0.0, 0
+        for ids, labels, before in batches:
+            share = int((labels != IGNORED).sum()) / num_words
+            loss = call_loss(model, torch.from_numpy(ids), torch.from_numpy(labels), before) * share
+            loss.backward()
+            total += loss.item()
+            num_tokens += ids.size
+        replayed, _ = self.mixture.batch(self.args.replay_rows, REPLAY_SHARES)
+        kept = replay_loss(model, self.teacher, torch.from_numpy(replayed))
+        (REPLAY_WEIGHT * kept).backward()
+        return total, kept.item(), num_tokens + replayed.size
 
 
 def report(args: argparse.Namespace, began: TinyLlama, model: TinyLlama, rows: ToolConversations) -> dict[str, object]:
@@ -145,6 +150,7 @@ def report(args: argparse.Namespace, began: TinyLlama, model: TinyLlama, rows: T
 def main() -> None:
     """Train until the budget of minutes is spent."""
     args = parse_args()
+    take_tokenizer(args.init, args.build)
     tokenizer = prepare(args)
 
     began, model = TinyLlama(MODELS["main"]), TinyLlama(MODELS["main"])
@@ -157,7 +163,8 @@ def main() -> None:
     done = load(checkpoint, model, optimizers)
     rows = ToolConversations(args.build, tokenizer, args.seed + done.step)
     mixture = Mixture(args.build, tokenizer, args.replay_length, args.seed + done.step)
-    started, last_save = time.monotonic() - done.seconds, time.monotonic()
+    make_gradients = Steps(args, began, rows, mixture)
+    started, last_save = time.process_time() - done.seconds, time.monotonic()
     recent: list[tuple[float, float]] = []
 
     def checkpoint_now() -> None:
@@ -171,14 +178,14 @@ def main() -> None:
         print(json.dumps(held_out_loss(began, args.build, args.replay_length * 2, 6)), flush=True)
     while (progress := done.seconds / (60 * args.minutes)) < 1:
         factor = factor_at(progress, done.step, args.peak)
-        learned, kept, num_tokens = step(args, model, began, rows, mixture, done.step % REPLAY_EVERY == 0)
+        learned, kept, num_tokens = make_gradients(model)
         recent.append((learned, kept))
         update(model, optimizers, factor)
         done.step += 1
         done.tokens += num_tokens
-        done.seconds = time.monotonic() - started
+        done.seconds = time.process_time() - started
         if done.step % 10 == 0:
-            losses = [round(value, 4) for value in np.nanmean(recent, axis=0)]
+            losses = [round(value, 4) for value in np.mean(recent, axis=0)]
             print(json.dumps({**asdict(done), "losses": losses, "lr": round(factor, 4)}), flush=True)
             recent = []
         if time.monotonic() - last_save > 60 * args.checkpoint_minutes:

@@ -83,18 +83,31 @@ ORDERS_UNSEEN = [
     ("Give me {p} percent of {a}.", "{a} * {p} / 100"),
 ]  # fmt: skip
 
-NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Maria",
-         "Nora", "Oscar", "Paul", "Rosa", "Simon", "Tina", "Victor"]  # fmt: skip
-THINGS = ["apples", "pens", "books", "chairs", "lamps", "shirts", "cups", "cables", "tickets", "bottles"]
+NAMES = ["Alice", "Anna", "Ben", "Bob", "Carlos", "Clara", "David", "Emma", "Eva", "Felix", "Grace", "Henry", "Ida",
+         "Jack", "Jane", "John", "Kate", "Laura", "Leo", "Maria", "Mark", "Mary", "Max", "Nora", "Oscar", "Paul",
+         "Peter", "Rosa", "Sam", "Sara", "Simon", "Tina", "Tom", "Victor"]  # fmt: skip
+THINGS = ["apples", "bags", "books", "bottles", "boxes", "cables", "cards", "chairs", "cups", "keys", "lamps", "pens",
+          "shirts", "tables", "tickets", "tools"]  # fmt: skip
 PEOPLE = ["{name} is {age} years old and lives in {city}.", "{name}, {age}, lives in {city}.",
-          "My name is {name}, I am {age} and I live in {city}.",
-          "{name} from {city} is {age}."]  # fmt: skip
+          "My name is {name}, I am {age} and I live in {city}.", "{name} from {city} is {age}.",
+          "In {city} there is {name}, aged {age}.", "{name} lives in {city} and is {age}.", "{city}: {name}, {age}.",
+          "{name} ({age}) is from {city}.", "I am {name}, {age} years old, from {city}.",
+          "At the age of {age}, {name} moved to {city}.", "{name} is {age} and comes from {city}.",
+          "The home of {name}, who is {age}, is {city}.", "{name} lives in {city}. Age: {age}.",
+          "I live in {city}. My name is {name} and I am {age} years old."]  # fmt: skip
 PEOPLE_UNSEEN = ["In {city} lives {name}, who is {age}.", "I am {name} from {city}, {age} years old."]
 BUYING = ["{name} buys {number} {thing}.", "{number} {thing} for {name}, please.", "{name} orders {number} {thing}.",
-          "Send {number} {thing} to {name}."]  # fmt: skip
+          "Send {number} {thing} to {name}.", "{name} has ordered {number} {thing}.",
+          "Order of {name}: {number} {thing}.",
+          "{name} needs {number} {thing}.", "I am {name}. I want {number} {thing}.", "{name} takes {number} {thing}.",
+          "Please give {name} {number} {thing}.", "We sold {number} {thing} to {name}.",
+          "{number} {thing} were bought by {name}.", "{name} would like {number} {thing}.",
+          "{name} asks for {number} {thing}."]  # fmt: skip
 BUYING_UNSEEN = ["{name} wants {number} {thing}.", "Please send {name} {number} {thing}."]
 FILL = ["{text} Give {fields} as JSON.", "Extract {fields} as JSON: {text}", "Fill in {fields} as JSON. {text}",
-        "JSON with {fields}: {text}"]  # fmt: skip
+        "JSON with {fields}: {text}", "{text} Write {fields} as JSON.", "{text} Return JSON with {fields}.",
+        "Give me JSON with {fields}. {text}", "Extract {fields}: {text}"]  # fmt: skip
+LEADS = ["Hi, ", "Hello, ", "Hi! ", "Please tell me: ", "Quick question: ", "I wonder, ", "Can you tell me, ", "hey, "]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +169,7 @@ def calculation(rng: random.Random, *, unseen: bool = False) -> Turn:
         answer = f"{wanted} = {result}."
     except ArithmeticMistake as error:
         result, answer = f"error: {error}", f"That cannot be calculated: {error}."
-    return called(question, "calculate", "expression", wanted, result, answer)
+    return called(question if unseen else informal(question, rng), "calculate", "expression", wanted, result, answer)
 
 
 def clock(rng: random.Random, *, unseen: bool = False) -> Turn:
@@ -167,7 +180,20 @@ def clock(rng: random.Random, *, unseen: bool = False) -> Turn:
     moment = datetime.datetime.fromtimestamp(rng.randrange(1_700_000_000, 2_000_000_000), datetime.UTC)
     result = get_time(zone, moment)
     question = rng.choice(WHEN_UNSEEN if unseen else WHEN).format(city)
+    question = question if unseen else informal(question, rng)
     return called(question, "get_time", "timezone", zone, result, f"It is {result} in {city}.")
+
+
+def informal(question: str, rng: random.Random) -> str:
+    """The question as people type it: sometimes in lower case, without its mark, or with a lead."""
+    lowered = question[:1].lower() + question[1:]
+    if rng.random() < 0.12:
+        question = rng.choice(LEADS) + lowered
+    elif rng.random() < 0.2:
+        question = lowered
+    if rng.random() < 0.15:
+        question = question.rstrip("?.")
+    return question.lower() if rng.random() < 0.1 else question
 
 
 def called(question: str, tool: str, parameter: str, argument: str, result: str, answer: str) -> Turn:
@@ -184,11 +210,14 @@ def filling(rng: random.Random, *, unseen: bool = False) -> Turn:
     values: dict[str, Any] = {"name": rng.choice(NAMES)}
     if rng.random() < 0.5:
         values |= {"age": rng.randrange(5, 99), "city": rng.choice([c for c in ZONES if c != "UTC"])}
-        text, fields = rng.choice(PEOPLE_UNSEEN if unseen else PEOPLE), "name, age and city"
+        text = rng.choice(PEOPLE_UNSEEN if unseen else PEOPLE).format(**values)
     else:
         values |= {"number": rng.randrange(2, 500), "thing": rng.choice(THINGS)}
-        text, fields = rng.choice(BUYING_UNSEEN if unseen else BUYING), "name, number and thing"
-    question = rng.choice(FILL).format(text=text.format(**values), fields=fields)
+        text = rng.choice(BUYING_UNSEEN if unseen else BUYING).format(**values)
+    if rng.random() < 0.25:
+        del values[rng.choice(list(values))]
+    *fields, last = values
+    question = rng.choice(FILL).format(text=text, fields=f"{', '.join(fields)} and {last}")
     answer = {"role": "assistant", "content": json.dumps(values)}
     return Turn(messages=[{"role": "user", "content": question}, answer])
 
@@ -232,7 +261,7 @@ def offered(known: Callable[[], list[Message]], rng: random.Random) -> list[Mess
     """A turn after an offer of the tools, seldom two; `known` gives those that need none. Most calls that end a
     conversation have no result yet: to make the call takes more showings than to tell what came of it."""
     messages: list[Message] = []
-    for maker in rng.choices(("calculate", "clock", "known"), (0.54, 0.32, 0.14), k=1 + (rng.random() < 0.12)):
+    for maker in rng.choices(("calculate", "clock", "known"), (0.50, 0.37, 0.13), k=1 + (rng.random() < 0.06)):
         messages += known() if maker == "known" else {"calculate": calculation, "clock": clock}[maker](rng).messages
     is_told = messages[-2]["content"].startswith("<tool_response>")
     return messages[:-2] if is_told and rng.random() < 0.8 else messages

@@ -179,11 +179,12 @@ def parse_args() -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> Tokenizer:
-    """Set threads and seed, and tokenize the corpus if nobody has; the tokenizer."""
+    """Set threads and seed, and tokenize the corpus if nobody has with this tokenizer; the tokenizer."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    tokenizer = Tokenizer.from_file(str(args.build / "tokenizer.json"))
-    if not (args.build / "tokens.train.py.npy").exists():
+    path, tokens = args.build / "tokenizer.json", args.build / "tokens.train.py.npy"
+    tokenizer = Tokenizer.from_file(str(path))
+    if not tokens.exists() or tokens.stat().st_mtime < path.stat().st_mtime:
         tokenize_corpus(args.build, tokenizer, args.seed)
     return tokenizer
 
