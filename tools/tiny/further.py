@@ -27,7 +27,7 @@ from torch import Tensor
 from train import held_out_loss, load, make_optimizers, prepare, save, update
 
 REPLAY_SHARES = {"py": 0.40, "doc": 0.14, "man": 0.03, "topic": 0.04, "chat": 0.33, "faq": 0.06}
-REPLAY_WEIGHT = 6.0
+REPLAY_WEIGHT = 4.0
 FROZEN_LAYERS = 2
 """The first ones, which turn words into features, stay as they are, like the embedding."""
 WARMUP_STEPS = 15
