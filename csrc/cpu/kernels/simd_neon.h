@@ -234,7 +234,6 @@ QR_INLINE Bytes where_equal(Bytes a, Bytes b, Bytes then, Bytes otherwise) {
 }
 QR_INLINE Bytes bits_of(Bytes a, int mask) { return vandq_u8(a, all_bytes(mask)); }
 QR_INLINE Bytes either(Bytes a, Bytes b) { return vorrq_u8(a, b); }
-QR_INLINE Bytes bits_and(Bytes a, int mask, Bytes b) { return either(bits_of(a, mask), b); }
 // Of words of 16 bits, by so many bits.
 QR_INLINE Bytes words_left(Bytes a, int bits) {
   return vreinterpretq_u8_u16(vshlq_u16(vreinterpretq_u16_u8(a), vdupq_n_s16(int16_t(bits))));

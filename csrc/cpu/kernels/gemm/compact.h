@@ -35,10 +35,6 @@ QR_INLINE Bytes where_equal(Bytes a, Bytes b, Bytes then, Bytes otherwise) {
 }
 QR_INLINE Bytes bits_of(Bytes a, int mask) { return _mm512_and_si512(a, all_bytes(mask)); }
 QR_INLINE Bytes either(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
-// Bits of a, and b.
-QR_INLINE Bytes bits_and(Bytes a, int mask, Bytes b) {
-  return _mm512_ternarylogic_epi32(a, all_bytes(mask), b, 0xea);
-}
 QR_INLINE Bytes words_left(Bytes a, int bits) { return _mm512_slli_epi16(a, unsigned(bits)); }
 QR_INLINE Bytes words_right(Bytes a, int bits) { return _mm512_srli_epi16(a, unsigned(bits)); }
 #elif defined(__AVX2__)
@@ -66,7 +62,6 @@ QR_INLINE Bytes where_equal(Bytes a, Bytes b, Bytes then, Bytes otherwise) {
 }
 QR_INLINE Bytes bits_of(Bytes a, int mask) { return _mm256_and_si256(a, all_bytes(mask)); }
 QR_INLINE Bytes either(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
-QR_INLINE Bytes bits_and(Bytes a, int mask, Bytes b) { return either(bits_of(a, mask), b); }
 QR_INLINE Bytes words_left(Bytes a, int bits) { return _mm256_slli_epi16(a, bits); }
 QR_INLINE Bytes words_right(Bytes a, int bits) { return _mm256_srli_epi16(a, bits); }
 #endif

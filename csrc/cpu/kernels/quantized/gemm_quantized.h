@@ -129,10 +129,6 @@ QR_INLINE vi four_bytes(const int8_t* p) {
   return _mm512_set1_epi32(four);
 }
 QR_INLINE vi flip(vi v, int byte) { return _mm512_xor_si512(v, _mm512_set1_epi8(int8_t(byte))); }
-// The bits of `mask` of each byte, those of `flipped` being inverted.
-QR_INLINE vi flip_bits(vi v, int flipped, int mask) {
-  return _mm512_ternarylogic_epi32(v, _mm512_set1_epi8(int8_t(flipped)), _mm512_set1_epi8(int8_t(mask)), 0x28);
-}
 QR_INLINE vi upper_nibbles(vi v) { return _mm512_and_si512(v, _mm512_set1_epi8(int8_t(0xf0))); }
 QR_INLINE vi lower_nibbles(vi v) { return upper_nibbles(_mm512_slli_epi16(v, 4)); }
 QR_INLINE vi add(vi a, vi b) { return _mm512_add_epi32(a, b); }
@@ -200,9 +196,9 @@ struct Int4 {
 #if defined(__AVX512F__)
   __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, vi& first,
                                                    vi& second) const {
-    const vi both = load_bytes(half + (begin + row) * 64);
-    first = flip_bits(_mm512_slli_epi16(both, 4), 0x80, 0xf0);
-    second = flip_bits(both, 0x80, 0xf0);
+    const vi both = flip(load_bytes(half + (begin + row) * 64), 0x88);
+    first = lower_nibbles(both);
+    second = upper_nibbles(both);
   }
 #endif
 };
@@ -229,8 +225,8 @@ struct Planes {
     const Bytes both = load_bytes_of(half + begin * 64 + row * 64);
     const Bytes line = load_bytes_of(lines + in_lines / kRowsOfLine * 64);
     const int place = int(in_lines % kRowsOfLine) * 2 * kHigh;
-    first = with_high_bits(low_nibbles(both), line, place);
-    second = with_high_bits(high_nibbles(both), line, place + kHigh);
+    first = either(low_nibbles(both), high_bits(line, place));
+    second = either(high_nibbles(both), high_bits(line, place + kHigh));
   }
   __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, Bytes& first,
                                                    Bytes& second) const {
@@ -238,9 +234,8 @@ struct Planes {
   }
 
  private:
-  QR_INLINE Bytes with_high_bits(Bytes nibbles, Bytes line, int place) {
-    const Bytes shifted = place < 4 ? words_left(line, 4 - place) : words_right(line, place - 4);
-    return bits_and(shifted, (1 << Bits) - 16, nibbles);
+  QR_INLINE Bytes high_bits(Bytes line, int place) {
+    return bits_of(place < 4 ? words_left(line, 4 - place) : words_right(line, place - 4), (1 << Bits) - 16);
   }
 };
 template <int Group>
@@ -285,12 +280,11 @@ struct GroupScales {
   vf scale[kVectors], shift[kVectors];  // shift: what a zero point adds to the integers, or an offset to their product
   Shift kind;
 
-  // in_step: of the groups that share a step of 64 inputs.
-  QR_INLINE GroupScales of(const GemmArgs& g, int64_t panel, int64_t groups, int64_t group, int in_step = 0) {
+  QR_INLINE GroupScales of(const GemmArgs& g, int64_t panel, int64_t groups, int64_t group) {
     GroupScales out;
     out.kind = Shift::kNone;
     if (!Format::kGrouped) return out;
-    if (Format::kGroup <= 32 && g.nested != 0) return of_nested(g, panel, groups, group, in_step);
+    if (Format::kGroup <= 32 && g.nested != 0) return of_nested(g, panel, groups, group);
     const int64_t at = (panel * groups + group) * kPanel;
     const Fp16* scales = static_cast<const Fp16*>(g.scales) + at;
     prefetch(scales + 8 * kPanel);
@@ -312,11 +306,10 @@ struct GroupScales {
   }
 
   // Each product of a code and a float16 is exact, and so is the scale times 2^(bits - 1).
-  QR_INLINE GroupScales of_nested(const GemmArgs& g, int64_t panel, int64_t groups, int64_t group, int in_step) {
+  QR_INLINE GroupScales of_nested(const GemmArgs& g, int64_t panel, int64_t groups, int64_t group) {
     constexpr int64_t kGroups = kNestedBlock / Format::kGroup;
-    const uint64_t first = uint64_t(group - in_step);  // of its step, so that those of a step load the same halves
-    const int64_t bytes = nested_bytes(g.nested, Format::kGroup), in_block = int64_t(first % kGroups) + in_step;
-    const int64_t block = panel * divide_up(groups, kGroups) + int64_t(first / kGroups);
+    const int64_t bytes = nested_bytes(g.nested, Format::kGroup), in_block = int64_t(uint64_t(group) % kGroups);
+    const int64_t block = panel * divide_up(groups, kGroups) + int64_t(uint64_t(group) / kGroups);
     const char* begin = static_cast<const char*>(g.scales) + block * bytes;
     const auto* halves = reinterpret_cast<const Fp16*>(begin);
     const auto* codes = reinterpret_cast<const int8_t*>(begin) + g.nested * (2 + in_block) * kPanel;

@@ -72,47 +72,6 @@ struct GroupSums {
   }
 };
 
-// For sums of k 0..3 and of k 4..7 apart: a row of weights, and both sums as one. What differs is int4, whose lower
-// nibbles stay where they are: their sum is shifted instead.
-template <class Format>
-QR_INLINE void unpack_apart(const Format& format, const char* half, int64_t begin, int row, vi& first, vi& second) {
-  format.unsigned_row(half, begin, row, first, second);
-}
-template <int Group>
-QR_INLINE void unpack_apart(const Int4<Group>&, const char* half, int64_t begin, int row, vi& first, vi& second) {
-  const vi both = load_bytes(half + (begin + row) * 64);
-  first = flip_bits(both, 0x08, 0x0f);
-  second = flip_bits(both, 0x80, 0xf0);
-}
-template <class Format>
-QR_INLINE vi add_apart(const Format&, vi first, vi second) {
-  return add(first, second);
-}
-template <int Group>
-QR_INLINE vi add_apart(const Int4<Group>&, vi first, vi second) {
-  return add(_mm512_slli_epi32(first, 4), second);
-}
-
-// A weight, and one of whose scales it is known while compiling what belongs to them.
-struct AnyWeight {
-  __attribute__((always_inline)) const GemmArgs& args(const GemmArgs& g) const { return g; }
-};
-template <Shift kShift, int kNested = 0>
-struct KnownWeight {
-  __attribute__((always_inline)) GemmArgs args(GemmArgs g) const {
-    if (kShift != Shift::kZeroPoint)
-      g.zero_points = nullptr;
-    else if (g.zero_points == nullptr)
-      __builtin_unreachable();
-    if (kShift != Shift::kOffset)
-      g.offsets = nullptr;
-    else if (g.offsets == nullptr)
-      __builtin_unreachable();
-    g.nested = kNested;
-    return g;
-  }
-};
-
 template <class Format>
 struct VnniPanel {
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;  // of 64 k
@@ -193,12 +152,12 @@ struct VnniPanel {
 
   // The integer sums of R rows and the 16 columns of a half: products of a group's part of a step from row `begin` on.
   template <int R>
-  QR_INLINE void add_half(const Format& format, vi (&acc)[2][R], const int8_t* lines, const char* half, int begin) {
+  __attribute__((always_inline)) void add_half(vi (&acc)[2][R], const int8_t* lines, const char* half, int begin) const {
     each<kEights / Format::kRowsTogether>([&](auto run) __attribute__((always_inline)) {
       constexpr int kFirst = run * Format::kRowsTogether;
       each<Format::kRowsTogether>([&](auto eight) __attribute__((always_inline)) {
         vi w[2];
-        unpack_apart(format, half, begin + kFirst, eight, w[0], w[1]);
+        format.unsigned_row(half, begin + kFirst, eight, w[0], w[1]);
         each<R>([&](auto r) __attribute__((always_inline)) {
           each<2>([&](auto four) __attribute__((always_inline)) {
             const int at = (begin + kFirst + eight) * 8 + four * 4;
@@ -210,34 +169,28 @@ struct VnniPanel {
   }
 
   template <int R>
-  QR_INLINE void start_half(vi (&acc)[2][R], const RowGroup* of, int64_t groups) {
+  __attribute__((always_inline)) void start_half(vi (&acc)[2][R], const RowGroup* of) const {
     each<R>([&](auto r) __attribute__((always_inline)) {
-      acc[0][r] = none();
-      acc[1][r] = _mm512_set1_epi32(-Format::kBias * of[r * groups].sum);
+      acc[0][r] = _mm512_set1_epi32(-Format::kBias * of[r * x.groups].sum);
+      acc[1][r] = none();
     });
   }
 
   template <int R>
-  QR_INLINE void end_half(const vi (&acc)[2][R], const RowGroup* of, int64_t groups, const Format& format,
-                          const GroupScales<Format>& scales, int v, vf (&total)[kVectors][R]) {
+  __attribute__((always_inline)) void end_half(const vi (&acc)[2][R], const RowGroup* of,
+                                               const GroupScales<Format>& scales, int v,
+                                               vf (&total)[kVectors][R]) const {
     scales.by_kind([&](auto kind) __attribute__((always_inline)) {
       each<R>([&](auto r) __attribute__((always_inline)) {
-        total[v][r] = scales.add(kind, total[v][r], floats(add_apart(format, acc[0][r], acc[1][r])), of[r * groups], v);
+        total[v][r] = scales.add(kind, total[v][r], floats(qr::add(acc[0][r], acc[1][r])), of[r * x.groups], v);
       });
     });
   }
 
-  // Where x and the weight are read.
-  struct Places {
-    const RowGroup* of;
-    const int8_t* lines;
-    int64_t groups, step_bytes;
-  };
-
   // Groups that share a step: those of one half, then those of the other.
   template <int R>
-  QR_INLINE void add_small_groups(const GemmArgs& g, const Format& format, const Places& x, const char* packed,
-                                  int64_t panel, int64_t step, vf (&total)[kVectors][R]) {
+  __attribute__((always_inline)) void add_small_groups(const RowGroup* of, const int8_t* lines, int64_t step,
+                                                       vf (&total)[kVectors][R]) const {
     constexpr int kGroups = 64 / kGroupInStep;
     each<kVectors>([&](auto v) __attribute__((always_inline)) {
       const char* half = packed + step * kStepBytes + v * Format::kHalfBytes;
@@ -246,89 +199,44 @@ struct VnniPanel {
         const int64_t group = step * kGroups + i;
         if (group >= x.groups) return;
         vi acc[2][R];
-        start_half<R>(acc, x.of + group, x.groups);
-        add_half<R>(format, acc, x.lines, half, i * kEights);
-        const auto scales = GroupScales<Format>::of(g, panel, x.groups, group, i);
-        end_half<R>(acc, x.of + group, x.groups, format, scales, v, total);
+        start_half<R>(acc, of + group);
+        add_half<R>(acc, lines, half, i * kEights);
+        end_half<R>(acc, of + group, GroupScales<Format>::of(g, panel, x.groups, group), v, total);
       });
     });
   }
 
-  // The same for one row, where all groups are there: the sums of each wait for themselves only, and for no branch.
-  QR_INLINE void add_small_groups_at_once(const GemmArgs& g, const Format& format, const Places& x, const char* packed,
-                                          int64_t panel, int64_t step, vf (&total)[kVectors][1]) {
-    constexpr int kGroups = 64 / kGroupInStep;
-    each<kVectors>([&](auto v) __attribute__((always_inline)) {
-      const char* half = packed + step * kStepBytes + v * Format::kHalfBytes;
-      fetch_half(half);
-      vi acc[kGroups][2][1];
-      each<kGroups>([&](auto i) __attribute__((always_inline)) {
-        start_half<1>(acc[i], x.of + step * kGroups + i, x.groups);
-        add_half<1>(format, acc[i], x.lines, half, i * kEights);
-      });
-      each<kGroups>([&](auto i) __attribute__((always_inline)) {
-        const int64_t group = step * kGroups + i;
-        const auto scales = GroupScales<Format>::of(g, panel, x.groups, group, i);
-        end_half<1>(acc[i], x.of + group, x.groups, format, scales, v, total);
-      });
-    });
-  }
-
-  // A group that fills its steps, of which there are `steps` in all.
+  // A group that fills its steps.
   template <int R>
-  QR_INLINE void add_large_group(const GemmArgs& g, const Format& format, Places x, const char* packed, int64_t panel,
-                                 int64_t group, int64_t steps, vf (&total)[kVectors][R]) {
+  __attribute__((always_inline)) void add_large_group(const RowGroup* of, const int8_t* lines, int64_t group,
+                                                      vf (&total)[kVectors][R]) const {
     const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
     vi acc[kVectors][2][R];
-    each<kVectors>([&](auto v) __attribute__((always_inline)) { start_half<R>(acc[v], x.of + group, x.groups); });
-    const int64_t end = (group + 1) * kSteps < steps ? (group + 1) * kSteps : steps;
-    for (int64_t step = group * kSteps; step < end; ++step, x.lines += x.step_bytes)
+    each<kVectors>([&](auto v) __attribute__((always_inline)) { start_half<R>(acc[v], of + group); });
+    for (int64_t step = first_step(group); step < last_step(group); ++step, lines += x.step_bytes())
       each<kVectors>([&](auto v) __attribute__((always_inline)) {
         const char* half = packed + step * kStepBytes + v * Format::kHalfBytes;
         if constexpr (R == 1) fetch_half(half);
-        add_half<R>(format, acc[v], x.lines, half, 0);
+        add_half<R>(acc[v], lines, half, 0);
       });
-    each<kVectors>([&](auto v) __attribute__((always_inline)) {
-      end_half<R>(acc[v], x.of + group, x.groups, format, scales, v, total);
-    });
+    each<kVectors>([&](auto v) __attribute__((always_inline)) { end_half<R>(acc[v], of + group, scales, v, total); });
   }
 
-  // R rows, read in order of address, with all sums in registers. `weight`: what is known of the weight's scales.
-  template <int R, class Weight>
-  void multiply_in_order(const Weight& weight, int64_t row, float* sums) const {
-    const GemmArgs own = weight.args(g);
-    const Format own_format = format;
-    const char* own_packed = packed;
-    const int64_t own_panel = panel, steps = x.steps;
-    Places places{x.row_groups + row * x.groups, x.line(row, 0), x.groups, x.step_bytes()};
+  // R rows, read in order of address, with all sums in registers.
+  template <int R>
+  void multiply_in_order(int64_t row, float* sums) const {
+    const RowGroup* of = x.row_groups + row * x.groups;
+    const int8_t* lines = x.line(row, 0);
     vf total[kVectors][R];
     each<kVectors * R>([&](auto i) __attribute__((always_inline)) { total[i / R][i % R] = zero(); });
-    int64_t step = 0;
-    if constexpr (R == 1 && Format::kGroup < 64)
-      for (; step < places.groups / (64 / kGroupInStep); ++step, places.lines += places.step_bytes)
-        add_small_groups_at_once(own, own_format, places, own_packed, own_panel, step, total);
-    for (; step < steps; step += kSteps, places.lines += kSteps * places.step_bytes)
+    for (int64_t step = 0; step < x.steps; step += kSteps, lines += kSteps * x.step_bytes())
       if constexpr (Format::kGroup < 64)
-        add_small_groups<R>(own, own_format, places, own_packed, own_panel, step, total);
+        add_small_groups<R>(of, lines, step, total);
       else
-        add_large_group<R>(own, own_format, places, own_packed, own_panel, step / kSteps, steps, total);
+        add_large_group<R>(of, lines, step / kSteps, total);
     each<kVectors * R>([&](auto i) __attribute__((always_inline)) {
       store(sums + i % R * kPanel + i / R * W, total[i / R][i % R]);
     });
-  }
-
-  // One row asks once for all groups what they have: that would take as long as a group's products.
-  template <int R>
-  void multiply_in_order(int64_t row, float* sums) const {
-    if constexpr (R > 1 || !Format::kGrouped) return multiply_in_order<R>(AnyWeight(), row, sums);
-    if (g.nested != 0) {
-      if constexpr (Format::kGroup > 32) return;
-      if (g.nested == 1) return multiply_in_order<R>(KnownWeight<Shift::kNone, 1>(), row, sums);
-      return multiply_in_order<R>(KnownWeight<Shift::kNone, 2>(), row, sums);
-    }
-    if (g.zero_points != nullptr) return multiply_in_order<R>(KnownWeight<Shift::kZeroPoint>(), row, sums);
-    if (g.offsets != nullptr) return multiply_in_order<R>(KnownWeight<Shift::kOffset>(), row, sums);
-    multiply_in_order<R>(KnownWeight<Shift::kNone>(), row, sums);
   }
 
   // All of up to R rows. Each line is fetched twice: soon before it is read to L1, and long before to L2.
