@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional as F
 
 from quire.attention.context import AttentionMetadata
-from quire.config.memory.weight_formats import BITS, BY_NAME, Codes, Shift
+from quire.config.memory.weight_formats import BITS, BY_NAME, NESTED_BLOCK, Codes, Shift
 from quire.ops.backends import Op, implementation_of
 from quire.ops.cpu import library
 from quire.ops.cpu.runtime import memory
@@ -37,6 +37,7 @@ from quire.ops.operands import (
     LinearWeight,
     Mamba2Weights,
     MambaWeights,
+    NestedScales,
     QuantizedRows,
     RopeAndCacheSpec,
     StateMetadata,
@@ -136,14 +137,24 @@ def quantized(ops: dict[str, Op], name: str, out: int, inner: int) -> LinearWeig
         values = values.clamp(min=0).view(torch.float8_e4m3fn)
     groups = -(-inner // format.group) if format.group else 1
     shift = torch.randint(-8, 8, (out, groups), dtype=torch.int8)
+    nested = tuple(
+        NestedScales(
+            codes=torch.randint(0, 64, (out, groups), dtype=torch.int8),
+            units=torch.rand(out, -(-inner // NESTED_BLOCK)) / 4096,
+        )
+        for _ in range(format.num_nested)
+    )
+    scales = nested[0].numbers(format.group) if nested else torch.rand(out, groups) / 64
+    offsets = (1 << bits - 1) * scales - nested[1].numbers(format.group) if len(nested) == 2 else shift / 64
     rows = QuantizedRows(
         values=values,
         bits=bits,
-        scales=torch.rand(out, groups) / 64,
+        scales=scales,
         group_size=format.group or inner,
         zero_points=shift if format.shift is Shift.ZERO_POINTS else None,
-        offsets=shift / 64 if format.shift is Shift.OFFSETS else None,
+        offsets=offsets if format.shift is Shift.OFFSETS else None,
         levels=tuple(range(-60, 68, 8)) if format.codes is Codes.LEVELS else None,
+        nested=nested,
     )
     return cast(LinearWeight, ops["pack_quantized"]([rows]))
 

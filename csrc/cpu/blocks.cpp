@@ -47,8 +47,24 @@ struct Range {
   }
 };
 
+// Of a block of a type whose scales are nested: what codes are multiplied with, and codes.
+struct NestedScales {
+  float units[2];
+  int8_t codes[2 * kMostBlockGroups];
+
+  NestedScales(const BlockType& type, const uint8_t* block) {
+    uint16_t halves[2] = {};
+    type.codes(halves, codes, block);
+    for (int i = 0; i < 2; ++i) units[i] = from_half(halves[i]);
+  }
+};
+
 Range range_of_row(const BlockType& type, const uint8_t* row, int64_t in_features, Range range) {
   for_each_stretch(type, row, in_features, [&](int64_t, const uint8_t* blocks, int64_t count) {
+    if (type.nested != 0) {
+      range.add(NestedScales(type, blocks).units, type.nested, true);
+      return;
+    }
     float scales[kMostBlockGroups], offsets[kMostBlockGroups];
     const int64_t groups = count * type.elements / type.group;
     type.scales(scales, offsets, blocks, count);
@@ -68,7 +84,8 @@ void raise_to(std::atomic<int32_t>& largest, int32_t value) {
 struct BlocksTarget {
   const BlockType& type;
   char* packed;
-  uint16_t *scales, *offsets;
+  void* scales;
+  uint16_t* offsets;
   float unit;
   int64_t in_features;
 
@@ -81,7 +98,10 @@ struct BlocksTarget {
       for (int64_t row = 0; row < num_rows; ++row, blocks += stride) {
         type.values(values, blocks, count);
         pack(out, column + row, k, count * type.elements, values);
-        put_scales(panel, column + row, k, blocks, count);
+        if (type.nested != 0)
+          put_nested(panel, column + row, k, blocks);
+        else
+          put_scales(panel, column + row, k, blocks, count);
       }
     });
   }
@@ -91,8 +111,19 @@ struct BlocksTarget {
     const int64_t groups = count * type.elements / type.group;
     const int64_t at = (panel * (in_features / type.group) + k / type.group) * kPanel + column;
     type.scales(numbers[0], numbers[1], blocks, count);
-    put(scales + at, numbers[0], groups);
+    put(static_cast<uint16_t*>(scales) + at, numbers[0], groups);
     if (type.has_offsets) put(offsets + at, numbers[1], groups);
+  }
+
+  // Of one block.
+  void put_nested(int64_t panel, int64_t column, int64_t k, const uint8_t* block) const {
+    const int64_t at = panel * (in_features / kNestedBlock) + k / kNestedBlock;
+    char* out = static_cast<char*>(scales) + at * nested_bytes(type.nested, type.group);
+    const NestedScales nested(type, block);
+    auto* halves = reinterpret_cast<uint16_t*>(out) + column;
+    auto* codes = reinterpret_cast<int8_t*>(out) + type.nested * 2 * kPanel + column;
+    put(halves, nested.units, type.nested);
+    for (int64_t i = 0; i < type.nested * (kNestedBlock / type.group); ++i) codes[i * kPanel] = nested.codes[i];
   }
 
   void put(uint16_t* out, const float* numbers, int64_t count) const {
@@ -136,14 +167,15 @@ int32_t qr_block_range(float* largest, int32_t* are_halves, int32_t type_id, con
   return QR_OK;
 }
 
-int32_t qr_pack_blocks(void* packed, uint16_t* scales, uint16_t* offsets, double unit, int32_t type_id,
+int32_t qr_pack_blocks(void* packed, void* scales, uint16_t* offsets, double unit, int32_t type_id,
                        int64_t out_features, int64_t in_features, const void* src, int64_t num_rows,
                        int64_t src_stride, int64_t row_offset) {
   if (kernels() == nullptr) return QR_ESTATE;
   const BlockType* type = type_of_rows(type_id, num_rows, src_stride, in_features);
   if (type == nullptr || !is_weight(out_features, in_features) || row_offset < 0 || num_rows > out_features ||
       row_offset > out_features - num_rows || !are_there(packed, scales, src) || !is_aligned(packed) ||
-      type->has_offsets != (offsets != nullptr) || !is_finite(float(unit)) || !(float(unit) > 0))
+      (type->has_offsets && type->nested == 0) != (offsets != nullptr) || !is_finite(float(unit)) ||
+      !(float(unit) > 0))
     return QR_EINVAL;
   const BlocksTarget target{*type, static_cast<char*>(packed), scales, offsets, float(unit), in_features};
   for_each_panel(row_offset, num_rows, [&](int64_t panel, int64_t begin, int64_t end) {

@@ -78,6 +78,7 @@ Weight quantized_weight(const qr_weight& w, int32_t x_dtype, int64_t k) {
   weight.args.order = w.order;
   weight.args.unit = float(w.unit);
   weight.args.group = w.group;
+  weight.args.nested = w.nested;
   return weight;
 }
 
@@ -87,6 +88,8 @@ bool is_quantized_weight(const qr_weight& w, int64_t k) {
     return false;
   if (has_floats && (w.zero_points != nullptr || w.offsets != nullptr || w.unit != 1.0)) return false;
   if (w.zero_points != nullptr && w.offsets != nullptr) return false;
+  if (w.nested < 0 || w.nested > (w.format == QR_LEVELS ? 1 : 2)) return false;
+  if (w.nested != 0 && (has_floats || w.group > 32 || w.zero_points != nullptr || w.offsets != nullptr)) return false;
   if (!is_finite(float(w.unit)) || !(float(w.unit) > 0) || (w.format == QR_LEVELS && w.levels == nullptr)) return false;
   return w.order == nullptr || (w.format != QR_FLOAT8 && is_order(w.order, k));
 }

@@ -17,11 +17,15 @@ constexpr int64_t kPanel = 32;
 constexpr int64_t kDepth = 32;
 // Inputs that may share a scale of a quantised weight: 16, 32, 64 or 128.
 constexpr int64_t kLeastGroup = 16, kNumGroups = 4, kNumSmallGroups = 2, kFloat8Group = 128;
+// Inputs whose groups have nested scales under one float16.
+constexpr int64_t kNestedBlock = 256;
 // Rows of x that one piece of work multiplies at most.
 constexpr int64_t kBlockRows = 256;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+// Of the nested scales of a panel's block; see qr_weight.
+inline int64_t nested_bytes(int64_t kinds, int64_t group) { return kinds * (2 + kNestedBlock / group) * kPanel; }
 // Of activations.
 inline bool is_dtype(int32_t dtype) { return dtype >= QR_FLOAT32 && dtype <= QR_FLOAT16; }
 // Of a cache whose tokens have scales.
@@ -67,6 +71,7 @@ struct GemmArgs {
   const int32_t* order;
   float unit;
   int64_t group;
+  int64_t nested;
 };
 
 // One way to multiply: a (weight dtype, activation dtype) pair on one instruction set.
@@ -314,9 +319,12 @@ struct BlockType {
   int64_t elements, bytes;       // of a block
   int64_t group;                 // elements that share a scale
   bool has_offsets, has_halves;  // offsets beside scales; scales that are float16 in the file
+  int64_t nested;                // of qr_weight
   void (*values)(int8_t* out, const uint8_t* blocks, int64_t count);
   // offsets stay as they are where there are none.
   void (*scales)(float* scales, float* offsets, const uint8_t* blocks, int64_t count);
+  // Of one block of a type with nested scales: its halves, and the codes of its groups, as qr_weight has them.
+  void (*codes)(uint16_t* halves, int8_t* codes, const uint8_t* block);
 };
 
 struct Kernels {

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 9
+#define QR_ABI_VERSION 10
 
 enum {
   QR_OK = 0,
@@ -146,7 +146,12 @@ QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, in
  * scales: float16 [panels of 32 outputs][groups][32], of which `unit` is 1; float32 where group is 0, and of
  * QR_FLOAT8, unit being 1. zero_points (int8), offsets (float16, in units): like scales; only where those are float16,
  * at most one of the two, null for none. levels: of QR_LEVELS, int8[16]. order: input m is x[order[m]], int32; not of
- * QR_FLOAT8; null: x[m]. All cover whole panels. */
+ * QR_FLOAT8; null: x[m]. All cover whole panels.
+ *
+ * nested: 1 or 2, where a group (of 16 or 32) has so many codes under a float16 of 256 inputs, else 0. Then scales are
+ * [panels][blocks of 256 inputs], each float16 [nested][32], of which `unit` is 1, and int8 [groups][nested][32]. A
+ * scale is the first code times the first float16; an offset is 2^(bits - 1) times the scale less the second code times
+ * the second float16, bits being those of the format (not QR_LEVELS). zero_points and offsets are null. */
 typedef struct {
   const void* packed;
   const void* scales;
@@ -157,6 +162,7 @@ typedef struct {
   const float* bias;
   int64_t dtype, format, group, outputs;
   double unit;
+  int64_t nested;
 } qr_weight;
 
 /* As qr_linear and qr_gated_linear. The outputs are those of `count` (1 to 16) weights side by side, whose own biases
@@ -190,15 +196,16 @@ typedef enum {
   QR_MXFP4 = 39
 } qr_blocks;
 
-/* largest: the largest magnitude of all scales and offsets; NaN where one of them is not finite. are_halves: 1 where
- * float16 has all of them exactly. */
+/* largest: the largest magnitude of all scales and offsets, or of the float16 of those that are nested; NaN where one of
+ * them is not finite. are_halves: 1 where float16 has all of them exactly. */
 QR_API int32_t qr_block_range(float* largest, int32_t* are_halves, int32_t type, const void* src, int64_t num_rows,
                               int64_t src_stride, int64_t in_features);
 
 /* As qr_pack_quantized, with scales and offsets as qr_weight has them, in units: those of the rows are written. The
  * format is QR_INT4 (Q4_0, Q4_1, Q2_K, Q3_K, Q4_K), QR_INT5 (Q5_0, Q5_1, Q5_K), QR_INT6 (Q6_K), QR_INT8 (Q8_0) or
- * QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16). offsets: of Q4_1, Q5_1, Q2_K, Q4_K, Q5_K; else null. */
-QR_API int32_t qr_pack_blocks(void* packed, uint16_t* scales, uint16_t* offsets, double unit, int32_t type,
+ * QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16). Scales are nested where blocks have 256 elements, with two codes
+ * of a group in Q2_K, Q4_K and Q5_K. offsets: of Q4_1 and Q5_1; else null. */
+QR_API int32_t qr_pack_blocks(void* packed, void* scales, uint16_t* offsets, double unit, int32_t type,
                               int64_t out_features, int64_t in_features, const void* src, int64_t num_rows,
                               int64_t src_stride, int64_t row_offset);
 

@@ -70,7 +70,7 @@ T* as(void* pointer) {
 }
 
 qr_weight int8_weight(const void* packed, const void* scales, int64_t outputs) {
-  return {packed, scales, nullptr, nullptr, nullptr, nullptr, nullptr, 0, QR_INT8, 0, outputs, 1.0};
+  return {packed, scales, nullptr, nullptr, nullptr, nullptr, nullptr, 0, QR_INT8, 0, outputs, 1.0, 0};
 }
 
 // The integers in memory are 0x1111...: out of range as ids, slots and lengths, which the calls below must see first.
@@ -129,7 +129,7 @@ const Call kCalls[] = {
     {"qr_mixture_of_experts", {4, 2, 32, 32, 32}, {false, false, false, true},
      [](P p, S s) {
        const auto weight = [&](int64_t n) {
-         return qr_weight{p[2], nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, QR_FLOAT32, 0, 0, n, 1.0};
+         return qr_weight{p[2], nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, QR_FLOAT32, 0, 0, n, 1.0, 0};
        };
        const qr_expert experts[] = {{weight(64), weight(32), s[4]}, {weight(64), weight(32), 32}};
        const qr_mixture mixture{weight(2), nullptr, experts, s[1], 0, 0, s[2], s[3]};

@@ -26,7 +26,7 @@ struct Weights {
       values.push_back(decode(data, dtype));
       char* packed = aligned_zeros(qr_packed_bytes(dtype, n, k) + 4096);
       CHECK(qr_pack_linear(packed, dtype, n, k, data.data(), dtype, n, k, 0) == QR_OK);
-      heads.push_back(qr_weight{packed, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, dtype, 0, 0, n, 1.0});
+      heads.push_back(qr_weight{packed, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, dtype, 0, 0, n, 1.0, 0});
     }
   }
   ~Weights() {

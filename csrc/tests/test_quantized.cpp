@@ -212,7 +212,7 @@ TEST(float8_weights_are_multiplied_exactly) {
   char* packed = aligned_zeros(qr_quantized_bytes(QR_FLOAT8, n, k));
   CHECK(qr_pack_quantized(packed, QR_FLOAT8, n, k, bytes.data(), n, k, 0) == QR_OK);
   const std::vector<float> scales(size_t(n), 2.0f);
-  qr_weight weight{packed, scales.data(), nullptr, nullptr, nullptr, nullptr, nullptr, 0, QR_FLOAT8, 0, n, 1.0};
+  qr_weight weight{packed, scales.data(), nullptr, nullptr, nullptr, nullptr, nullptr, 0, QR_FLOAT8, 0, n, 1.0, 0};
   for (int64_t group : {0, 128})
     for (int32_t dtype : {QR_BFLOAT16, QR_FLOAT32}) {
       weight.group = group;
@@ -276,6 +276,10 @@ TEST(quantised_weights_that_are_none_are_refused) {
   check("a group", [](qr_weight& w) { w.group = 48; });
   check("a large group", [](qr_weight& w) { w.format = QR_INT6, w.group = 64; });
   check("one scale", [](qr_weight& w) { w.group = 0; });
+  check("nested zero points", [](qr_weight& w) { w.nested = 1; });
+  for (int64_t nested : {-1, 3})
+    check("codes", [&](qr_weight& w) { w.nested = nested, w.zero_points = nullptr; });
+  check("a large group with codes", [](qr_weight& w) { w.nested = 1, w.group = 64, w.zero_points = nullptr; });
   check("zero points of float8", [](qr_weight& w) { w.format = QR_FLOAT8, w.group = 128, w.order = nullptr; });
   for (double unit : {0.0, -1.0, HUGE_VAL, std::nan("")}) check("a unit", [&](qr_weight& w) { w.unit = unit; });
   for (float value : out) CHECK(value == 7.0f);

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
-from quire.config.memory.weight_formats import FLOAT4_LEVELS
-from quire.ops.operands import BlockRows, QuantizedRows
+from quire.config.memory.weight_formats import FLOAT4_LEVELS, NESTED_BLOCK
+from quire.ops.operands import BlockRows, NestedScales, QuantizedRows
 
 CHUNK_BYTES = 4 << 20
 """Blocks that are read at a time: what lies between them and the result takes a few times as much."""
@@ -35,6 +35,7 @@ class Parts:
     """[n, S / G] float32"""
     offsets: Tensor | None = None
     """[n, S / G] float32"""
+    nested: tuple[NestedScales, ...] = ()
 
 
 def unpack_blocks(stored: BlockRows) -> QuantizedRows:
@@ -46,6 +47,13 @@ def unpack_blocks(stored: BlockRows) -> QuantizedRows:
     values = torch.empty(num_rows, columns, dtype=torch.int8, device=rows.device)
     scales = torch.empty(num_rows, columns // kind.group_size, device=rows.device)
     offsets = torch.empty_like(scales) if kind.has_offsets else None
+    nested = tuple(
+        NestedScales(
+            codes=torch.empty_like(scales, dtype=torch.int8),
+            units=scales.new_empty(num_rows, columns // NESTED_BLOCK),
+        )
+        for _ in range((1 + kind.has_offsets) * kind.has_nested_scales)
+    )
     step = max(1, CHUNK_BYTES // row_bytes)
     for start in range(0, num_rows, step):
         chunk = slice(start, start + step)
@@ -54,6 +62,9 @@ def unpack_blocks(stored: BlockRows) -> QuantizedRows:
         scales[chunk] = parts.scales.view(-1, scales.shape[1])
         if offsets is not None and parts.offsets is not None:
             offsets[chunk] = parts.offsets.view(-1, scales.shape[1])
+        for whole, part in zip(nested, parts.nested, strict=True):
+            whole.codes[chunk] = part.codes.view(-1, scales.shape[1])
+            whole.units[chunk] = part.units.view(-1, whole.units.shape[1])
     return QuantizedRows(
         values=values,
         bits=kind.bits,
@@ -61,6 +72,7 @@ def unpack_blocks(stored: BlockRows) -> QuantizedRows:
         group_size=kind.group_size,
         offsets=offsets,
         levels=LEVELS.get(type_name),
+        nested=nested,
     )
 
 
@@ -94,6 +106,16 @@ def _fifth_bits(field: Tensor) -> Tensor:
     return _unpacked(field, tuple(range(8)), 1, 1) << 4
 
 
+def _nested(values: Tensor, zero: int, *fields: tuple[Tensor, Tensor]) -> Parts:
+    """Of blocks whose groups have codes under a number of two bytes: (number, codes) of scales, and of least values.
+
+    zero: what was taken off values, the least of which is zero in the file.
+    """
+    nested = tuple(NestedScales(codes=codes.to(torch.int8), units=_halves(unit)) for unit, codes in fields)
+    scales, *least = [part.numbers(values.shape[1] // part.codes.shape[1]) for part in nested]
+    return Parts(values, scales, zero * scales - least[0] if least else None, nested)
+
+
 def _q4_0(blocks: Tensor) -> Parts:
     scale, codes = _cut(blocks, 2, 16)
     return Parts(_signed(_unpacked(codes, NIBBLES, 16, 15), 8), _halves(scale))
@@ -124,8 +146,8 @@ def _q8_0(blocks: Tensor) -> Parts:
 
 def _q2_k(blocks: Tensor) -> Parts:
     both, codes, scale, least = _cut(blocks, 16, 64, 2, 2)
-    scales, leasts = _halves(scale) * (both & 15), _halves(least) * (both >> 4)
-    return Parts(_unpacked(codes, PAIRS, 32, 3), scales, -leasts)
+    values = _signed(_unpacked(codes, PAIRS, 32, 3), 8)
+    return _nested(values, 8, (scale, both & 15), (least, both >> 4))
 
 
 def _q3_k(blocks: Tensor) -> Parts:
@@ -133,7 +155,7 @@ def _q3_k(blocks: Tensor) -> Parts:
     values = _unpacked(codes, PAIRS, 32, 3) | (_unpacked(high, tuple(range(8)), 32, 1) << 2)
     low, rest = _cut(packed, 8, 4)
     scales = _unpacked(low, NIBBLES, 8, 15) | (_unpacked(rest, PAIRS, 4, 3) << 4)
-    return Parts(_signed(values, 4), _halves(scale) * _signed(scales, 32))
+    return _nested(_signed(values, 4), 4, (scale, _signed(scales, 32)))
 
 
 def _scales_and_mins(field: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,22 +173,20 @@ def _scales_and_mins(field: Tensor) -> tuple[Tensor, Tensor]:
 def _q4_k(blocks: Tensor) -> Parts:
     scale, least, packed, codes = _cut(blocks, 2, 2, 12, 128)
     scales, mins = _scales_and_mins(packed)
-    scales = _halves(scale) * scales
-    return Parts(_signed(_unpacked(codes, NIBBLES, 32, 15), 8), scales, 8 * scales - _halves(least) * mins)
+    return _nested(_signed(_unpacked(codes, NIBBLES, 32, 15), 8), 8, (scale, scales), (least, mins))
 
 
 def _q5_k(blocks: Tensor) -> Parts:
     scale, least, packed, high, codes = _cut(blocks, 2, 2, 12, 32, 128)
     scales, mins = _scales_and_mins(packed)
-    scales = _halves(scale) * scales
     values = _unpacked(codes, NIBBLES, 32, 15) | (_unpacked(high, tuple(range(8)), 32, 1) << 4)
-    return Parts(_signed(values, 16), scales, 16 * scales - _halves(least) * mins)
+    return _nested(_signed(values, 16), 16, (scale, scales), (least, mins))
 
 
 def _q6_k(blocks: Tensor) -> Parts:
     low, high, packed, scale = _cut(blocks, 128, 64, 16, 2)
     values = _unpacked(low, NIBBLES, 64, 15) | (_unpacked(high, PAIRS, 32, 3) << 4)
-    return Parts(_signed(values, 32), _halves(scale) * packed.contiguous().view(torch.int8))
+    return _nested(_signed(values, 32), 32, (scale, packed.contiguous().view(torch.int8)))
 
 
 def _iq4_nl(blocks: Tensor) -> Parts:
@@ -177,7 +197,7 @@ def _iq4_nl(blocks: Tensor) -> Parts:
 def _iq4_xs(blocks: Tensor) -> Parts:
     scale, high, low, codes = _cut(blocks, 2, 2, 4, 128)
     scales = _unpacked(low, NIBBLES, 1, 15) | (_unpacked(high, PAIRS, 1, 3) << 4)
-    return Parts(_unpacked(codes, NIBBLES, 16, 15), _halves(scale) * _signed(scales, 32))
+    return _nested(_unpacked(codes, NIBBLES, 16, 15), 0, (scale, _signed(scales, 32)))
 
 
 def _mxfp4(blocks: Tensor) -> Parts:

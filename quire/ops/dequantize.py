@@ -35,7 +35,8 @@ def with_integer_levels(rows: QuantizedRows) -> QuantizedRows:
     if rows.levels is None or all(level == int(level) and -128 <= level <= 127 for level in rows.levels):
         return rows
     unit = max(map(abs, rows.levels)) / 127
-    return replace(rows, levels=tuple(round(level / unit) for level in rows.levels), scales=rows.scales * unit)
+    levels = tuple(round(level / unit) for level in rows.levels)
+    return replace(rows, levels=levels, scales=rows.scales * unit, nested=())
 
 
 def with_integers(rows: QuantizedRows) -> QuantizedRows:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from quire.config.gguf.tensor_types import BY_NAME
+from quire.config.memory.weight_formats import NESTED_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,29 @@ class LinearWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NestedScales:
+    """Scales of groups, or what is taken off offsets, as codes times a number of each 256 neighbouring columns."""
+
+    codes: Tensor
+    """[N, M / G] int8"""
+    units: Tensor
+    """[N, M / 256] float32; the last 256 columns may be fewer."""
+
+    def __getitem__(self, rows: slice | Tensor) -> NestedScales:
+        """Of some of the rows."""
+        return NestedScales(codes=self.codes[rows], units=self.units[rows])
+
+    def times(self, factor: float) -> NestedScales:
+        """Multiplied by a number."""
+        return replace(self, units=self.units * factor)
+
+    def numbers(self, group_size: int) -> Tensor:
+        """Shapes: -> [N, M / G] float32."""
+        units = self.units.repeat_interleave(NESTED_BLOCK // group_size, dim=1)
+        return self.codes * units[:, : self.codes.shape[1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedRows:
     """Rows of a weight as a checkpoint brings them quantised, whatever its format, before an implementation packs them.
 
@@ -59,6 +83,9 @@ class QuantizedRows:
     """[N, M / G] float32; not beside zero points."""
     levels: tuple[float, ...] | None = None
     """Sixteen numbers that a code of four bits stands for. Kernels take integers of int8."""
+    nested: tuple[NestedScales, ...] = ()
+    """What scales are made of, in groups of 16 or 32, where kernels may keep that instead. Beside offsets a second one:
+    offsets are 2 ** (bits - 1) * scales less its numbers."""
     order: Tensor | None = None
     """[M] int32: column m multiplies feature order[m] of the input; None where that is m."""
 
@@ -77,13 +104,19 @@ class QuantizedRows:
         """Some of the rows."""
         zero_points, offsets = (None if part is None else part[rows] for part in (self.zero_points, self.offsets))
         return replace(
-            self, values=self.values[rows], scales=self.scales[rows], zero_points=zero_points, offsets=offsets
+            self,
+            values=self.values[rows],
+            scales=self.scales[rows],
+            zero_points=zero_points,
+            offsets=offsets,
+            nested=tuple(part[rows] for part in self.nested),
         )
 
     def times(self, factor: float) -> QuantizedRows:
         """The weight multiplied by a number."""
         offsets = None if self.offsets is None else self.offsets * factor
-        return replace(self, scales=self.scales * factor, offsets=offsets)
+        nested = tuple(part.times(factor) for part in self.nested)
+        return replace(self, scales=self.scales * factor, offsets=offsets, nested=nested)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

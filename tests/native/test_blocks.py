@@ -69,16 +69,9 @@ def test_rows_may_lie_apart() -> None:
     assert_same(pack_quantized([rows[::2], rows[1::2]]), pack_quantized([unpack_blocks(rows[r]) for r in HALF_ROWS]))
 
 
-def test_types_of_one_format_share_a_weight() -> None:
-    first, second = random_blocks("Q4_1", 40, 8), random_blocks("Q4_K", 24, 1)
-    packed = pack_quantized([first, second])
-    assert packed.format == "int4_g32_offsets"
-    assert_same(packed, pack_quantized([unpack_blocks(first), unpack_blocks(second)]))
-
-
 def test_types_of_different_formats_lie_side_by_side() -> None:
     packed = pack_quantized([random_blocks("Q4_K", 40, 1), random_blocks("Q6_K", 24, 1)])
-    assert [part.format for part in packed.parts] == ["int4_g32_offsets", "int6_g16"]
+    assert [part.format for part in packed.parts] == ["int4_g32_offsets_nested", "int6_g16_nested"]
 
 
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00])

@@ -13,14 +13,14 @@ from quire.ops.cpu import library
 if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
-from quire.config.memory.weight_formats import BITS, BY_NAME, Codes, Shift, WeightFormat
+from quire.config.memory.weight_formats import BITS, BY_NAME, NESTED_BLOCK, Codes, Shift, WeightFormat
 from quire.errors import ConfigError
 from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.quantized import pack_quantized
 from quire.ops.cpu.runtime.graphs import Graphs
 from quire.ops.cpu.runtime.weights import words_of
 from quire.ops.dequantize import dequantize
-from quire.ops.operands import LinearWeight, QuantizedRows
+from quire.ops.operands import LinearWeight, NestedScales, QuantizedRows
 from tests.ops.implementations import assert_close, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -78,6 +78,16 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     scales = (torch.rand(rows, groups, generator=generator) + 0.1).half().float()
     zero_points = integers(low, high, rows, groups) if format.shift is Shift.ZERO_POINTS else None
     offsets = torch.randn(rows, groups, generator=generator).half().float() if format.shift is Shift.OFFSETS else None
+    nested = tuple(
+        NestedScales(
+            codes=integers(-128, 128, rows, groups),
+            units=(torch.randn(rows, -(-columns // NESTED_BLOCK), generator=generator) / 64).half().float(),
+        )
+        for _ in range(format.num_nested)
+    )
+    if nested:
+        scales = nested[0].numbers(group_size)
+        offsets = (1 << bits - 1) * scales - nested[1].numbers(group_size) if len(nested) == 2 else None
     made = QuantizedRows(
         values=values,
         bits=bits,
@@ -86,6 +96,7 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
         zero_points=zero_points,
         offsets=offsets,
         levels=LEVELS if format.codes is Codes.LEVELS else None,
+        nested=nested,
         order=None if in_order else torch.randperm(columns, generator=generator).to(torch.int32),
     )
     return Made(made, None if format.codes is Codes.FLOAT8 else format.group or 128)
@@ -144,7 +155,7 @@ def test_inputs_may_stand_in_another_order(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["int8_g16", "int6_g16", "int5_g32_offsets", "int4_g32_offsets", "levels_g32", "float8_g128"]
+    "name", ["int8_g16", "int6_g16_nested", "int5_g32_offsets", "int4_g32_offsets_nested", "levels_g32", "float8_g128"]
 )
 @pytest.mark.parametrize("half", [64, 20])
 def test_gated_products_are_gate_times_up(name: str, half: int) -> None:
@@ -154,7 +165,7 @@ def test_gated_products_are_gate_times_up(name: str, half: int) -> None:
     assert_close(gated_linear(x, pack_quantized([made.rows]), activation="silu"), torch.nn.functional.silu(gate) * up)
 
 
-MIXED = ("int5_g32_offsets", "int6_g16", "int6_g16", "float8", "int4_g128")
+MIXED = ("int5_g32_offsets", "int6_g16_nested", "int6_g16_nested", "float8", "int4_g128")
 """Formats of parts of 40, 7, 33, 48 and 64 rows."""
 
 
@@ -171,7 +182,7 @@ def mixed(columns: int) -> tuple[LinearWeight, list[Made], torch.Tensor]:
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_parts_of_different_formats_are_computed_side_by_side(dtype: torch.dtype, rows: int) -> None:
     weight, parts, dense = mixed(208)
-    assert [part.format for part in weight.parts] == ["int5_g32_offsets", "int6_g16", "float8", "int4_g128", "dense"]
+    assert [part.format for part in weight.parts] == [*MIXED[:2], *MIXED[3:], "dense"]
     x = rand(rows, 208, seed=1, dtype=dtype) / 256  # no product of gate and up is beyond float16
     bias, residual = rand(224), rand(rows, 224, dtype=dtype)
     products = torch.cat([*(part.products(x) for part in parts), x.double() @ dense.double().T], dim=1)
@@ -206,7 +217,9 @@ def scaled(made: Made, factor: float) -> Made:
     return replace(made, rows=made.rows.times(factor))
 
 
-@pytest.mark.parametrize("name", ["int4_g32", "int5_g32_offsets", "int6_g16", "int8_g16", "levels_g32"])
+@pytest.mark.parametrize(
+    "name", ["int4_g32", "int4_g32_offsets_nested", "int5_g32_offsets", "int6_g16", "int8_g16", "levels_g32"]
+)
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**30, 1e-9, 3e7])
 def test_scales_that_float16_does_not_hold_keep_their_precision(name: str, factor: float) -> None:
     made = scaled(make(BY_NAME[name], (40, 96)), factor)

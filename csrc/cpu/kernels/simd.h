@@ -28,6 +28,9 @@ QR_INLINE vf load(const Bf16* p) {
 QR_INLINE vf load(const Fp16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+QR_INLINE vf load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 QR_INLINE vf load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
 QR_INLINE vf load(const Bf16* p, int n) {
   __m256i raw = _mm256_maskz_loadu_epi16(first(n), p);
@@ -159,6 +162,9 @@ QR_INLINE void store_16bit(void* p, __m128i v, int n) {
 QR_INLINE vf load(const float* p) { return _mm256_loadu_ps(p); }
 QR_INLINE vf load(const Bf16* p) { return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 QR_INLINE vf load(const Fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+QR_INLINE vf load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 QR_INLINE vf load(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
 QR_INLINE vf load(const Bf16* p, int n) { return widen_bf16(load_16bit(p, n)); }
 QR_INLINE vf load(const Fp16* p, int n) { return _mm256_cvtph_ps(load_16bit(p, n)); }

@@ -56,6 +56,10 @@ QR_INLINE uint16x8_t fp16_of(vf v) {
 QR_INLINE vf load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
 QR_INLINE vf load(const Bf16* p) { return widen_bf16(load_16bit(p)); }
 QR_INLINE vf load(const Fp16* p) { return widen_fp16(load_16bit(p)); }
+QR_INLINE vf load(const int8_t* p) {
+  const int16x8_t wide = vmovl_s8(vld1_s8(p));
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_high_s16(wide))};
+}
 QR_INLINE vf load(const float* p, int n) {
   alignas(16) float buffer[8] = {};
   std::memcpy(buffer, p, size_t(n) * 4);

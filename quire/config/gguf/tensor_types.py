@@ -72,6 +72,7 @@ class QuantizedType:
     group_size: int
     has_offsets: bool = False
     has_levels: bool = False
+    has_nested_scales: bool = False
 
 
 QUANTIZED: Mapping[str, QuantizedType] = MappingProxyType(
@@ -81,13 +82,13 @@ QUANTIZED: Mapping[str, QuantizedType] = MappingProxyType(
         "Q5_0": QuantizedType(5, 32),
         "Q5_1": QuantizedType(5, 32, has_offsets=True),
         "Q8_0": QuantizedType(8, 32),
-        "Q2_K": QuantizedType(4, 16, has_offsets=True),
-        "Q3_K": QuantizedType(4, 16),
-        "Q4_K": QuantizedType(4, 32, has_offsets=True),
-        "Q5_K": QuantizedType(5, 32, has_offsets=True),
-        "Q6_K": QuantizedType(6, 16),
+        "Q2_K": QuantizedType(4, 16, has_offsets=True, has_nested_scales=True),
+        "Q3_K": QuantizedType(4, 16, has_nested_scales=True),
+        "Q4_K": QuantizedType(4, 32, has_offsets=True, has_nested_scales=True),
+        "Q5_K": QuantizedType(5, 32, has_offsets=True, has_nested_scales=True),
+        "Q6_K": QuantizedType(6, 16, has_nested_scales=True),
         "IQ4_NL": QuantizedType(4, 32, has_levels=True),
-        "IQ4_XS": QuantizedType(4, 32, has_levels=True),
+        "IQ4_XS": QuantizedType(4, 32, has_levels=True, has_nested_scales=True),
         "MXFP4": QuantizedType(4, 32, has_levels=True),
     }
 )

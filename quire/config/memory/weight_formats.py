@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from quire.utils.math import cdiv, round_up
@@ -12,6 +12,8 @@ PANEL = 32
 GROUPS = (128, 64, 32, 16)
 """Input features that may share a scale."""
 FLOAT8_GROUP = 128
+NESTED_BLOCK = 256
+"""Input features whose groups have nested scales under one float16."""
 COMPACT_ISAS = ("avx512_bf16", "amx")
 """Instruction sets on which weights of bfloat16 take 12 bits where they can."""
 FLOAT4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -46,6 +48,17 @@ class Shift(StrEnum):
     OFFSETS = "offsets"
 
 
+NESTED = (
+    (Codes.INT6, 16, Shift.NONE),
+    (Codes.INT5, 32, Shift.OFFSETS),
+    (Codes.INT4, 16, Shift.NONE),
+    (Codes.INT4, 16, Shift.OFFSETS),
+    (Codes.INT4, 32, Shift.OFFSETS),
+    (Codes.LEVELS, 32, Shift.NONE),
+)
+"""Formats with nested scales: those of GGUF's blocks of 256."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
     """One of the formats of `quire.ops.cpu.quantized`."""
@@ -54,30 +67,55 @@ class WeightFormat:
     group: int
     """Input features that share a scale; 0 where an output feature has one."""
     shift: Shift = Shift.NONE
+    is_nested: bool = False
+    """Scales, and what offsets are made of, are codes of 8 bits under a float16 for each `NESTED_BLOCK`."""
 
     @property
     def name(self) -> str:
-        """As `LinearWeight.format` has it: int8, int4_g128, int6_g16, int4_g32_zeros, levels_g32, float8_g128, ..."""
-        return "_".join(part for part in (self.codes, f"g{self.group}" if self.group else "", self.shift) if part)
+        """As `LinearWeight.format` has it: int8, int4_g128, int4_g32_zeros, float8_g128, int6_g16_nested, ..."""
+        group, nested = f"g{self.group}" if self.group else "", "nested" if self.is_nested else ""
+        return "_".join(part for part in (self.codes, group, self.shift, nested) if part)
 
     def num_bytes(self, out_features: int, in_features: int) -> int:
         """Of a packed weight, with scales and what else its groups have, but without an order of inputs."""
         outputs = round_up(out_features, PANEL)
         depth = round_up(in_features, PANEL if self.codes is Codes.FLOAT8 else 64)
         values = outputs * depth // 8 * BITS[self.codes]
-        groups = outputs * (cdiv(in_features, self.group) if self.group else 1)
+        return values + outputs * self._scale_bytes(in_features) + self._levels_bytes
+
+    def _scale_bytes(self, in_features: int) -> int:
+        """Of an output feature, with what else its groups have."""
+        if self.is_nested:
+            return cdiv(in_features, NESTED_BLOCK) * self.nested_bytes
         shifts = {Shift.NONE: 0, Shift.ZERO_POINTS: 1, Shift.OFFSETS: 2}[self.shift]
         has_floats = self.group == 0 or self.codes is Codes.FLOAT8
-        return values + groups * ((4 if has_floats else 2) + shifts) + 16 * (self.codes is Codes.LEVELS)
+        return (cdiv(in_features, self.group) if self.group else 1) * ((4 if has_floats else 2) + shifts)
+
+    @property
+    def num_nested(self) -> int:
+        """Codes that a group has under as many float16; 0 where scales are not nested."""
+        return (2 if self.shift is Shift.OFFSETS else 1) if self.is_nested else 0
+
+    @property
+    def nested_bytes(self) -> int:
+        """Of the scales of an output feature and `NESTED_BLOCK` input features."""
+        return self.num_nested * (2 + NESTED_BLOCK // self.group)
+
+    @property
+    def _levels_bytes(self) -> int:
+        return 16 if self.codes is Codes.LEVELS else 0
 
     def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
-        """As `num_bytes`, of a weight that the Triton kernels packed: five and six bits take a byte, scales four."""
+        """As `num_bytes`, of a weight that the Triton kernels packed: five and six bits take a byte, scales four.
+
+        Nested scales become such scales.
+        """
         has_halves = self.codes in (Codes.INT4, Codes.LEVELS)
         step = 2 * gpu_step(self.group)
         values = out_features * (round_up(in_features, step) // 2 if has_halves else in_features)
         groups = out_features * (cdiv(in_features, self.group) if self.group else 1)
         shifts = {Shift.NONE: 0, Shift.ZERO_POINTS: 1, Shift.OFFSETS: 4}[self.shift]
-        return values + groups * (4 + shifts) + 16 * (self.codes is Codes.LEVELS)
+        return values + groups * (4 + shifts) + self._levels_bytes
 
 
 def gpu_step(group: int) -> int:
@@ -94,6 +132,7 @@ def native_format(
     has_offsets: bool = False,
     has_levels: bool = False,
     is_float8: bool = False,
+    is_nested: bool = False,
 ) -> WeightFormat | None:
     """The format that the native kernels keep such a weight in; None where they have none.
 
@@ -115,7 +154,11 @@ def native_format(
     group = next((group for group in (group_size, *groups) if group in groups and group_size % group == 0), None)
     if group is None and has_row_scale:
         group = groups[0]
-    return None if group is None else WeightFormat(codes=codes, group=group, shift=shift)
+    if group is None:
+        return None
+    format = WeightFormat(codes=codes, group=group, shift=shift)
+    nested = replace(format, is_nested=True)
+    return nested if is_nested and group == group_size and nested.name in BY_NAME else format
 
 
 def parse(name: str) -> WeightFormat | None:
@@ -136,5 +179,6 @@ BY_NAME = {
             for shift in Shift
             if not (codes is Codes.LEVELS and shift is Shift.ZERO_POINTS)
         ),
+        *(WeightFormat(codes=codes, group=group, shift=shift, is_nested=True) for codes, group, shift in NESTED),
     )
 }

@@ -299,6 +299,7 @@ def find_gguf(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
         group_size=kind.group_size,
         has_offsets=kind.has_offsets,
         has_levels=kind.has_levels,
+        has_nested_scales=kind.has_nested_scales,
     )
 
 

@@ -55,6 +55,7 @@ class StoredFormat:
     has_zero_points: bool = False
     has_offsets: bool = False
     has_levels: bool = False
+    has_nested_scales: bool = False
     has_order: bool = False
     is_float8: bool = False
     is_v1: bool = False
@@ -73,6 +74,7 @@ class StoredFormat:
             has_offsets=self.has_offsets,
             has_levels=self.has_levels,
             is_float8=self.is_float8,
+            is_nested=self.has_nested_scales,
         )
         return None if kept is None else kept.name
 

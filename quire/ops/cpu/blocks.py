@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
+from quire.config.gguf.tensor_types import BY_NAME
 from quire.ops.blocks import LEVELS
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.dtypes import DTYPES
@@ -18,7 +18,10 @@ LEVELS_OF = {name: torch.tensor(levels, dtype=torch.int8) for name, levels in LE
 
 
 def range_of_blocks(rows: BlockRows) -> tuple[float, bool]:
-    """The largest magnitude of all scales and offsets, NaN if one is not finite; whether float16 has all exactly."""
+    """The largest magnitude of all scales and offsets, NaN if one is not finite; whether float16 has all exactly.
+
+    Of nested scales, of what their codes are multiplied with.
+    """
     blocks, largest, are_halves = _readable(rows), torch.zeros(1), torch.zeros(1, dtype=torch.int32)
     check(
         lib.qr_block_range(
@@ -36,12 +39,12 @@ def range_of_blocks(rows: BlockRows) -> tuple[float, bool]:
 
 def pack_blocks(tensors: dict[str, Tensor], rows: BlockRows, *, unit: float, out_features: int, offset: int) -> None:
     """Lay rows out in a weight of `out_features`, from row `offset` on; see `qr_pack_blocks`. Mutates: tensors."""
-    blocks, has_offsets = _readable(rows), QUANTIZED[rows.type_name].has_offsets
+    blocks, second = _readable(rows), tensors.get("offsets")
     check(
         lib.qr_pack_blocks(
             tensors["packed"].data_ptr(),
             tensors["scales"].data_ptr(),
-            tensors["offsets"].data_ptr() if has_offsets else None,
+            None if second is None else second.data_ptr(),
             unit,
             BY_NAME[rows.type_name].id,
             out_features,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.config.gguf.tensor_types import QUANTIZED
-from quire.config.memory.weight_formats import Codes, Shift, WeightFormat, native_format
+from quire.config.memory.weight_formats import NESTED_BLOCK, Codes, Shift, WeightFormat, native_format
 from quire.errors import ConfigError
 from quire.ops.blocks import LEVELS, unpack_blocks
 from quire.ops.cpu.blocks import pack_blocks, range_of_blocks
@@ -25,7 +25,7 @@ from quire.ops.cpu.runtime.memory import empty, weight_zeros
 from quire.ops.cpu.runtime.rows import readable_rows
 from quire.ops.cpu.runtime.weights import CODES, written
 from quire.ops.dequantize import with_integer_levels, with_integers
-from quire.ops.operands import BlockRows, LinearWeight, QuantizedRows, StoredRows
+from quire.ops.operands import BlockRows, LinearWeight, NestedScales, QuantizedRows, StoredRows
 from quire.utils.math import cdiv
 
 lib = load()
@@ -147,9 +147,13 @@ def _pack_rows(parts: Sequence[StoredRows]) -> LinearWeight:
         "packed": weight_zeros(lib.qr_quantized_bytes(CODES[format.codes], rows, columns)),
         "scales": _panels_of(rows, groups, torch.float32 if has_floats else torch.float16),
     }
+    if format.is_nested:
+        tensors["scales"] = torch.zeros(
+            cdiv(rows, PANEL), cdiv(columns, NESTED_BLOCK), PANEL * format.nested_bytes, dtype=torch.int8
+        )
     if format.shift is Shift.ZERO_POINTS:
         tensors["zero_points"] = _panels_of(rows, groups, torch.int8)
-    if format.shift is Shift.OFFSETS:
+    if format.shift is Shift.OFFSETS and not format.is_nested:
         tensors["offsets"] = _panels_of(rows, groups, torch.float16)
     offset = 0
     for part in parts:
@@ -179,10 +183,13 @@ def _put(
 ) -> None:
     """Lay rows out in a weight of `out_features`, from row `offset` on. Mutates: tensors."""
     _pack_values(tensors["packed"], format, out_features, part.values, offset)
-    _place(tensors["scales"], part.scales / unit, format.group, part, offset)
+    if format.is_nested:
+        _place_nested(tensors["scales"], part.nested, format, unit, offset)
+    else:
+        _place(tensors["scales"], part.scales / unit, format.group, part, offset)
     if part.zero_points is not None:
         _place(tensors["zero_points"], part.zero_points, format.group, part, offset)
-    if part.offsets is not None:
+    if "offsets" in tensors and part.offsets is not None:
         _place(tensors["offsets"], part.offsets / unit, format.group, part, offset)
 
 
@@ -203,6 +210,7 @@ def format_of(rows: StoredRows) -> WeightFormat:
         has_offsets=rows.offsets is not None,
         has_levels=rows.levels is not None,
         is_float8=rows.values.dtype == torch.float8_e4m3fn,
+        is_nested=bool(rows.nested),
     )
     is_known = rows.values.dtype in (torch.int8, torch.float8_e4m3fn)
     if format is None or not is_known or (format.codes is Codes.FLOAT8 and rows.order is not None):
@@ -218,6 +226,7 @@ def _format_of_blocks(rows: BlockRows) -> WeightFormat | None:
         in_features=rows.shape[1],
         has_offsets=kind.has_offsets,
         has_levels=kind.has_levels,
+        is_nested=kind.has_nested_scales,
     )
 
 
@@ -312,7 +321,9 @@ def _unit(format: WeightFormat, parts: Sequence[StoredRows]) -> float:
 
 def _range_of(part: QuantizedRows) -> tuple[float, bool]:
     """See `range_of_blocks`."""
-    numbers = [tensor for tensor in (part.scales, part.offsets) if tensor is not None and tensor.numel()]
+    kept: list[Tensor | None] = [nested.units for nested in part.nested]
+    kept = kept or [part.scales, part.offsets]
+    numbers = [tensor for tensor in kept if tensor is not None and tensor.numel()]
     if not all(bool(tensor.isfinite().all()) for tensor in numbers):
         return math.nan, False
     largest = max((float(tensor.abs().max()) for tensor in numbers), default=0.0)
@@ -328,6 +339,25 @@ def _checked_order(order: Tensor, columns: int) -> Tensor:
 def _panels_of(out_features: int, groups: int, dtype: torch.dtype) -> Tensor:
     """What each group of a weight has one of. Shapes: [panels, groups, 32]"""
     return torch.zeros(cdiv(out_features, PANEL), groups, PANEL, dtype=dtype)
+
+
+def _place_nested(
+    target: Tensor, nested: Sequence[NestedScales], format: WeightFormat, unit: float, offset: int
+) -> None:
+    """Put nested scales of rows into their panels; `qr_weight` says how they lie there.
+
+    Shapes: target [panels, blocks, bytes].
+    """
+    panels, blocks, _ = target.shape
+    count, of_block = len(nested), NESTED_BLOCK // format.group
+    halves, codes = target[:, :, : count * 2 * PANEL], target[:, :, count * 2 * PANEL :]
+    units_at = halves.view(torch.float16).view(panels, blocks, count, PANEL)
+    codes_at = codes.view(panels, blocks, of_block, count, PANEL)
+    rows = torch.arange(offset, offset + nested[0].codes.shape[0])
+    for kind, part in enumerate(nested):
+        units_at[rows // PANEL, :, kind, rows % PANEL] = (part.units / unit).half()
+        padded = torch.nn.functional.pad(part.codes, (0, blocks * of_block - part.codes.shape[1]))
+        codes_at[rows // PANEL, :, :, kind, rows % PANEL] = padded.view(-1, blocks, of_block)
 
 
 def _place(target: Tensor, values: Tensor, group: int, part: QuantizedRows, offset: int) -> None:

@@ -51,22 +51,23 @@ QR_INLINE void add_fifth_bits(int8_t* __restrict out, const uint8_t* __restrict 
   for (int i = 0; i < 32; ++i) out[i] = int8_t(out[i] + ((bits >> i & 1) << 4));
 }
 
-// The six-bit scales and minima of Q4_K and Q5_K. The first four of each have a byte of their own. The others have
-// their low bits in the last four bytes and their high ones above the first four.
-QR_INLINE void scales_and_minima(float* scales, float* offsets, const uint8_t* block, float zero) {
-  const float d = half_at(block), least = half_at(block + 2);
+// The six-bit scales and minima of Q4_K and Q5_K, behind the two numbers that they are multiplied with. The first four
+// of each have a byte of their own. The others have their low bits in the last four bytes and their high ones above the
+// first four.
+QR_INLINE void scales_and_minima(uint16_t* halves, int8_t* codes, const uint8_t* block) {
+  std::memcpy(halves, block, 4);
   const uint8_t *first = block + 4, *second = block + 8, *last = block + 12;
   for (int i = 0; i < 4; ++i) {
-    scales[i] = d * float(first[i] & 63);
-    scales[4 + i] = d * float((last[i] & 15) | (first[i] >> 2 & 48));
-    offsets[i] = zero * scales[i] - least * float(second[i] & 63);
-    offsets[4 + i] = zero * scales[4 + i] - least * float((last[i] >> 4) | (second[i] >> 2 & 48));
+    codes[2 * i] = int8_t(first[i] & 63);
+    codes[2 * i + 1] = int8_t(second[i] & 63);
+    codes[2 * (4 + i)] = int8_t((last[i] & 15) | (first[i] >> 2 & 48));
+    codes[2 * (4 + i) + 1] = int8_t((last[i] >> 4) | (second[i] >> 2 & 48));
   }
 }
 
 template <int kBytes>
 struct Blocks {  // of 32 elements in one group
-  static constexpr int64_t kElements = 32, kSize = kBytes, kGroup = 32;
+  static constexpr int64_t kElements = 32, kSize = kBytes, kGroup = 32, kNested = 0;
   static constexpr bool kOffsets = false, kHalves = true;
   static void scales(float* scales, float*, const uint8_t* block) { *scales = half_at(block); }
 };
@@ -78,10 +79,12 @@ struct BlocksWithLeast : Blocks<kBytes> {
     *offsets = half_at(block + 2) + kZero * *scales;
   }
 };
-template <int kBytes, int kOfGroup>
-struct SuperBlocks {  // of 256 elements
-  static constexpr int64_t kElements = 256, kSize = kBytes, kGroup = kOfGroup;
-  static constexpr bool kOffsets = false, kHalves = false;
+// Of 256 elements; kCodes: of a group. kRaised: the integer that stands for the least value of a group with an offset.
+template <int kBytes, int kOfGroup, int kCodes = 1, int kRaised = 0>
+struct SuperBlocks {
+  static constexpr int64_t kElements = 256, kSize = kBytes, kGroup = kOfGroup, kNested = kCodes;
+  static constexpr bool kOffsets = kCodes == 2, kHalves = false;
+  static constexpr float kZero = kRaised;
 };
 
 struct Q4_0 : Blocks<18> {
@@ -115,18 +118,17 @@ struct Q8_0 : Blocks<34> {
   static void values(int8_t* out, const uint8_t* block) { std::memcpy(out, block + 2, 32); }
 };
 
-struct Q2_K : SuperBlocks<84, 16> {
+struct Q2_K : SuperBlocks<84, 16, 2, 8> {
   static constexpr int32_t kId = QR_Q2_K, kFormat = QR_INT4;
-  static constexpr bool kOffsets = true;
   static void values(int8_t* out, const uint8_t* block) {
-    std::memset(out, 0, 256);
+    std::memset(out, -8, 256);
     add_pairs<64, 0>(out, block + 16);
   }
-  static void scales(float* scales, float* offsets, const uint8_t* block) {
-    const float d = half_at(block + 80), least = half_at(block + 82);
+  static void codes(uint16_t* halves, int8_t* codes, const uint8_t* block) {
+    std::memcpy(halves, block + 80, 4);
     for (int i = 0; i < 16; ++i) {
-      scales[i] = d * float(block[i] & 15);
-      offsets[i] = -(least * float(block[i] >> 4));
+      codes[2 * i] = int8_t(block[i] & 15);
+      codes[2 * i + 1] = int8_t(block[i] >> 4);
     }
   }
 };
@@ -139,35 +141,29 @@ struct Q3_K : SuperBlocks<110, 16> {
     add_bits<2>(out, block);
   }
   // Six bits each: the low four as nibbles of eight bytes, the high two in the four bytes behind them.
-  static void scales(float* scales, float*, const uint8_t* block) {
+  static void codes(uint16_t* halves, int8_t* codes, const uint8_t* block) {
     const uint8_t *low = block + 96, *high = block + 104;
-    const float d = half_at(block + 108);
+    std::memcpy(halves, block + 108, 2);
     for (int i = 0; i < 16; ++i) {
       const int code = (low[i % 8] >> i / 8 * 4 & 15) | (high[i % 4] >> i / 4 * 2 & 3) << 4;
-      scales[i] = d * float(code - 32);
+      codes[i] = int8_t(code - 32);
     }
   }
 };
 
-struct Q4_K : SuperBlocks<144, 32> {
+struct Q4_K : SuperBlocks<144, 32, 2, 8> {
   static constexpr int32_t kId = QR_Q4_K, kFormat = QR_INT4;
-  static constexpr bool kOffsets = true;
   static void values(int8_t* out, const uint8_t* block) { nibbles<128, 32, 8>(out, block + 16); }
-  static void scales(float* scales, float* offsets, const uint8_t* block) {
-    scales_and_minima(scales, offsets, block, 8.0f);
-  }
+  static void codes(uint16_t* halves, int8_t* codes, const uint8_t* block) { scales_and_minima(halves, codes, block); }
 };
 
-struct Q5_K : SuperBlocks<176, 32> {
+struct Q5_K : SuperBlocks<176, 32, 2, 16> {
   static constexpr int32_t kId = QR_Q5_K, kFormat = QR_INT5;
-  static constexpr bool kOffsets = true;
   static void values(int8_t* out, const uint8_t* block) {
     nibbles<128, 32, 16>(out, block + 48);
     add_bits<4>(out, block + 16);
   }
-  static void scales(float* scales, float* offsets, const uint8_t* block) {
-    scales_and_minima(scales, offsets, block, 16.0f);
-  }
+  static void codes(uint16_t* halves, int8_t* codes, const uint8_t* block) { scales_and_minima(halves, codes, block); }
 };
 
 struct Q6_K : SuperBlocks<210, 16> {
@@ -176,9 +172,9 @@ struct Q6_K : SuperBlocks<210, 16> {
     nibbles<128, 64, 32>(out, block);
     add_pairs<64, 4>(out, block + 128);
   }
-  static void scales(float* scales, float*, const uint8_t* block) {
-    const float d = half_at(block + 208);
-    for (int i = 0; i < 16; ++i) scales[i] = d * float(int8_t(block[192 + i]));
+  static void codes(uint16_t* halves, int8_t* codes, const uint8_t* block) {
+    std::memcpy(halves, block + 208, 2);
+    std::memcpy(codes, block + 192, 16);
   }
 };
 
@@ -190,11 +186,11 @@ struct Iq4Nl : Blocks<18> {
 struct Iq4Xs : SuperBlocks<136, 32> {
   static constexpr int32_t kId = QR_IQ4_XS, kFormat = QR_LEVELS;
   static void values(int8_t* out, const uint8_t* block) { nibbles<128, 16, 0>(out, block + 8); }
-  static void scales(float* scales, float*, const uint8_t* block) {
-    const float d = half_at(block);
+  static void codes(uint16_t* halves, int8_t* codes, const uint8_t* block) {
+    std::memcpy(halves, block, 2);
     for (int i = 0; i < 8; ++i) {
       const int code = (block[4 + i / 2] >> i % 2 * 4 & 15) | (block[2 + i / 4] >> i % 4 * 2 & 3) << 4;
-      scales[i] = d * float(code - 32);
+      codes[i] = int8_t(code - 32);
     }
   }
 };
@@ -217,16 +213,33 @@ void values_of(int8_t* out, const uint8_t* blocks, int64_t count) {
 }
 
 template <class Type>
+void scales_of_block(float* scales, float* offsets, const uint8_t* block) {
+  if constexpr (Type::kNested == 0) {
+    Type::scales(scales, offsets, block);
+  } else {
+    uint16_t halves[2] = {};
+    int8_t codes[Type::kNested * Type::kElements / Type::kGroup];
+    Type::codes(halves, codes, block);
+    for (int64_t i = 0; i < Type::kElements / Type::kGroup; ++i) {
+      scales[i] = from_half(halves[0]) * float(codes[i * Type::kNested]);
+      if (Type::kNested == 2) offsets[i] = Type::kZero * scales[i] - from_half(halves[1]) * float(codes[i * 2 + 1]);
+    }
+  }
+}
+
+template <class Type>
 void scales_of(float* scales, float* offsets, const uint8_t* blocks, int64_t count) {
   constexpr int64_t kGroups = Type::kElements / Type::kGroup;
   for (int64_t i = 0; i < count; ++i)
-    Type::scales(scales + i * kGroups, offsets + i * kGroups, blocks + i * Type::kSize);
+    scales_of_block<Type>(scales + i * kGroups, offsets + i * kGroups, blocks + i * Type::kSize);
 }
 
 template <class Type>
 constexpr BlockType block_type_of() {
-  return {Type::kId,      Type::kFormat,  Type::kElements, Type::kSize,    Type::kGroup,
-          Type::kOffsets, Type::kHalves, values_of<Type>, scales_of<Type>};
+  BlockType type{Type::kId,      Type::kFormat,  Type::kElements, Type::kSize,     Type::kGroup,
+                 Type::kOffsets, Type::kHalves, Type::kNested,   values_of<Type>, scales_of<Type>, nullptr};
+  if constexpr (Type::kNested != 0) type.codes = Type::codes;
+  return type;
 }
 
 const BlockType* block_type(int32_t id) {

@@ -284,6 +284,7 @@ struct GroupScales {
     GroupScales out;
     out.kind = Shift::kNone;
     if (!Format::kGrouped) return out;
+    if (Format::kGroup <= 32 && g.nested != 0) return of_nested(g, panel, groups, group);
     const int64_t at = (panel * groups + group) * kPanel;
     const Fp16* scales = static_cast<const Fp16*>(g.scales) + at;
     prefetch(scales + 8 * kPanel);
@@ -300,6 +301,27 @@ struct GroupScales {
       const auto* offsets = reinterpret_cast<const Fp16*>(g.offsets) + at;
       prefetch(offsets + 8 * kPanel);
       for (int v = 0; v < kVectors; ++v) out.shift[v] = mul(load(offsets + v * W), set1(1.0f / Format::kUnit));
+    }
+    return out;
+  }
+
+  // Each product of a code and a float16 is exact, and so is the scale times 2^(bits - 1).
+  QR_INLINE GroupScales of_nested(const GemmArgs& g, int64_t panel, int64_t groups, int64_t group) {
+    constexpr int64_t kGroups = kNestedBlock / Format::kGroup;
+    const int64_t bytes = nested_bytes(g.nested, Format::kGroup), in_block = int64_t(uint64_t(group) % kGroups);
+    const int64_t block = panel * divide_up(groups, kGroups) + int64_t(uint64_t(group) / kGroups);
+    const char* begin = static_cast<const char*>(g.scales) + block * bytes;
+    const auto* halves = reinterpret_cast<const Fp16*>(begin);
+    const auto* codes = reinterpret_cast<const int8_t*>(begin) + g.nested * (2 + in_block) * kPanel;
+    prefetch(begin + bytes + in_block % 2 * 64);
+    prefetch(codes + bytes);
+    GroupScales out;
+    out.kind = g.nested == 1 ? Shift::kNone : Shift::kOffset;
+    for (int v = 0; v < kVectors; ++v) out.scale[v] = mul(load(codes + v * W), load(halves + v * W));
+    if (g.nested == 1) return out;
+    for (int v = 0; v < kVectors; ++v) {
+      const vf least = mul(load(halves + kPanel + v * W), set1(-1.0f / Format::kUnit));
+      out.shift[v] = fma(load(codes + kPanel + v * W), least, mul(out.scale[v], set1(float(Format::kBias))));
     }
     return out;
   }

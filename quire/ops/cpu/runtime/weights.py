@@ -34,10 +34,10 @@ def words_of(weight: LinearWeight, bias: Tensor | None = None) -> list[int]:
     tensors = [weight.tensors.get(name) for name in TENSORS]
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (*tensors, bias)]
     if weight.format == "dense":
-        return [*addresses, WEIGHT_DTYPES[weight.tensors["packed"].dtype], 0, 0, weight.out_features, word(1.0)]
+        return [*addresses, WEIGHT_DTYPES[weight.tensors["packed"].dtype], 0, 0, weight.out_features, word(1.0), 0]
     format, unit = BY_NAME[weight.format], weight.tensors.get("unit")
     unit_word = word(1.0 if unit is None else unit.item())
-    return [*addresses, 0, CODES[format.codes], format.group, weight.out_features, unit_word]
+    return [*addresses, 0, CODES[format.codes], format.group, weight.out_features, unit_word, format.num_nested]
 
 
 def written(weight: LinearWeight) -> tuple[int, int]:
