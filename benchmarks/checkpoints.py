@@ -196,7 +196,7 @@ def write_with_unit_norms(directory: Path, family: str, config: dict[str, Any]) 
             weight.data.normal_(0, 0.02, generator=generator)
         elif "norm" in name:
             weight.data.fill_(1)
-    model.save_pretrained(directory)
+    model.bfloat16().save_pretrained(directory)  # routers, too, which newer versions keep in float32
     return directory
 
 

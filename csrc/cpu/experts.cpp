@@ -23,6 +23,10 @@ constexpr int64_t kMostRows = 512;
 constexpr int64_t kRoutedRows = 16;            // of a piece
 constexpr int64_t kPieceElements = 16 * 1024;  // prepared or added up (3-5 us)
 
+// Up to so many rows of an expert are prepared one by one: pieces cut them into twos and threes, and it takes as long to
+// turn two round together as sixteen.
+constexpr int64_t kFewRows = 16;
+
 // Memory cut into arrays, in order; without any, only their bytes are counted.
 class Room {
  public:
@@ -152,7 +156,7 @@ struct Job {
   const Batch* batch;
   Product *gate_up, *down;
   bool is_direct;  // the first product ends with what stands between the two; otherwise its sums come first
-  char *weighed, *x, *inner, *prepared;
+  char *rows, *x, *inner, *prepared;  // rows: what x is prepared from; null: each piece gathers its own
   float* sums;
 
   Job() = default;
@@ -162,8 +166,8 @@ struct Job {
     const Gemm& second = *weight_of(batch.expert->down, m.dtype, size).gemm;
     is_direct = m.between().is_plain() && (m.gating.is_gated == 0 || size % kPanel == 0);
     const int64_t x_bytes = first.prepared_bytes(batch.rows, depth, m.dtype);
-    weighed = m.weighs_input() || x_bytes == 0 ? room.take(batch.rows * depth * bytes_of(m.dtype)) : nullptr;
-    x = x_bytes != 0 ? room.take(x_bytes) : weighed;
+    rows = m.weighs_input() || x_bytes == 0 ? room.take(batch.rows * depth * bytes_of(m.dtype)) : nullptr;
+    x = x_bytes != 0 ? room.take(x_bytes) : rows;
     sums = room.take<float>(is_direct ? 0 : batch.rows * m.first_outputs(size));
     inner = room.take(batch.rows * size * bytes_of(m.dtype));
     const int64_t inner_bytes = second.prepared_bytes(batch.rows, size, m.dtype);
@@ -216,56 +220,72 @@ struct Wave {
   }
 
   void run() {
-    for_each_place(m.weights.in_features, [&](const Job& job, int64_t row) { gather(job, row); });
+    for_each_range(m.weights.in_features, [&](const Job& job, int64_t from, int64_t to) { gather(job, from, to); });
     qr::run(products, num_batches);
-    for_each_place(last().expert->size, [&](const Job& job, int64_t row) { prepare_inner(job, row); });
+    for_each_range(last().expert->size, [&](const Job& job, int64_t from, int64_t to) { prepare_inner(job, from, to); });
     qr::run(products + num_batches, num_batches);
     add_up();
   }
 
-  // Call body(job, row of its batch) for all places; `elements`: of a row, about.
+  // Call body(job, from, to) for the rows [from, to) of each batch, some at a time; `elements`: of a row, about.
   template <class Body>
-  void for_each_place(int64_t elements, const Body& body) {
+  void for_each_range(int64_t elements, const Body& body) {
     const int64_t each = std::clamp<int64_t>(kPieceElements / elements, 1, 32);
     parallel_for(divide_up(end - begin, each), [&](int64_t piece) {
-      const int64_t first = begin + piece * each;
-      const Job* job = std::upper_bound(jobs, jobs + num_batches, first, [](int64_t place, const Job& other) {
-                         return place < other.batch->begin;
+      int64_t place = begin + piece * each;
+      const int64_t behind = std::min(end, place + each);
+      const Job* job = std::upper_bound(jobs, jobs + num_batches, place, [](int64_t at, const Job& other) {
+                         return at < other.batch->begin;
                        }) - 1;
-      for (int64_t place = first; place < std::min(end, first + each); ++place) {
-        if (place == job->batch->begin + job->batch->rows) ++job;
-        body(*job, place - job->batch->begin);
+      for (; place < behind; ++job) {
+        const Batch& batch = *job->batch;
+        const int64_t to = std::min(batch.rows, behind - batch.begin);
+        body(*job, place - batch.begin, to);
+        place = batch.begin + to;
       }
     });
   }
 
-  void gather(const Job& job, int64_t row) const {
-    const int64_t choice = routed.choice_of[job.batch->begin + row], from = choice / m.choices();
-    if (!m.weighs_input()) return prepare(*job.gate_up, job.x, m.x, from, job.batch->rows, row);
-    const int64_t depth = m.weights.in_features, bytes = depth * bytes_of(m.dtype);
-    kernels()->scale_add(job.weighed + row * bytes, m.x + from * bytes, nullptr, m.dtype, routed.input_weights[choice],
-                         depth);
-    if (job.x != job.weighed) prepare(*job.gate_up, job.x, job.weighed, row, job.batch->rows, row);
+  void gather(const Job& job, int64_t from, int64_t to) const {
+    const int64_t bytes = m.weights.in_features * bytes_of(m.dtype);
+    if (job.rows == nullptr && (job.batch->rows <= kFewRows || to - from == 1)) {
+      for (int64_t row = from; row < to; ++row)
+        prepare(*job.gate_up, job.x, source_of(job, row) - row * bytes, row, row + 1);
+      return;
+    }
+    alignas(64) char own[kPieceElements * 4];
+    char* rows = job.rows == nullptr ? own : job.rows + from * bytes;
+    for (int64_t row = from; row < to; ++row) fetch(job, row, rows + (row - from) * bytes);
+    if (job.x != job.rows) prepare(*job.gate_up, job.x, rows - from * bytes, from, to);
   }
 
-  void prepare_inner(const Job& job, int64_t row) const {
+  int64_t choice_of(const Job& job, int64_t row) const { return routed.choice_of[job.batch->begin + row]; }
+  const char* source_of(const Job& job, int64_t row) const {
+    return m.x + choice_of(job, row) / m.choices() * m.weights.in_features * bytes_of(m.dtype);
+  }
+
+  void fetch(const Job& job, int64_t row, char* to) const {
+    const int64_t depth = m.weights.in_features;
+    if (m.weighs_input())
+      kernels()->scale_add(to, source_of(job, row), nullptr, m.dtype, routed.input_weights[choice_of(job, row)], depth);
+    else
+      std::memcpy(to, source_of(job, row), size_t(depth * bytes_of(m.dtype)));
+  }
+
+  void prepare_inner(const Job& job, int64_t from, int64_t to) const {
     const int64_t size = job.batch->expert->size;
-    if (!job.is_direct) {
+    for (int64_t row = from; row < to && !job.is_direct; ++row) {
       const float* sums = job.sums + row * m.first_outputs(size);
       kernels()->gate(job.inner + row * size * bytes_of(m.dtype), m.dtype, sums,
                       m.gating.is_gated != 0 ? sums + size : nullptr, size, m.between());
     }
-    if (job.prepared != job.inner) prepare(*job.down, job.prepared, job.inner, row, job.batch->rows, row);
+    if (job.prepared != job.inner) prepare(*job.down, job.prepared, job.inner, from, to);
   }
 
-  // Row `from` of `source` becomes row `row` of what a product of so many rows reads.
-  void prepare(const Product& product, char* target, const char* source, int64_t from, int64_t rows,
-               int64_t row) const {
-    const int64_t k = product.args.k, bytes = k * bytes_of(m.dtype);
-    if (product.gemm->prepared_bytes(rows, k, m.dtype) == 0)
-      std::memcpy(target + row * bytes, source + from * bytes, size_t(bytes));
-    else
-      product.gemm->prepare(target, source + (from - row) * bytes, m.dtype, rows, k, row, row + 1, product.args.order);
+  // Rows [from, to) of a batch, that lie behind one another in `source`, in the form that its product reads.
+  void prepare(const Product& product, char* target, const char* source, int64_t from, int64_t to) const {
+    const GemmArgs& args = product.args;
+    product.gemm->prepare(target, source, m.dtype, args.rows, args.k, from, to, args.order);
   }
 
   void add_up() {

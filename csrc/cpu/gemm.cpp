@@ -78,6 +78,9 @@ constexpr int64_t kPieceBytes = 256 * 1024;
 constexpr int64_t kLeastPieceBytes = 32 * 1024;
 // Panels that one block of rows meets in a piece of a large product.
 constexpr int64_t kPiecePanels = 16;
+// Pieces for each thread, at least; and of several products with many rows, which may differ: each takes long, and the
+// threads should end together.
+constexpr int64_t kPieces = 4, kPiecesOfMany = 16;
 // Rows of output from this size on are written past the caches: to read a line only to overwrite it costs more than the
 // next op gains by finding it there. Tiles are written in order of address, for which lines come ahead by themselves.
 constexpr int64_t kPastCaches = 1 << 20;
@@ -116,10 +119,10 @@ struct Preparations {
 };
 
 // Panels that a piece of a product takes, of so many in all products together.
-int64_t panels_of_piece(const GemmArgs& args, int64_t all_panels) {
+int64_t panels_of_piece(const GemmArgs& args, int64_t all_panels, int64_t count) {
   const int64_t halves = args.up_panels != 0 ? 2 : 1, weight = args.panel_bytes * halves;
   int64_t group = args.rows <= 32 ? kPieceBytes / weight : kPiecePanels / halves;
-  const int64_t fair = all_panels / (4 * num_threads());  // at least four pieces for each thread
+  const int64_t fair = all_panels / ((count > 1 && args.rows > 32 ? kPiecesOfMany : kPieces) * num_threads());
   if (group > fair) group = fair;
   const int64_t least = args.rows <= 32 ? divide_up(kLeastPieceBytes, weight) : 1;
   return group < least ? least : group;
@@ -189,7 +192,7 @@ void run(Product* products, int64_t count) {
     all_panels += divide_up(products[i].args.n, kPanel) * blocks_of(products[i].args);
   for (int64_t i = 0; i < count; ++i) {
     Product& product = products[i];
-    product.group = panels_of_piece(product.args, all_panels);
+    product.group = panels_of_piece(product.args, all_panels, count);
     product.first = pieces;
     pieces += divide_up(divide_up(product.args.n, kPanel), product.group) * blocks_of(product.args);
   }
