@@ -29,8 +29,8 @@ struct RowBlocks {
 };
 
 // x as pairs: of each piece's rows [stretches][blocks][pairs of the stretch][rows of the block]. kStretch: pairs of a
-// stretch, 0 where that depends on the rows. kRows: of a block at most.
-template <int64_t kStretch = 0, int64_t kRows = kBf16Rows>
+// stretch, 0 where that depends on the rows.
+template <int64_t kStretch = 0>
 struct PairedRows {
   int64_t piece, rows, pairs, stretch;  // of the piece that begins at row `piece`
 
@@ -68,11 +68,12 @@ QR_INLINE void pair_rows(int32_t* out, int64_t block_rows, const uint16_t* x, in
   }
 }
 
+// kRows: of a block at most.
 template <int64_t kStretch = 0, int64_t kRows = kBf16Rows>
 void bf16_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end,
                const int32_t*) {
   for (int64_t row = begin, to; row < end; row = to) {
-    const PairedRows<kStretch, kRows> places(rows, k, row / kBlockRows * kBlockRows);
+    const PairedRows<kStretch> places(rows, k, row / kBlockRows * kBlockRows);
     const RowBlocks blocks(places.rows, kRows);
     const int64_t block = blocks.of(row - places.piece), first = blocks.first(block), last = blocks.first(block + 1);
     to = places.piece + last < end ? places.piece + last : end;

@@ -1,8 +1,8 @@
 // bfloat16 in 12 bits (compact.h) times bfloat16 by vdpbf16ps, with the bits of plain panels.
 //
 // A panel is read in stretches of K. The first block of rows unpacks four lines of weights in registers and multiplies
-// them at once: on Zen 4 shuffles and vdpbf16ps do not wait for each other (benchmarks/cpu.md). Where more blocks follow
-// it leaves the lines in L1 for them.
+// them at once: on Zen 4 shuffles and vdpbf16ps do not wait for each other (benchmarks/cpu.md). Where more blocks
+// follow, it leaves the lines in L1 for them.
 #pragma once
 
 #include "gemm_bf16.h"
@@ -79,8 +79,8 @@ QR_INLINE void add_line(__m512 (&acc)[R], __m512i line, const int32_t* x) {
   for (int r = 0; r < R; ++r) acc[r] = _mm512_dpbf16_ps(acc[r], as_bf16(line), as_bf16(_mm512_set1_epi32(x[r])));
 }
 
-// All of K of few rows, x [pairs][R]. Memory decides: a step's lines are asked for at once and unpacked into L1, which the
-// products read, and nothing is fetched ahead (benchmarks/cpu.md).
+// All of K of few rows, x [pairs][R]. Memory decides: a step's lines are asked for at once and unpacked into L1, which
+// the products read, and nothing is fetched ahead (benchmarks/cpu.md).
 template <int R>
 void stream_block(const int32_t* x, int64_t pairs, Expander weights, float* sums) {
   __m512 acc[R][2];
@@ -105,7 +105,7 @@ void stream_block(const int32_t* x, int64_t pairs, Expander weights, float* sums
     for (int v = 0; v < 2; ++v) _mm512_storeu_ps(sums + r * kPanel + v * 16, acc[r][v]);
 }
 
-// R rows and one stretch, x [pairs][R], 16 columns at a time; sums are gone on with. kKeeps: the lines are left in `tiles`.
+// R rows and one stretch, x [pairs][R], 16 columns at a time; goes on with `sums`. kKeeps: leaves the lines in `tiles`.
 template <int R, bool kKeeps>
 void compact_block(const int32_t* x, const CompactStretch& s, bool is_first, float* sums, char* tiles) {
   const Bytes table = s.table;  // which no store to `tiles` changes
@@ -184,7 +184,7 @@ struct CompactMicro {
   // next: the panel that follows
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,
                 float* sums) const {
-    const PairedRows<kCompactStretch, kCompactRows> places(g.rows, g.k, row_begin);
+    const PairedRows<kCompactStretch> places(g.rows, g.k, row_begin);
     const RowBlocks blocks(row_end - row_begin, kCompactRows);
     const auto* x = static_cast<const int32_t*>(g.x);
     if (places.rows <= kStreamedRows)
