@@ -163,8 +163,9 @@ Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t 
   Weight weight{};
   weight.gemm = dtype == QR_FLOAT32                  ? &table->gemm_fp32
                 : dtype == QR_FLOAT16                ? &table->gemm_fp16
-                : element_of(x_dtype) == QR_BFLOAT16 ? &table->gemm_bf16
-                                                     : &table->gemm_bf16_float;
+                : element_of(x_dtype) != QR_BFLOAT16 ? &table->gemm_bf16_float
+                : dtype == QR_BFLOAT16_COMPACT       ? &table->gemm_bf16_compact
+                                                     : &table->gemm_bf16;
   weight.args.packed = packed;
   weight.args.compact = dtype == QR_BFLOAT16_COMPACT;
   weight.args.panel_bytes = panel_bytes(dtype, k);

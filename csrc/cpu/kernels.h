@@ -341,8 +341,9 @@ struct Kernels {
   // A bf16 panel made compact (compact.h); false where too many numbers do not fit.
   bool (*compact_panel)(char* out, const uint16_t* panel, int64_t k, uint32_t streams);
   uint32_t compact_streams;  // in which this set reads them best
-  Gemm gemm_bf16;        // bf16 weights, bf16 activations
-  Gemm gemm_bf16_float;  // bf16 weights, float activations (any other dtype)
+  Gemm gemm_bf16;          // bf16 weights, bf16 activations
+  Gemm gemm_bf16_compact;  // compact bf16 weights (compact.h), bf16 activations
+  Gemm gemm_bf16_float;    // bf16 weights, compact or not, float activations (any other dtype)
   Gemm gemm_fp32;
   Gemm gemm_fp16;
   Gemm gemm_int8;                        // a scale for each output

@@ -30,7 +30,7 @@ int32_t execute_amx() {
 
 void fill_amx(Kernels& kernels) {
   kernels.name = "amx";
-  kernels.gemm_bf16 = amx_gemm();
+  kernels.gemm_bf16 = kernels.gemm_bf16_compact = amx_gemm();
   kernels.compact_streams = kCompactParts;
   fill_amx_quantized(kernels);
   kernels.attend_bf16[QR_BFLOAT16] = attend<AmxMath, Bf16>;

@@ -1,6 +1,6 @@
 // What AVX512-BF16 and VNNI add to AVX-512.
 #include "../kernels/attention/attention_bf16.h"
-#include "../kernels/gemm/gemm_bf16.h"
+#include "../kernels/gemm/gemm_bf16_compact.h"
 #include "../kernels/quantized/gemm_float8_bf16.h"
 #include "../kernels/quantized/gemm_quantized.h"
 #include "../kernels/norm.h"
@@ -11,6 +11,7 @@ namespace qr {
 void fill_avx512_bf16(Kernels& kernels) {
   kernels.name = "avx512_bf16";
   kernels.gemm_bf16 = bf16_gemm();
+  kernels.gemm_bf16_compact = compact_gemm();
   kernels.gemm_float8 = float8_bf16_gemm();
   fill_quantized(kernels);
   kernels.rms_norm = rms_norm;

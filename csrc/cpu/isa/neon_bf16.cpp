@@ -9,7 +9,7 @@ namespace qr {
 
 void fill_neon_bf16(Kernels& kernels) {
   kernels.name = "neon_bf16";
-  kernels.gemm_bf16 = paired_gemm();
+  kernels.gemm_bf16 = kernels.gemm_bf16_compact = paired_gemm();
   fill_quantized(kernels);
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;

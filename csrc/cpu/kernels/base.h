@@ -20,7 +20,8 @@ namespace {
 void fill_base(Kernels& kernels) {
   kernels.gemm_fp32 = float_gemm<FloatPanel<float>>();
   kernels.gemm_fp16 = float_gemm<FloatPanel<Fp16>>();
-  kernels.gemm_bf16 = kernels.gemm_bf16_float = Gemm{stretched_rows_bytes, stretched_rows, run_streamed<StretchMicro>};
+  kernels.gemm_bf16 = Gemm{stretched_rows_bytes, stretched_rows, run_streamed<StretchMicro>};
+  kernels.gemm_bf16_compact = kernels.gemm_bf16_float = kernels.gemm_bf16;
   kernels.compact_panel = compact_panel;
   kernels.compact_streams = 1;
   kernels.rms_norm = rms_norm;

@@ -23,7 +23,7 @@ int64_t pairs_of(int64_t k) { return (k + 1) / 2; }
 struct RowBlocks {
   int64_t rows, count;
 
-  explicit RowBlocks(int64_t rows) : rows(rows), count(divide_up(rows, kBf16Rows)) {}
+  explicit RowBlocks(int64_t rows, int64_t most = kBf16Rows) : rows(rows), count(divide_up(rows, most)) {}
   int64_t first(int64_t block) const { return block * rows / count; }
   int64_t of(int64_t row) const { return ((row + 1) * count - 1) / rows; }
 };
@@ -68,12 +68,13 @@ QR_INLINE void pair_rows(int32_t* out, int64_t block_rows, const uint16_t* x, in
   }
 }
 
-template <int64_t kStretch = 0>
+// kRows: of a block at most.
+template <int64_t kStretch = 0, int64_t kRows = kBf16Rows>
 void bf16_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end,
                const int32_t*) {
   for (int64_t row = begin, to; row < end; row = to) {
     const PairedRows<kStretch> places(rows, k, row / kBlockRows * kBlockRows);
-    const RowBlocks blocks(places.rows);
+    const RowBlocks blocks(places.rows, kRows);
     const int64_t block = blocks.of(row - places.piece), first = blocks.first(block), last = blocks.first(block + 1);
     to = places.piece + last < end ? places.piece + last : end;
     for (int64_t pair = 0; pair < places.pairs; pair += places.stretch) {
@@ -142,78 +143,8 @@ constexpr std::array<Bf16BlockFn, kBf16Rows> kBf16Blocks[3] = {
     bf16_blocks<1>(std::make_integer_sequence<int, kBf16Rows>()),
     bf16_blocks<2>(std::make_integer_sequence<int, kBf16Rows>())};
 
-// All of K of few rows and a compact panel, x [pairs][R]. A step is expanded into L1 while the products of the one before
-// go on. More than four rows leave memory idle meanwhile, and ask for what comes two steps later.
-template <int R>
-void compact_block(const int32_t* x, int64_t pairs, Expander weights, float* sums) {
-  constexpr int64_t kFar = 2 * kCompactStep;
-  __m512 acc[R][2];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2; ++v) acc[r][v] = _mm512_setzero_ps();
-  alignas(64) char tiles[kExpandedStep];
-  for (int64_t step = 0; pairs > 0; ++step, pairs -= 16, x += 16 * R) {
-    const char* ahead = weights.expand(step, tiles) + kFar;
-    asm volatile("" ::: "memory");  // or the compiler keeps tiles in registers, of which there are too few
-    const int count = pairs < 16 ? int(pairs) : 16;
-    for (int pair = 0; pair < count; ++pair) {
-      for (int line = 0; R > kStreamedRows && line < 2; ++line) prefetch(ahead + pair * 128 + line * 64);
-      const __m512bh w0 = as_bf16(_mm512_load_si512(tiles + pair * 64));
-      const __m512bh w1 = as_bf16(_mm512_load_si512(tiles + 1024 + pair * 64));
-      for (int r = 0; r < R; ++r) {
-        const __m512bh both = as_bf16(_mm512_set1_epi32(x[pair * R + r]));
-        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, both);
-        acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, both);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2; ++v) _mm512_storeu_ps(sums + r * kPanel + v * 16, acc[r][v]);
-}
-
-using CompactBlockFn = void (*)(const int32_t*, int64_t, Expander, float*);
-
-template <int... kRows>
-constexpr std::array<CompactBlockFn, sizeof...(kRows)> compact_blocks(std::integer_sequence<int, kRows...>) {
-  return {compact_block<kRows + 1>...};
-}
-constexpr auto kCompactBlocks = compact_blocks(std::make_integer_sequence<int, kBf16Rows>());
-
-// The stretches of a panel, in order: where they are, or expanded for all rows.
-class Stretches {
- public:
-  Stretches(const GemmArgs& g, const char* panel, const char* next)
-      : panel(panel),
-        next(next),
-        all(pairs_of(g.k)),
-        begin(g.compact ? compact_begin(g.k) : 0),
-        step_bytes(g.compact ? kCompactStep : kExpandedStep),
-        compact(g.compact) {
-    if (compact) expander = Expander(panel, g.k);
-  }
-  const char* at(int64_t pair, int64_t pairs) {
-    if (!compact) return stored(pair);
-    const int64_t first = pair / kPairs, last = divide_up(pair + pairs, kPairs);
-    for (int64_t step = first; step < last; ++step) expander.expand(step, expanded + (step - first) * kExpandedStep);
-    return expanded;
-  }
-  // Where what is read from `pair` on lies; behind the last one in the next panel.
-  const char* stored(int64_t pair) const {
-    const char* from = pair < all ? panel : next;
-    return from + begin + (pair < all ? pair : pair - all) * step_bytes / kPairs;
-  }
-
- private:
-  static constexpr int64_t kPairs = kDepth / 2;  // of a step
-
-  const char *panel, *next;
-  int64_t all, begin, step_bytes;
-  bool compact;
-  Expander expander;
-  alignas(64) char expanded[bf16_stretch(kBlockRows) * kPanel * 4];
-};
-
 struct Bf16Micro {
-  static constexpr bool kExpands = true;
+  static constexpr bool kExpands = false;
   explicit Bf16Micro(const GemmArgs&) {}
   // next: the panel that follows
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,
@@ -221,17 +152,13 @@ struct Bf16Micro {
     const PairedRows<> places(g.rows, g.k, row_begin);
     const RowBlocks blocks(row_end - row_begin);
     const auto* x = static_cast<const int32_t*>(g.x);
-    if (blocks.count == 1 && g.compact)
-      return kCompactBlocks[size_t(places.rows - 1)](x + places.at(0, 0), places.pairs, Expander(panel, g.k), sums);
     const int64_t bytes = places.stretch * kPanel * 4;
-    Stretches stretches(g, panel, next);
-    for (int64_t pair = 0; pair < places.pairs; pair += places.stretch) {
-      const char* weights = stretches.at(pair, places.length(pair));
-      const char* ahead = stretches.stored(pair + places.stretch);
+    for (int64_t pair = 0; pair < places.pairs; pair += places.stretch, panel += bytes) {
+      const char* ahead = pair + places.stretch < places.pairs ? panel + bytes : next;
       for (int64_t block = 0; block < blocks.count; ++block) {
         const int64_t first = blocks.first(block), rows = blocks.first(block + 1) - first;
         const int lines = blocks.count == 1 ? 2 : block < 2 ? 1 : 0;
-        kBf16Blocks[lines][size_t(rows - 1)](x + places.at(pair, first), places.length(pair), weights,
+        kBf16Blocks[lines][size_t(rows - 1)](x + places.at(pair, first), places.length(pair), panel,
                                              ahead + block * bytes / 2, pair == 0, sums + first * kPanel);
       }
     }
