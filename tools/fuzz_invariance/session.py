@@ -121,6 +121,7 @@ class Session:
     def close(self) -> None:
         """Count what the core has done, see that it is empty, and let it go."""
         scheduler = self.core.scheduler
+        self.counts["cases with steps in flight"] += self._engine.max_steps_in_flight > 1
         self.counts["preemptions"] += scheduler.num_preemptions
         self.counts["cached prompt tokens"] += scheduler.blocks.num_hit_tokens
         self.counts["copied blocks"] += self.executor.num_copies
