@@ -59,9 +59,11 @@ class InputBuilder:
         num_groups, max_num_seqs, _ = batch.block_tables.shape
         self.last_tokens = LastTokens(ops, max_num_seqs)
         """Tokens that steps have drawn, for those after them."""
-        self._token_ids = torch.zeros(max_num_tokens, dtype=torch.int64)
-        self._tokens_on_device = ops.on_device(self._token_ids)
-        """The same memory where ops read the host's."""
+        self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
+        host = torch.from_numpy(self._token_ids)
+        self._tokens_on_device = ops.on_device(host)
+        """What the model reads: the same memory where ops read the host's."""
+        self._copies_tokens = self._tokens_on_device is not host
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._slots = np.zeros((num_groups, max_num_tokens), dtype=np.int64)
         self._reads = np.full((num_groups, max_num_seqs), -1, dtype=np.int32)
@@ -108,10 +110,10 @@ class InputBuilder:
 
     def _bring(self, token_ids: list[int]) -> None:
         """Write tokens to where the model reads them."""
-        here = self._token_ids[: len(token_ids)]
-        here.numpy()[:] = token_ids
-        if self._tokens_on_device is not self._token_ids:
-            self._tokens_on_device[: len(token_ids)].copy_(here, non_blocking=True)
+        count = len(token_ids)
+        self._token_ids[:count] = token_ids
+        if self._copies_tokens:
+            self._tokens_on_device[:count].copy_(torch.from_numpy(self._token_ids[:count]), non_blocking=True)
 
     def _take_drawn(self, plan: SchedulerOutputs, starts: list[int]) -> None:
         """Complete the step by the tokens that only the device has."""

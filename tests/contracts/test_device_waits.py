@@ -51,7 +51,7 @@ ALLOWED = {
         "_choose": "only in steps whose tokens the host needs first; `draw` leaves them there",
         "_fail": "the same",
     },
-    "worker/input_builder.py": {"_bring": "memory of the host", "_slots_in": "the same"},
+    "worker/input_builder.py": {"_slots_in": "memory of the host"},
     "layers/activation.py": {"_xielu_parameters": "read from the checkpoint"},
     "models/blocks.py": {"attention_of": "it builds a layer"},
     "layers/gated_recurrence.py": {"__init__": "read from the checkpoint"},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quire.core.order.policy import policy_of
 from tests.fakes import STATE, FakeCore, expected_tokens
 
 DEPTHS = (2, 3)
@@ -92,6 +93,23 @@ def test_nobody_is_preempted_while_a_step_is_in_flight() -> None:
     assert before > 0
     for name in "ab":
         assert core.tokens[name, 0] == expected_tokens([1, 2, 3, 4], 0, 12)
+
+
+def test_by_priority_a_step_waits_only_where_somebody_gives_way() -> None:
+    core = FakeCore(num_blocks=40, max_steps_in_flight=2, max_num_seqs=1, policy=policy_of("priority", 0.0))
+    core.submit("a", [1, 2, 3], max_tokens=12)
+    core.submit("later", [4], max_tokens=2, priority=1)
+    core.step()
+    core.step()
+    before = core.num_ahead
+    assert before == 2
+    core.submit("first", [5], max_tokens=2, priority=-1)
+    core.step()
+    assert core.num_ahead == before
+    core.step()
+    assert [seq.group.request_id for seq in core.scheduler.running] == ["first"]
+    core.run()
+    assert core.tokens["a", 0] == expected_tokens([1, 2, 3], 0, 12)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
