@@ -150,14 +150,19 @@ class Scheduler:
     def may_go_ahead(self) -> bool:
         """Whether there is a step to decide before those in flight have ended: something to compute, and no decision
         that depends on them."""
-        if self._is_short or self.blocks.is_moving or self.blocks.has_states:
+        if self._is_short or self.blocks.is_moving:
             return False
-        if self.waiting and (self.policy.preempts or self.lives.num_searches or len(self.waiting.active()) > 1):
+        if self.waiting and (self.lives.num_searches or len(self.waiting.active()) > 1 or self._some_may_give_way()):
             return False
         for step in self._in_flight:
             if not step.is_counted:
                 self._count_drawn(step)
         return any(seq.num_left for seq in self.running)
+
+    def _some_may_give_way(self) -> bool:
+        """Whether one that waits comes before one that runs, by a policy that preempts for it."""
+        first = next(iter(self.waiting))
+        return self.policy.preempts and bool(self.running) and first.rank < self.running[-1].rank
 
     def _count_drawn(self, step: StepInFlight) -> None:
         """Let sequences that go on have the token that a step in flight draws for them."""

@@ -6,6 +6,7 @@ they would have got.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,19 +29,41 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
     return result
 
 
+def submit_guarded(executor: Executor, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+    """Begin a step; what this gives waits for the result, which is that of `execute_guarded`.
+
+    A step that copies blocks, or that has failed, is run to its end here.
+    """
+    if plan.blocks_to_copy:
+        result = execute_guarded(executor, plan)
+        return lambda: result
+    try:
+        return executor.submit(plan)
+    except EngineDeadError:
+        raise
+    except Exception as error:
+        found = _find_guilty(executor, plan, error)
+        return lambda: found
+
+
 def _execute(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOutput:
     try:
         return executor.execute(plan)
     except EngineDeadError:
         raise  # nobody is guilty: there is no worker left to run anything
     except Exception as error:
-        if not plan.seq_ids:
-            raise
-        log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
-        moved = executor.execute(_housekeeping(plan))
-        result = _bisect(executor, _computing(plan), error)
-        result.failed_loads = moved.failed_loads
-        return result
+        return _find_guilty(executor, plan, error)
+
+
+def _find_guilty(executor: Executor, plan: SchedulerOutputs, error: Exception) -> ModelRunnerOutput:
+    """The result of a step that has raised. Called while the error is handled."""
+    if not plan.seq_ids:
+        raise error
+    log.exception("step failed num_seqs=%d; looking for the guilty request", len(plan.seq_ids))
+    moved = executor.execute(_housekeeping(plan))
+    result = _bisect(executor, _computing(plan), error)
+    result.failed_loads = moved.failed_loads
+    return result
 
 
 _ONCE = (

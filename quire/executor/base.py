@@ -22,6 +22,12 @@ class Executor(Protocol):
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step on all workers. An exception means that no token was drawn and the step may be run again."""
 
+    def submit(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+        """Begin one step; what this gives waits for the result. The next step may begin before.
+
+        An exception means the same as one of `execute`. Reading the result raises only where the workers are lost.
+        """
+
     def determine_num_available_blocks(self) -> int:
         """KV blocks of the pool, as planned; logs where what was loaded differs from the plan by more than 3 %."""
 

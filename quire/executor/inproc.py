@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from quire.config.engine import QuireConfig
@@ -28,6 +29,10 @@ class InprocExecutor:
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step."""
         return self._running().execute(plan)
+
+    def submit(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+        """See `Executor`."""
+        return self._running().submit(plan)
 
     def determine_num_available_blocks(self) -> int:
         """See `Executor`. What the process held before is its own; weights are what it took while they were read."""

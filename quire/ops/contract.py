@@ -445,6 +445,13 @@ class Ops(RecurrentOps):
         """
         return cast("tuple[list[float], list[int]]", self._table["row_max"](logits))
 
+    def row_max_tensors(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """`row_max` left on the device, for a step that goes on before the host has looked.
+
+        Shapes: logits [R, V] float32 -> [R] float32, [R] int64.
+        """
+        return cast("tuple[Tensor, Tensor]", self._table["row_max_tensors"](logits))
+
     def allowed_max(self, logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:
         """`row_max` of row `rows[i]` among the tokens that `masks[i]` allows; (-inf, 0) where it allows none.
 

@@ -56,3 +56,5 @@ class SamplingBatch:
         """The most candidates a row reports, or None when no row reports any."""
         self.only_ops = (self.all_greedy or self.all_random) and not self.processors and not self.logprobs_rows
         """The logits go from op to op; torch itself does nothing with them."""
+        self.leaves_tokens = not self.processors and self.grammar_masks is None and not self.logprobs_rows
+        """Nothing but the next step needs the tokens that are drawn: the host can look at them later."""

@@ -12,6 +12,9 @@ from quire.messages.request import EngineCoreRequest
 from quire.sampling.controls import Controls
 from quire.structured.backend import Matcher
 
+ON_DEVICE = -1
+"""In place of a token that only the device has."""
+
 
 class Occurrences:
     """The distinct tokens of a sequence and how often each stands in its output, kept up to date token by token."""
@@ -62,7 +65,7 @@ class SamplingRow:
     controls: Controls
     """Of the request; its branches share them."""
     drawn: int = field(init=False, default=0)
-    """What was drawn for it last. It belongs to its tokens when an instruction says so."""
+    """What was drawn for it last, or `ON_DEVICE`. It belongs to its tokens when an instruction says so."""
     bad_word_state: int = field(init=False, default=0)
     """Where the output stands in `controls.phrases`."""
     occurrences: Occurrences | None = field(init=False, repr=False)
@@ -89,6 +92,11 @@ class SamplingRow:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether what may follow depends on which tokens it has; else it is enough to know how many."""
+        return self.occurrences is not None or self.controls.phrases is not None or self.matcher is not None
 
     @property
     def needs_penalties(self) -> bool:

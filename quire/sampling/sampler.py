@@ -20,6 +20,7 @@ from torch import Tensor
 from quire.messages.output import Failure, PositionLogprobs
 from quire.ops.contract import Ops
 from quire.sampling.batch import SamplingBatch, SamplingRow
+from quire.sampling.drawn import DrawnTokens, not_finite
 from quire.sampling.logprobs import position_logprobs
 from quire.sampling.processors import parameters_in_effect
 from quire.sampling.torch_mode import torch_mode
@@ -54,8 +55,7 @@ class Sampler:
         Mutates: logits.
         """
         with nullcontext() if batch.only_ops else torch_mode():
-            if logits.shape[1] > self.vocab_size:
-                logits = logits[:, : self.vocab_size].contiguous()
+            logits = self._without_padding(logits)
             largest, greedy = self._ops.row_max(logits)
             errors = _fail(logits, largest, batch.rows, _not_finite)  # 1. what the model itself got wrong
             for index in errors:
@@ -74,6 +74,26 @@ class Sampler:
                 token_ids[index] = []
             return SampledTokens(token_ids, self._logprobs(reported, token_ids, batch), errors)  # 5. report
 
+    @torch_mode()
+    def draw(self, logits: Tensor, batch: SamplingBatch) -> DrawnTokens:
+        """Draw a token for each row and leave it on the device: the tokens of `sample`, for a batch that allows it
+        (`batch.leaves_tokens`). A row without a finite logit has token 0 until its failure is read.
+
+        Shapes: logits [R, V] float32. Mutates: logits.
+        """
+        logits = self._without_padding(logits)
+        largest, token_ids = self._ops.row_max_tensors(logits)
+        is_finite = largest.isfinite()
+        if batch.random_rows:
+            logits.masked_fill_(~is_finite[:, None], 0.0)
+            rows = logits if batch.all_random else self._drawn.copy(logits, batch.random_rows)
+            drawn = _draw(self._ops, rows, batch, [1] * len(batch.random_rows))
+            token_ids = token_ids.index_copy(0, self._ops.on_device(batch.random_indices), drawn[:, 0])
+        return DrawnTokens(token_ids.masked_fill(~is_finite, 0), largest, [len(row.token_ids) for row in batch.rows])
+
+    def _without_padding(self, logits: Tensor) -> Tensor:
+        return logits[:, : self.vocab_size].contiguous() if logits.shape[1] > self.vocab_size else logits
+
     def _logits_to_report(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """The logits of the rows that report log-probabilities, safe from later changes."""
         if batch.logprobs_rows and (batch.processors or len(batch.logprobs_rows) < len(batch.rows)):
@@ -89,7 +109,7 @@ class Sampler:
         if random:
             rows = logits if batch.all_random else self._drawn.copy(logits, random)
             counts = [num_draws[index] for index in random]
-            for index, tokens in zip(random, _draw(self._ops, rows, batch, counts), strict=True):
+            for index, tokens in zip(random, _draw(self._ops, rows, batch, counts).tolist(), strict=True):
                 chosen[index] = tokens[: num_draws[index]]
         return chosen
 
@@ -142,10 +162,7 @@ def _fail(
 
 
 def _not_finite(row: SamplingRow, largest: float) -> Failure:
-    return Failure(
-        f"the model's logits for token {len(row.token_ids)} are not finite (the largest is {largest}); "
-        "its weights may be damaged or overflow in this dtype: try dtype=float32"
-    )
+    return not_finite(len(row.token_ids), largest)
 
 
 def _nothing_left(row: SamplingRow, largest: float) -> Failure:
@@ -169,12 +186,12 @@ def _nothing_left(row: SamplingRow, largest: float) -> Failure:
     )
 
 
-def _draw(ops: Ops, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> list[list[int]]:
-    """As many draws for every random row as any of them needs."""
+def _draw(ops: Ops, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[int]) -> Tensor:
+    """As many draws for every random row as any of them needs. Shapes: -> [D, n] int64."""
     positions = [len(batch.rows[index].token_ids) for index in batch.random_rows]
     numbers = batch.uniforms.draw(positions, max(num_draws))
     masks = (None, None) if batch.grammar_masks is None else batch.grammar_masks.of(batch.random_indices)
-    drawn = ops.sample(
+    return ops.sample(
         logits,
         batch.temperature,
         batch.top_k,
@@ -183,5 +200,3 @@ def _draw(ops: Ops, logits: Tensor, batch: SamplingBatch, num_draws: Sequence[in
         ops.on_device(torch.from_numpy(numbers)),
         *masks,
     )
-    tokens: list[list[int]] = drawn.tolist()
-    return tokens

@@ -39,6 +39,11 @@ class SimExecutor:
                 result.forks[seq_id] = [token_of(seq_id) + branch for branch in range(num_draws)]
         return result
 
+    def submit(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+        """See `Executor`. Time passes when a step begins."""
+        result = self.execute(plan)
+        return lambda: result
+
     def determine_num_available_blocks(self) -> int:
         """See `Executor`."""
         return self._num_blocks

@@ -12,6 +12,7 @@ import numpy as np
 from quire.messages.step import BlockChange, NewSequenceData, SchedulerOutputs
 from quire.sampling.batch import SamplingRow
 from quire.sampling.controls import Controls
+from quire.sampling.row import ON_DEVICE
 from quire.structured.backend import Matcher
 from quire.structured.grammar import Grammar
 
@@ -40,6 +41,9 @@ class InputBatch:
         a window or past the end, are those of some other time: always blocks that there are."""
         self._row_of: dict[int, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self.slots: dict[int, int] = {}
+        """Where in `LastTokens` those of each sequence are."""
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
 
     def apply(self, plan: SchedulerOutputs) -> None:
         """Forget what is removed, learn what is new, write changed blocks and tokens."""
@@ -48,6 +52,7 @@ class InputBatch:
             if row is not None:
                 self.num_matchers -= row.matcher is not None
                 self._free_rows.append(self._row_of.pop(seq_id))
+                self._free_slots.append(self.slots.pop(seq_id))
                 self.to_score.pop(seq_id, None)
         for request_id in plan.removed_request_ids:
             self._controls.pop(request_id, None)
@@ -61,11 +66,13 @@ class InputBatch:
             self.rows[seq_id].assign(position, token_ids)
         for seq_id, position in plan.pending_tokens.items():
             row = self.rows[seq_id]
+            assert row.drawn != ON_DEVICE or not row.reads_tokens, seq_id
             row.assign(position, [row.drawn])
 
     def _add(self, new: NewSequenceData) -> None:
         if new.seq_id not in self._row_of:
             self._row_of[new.seq_id] = self._free_rows.pop()
+            self.slots[new.seq_id] = self._free_slots.pop()
         controls = self._controls[new.request_id]
         request = controls.request
         known = self.rows.get(new.seq_id)

@@ -14,8 +14,10 @@ from quire.attention.context import AttentionMetadata, ForwardContext, GroupCont
 from quire.messages.kv import KVLayout
 from quire.messages.step import SchedulerOutputs
 from quire.ops.contract import Ops
+from quire.sampling.row import ON_DEVICE
 from quire.utils.math import cdiv
 from quire.worker.input_batch import InputBatch
+from quire.worker.last_tokens import LastTokens
 
 
 class StepShape(NamedTuple):
@@ -55,7 +57,13 @@ class InputBuilder:
         self._slot_groups = [index for index in range(len(layout.groups)) if index not in layout.state_groups]
         self._group_of_layer = layout.group_of_layer
         num_groups, max_num_seqs, _ = batch.block_tables.shape
+        self.last_tokens = LastTokens(ops, max_num_seqs)
+        """Tokens that steps have drawn, for those after them."""
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
+        host = torch.from_numpy(self._token_ids)
+        self._tokens_on_device = ops.on_device(host)
+        """What the model reads: the same memory where ops read the host's."""
+        self._copies_tokens = self._tokens_on_device is not host
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._slots = np.zeros((num_groups, max_num_tokens), dtype=np.int64)
         self._reads = np.full((num_groups, max_num_seqs), -1, dtype=np.int32)
@@ -86,7 +94,9 @@ class InputBuilder:
             if num_draws:
                 sampled.append(len(positions) - 1)
         shape = StepShape(len(positions), len(seq_lens), len(sampled))
-        self._token_ids[: shape.num_tokens] = token_ids
+        self._bring(token_ids)
+        if plan.pending_tokens:
+            self._take_drawn(plan, starts)
         self._positions[: shape.num_tokens] = positions
         for group in self._slot_groups:
             table = self._batch.block_tables[group]
@@ -98,6 +108,25 @@ class InputBuilder:
         self._sampled[: shape.num_sampled] = sampled
         return shape
 
+    def _bring(self, token_ids: list[int]) -> None:
+        """Write tokens to where the model reads them."""
+        count = len(token_ids)
+        self._token_ids[:count] = token_ids
+        if self._copies_tokens:
+            self._tokens_on_device[:count].copy_(torch.from_numpy(self._token_ids[:count]), non_blocking=True)
+
+    def _take_drawn(self, plan: SchedulerOutputs, starts: list[int]) -> None:
+        """Complete the step by the tokens that only the device has."""
+        missing = [
+            (start, self._batch.slots[seq_id], first)
+            for start, seq_id, first in zip(starts, plan.seq_ids, plan.num_computed_tokens, strict=False)
+            if self._token_ids[start] == ON_DEVICE
+        ]
+        if missing:
+            places, slots, positions = zip(*missing, strict=True)
+            places_on_device = self._ops.on_device(torch.tensor(places))
+            self._tokens_on_device.index_copy_(0, places_on_device, self.last_tokens.take(slots, positions))
+
     def _place_states(self, firsts: list[int]) -> None:
         """Which pages the sequences' states are read from and written to; those that begin read none."""
         begin = np.array(firsts) == 0
@@ -108,7 +137,7 @@ class InputBuilder:
 
     def one_token(self, *, token_id: int, position: int) -> StepShape:
         """One sampled token at a position of the first block, while the batch is empty; states go to the last block."""
-        self._token_ids[0] = token_id
+        self._bring([token_id])
         self._positions[0] = self._slots[:, 0] = position
         if self._state_groups:
             self._reads[:, 0], self._writes[:, 0] = -1, self._kv_caches[0].shape[1] - 1
@@ -120,7 +149,7 @@ class InputBuilder:
     def inputs(self, shape: StepShape) -> StepInputs:
         """The buffers, as far as a step of this shape fills them."""
         return StepInputs(
-            token_ids=self._on_device(self._token_ids[: shape.num_tokens]),
+            token_ids=self._tokens_on_device[: shape.num_tokens],
             context=ForwardContext(
                 positions=self._on_device(self._positions[: shape.num_tokens]),
                 groups=[self._group(index, shape) for index in range(len(self._slots))],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from torch import Tensor
 
@@ -12,7 +14,9 @@ from quire.models.interfaces import Model
 from quire.ops.contract import Ops
 from quire.platforms.cores import allowed_cpus
 from quire.sampling.batch import SamplingBatch
+from quire.sampling.drawn import DrawnTokens
 from quire.sampling.logprobs import prompt_logprobs
+from quire.sampling.row import ON_DEVICE
 from quire.sampling.sampler import Sampler
 from quire.sampling.torch_mode import torch_mode
 from quire.worker.cache_engine import CacheEngine
@@ -39,12 +43,15 @@ class ModelRunner:
         max_num_batched_tokens: int,
         max_model_len: int,
         num_threads: int = 1,
+        leaves_tokens: bool = False,
     ) -> None:
-        """`num_threads` compute a step."""
+        """`num_threads` compute a step. `leaves_tokens`: tokens stay on the device until they are read, where nothing
+        but the next step needs them."""
         self.ops = ops
         self.model = model
         self.cache = cache
         self.vocab_size = vocab_size
+        self.leaves_tokens = leaves_tokens
         layout = cache.layout
         has_free_core = num_threads < len(allowed_cpus())
         self.grammars = Grammars(1 if has_free_core else num_threads)
@@ -61,10 +68,27 @@ class ModelRunner:
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Apply the instruction and run the model. On an exception nothing was drawn: the step can be run again."""
+        self._apply(plan)
+        return self._run(plan)
+
+    def submit(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+        """Begin a step; what this gives waits for its result. The next step may begin before.
+
+        Whatever `execute` raises is raised here. Reading the result raises only where the device is lost.
+        """
+        self._apply(plan)
+        if self.leaves_tokens and not self._is_awaited(plan):
+            return self._begin(plan)
+        result = self._run(plan)
+        return lambda: result
+
+    def _apply(self, plan: SchedulerOutputs) -> None:
         self.batch.apply(plan)  # 1. rows
         if plan.removed_seq_ids or plan.new_sequences:
             self._sampled = None
         self.cache.apply(plan)  # 2. blocks
+
+    def _run(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         try:
             result = self._compute(plan) if plan.seq_ids else ModelRunnerOutput()
         finally:
@@ -81,6 +105,24 @@ class ModelRunner:
         result = self._sample(plan, logits)  # 4. tokens
         result.prompt_logprobs = prompt_logprobs
         return result
+
+    def _is_awaited(self, plan: SchedulerOutputs) -> bool:
+        """Whether the host needs the result before the next step: for pages, scores, forks, or what tokens change."""
+        if not plan.seq_ids or plan.blocks_to_swap_in or self.batch.to_score or max(plan.num_draws) > 1:
+            return True
+        seq_ids = _drawing(plan)
+        return not seq_ids or not self._batch_of(seq_ids).leaves_tokens
+
+    def _begin(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+        _, logits = self.graphs.run(self.inputs.build(plan))
+        assert logits is not None
+        seq_ids = _drawing(plan)
+        batch = self._batch_of(seq_ids)
+        drawn = self.sampler.draw(logits, batch)
+        self.inputs.last_tokens.put([self.batch.slots[i] for i in seq_ids], drawn.positions, drawn.token_ids)
+        for row in batch.rows:
+            row.drawn = ON_DEVICE
+        return partial(_read, plan, drawn)
 
     def _begin_masks(self, plan: SchedulerOutputs) -> None:
         """Compute what grammars allow, beside the model if there is a core for it."""
@@ -144,6 +186,16 @@ class ModelRunner:
         if self._masking is not None:
             self._masking.shutdown()
         self.grammars.close()
+
+
+def _read(plan: SchedulerOutputs, drawn: DrawnTokens) -> ModelRunnerOutput:
+    """The result of a step whose tokens were left on the device."""
+    found, errors = drawn.read()
+    tokens, seq_ids = iter(found), _drawing(plan)
+    return ModelRunnerOutput(
+        token_ids=[next(tokens) if count else [] for count in plan.num_draws],
+        errors={seq_ids[row]: error for row, error in errors.items()},
+    )
 
 
 def _drawing(plan: SchedulerOutputs) -> list[int]:

@@ -67,6 +67,7 @@ class Worker:
                 max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
                 max_model_len=model_config.max_model_len,
                 num_threads=num_threads,
+                leaves_tokens=config.scheduler_config.max_steps_in_flight > 1 and self.ops.name not in ON_CPU,
             )
             self.grammars = self.runner.grammars
             if self.ops.name not in ON_CPU:
@@ -116,3 +117,8 @@ class Worker:
         """Run one step."""
         self.ops.use_this_thread()
         return self.runner.execute(plan)
+
+    def submit(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+        """Begin one step; see `ModelRunner.submit`."""
+        self.ops.use_this_thread()
+        return self.runner.submit(plan)

@@ -15,7 +15,18 @@ import pytest
 import quire
 
 PACKAGE = Path(quire.__file__).parent
-PLACES = ("ops/triton", "ops/blocks.py", "ops/dequantize.py", "layers", "models")
+PLACES = (
+    "ops/triton",
+    "ops/blocks.py",
+    "ops/dequantize.py",
+    "layers",
+    "models",
+    "sampling/drawn.py",
+    "sampling/sampler.py",
+    "worker/input_builder.py",
+    "worker/last_tokens.py",
+    "worker/model_runner.py",
+)
 READS = frozenset(
     ("item", "cpu", "tolist", "numpy", "nonzero", "equal", "allclose", "unique", "masked_select", "bincount")
 )
@@ -35,6 +46,12 @@ ALLOWED = {
         "_codes": "the same",
         "_checked_order": "the same",
     },
+    "sampling/drawn.py": {"read": "the host asks for the result, when the next step may have begun"},
+    "sampling/sampler.py": {
+        "_choose": "only in steps whose tokens the host needs first; `draw` leaves them there",
+        "_fail": "the same",
+    },
+    "worker/input_builder.py": {"_slots_in": "memory of the host"},
     "layers/activation.py": {"_xielu_parameters": "read from the checkpoint"},
     "models/blocks.py": {"attention_of": "it builds a layer"},
     "layers/gated_recurrence.py": {"__init__": "read from the checkpoint"},
@@ -139,6 +156,12 @@ def test_no_step_waits_for_its_device(file: Path) -> None:
     found = waits(file.read_text())
     unknown = {function: lines for function, lines in found.items() if function not in ALLOWED.get(name, {})}
     assert not unknown, f"{name} waits for the device in {unknown}: keep it there, or say here why it may"
+
+
+def test_a_step_whose_tokens_stay_reads_nothing() -> None:
+    """No function that such a step runs is among those that may wait."""
+    runs = {"draw", "_draw", "_begin", "put", "take", "_take_drawn", "build"}
+    assert not runs & {function for functions in ALLOWED.values() for function in functions}
 
 
 @pytest.mark.parametrize("name", ALLOWED)

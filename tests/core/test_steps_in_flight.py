@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quire.core.order.policy import policy_of
 from tests.fakes import STATE, FakeCore, expected_tokens
 
 DEPTHS = (2, 3)
@@ -22,7 +23,7 @@ def test_any_mix_says_what_it_says_one_step_at_a_time(seed: int) -> None:
         max_num_seqs=rng.randint(1, 6),
         max_num_batched_tokens=rng.choice([6, 12, 32]),
         max_chunk_tokens=rng.choice([3, 32]),
-        windows=rng.choice([(None,), (None, 7), (6,)]) if num_blocks > 12 else (None,),
+        windows=rng.choice([(None,), (STATE,), (None, 7), (6,), (None, STATE)][: 5 if num_blocks == 40 else 2]),
         enable_prefix_caching=rng.random() < 0.7,
         tiers=rng.choice([(), (), (4,)]),
         max_steps_in_flight=rng.choice(DEPTHS),
@@ -94,10 +95,41 @@ def test_nobody_is_preempted_while_a_step_is_in_flight() -> None:
         assert core.tokens[name, 0] == expected_tokens([1, 2, 3, 4], 0, 12)
 
 
+def test_by_priority_a_step_waits_only_where_somebody_gives_way() -> None:
+    core = FakeCore(num_blocks=40, max_steps_in_flight=2, max_num_seqs=1, policy=policy_of("priority", 0.0))
+    core.submit("a", [1, 2, 3], max_tokens=12)
+    core.submit("later", [4], max_tokens=2, priority=1)
+    core.step()
+    core.step()
+    before = core.num_ahead
+    assert before == 2
+    core.submit("first", [5], max_tokens=2, priority=-1)
+    core.step()
+    assert core.num_ahead == before
+    core.step()
+    assert [seq.group.request_id for seq in core.scheduler.running] == ["first"]
+    core.run()
+    assert core.tokens["a", 0] == expected_tokens([1, 2, 3], 0, 12)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_state_is_read_that_a_step_in_flight_writes(depth: int) -> None:
+    core = FakeCore(num_blocks=40, max_steps_in_flight=depth, windows=(STATE,))
+    for name in "ab":
+        core.submit(name, [1, 2, 3], max_tokens=10)
+    while core.lives.has_work():
+        core.step()
+        for seq in core.scheduler.running:
+            assert len(seq.tables[0].held) <= 1 + depth, "a page to read, and one for each step in flight"
+    assert core.num_ahead >= 8
+    for name in "ab":
+        assert core.tokens[name, 0] == expected_tokens([1, 2, 3], 0, 10)
+
+
 @pytest.mark.parametrize(
     "options", [{"windows": (STATE,)}, {"tiers": (8,)}], ids=["states of recurrent layers", "tiers"]
 )
-def test_what_depends_on_the_end_of_a_step_waits_for_it(options: dict[str, Any]) -> None:
+def test_where_memory_is_scarce_steps_wait_and_requests_end(options: dict[str, Any]) -> None:
     core = FakeCore(num_blocks=8, max_steps_in_flight=2, max_model_len=24, **options)
     for index in range(4):
         core.submit(str(index), [index] * 9, max_tokens=6)

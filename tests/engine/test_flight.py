@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,10 @@ class Device:
             raise self.error
         self.steps += plan.seq_ids
         return ModelRunnerOutput(token_ids=[[seq_id] for seq_id in plan.seq_ids])
+
+    def submit(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+        result = self.execute(plan)
+        return lambda: result
 
 
 def step(number: int) -> SchedulerOutputs:

@@ -30,6 +30,7 @@ REACHED = (
     "with a grammar",
     "ended with a grammar",
     "steps decided ahead",
+    "tokens taken on the device",
     *Kind,
 )
 """What has to happen in some cases, or they show little."""

@@ -228,6 +228,7 @@ def test_row_max_equals_a_loop(impl: str, vocab_size: int) -> None:
     assert values == [max(row) for row in logits.tolist()]
     logits[4, vocab_size // 2] = math.nan
     values, ids = backends.implementation_of(impl)["row_max"](logits)
+    assert [tensor.tolist() for tensor in backends.implementation_of(impl)["row_max_tensors"](logits)][1] == ids
     assert (ids[4], [math.isnan(value) for value in values]) == (vocab_size // 2, [row == 4 for row in range(9)])
 
 

@@ -50,7 +50,7 @@ def new_sequence(seq_id: int, token_ids: list[int], block_ids: list[int], **para
     request = EngineCoreRequest(
         request_id=str(seq_id),
         prompt_token_ids=token_ids,
-        sampling_params=SamplingParams(temperature=0, **params),
+        sampling_params=SamplingParams(**{"temperature": 0, **params}),
         seed=0,
         max_tokens=9,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from quire.attention.context import ForwardContext
 from quire.messages.kv import kv_layout
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
+from quire.sampling.row import ON_DEVICE
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.model_runner import ModelRunner
@@ -45,6 +47,10 @@ class Successor:
 
 @pytest.fixture
 def runner() -> ModelRunner:
+    return make_runner()
+
+
+def make_runner(**options: Any) -> ModelRunner:
     return ModelRunner(
         REFERENCE,
         Successor(),
@@ -53,6 +59,7 @@ def runner() -> ModelRunner:
         max_num_seqs=4,
         max_num_batched_tokens=200,
         max_model_len=200,
+        **options,
     )
 
 
@@ -68,6 +75,58 @@ def step(runner: ModelRunner, scheduled: list[tuple[int, int, int, int]], **fiel
         seq_ids=ids, num_computed_tokens=computed, num_scheduled_tokens=counts, num_draws=num_draws, **fields
     )
     return runner.execute(plan)
+
+
+def begin(runner: ModelRunner, scheduled: list[tuple[int, int, int, int]], **fields: Any) -> Callable[[], Any]:
+    """The same of a step whose result is read later."""
+    ids, computed, counts, num_draws = (list(column) for column in zip(*scheduled, strict=True))
+    return runner.submit(
+        SchedulerOutputs(
+            seq_ids=ids, num_computed_tokens=computed, num_scheduled_tokens=counts, num_draws=num_draws, **fields
+        )
+    )
+
+
+def test_steps_go_on_from_tokens_that_nobody_has_read() -> None:
+    runner = make_runner(leaves_tokens=True)
+    sampled = {"temperature": 1.0, "top_k": 1, "seed": 1}
+    prompts = introducing(new(0, [1, 2, 3]), new(1, [6, 7], **sampled), new(2, [9]))
+    reads = [begin(runner, [(0, 0, 3, 1), (1, 0, 2, 1), (2, 0, 1, 1)], **prompts)]
+    for index in range(3):
+        pending = {seq_id: first + index for seq_id, first in ((2, 1), (0, 3), (1, 2))}
+        order = [(seq_id, position, 1, 1) for seq_id, position in pending.items()]
+        reads.append(begin(runner, order, pending_tokens=pending))
+    assert {row.drawn for row in runner.batch.rows.values()} == {ON_DEVICE}
+    assert [read().token_ids for read in reads] == [
+        [[4], [8], [10]], [[11], [5], [9]], [[12], [6], [10]], [[13], [7], [11]]
+    ]  # fmt: skip
+    again = begin(runner, [(1, 4, 1, 1)], pending_tokens={1: 4})
+    assert again().token_ids == [[11]], "a step that runs again reads the token that it read before"
+
+
+@pytest.mark.parametrize("params", [{"logprobs": 0}, {"repetition_penalty": 1.1}, {"n": 2}])
+def test_what_needs_tokens_on_the_host_has_them(params: dict[str, Any]) -> None:
+    runner = make_runner(leaves_tokens=True)
+    num_draws = params.get("n", 1)
+    asks = introducing(new(0, [1, 2, 3], **params), new(1, [7]))
+    begin(runner, [(0, 0, 3, num_draws), (1, 0, 1, 1)], **asks)
+    assert ON_DEVICE not in {row.drawn for row in runner.batch.rows.values()}
+
+
+def test_a_row_whose_logits_are_not_finite_fails_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(leaves_tokens=True)
+    logits_of = runner.model.compute_logits
+
+    def damaged(hidden: Tensor) -> Tensor:
+        logits = logits_of(hidden)
+        logits[0, 5] = torch.nan
+        return logits
+
+    monkeypatch.setattr(runner.model, "compute_logits", damaged)
+    asks = introducing(new(0, [1, 2, 3], temperature=1.0, seed=0), new(1, [7], temperature=1.0, top_k=1, seed=0))
+    result = begin(runner, [(0, 0, 3, 1), (1, 0, 1, 1)], **asks)()
+    assert result.token_ids == [[], [8]]
+    assert "token 3 are not finite" in result.errors[0].message
 
 
 def test_only_sequences_that_reach_their_last_token_are_sampled(runner: ModelRunner) -> None:

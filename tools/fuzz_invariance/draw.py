@@ -47,6 +47,12 @@ FORMS: list[dict[str, Any]] = [
 """Of outputs. Short ones, so that some end within the tokens that a request may have."""
 STEPS_IN_FLIGHT = (1, 2, 2, 3)
 """Drawn apart from all else, so that cases are what they were before there could be several."""
+SHARE_DRAWN_AHEAD = 0.4
+"""Of the cases with steps in flight: no request asks for what the host needs a token for before the next step."""
+NEED_NO_TOKENS = frozenset(
+    ("max_tokens", "temperature", "seed", "n", "top_k", "top_p", "min_p", "stop", "stop_token_ids", "ignore_eos")
+)
+"""Parameters with which tokens can stay on a device."""
 NUM_TEXTS = 3
 """Prompts begin with parts of so many texts, so that prefixes coincide."""
 
@@ -60,6 +66,8 @@ def draw_case(seed: int) -> Case:
     requests: list[RequestChoice] = []
     for _ in range(rng.randint(2, 6)):
         requests.append(_request(rng, engine, texts, tenants, requests))
+    if engine.max_steps_in_flight > 1 and random.Random(f"ahead {seed}").random() < SHARE_DRAWN_AHEAD:
+        requests = [_drawn_ahead(request) for request in requests]
     num_events = rng.choice([0, 0, 1, 2, 4])
     events = sorted((_event(rng, len(requests)) for _ in range(num_events)), key=lambda event: event.at)
     return Case(seed=seed, engine=engine, requests=tuple(requests), events=tuple(events))
@@ -144,6 +152,10 @@ def _params(rng: random.Random, engine: EngineChoice) -> dict[str, Any]:
         params.pop("ignore_eos", None)  # refused beside a form, which says where the output ends
         params["structured_outputs"] = form
     return params
+
+
+def _drawn_ahead(request: RequestChoice) -> RequestChoice:
+    return replace(request, params={name: request.params[name] for name in request.params if name in NEED_NO_TOKENS})
 
 
 def _beams(rng: random.Random, engine: EngineChoice, max_tokens: int) -> dict[str, Any]:

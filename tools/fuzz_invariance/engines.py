@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from quire import EngineArgs
 from quire.config.engine import QuireConfig
@@ -24,6 +24,7 @@ from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.models.interfaces import Model
 from quire.observability.ledger import Ledger
 from quire.ops import backends
+from quire.sampling.row import ON_DEVICE
 from quire.structured.checker import GrammarChecker
 from quire.structured.grammar import Grammar
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -68,6 +69,7 @@ DELAYS_S = (0.0, 0.0, 0.0005, 0.002)
 STATE_BLOCK_SIZE = 32
 """Tokens per block where no layer keeps keys and values: what CPUs prefer."""
 Clock = Callable[[], float]
+Result = TypeVar("Result")
 
 
 class Engines:
@@ -188,10 +190,28 @@ class DisturbedExecutor(InprocExecutor):
         self.num_copies = 0
         self._delays = random.Random(0)
         self._is_asynchronous = config.scheduler_config.max_steps_in_flight > 1
+        self.num_taken = 0
+        """Tokens that a step took from the device, which the host had not seen."""
+        self._running().runner.leaves_tokens = self._is_asynchronous
         self._request_of: dict[int, str] = {}
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step, or raise."""
+        return self._disturbed(plan, super().execute)
+
+    def submit(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+        """Begin one step, or raise; its result comes later. The host reads no token before."""
+        read = self._disturbed(plan, super().submit)
+        rows, delay_s = self._running().runner.batch.rows, self._delays.choice(DELAYS_S)
+        self.num_taken += sum(rows[i].token_ids[position] == ON_DEVICE for i, position in plan.pending_tokens.items())
+
+        def late() -> ModelRunnerOutput:
+            time.sleep(delay_s)
+            return read()
+
+        return late
+
+    def _disturbed(self, plan: SchedulerOutputs, run: Callable[[SchedulerOutputs], Result]) -> Result:
         self._request_of |= {new.seq_id: new.request_id for new in plan.new_sequences}
         guilty = [self.poisoned[name] for i in plan.seq_ids if (name := self._request_of[i]) in self.poisoned]
         if guilty and not all(guilty):
@@ -199,7 +219,7 @@ class DisturbedExecutor(InprocExecutor):
         self.num_copies += len(plan.blocks_to_copy)
         if self._is_asynchronous:
             time.sleep(self._delays.choice(DELAYS_S))
-        result = super().execute(plan)
+        result = run(plan)
         if guilty:
             raise Poisoned("after the step")
         if self.loses_next:

@@ -18,6 +18,7 @@ from quire.messages.step import SchedulerOutputs
 from quire.utils.hashing import block_hashes
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.input_batch import InputBatch
+from quire.worker.last_tokens import LastTokens
 from quire.worker.model_runner import ModelRunner
 from tools.fuzz_invariance.patches import replaced
 
@@ -160,6 +161,15 @@ def _stale_token(apply: Any) -> Any:
     return behind
 
 
+def _stale_token_on_device(put: Any) -> Any:
+    """The device keeps the token that it drew two positions before, of every other position."""
+
+    def forgetful(tokens: LastTokens, slots: Any, positions: list[int], token_ids: Any) -> None:
+        put(tokens, slots, [position - position % 2 for position in positions], token_ids)
+
+    return forgetful
+
+
 def _token_lost(tell_tokens: Any) -> Any:
     """The worker is not told of a token in a step in which the block tables change."""
 
@@ -212,6 +222,7 @@ FAULTS: dict[str, tuple[Any, str, Replacement]] = {
     "token-sent-twice": (SequenceGroup, "so_far", _token_sent_twice),
     "token-lost": (PlanWriter, "_tell_tokens", _token_lost),
     "stale-token": (InputBatch, "apply", _stale_token),
+    "stale-token-on-device": (LastTokens, "put", _stale_token_on_device),
     "missed-preemption": (BlockManager, "allocate_prefix", _missed_preemption),
     "missed-load": (CacheEngine, "swap_in", _missed_load),
     "stale-parameters": (ModelRunner, "_batch_of", _stale_parameters),

@@ -121,9 +121,11 @@ class Session:
     def close(self) -> None:
         """Count what the core has done, see that it is empty, and let it go."""
         scheduler = self.core.scheduler
+        self.counts["cases with steps in flight"] += self._engine.max_steps_in_flight > 1
         self.counts["preemptions"] += scheduler.num_preemptions
         self.counts["cached prompt tokens"] += scheduler.blocks.num_hit_tokens
         self.counts["copied blocks"] += self.executor.num_copies
+        self.counts["tokens taken on the device"] += self.executor.num_taken
         asked = [request.core.sampling_params for request in self.requests.values()]
         self.counts["forked requests"] += sum(params.num_sequences > 1 for params in asked)
         self.counts["beam searches"] += sum(params.use_beam_search for params in asked)

@@ -202,11 +202,6 @@ class BlockManager:
         seq.num_writable_tokens = seq.retires_at = 0
         seq.num_computed_tokens = seq.num_committed_tokens = seq.num_pending = 0
 
-    @property
-    def has_states(self) -> bool:
-        """Whether there are states of recurrent layers, whose pages change hands when a step ends."""
-        return bool(self._state_groups)
-
     def is_loading(self, seq: Sequence) -> bool:
         """Whether the sequence has blocks that the step in flight loads."""
         return self.tiers is not None and self.tiers.is_loading(chain(*(table.held for table in seq.tables)))

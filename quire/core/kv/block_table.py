@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.messages.step import BlockChange
 
@@ -21,11 +21,18 @@ class BlockTable:
     """Leading entries that another sequence had before."""
     num_sent: int = 0
     """Leading entries that the worker knows."""
+    read_before: list[int] = field(default_factory=list)
+    """Of recurrent layers: first entries that steps in flight read, before those that stand there now."""
+    num_tokens: int = 0
+    """Of recurrent layers: how many tokens the last entry is, or will be, the state of."""
 
     @property
     def held(self) -> list[int]:
         """The blocks it has a reference to."""
-        return self.block_ids[self.num_trimmed :]
+        held = self.block_ids[self.num_trimmed :]
+        if self.read_before:
+            held += [block_id for block_id in self.read_before if block_id != NULL_BLOCK]
+        return held
 
     @property
     def num_own(self) -> int:

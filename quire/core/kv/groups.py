@@ -167,7 +167,8 @@ class RecurrentState(FullAttention):
 
     A step reads it and writes the next state to a page of its own, which takes its place when the step has ended. So
     forks share a page without a copy, and a step that failed finds what it read. During a step a table holds the page
-    to read, `NULL_BLOCK` for a sequence's first step, and the page to write.
+    to read, `NULL_BLOCK` for a sequence's first step, and the page to write. When the next step is decided while that
+    one is in flight, the page to write becomes the page to read, and `read_before` keeps the other until it has ended.
 
     The state after each `state_stride` tokens can be found by others (a checkpoint), under the hash of the block that
     ends there. Nobody writes to its page: the sequence that wrote it reads it in its next step, as others do.
@@ -189,21 +190,24 @@ class RecurrentState(FullAttention):
         return BlockTable(matched[-1:])
 
     def cacheable(self, table: BlockTable, index: int, num_computed: int) -> int | None:
-        """See `GroupManager.cacheable`: the page that was written last, if what it holds ends where the block does."""
+        """See `GroupManager.cacheable`: what the first step in flight wrote, if it ends where the block does."""
         end = (index + 1) * self._block_size
         is_checkpoint = self._state_stride and end == num_computed and end % self._state_stride == 0
-        return table.block_ids[-1] if is_checkpoint else None
+        return [*table.read_before, *table.block_ids][1] if is_checkpoint else None
 
     def needed(self, table: BlockTable, num_computed: int, num_tokens: int) -> int:
         """See `GroupManager.needed`: a page to write, unless the table has it."""
-        return int(len(table.block_ids) < 2)
+        return int(num_tokens > table.num_tokens)
 
     def append(self, table: BlockTable, num_computed: int, num_tokens: int) -> list[tuple[int, int]]:
         """See `GroupManager.append`: nothing is ever copied."""
         if not table.block_ids:
             table.block_ids.append(NULL_BLOCK)
             table.num_trimmed = 1
+        if len(table.block_ids) == 2:
+            table.read_before += table.shift() or [NULL_BLOCK]
         table.block_ids.append(self._pool.allocate())
+        table.num_tokens = num_tokens
         return []
 
     def num_writable(self, table: BlockTable) -> int:
@@ -212,9 +216,14 @@ class RecurrentState(FullAttention):
 
     def trim(self, table: BlockTable, num_computed: int) -> None:
         """See `GroupManager.trim`: the state before the step is read no more."""
-        if len(table.block_ids) == 2:
-            for block_id in table.shift():
-                self._pool.release(block_id)
+        if table.read_before:
+            read = [table.read_before.pop(0)]
+        elif len(table.block_ids) == 2:
+            read = table.shift()
+        else:
+            return
+        if read and read[0] != NULL_BLOCK:
+            self._pool.release(read[0])
 
     def trims_at(self, table: BlockTable) -> int:
         """See `GroupManager.trims_at`: after every step."""

@@ -29,7 +29,7 @@ from quire.ops.cpu.quantized import pack_quantized, quantize_linear
 from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.runtime.graphs import Graphs
 from quire.ops.cpu.runtime.memory import weights_together
-from quire.ops.cpu.sampling import allowed_max, apply_penalties, row_max, sample, top_logprobs
+from quire.ops.cpu.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
 from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
 from quire.ops.cpu.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 
@@ -79,6 +79,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
         "row_max": row_max,
+        "row_max_tensors": row_max_tensors,
         "allowed_max": allowed_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,

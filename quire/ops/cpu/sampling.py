@@ -20,6 +20,14 @@ def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
     return values.tolist(), ids.tolist()
 
 
+def row_max_tensors(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Ops.row_max_tensors`."""
+    rows, vocab_size = logits.shape
+    values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    check(lib.qr_row_max(values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocab_size))
+    return values, ids
+
+
 def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:
     """See `Ops.allowed_max`."""
     count = len(rows)

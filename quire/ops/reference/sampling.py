@@ -26,8 +26,14 @@ NARROW = 1024
 
 def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
     """See `Ops.row_max`; torch returns the first of equal maxima."""
-    values, ids = logits.max(dim=-1)
+    values, ids = row_max_tensors(logits)
     return values.tolist(), ids.tolist()
+
+
+def row_max_tensors(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Ops.row_max_tensors`."""
+    values, ids = logits.max(dim=-1)
+    return values, ids
 
 
 def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:

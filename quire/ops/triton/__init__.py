@@ -41,7 +41,7 @@ from quire.ops.triton.recurrence import (
     short_conv,
 )
 from quire.ops.triton.rotary import rope_and_cache
-from quire.ops.triton.sampling import allowed_max, apply_penalties, row_max, sample, top_logprobs
+from quire.ops.triton.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
 
 
 def weights_together() -> AbstractContextManager[None]:
@@ -93,6 +93,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
         "row_max": row_max,
+        "row_max_tensors": row_max_tensors,
         "allowed_max": allowed_max,
         "top_logprobs": top_logprobs,
         "apply_penalties": apply_penalties,

@@ -37,11 +37,16 @@ def row_max(logits: Tensor) -> tuple[list[float], list[int]]:
 
 def allowed_max(logits: Tensor, rows: Tensor, masks: Tensor) -> tuple[list[float], list[int]]:
     """See `Ops.allowed_max`."""
-    values, ids = row_max_tensors(logits, rows, masks)
+    values, ids = _largest(logits, rows, masks)
     return values.tolist(), ids.tolist()
 
 
-def row_max_tensors(logits: Tensor, rows: Tensor | None = None, masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def row_max_tensors(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Ops.row_max_tensors`."""
+    return _largest(logits)
+
+
+def _largest(logits: Tensor, rows: Tensor | None = None, masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`row_max` or, with masks, `allowed_max` on the device. Shapes: -> [R] float32, [R] int64."""
     num_rows, num_chunks = len(logits if rows is None else rows), triton.cdiv(logits.shape[1], CHUNK)
     values, ids = logits.new_empty(num_rows), logits.new_empty(num_rows, dtype=torch.int64)
