@@ -210,7 +210,11 @@ def verdicts(figures: dict[str, dict[str, dict[str, float]]]) -> str:
     helped = sum(recall[k]["greedy"] * recall[k]["questions"] for k in HELP_KINDS) / asked
     prose, python = figures["bits_per_byte"]["prose"], figures["bits_per_byte"]["python"]
     ratios = prose["model"] / prose["xz"], python["model"] / python["xz"]
-    told = recall["python"]["greedy"], recall["manual"]["greedy"]
+    told = [  # a build need not have manual pages
+        (f"{name} questions, unseen phrasing", f"{share:.1%}", ">= 60 %", share >= 0.6)
+        for name, kind in (("docstring", "python"), ("command", "manual"))
+        if (share := recall.get(kind, {}).get("greedy")) is not None
+    ]
     parsed, unknown, looping = figures["next_five_lines_parse"], recall["unknown"]["greedy"], figures["loop_rate"]
     personal = figures["leaks"]["personal"]
     checks = [
@@ -218,8 +222,7 @@ def verdicts(figures: dict[str, dict[str, dict[str, float]]]) -> str:
         ("bits per byte, Python", f"{python['model']:.2f}", "<= 0.99", python["model"] <= 0.99),
         ("below `xz -6`, prose", f"{1 - ratios[0]:.0%} below {prose['xz']:.2f}", ">= 35 %", ratios[0] <= 0.65),
         ("below `xz -6`, Python", f"{1 - ratios[1]:.0%} below {python['xz']:.2f}", ">= 35 %", ratios[1] <= 0.65),
-        ("docstring questions, unseen phrasing", f"{told[0]:.1%}", ">= 60 %", told[0] >= 0.6),
-        ("command questions, unseen phrasing", f"{told[1]:.1%}", ">= 60 %", told[1] >= 0.6),
+        *told,
         ("quire help, unseen phrasing", f"{helped:.1%} of {asked}", ">= 90 %", helped >= 0.9),
         ("next five lines of unseen functions parse", f"{parsed:.0%}", ">= 60 %", parsed >= 0.6),
         ('outside the domain: "I only know"', f"{unknown:.1%}", ">= 80 %", unknown >= 0.8),
