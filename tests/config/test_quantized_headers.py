@@ -173,7 +173,7 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; quire reads FP8, "),
-        ({"quant_method": "modelopt"}, "quant_algo is None"),
+        ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, "quant_algo is ['FP8']"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": "FP8"}, "kv_cache_scheme is 'FP8'"),
         ({"quant_method": ["gptq"]}, "quantised by"),
         ({}, "quantised by None"),
@@ -193,6 +193,10 @@ def test_a_file_beside_config_json_says_it_where_config_json_does_not(tmp_path: 
     found = read_quantization(with_side_file({}, tmp_path), "config.json")
     assert found is not None
     assert (found.method, found.kv_cache and found.kv_cache.dtype) == ("modelopt", "fp8")
+    file.write_text(json.dumps({"quantization": {"quant_algo": None, "kv_cache_quant_algo": None}}))
+    found = read_quantization(with_side_file({}, tmp_path), "config.json")
+    assert found is not None
+    assert found.find(f"{LAYER}.weight", {f"{LAYER}.weight": Header("BF16", (64, 64))}.get) is None, "plain weights"
     assert with_side_file({"quantization_config": {}}, tmp_path) == {"quantization_config": {}}
     file.write_text(json.dumps({"quantization": ["FP8"]}))
     with pytest.raises(CheckpointError, match=r"hf_quant_config.json: quantization is \['FP8'\]"):

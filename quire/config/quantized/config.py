@@ -193,9 +193,10 @@ def _fp8(keys: _Keys) -> StoredQuantization:
 
 
 def _modelopt(keys: _Keys) -> StoredQuantization:
-    """Newer files have a kv_cache_scheme as compressed-tensors has, older ones a name."""
+    """Newer files have a kv_cache_scheme as compressed-tensors has, older ones a name. Without an algorithm only the KV
+    cache was calibrated, if anything was."""
     algorithm = keys.given.get("quant_algo")
-    if not isinstance(algorithm, str) or algorithm.upper() not in _MODELOPT:
+    if algorithm is not None and (not isinstance(algorithm, str) or algorithm.upper() not in _MODELOPT):
         keys.refuse("quant_algo", ", ".join(_MODELOPT))
     scheme, name = keys.given.get("kv_cache_scheme"), keys.given.get("kv_cache_quant_algo")
     if scheme is None and name is not None:
