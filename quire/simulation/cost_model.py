@@ -44,8 +44,8 @@ class StepShape:
     num_sequences: int
     num_draws: int
     """Tokens that are sampled."""
-    is_new_batch: bool = False
-    """Whether the step only decodes, and the step before was one of other sequences or with a prompt."""
+    num_alike: int = 0
+    """Steps in a row, this one the last, that only decode for the same sequences; 0 of a step with a prompt."""
     is_after_idle: bool = False
     """Whether there was nothing to do before the step."""
     is_recorded: bool = False
@@ -61,6 +61,8 @@ class Batches:
         """Steps so far."""
         self._graphs = GraphCache[None]()
         self._last: list[int] = []
+        self._num_alike = 0
+        """See `StepShape.num_alike`; of the last step."""
         self._is_idle = True
 
     def idle(self) -> None:
@@ -72,10 +74,16 @@ class Batches:
         was_idle, self._is_idle = self._is_idle, False
         return was_idle
 
-    def is_new(self, seq_ids: list[int], has_prompt: bool) -> bool:
-        """Whether a step that only decodes does it for other sequences than the step before. To be asked for each."""
+    def num_alike(self, seq_ids: list[int], has_prompt: bool) -> int:
+        """See `StepShape.num_alike`. To be asked for each step."""
         before, self._last = self._last, [] if has_prompt else seq_ids
-        return not has_prompt and before != seq_ids
+        self._num_alike = 0 if has_prompt else self._num_alike + 1 if before == seq_ids else 1
+        return self._num_alike
+
+    def repeat(self, num_steps: int) -> None:
+        """So many steps are made that are like the one asked for last, that one included."""
+        self.num_steps += num_steps
+        self._num_alike += num_steps - 1
 
     def is_recorded(self, num_tokens: int, num_sequences: int, num_sampled: int) -> bool:
         """Whether the worker records the graph of a step of this size. To be asked for each."""
@@ -98,7 +106,7 @@ def shape_of(plan: SchedulerOutputs, batches: Batches) -> StepShape:
         num_pairs=num_pairs,
         num_sequences=len(plan.seq_ids),
         num_draws=sum(plan.num_draws),
-        is_new_batch=batches.is_new(plan.seq_ids, num_pairs > 0),
+        num_alike=batches.num_alike(plan.seq_ids, num_pairs > 0),
         is_after_idle=batches.wake(),
         is_recorded=batches.is_recorded(
             plan.num_batched_tokens, len(plan.seq_ids), len(plan.num_draws) - plan.num_draws.count(0)
@@ -118,7 +126,8 @@ class CostModel:
     prompt_s: float = 0.0
     """Of a step with a prompt in it: requests begin, and none of the steps before was like it."""
     new_batch_s: float = 0.0
-    """Of a step that only decodes, for other sequences than the step before or after a prompt."""
+    """Of a step that only decodes, for other sequences than the step before or after a prompt; half of it of the step
+    after that, a third of the next: so caches and cores get used to a batch."""
     idle_s: float = 0.0
     """Of a step before which there was nothing to do: cores have slept, caches are others', and it begins with the
     arrival of a request, not with the end of the step before."""
@@ -146,9 +155,9 @@ class CostModel:
             + shape.num_pairs * self.pair_s
             + shape.num_sequences * self.sequence_s
             + shape.num_draws * self.draw_s
-            + (self.new_batch_s if shape.is_new_batch else 0.0)
             + (self.idle_s if shape.is_after_idle else 0.0)
             + (self.record_s if shape.is_recorded else 0.0)
+            + (self.new_batch_s / shape.num_alike if shape.num_alike else 0.0)
         )
 
     def step_s(self, shape: StepShape) -> float:

@@ -130,14 +130,15 @@ def _seconds(running: list[Sequence], cost: CostModel, batches: Batches, num_ste
     """Of each of the steps that follow now."""
     num_seqs = len(running)
     context = sum(seq.num_computed_tokens for seq in running) + num_seqs
-    is_new = batches.is_new([seq.seq_id for seq in running], has_prompt=False)
+    num_alike = batches.num_alike([seq.seq_id for seq in running], has_prompt=False)
     is_recorded = batches.is_recorded(num_seqs, num_seqs, num_seqs)
     next_s = cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs))
-    base_s = cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs, is_new, is_recorded=is_recorded))
+    old_s = cost.base_s(StepShape(num_seqs, 0, 0, num_seqs, num_seqs, is_recorded=is_recorded))
     for step in range(num_steps):
+        base_s = old_s + cost.new_batch_s / (num_alike + step)
         num_tokens = context + step * num_seqs
         yield (base_s + num_tokens * cost.context_token_s) * cost.factor(batches.num_steps + step, has_prompt=False)
-        base_s = next_s
+        old_s = next_s
 
 
 def _num_plain_steps(seq: Sequence, max_model_len: int) -> int:

@@ -114,7 +114,7 @@ def _features(shape: StepShape, free_tokens: float) -> tuple[float, ...]:
     """In the order of `TERMS`."""
     tokens = max(0.0, shape.num_tokens - free_tokens)
     counts = shape.num_pairs, shape.num_sequences, shape.num_draws
-    kinds = shape.is_new_batch, shape.is_after_idle, shape.is_recorded
+    kinds = 1 / shape.num_alike if shape.num_alike else 0.0, shape.is_after_idle, shape.is_recorded
     return (1.0, tokens, shape.num_context_tokens, shape.num_pairs > 0, *counts, *kinds)
 
 

@@ -112,7 +112,7 @@ class Replica:
     def _end_step(self) -> list[Finished]:
         if self._run is not None:
             self._run.commit(self.usage)
-            self._batches.num_steps += self._run.num_steps
+            self._batches.repeat(self._run.num_steps)
             self.clock.now = self._run.ends_at
             self._run = None
         outputs, self._outputs = self._outputs, []

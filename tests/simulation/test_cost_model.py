@@ -45,22 +45,24 @@ def test_a_step_is_after_idling_when_there_was_nothing_to_do_before() -> None:
     batches.idle()
     found += [shape_of(plan, batches) for _ in range(2)]
     assert [shape.is_after_idle for shape in found] == [True, False, True, False]
-    assert [shape.is_new_batch for shape in found] == [True, False, True, False], "caches are others' after a pause"
+    assert [shape.num_alike for shape in found] == [1, 2, 1, 2], "caches are others' after a pause"
 
 
-def test_a_batch_is_new_when_its_sequences_are_others_or_a_prompt_came_before() -> None:
+def test_steps_are_alike_until_their_sequences_are_others_or_a_prompt_comes() -> None:
     batches = Batches()
 
-    def is_new(*seq_ids: int, prompt: int = 1) -> bool:
+    def num_alike(*seq_ids: int, prompt: int = 1) -> int:
         counts = [prompt, *[1] * (len(seq_ids) - 1)]
         columns = {"num_computed_tokens": [5] * len(seq_ids), "num_draws": [1] * len(seq_ids)}
         plan = SchedulerOutputs(
             seq_ids=list(seq_ids), num_scheduled_tokens=counts, num_batched_tokens=sum(counts), **columns
         )
-        return shape_of(plan, batches).is_new_batch
+        return shape_of(plan, batches).num_alike
 
-    assert [is_new(1, 2), is_new(1, 2), is_new(1), is_new(1)] == [True, False, True, False]
-    assert [is_new(1, prompt=4), is_new(1), is_new(1), is_new(2, 1)] == [False, True, False, True]
+    assert [num_alike(1, 2), num_alike(1, 2), num_alike(1), num_alike(1), num_alike(1)] == [1, 2, 1, 2, 3]
+    assert [num_alike(1, prompt=4), num_alike(1), num_alike(1), num_alike(2, 1)] == [0, 1, 2, 1]
+    batches.repeat(5)
+    assert num_alike(2, 1) == 6, "the first of the five was asked for"
 
 
 def test_a_step_is_recorded_when_the_worker_has_no_graph_of_its_size() -> None:
@@ -89,7 +91,8 @@ def test_a_step_costs_the_sum_of_its_terms() -> None:
     assert cost.step_s(StepShape(5, 6, 7, 8, 9)) == 1 + 30 + 600 + 7000 + 80_000 + 900_000 + 1_000_000
     assert cost.step_s(StepShape(5, 6, 0, 8, 9)) == 1 + 30 + 600 + 80_000 + 900_000
     assert cost.step_s(StepShape(1, 0, 0, 0, 0)) == 1
-    assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_new_batch=True)) == 1 + 10_000_000
+    assert cost.step_s(StepShape(1, 0, 0, 0, 0, num_alike=1)) == 1 + 10_000_000
+    assert cost.step_s(StepShape(1, 0, 0, 0, 0, num_alike=4)) == 1 + 2_500_000
     assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_after_idle=True)) == 1 + 100_000_000
     assert cost.step_s(StepShape(1, 0, 0, 0, 0, is_recorded=True)) == 1 + 1_000_000_000
 
@@ -169,8 +172,8 @@ def shapes(count: int) -> list[StepShape]:
         before = rng.choice([0, 100, 1000, 5000])
         pairs = num_seqs * (chunk * before + chunk * (chunk + 1) // 2) if chunk > 1 else 0
         draws = rng.choice([0, num_seqs])
-        is_new = chunk == 1 and rng.random() < 0.3
-        kinds = is_new, rng.random() < 0.2, rng.random() < 0.5
+        num_alike = rng.randint(1, 5) if chunk == 1 else 0
+        kinds = num_alike, rng.random() < 0.2, rng.random() < 0.5
         found.append(StepShape(num_seqs * chunk, num_seqs * (before + chunk), pairs, num_seqs, draws, *kinds))
     return found
 

@@ -19,8 +19,10 @@ def run(*requests: TraceRequest, num_replicas: int = 1) -> Outcome:
 def test_a_request_alone_takes_its_steps() -> None:
     (result,) = run(request(5.0, prompt=20, output=4)).results
     prefill = COST.step_s(StepShape(20, 20, 20 * 21 // 2, 1, 1, is_after_idle=True, is_recorded=True))
-    first = {"is_new_batch": True, "is_recorded": True}
-    decode = [COST.step_s(StepShape(1, length, 0, 1, 1, **first if length == 21 else {})) for length in (21, 22, 23)]
+    decode = [
+        COST.step_s(StepShape(1, 20 + number, 0, 1, 1, num_alike=number, is_recorded=number == 1))
+        for number in (1, 2, 3)
+    ]
     assert result.ttft == pytest.approx(prefill)
     assert result.tpot == pytest.approx(sum(decode) / 3)
     assert result.e2el == pytest.approx(prefill + sum(decode))

@@ -25,7 +25,7 @@ NUM_OUTPUT = 8
 """Tokens of each sequence."""
 SHORTEST_PROMPT = 4
 NUM_ARRIVALS = 12
-"""Requests of a round that come one by one."""
+"""Requests of a round that come one by one, and so many that come faster than they are served."""
 NUM_ARRIVAL_OUTPUT = 48
 """Tokens of each: most steps are like the one before, as when requests are served."""
 LONGEST_ARRIVAL = 256
@@ -104,7 +104,8 @@ def measure_steps(engine: LLMEngine, executor: MeasuringExecutor, num_rounds: in
             if sum(lengths) <= MAX_KEPT_TOKENS:
                 _run_batch(engine, executor, lengths, rng)  # by the graphs that were recorded now
         if batches:
-            _run_arrivals(engine, executor, rng)
+            _run_arrivals(engine, executor, rng, 2 * NUM_ARRIVAL_OUTPUT)
+            _run_arrivals(engine, executor, rng, NUM_ARRIVAL_OUTPUT // 3)
 
 
 def _batches(config: QuireConfig, max_batch_size: int) -> Iterator[tuple[int, int]]:
@@ -139,8 +140,8 @@ def _lengths(num_seqs: int, prompt_len: int, rng: random.Random) -> list[int]:
     return [rng.randint(prompt_len - prompt_len // 4, prompt_len) for _ in range(count)]
 
 
-def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Random) -> None:
-    """Requests that come one by one, while others decode or after a pause.
+def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Random, most_steps: int) -> None:
+    """Requests that come one by one, while others decode or after a pause, with less than `most_steps` between them.
 
     Code and data of a prompt's step have left the caches then, and the cores may have slept: it takes longer than among
     steps of its kind.
@@ -152,7 +153,7 @@ def _run_arrivals(engine: LLMEngine, executor: MeasuringExecutor, rng: random.Ra
         if not engine.has_unfinished_requests():
             executor.arrive()
         _add(engine, str(index), rng.randint(1, longest), rng, num_output)
-        for _ in range(rng.randrange(2 * num_output)):
+        for _ in range(rng.randrange(most_steps)):
             if not engine.has_unfinished_requests():
                 time.sleep(rng.uniform(0.0, LONGEST_PAUSE_S))
                 break
