@@ -61,7 +61,7 @@ struct DeltaSteps {
     numbers_of_head(time.time, args.time, args.dtype, first, args.narrow_stride, end - begin);
     time_steps(time, args.time_bias[head], args.decay[head]);
     numbers_of_head(rate, args.rate, args.dtype, first, args.narrow_stride, end - begin);
-    for (int64_t i = 0; i < kStepTokens; i += W) store(rate + i, sigmoid(load(rate + i)) * set1(args.most_rate));
+    for (int64_t i = 0; i < kStepTokens; i += W) store(rate + i, mul(sigmoid(load(rate + i)), set1(args.most_rate)));
     const float scale = inverse_root(float(size));
     for (int64_t token = begin; token < end; ++token) {
       const float* query = args.x + token * args.stride + head / (args.heads / args.key_heads) * size;
