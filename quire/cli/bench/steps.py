@@ -30,7 +30,7 @@ NUM_ARRIVAL_OUTPUT = 48
 """Tokens of each: most steps are like the one before, as when requests are served."""
 LONGEST_ARRIVAL = 256
 """Tokens of their prompts."""
-LONGEST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 0.05
 """After the last of those before has ended."""
 MAX_PROMPTS_PER_BATCH = 8
 """Full steps of prompts; a batch has no more of them."""
