@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 
 import torch
@@ -17,7 +15,7 @@ from quire.messages.kv_tiers import PageMove
 from quire.messages.step import SchedulerOutputs
 from quire.ops.contract import Ops
 from quire.sampling.torch_mode import torch_mode
-from quire.utils.threads import start_essential
+from quire.utils.threads import give_way, start_essential
 from quire.worker.kv_store import Page, PageStore, digest_of
 
 BLOCKS_AT_ONCE = 16
@@ -162,8 +160,7 @@ class CacheEngine:
             self._thread = start_essential("kv-ahead", self._touch)
 
     def _touch(self) -> None:
-        with suppress(AttributeError, OSError):  # not Linux, or not allowed: at the priority of the others then
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
+        give_way()
         while self._touched < self._wanted:
             begin, end = self._touched, min(self._touched + BLOCKS_AT_ONCE, self._wanted)
             for part in self.parts:

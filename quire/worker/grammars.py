@@ -1,9 +1,11 @@
-"""`Grammars`: grammars compiled in a thread, and a matcher for each sequence that has one."""
+"""`Grammars`: grammars compiled beside the model, and a matcher for each sequence that has one.
+
+Two threads: one takes the jobs in order and tells their results. For each job it starts another one, which gives way to
+the threads that compute the model, and compiles: native code without the interpreter's lock.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,13 +16,10 @@ from queue import SimpleQueue
 from quire.structured.backend import Matcher, open_backend
 from quire.structured.gate import GatedBackend
 from quire.structured.grammar import MAX_COMPILED, MAX_COMPILED_CHARACTERS, Grammar, Vocabulary
-from quire.utils.threads import start_essential
+from quire.utils.threads import give_way, start_essential
 
 STACK_BYTES = 1 << 26
 """More than where they were checked (`checker_process`), which shows what overflows."""
-NICENESS = 15
-"""A step waits for the slowest of its threads, so this one gives way: it gets 3 % of a core that computes, which adds
-less than 5 ms to a step of 125."""
 
 _Job = Callable[[], None]
 
@@ -86,7 +85,7 @@ class Grammars:
                 opened = open_backend(grammar.backend, self._vocabulary, self._num_threads)
                 self.backend = GatedBackend(opened, self._vocabulary)
             if root is None or grammar.gate is None:
-                done.set_result(self.backend.compile(grammar))
+                done.set_result(_beside(self.backend.compile, grammar))
             else:
                 done.set_result(self.backend.gated(grammar.gate, root.result()))
         except BaseException as error:
@@ -94,15 +93,31 @@ class Grammars:
 
     def _put(self, job: _Job) -> None:
         if self._thread is None:
-            before = threading.stack_size(STACK_BYTES)
-            try:
-                self._thread = start_essential("quire-grammars", self._work)
-            finally:
-                threading.stack_size(before)
+            self._thread = start_essential("quire-grammars", self._work)
         self._jobs.put(job)
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread, on Linux
         while (job := self._jobs.get()) is not None:
             job()
+
+
+def _beside(compile_: Callable[[Grammar], Matcher], grammar: Grammar) -> Matcher:
+    """Compile in a thread that gives way.
+
+    Raises: what `compile_` raises.
+    """
+    done: Future[Matcher] = Future()
+
+    def work() -> None:
+        give_way()
+        try:
+            done.set_result(compile_(grammar))
+        except BaseException as error:  # the library's panics are no Exceptions
+            done.set_exception(error)
+
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        start_essential("quire-compile", work).join()
+    finally:
+        threading.stack_size(before)
+    return done.result()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from quire.utils.threads import THREAD_FAILED_STATUS
+from quire.utils.threads import BACKGROUND_NICENESS, THREAD_FAILED_STATUS, give_way, start_essential
 
 PROGRAM = """
 import time
@@ -44,3 +46,19 @@ def test_no_thread_of_quire_can_die_unnoticed() -> None:
         if "Thread(target=" in line
     ]
     assert [place.partition(":")[0] for place in bare] == ["utils/threads.py"], bare
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")
+def test_only_the_thread_that_gives_way_is_niced() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before, found = niceness(), []
+
+    def run() -> None:
+        give_way()
+        found.append(niceness())
+
+    start_essential("quire-some", run).join()
+    assert found == [max(before, BACKGROUND_NICENESS)]
+    assert niceness() == before
