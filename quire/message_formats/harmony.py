@@ -110,8 +110,6 @@ class Harmony:
     def several(self, grammar: CallGrammar) -> str:
         """See `CallSyntax`. One call, since it ends the output; thinking may come before it."""
         channel, constrain, message = map(grammar.marker, (CHANNEL, CONSTRAIN, MESSAGE))
-        thought = grammar.sequence(grammar.literal(THINKING_CHANNEL), message, grammar.free_text(ENDS[0]))
-        thinking = f'({channel} {thought} {grammar.marker(START)} "assistant")?' if grammar.is_token(ENDS[0]) else ""
         call = grammar.one_of(
             lambda tool: grammar.sequence(
                 grammar.literal(f"commentary to={FUNCTIONS}{tool.name} "),
@@ -121,7 +119,19 @@ class Harmony:
                 grammar.arguments(tool),
             )
         )
-        return grammar.sequence(thinking, channel, call)
+        return grammar.sequence(self._before_call(grammar), channel, call)
+
+    def _before_call(self, grammar: CallGrammar) -> str:
+        """Thinking that the output may begin with, or what may follow thinking that the prompt has begun."""
+        next_header = f'{grammar.marker(START)} "{ROLE}"'
+        if grammar.has_thought:
+            return f"({next_header})?"
+        if grammar.max_thinking == 0 or not grammar.is_token(ENDS[0]):
+            return ""
+        limit = "" if grammar.max_thinking is None else f"[max_tokens={grammar.max_thinking}]"
+        text = grammar.rule(grammar.terminal("(?s:.*)"), limit)
+        heading = grammar.sequence(grammar.marker(CHANNEL), grammar.literal(THINKING_CHANNEL), grammar.marker(MESSAGE))
+        return f"({heading} {text} {grammar.marker(ENDS[0])} {next_header})?"
 
 
 class _Messages:

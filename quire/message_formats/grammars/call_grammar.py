@@ -26,10 +26,19 @@ class CallGrammar:
     """Collects rules. A syntax of calls adds its own; `text` is the grammar."""
 
     def __init__(
-        self, marks: Marks, tools: Sequence[Tool], *, parallel: bool = True, unkept: Mapping[str, str] = _NOTHING
+        self,
+        marks: Marks,
+        tools: Sequence[Tool],
+        *,
+        parallel: bool = True,
+        unkept: Mapping[str, str] = _NOTHING,
+        has_thought: bool = False,
+        max_thinking: int | None = None,
     ) -> None:
         """`parallel`: a message may hold several calls. `unkept`: names of tools whose schemas turned out to be more
-        than the grammar library can keep, and why; strict ones are refused.
+        than the grammar library can keep, and why; strict ones are refused. `has_thought`: the prompt has begun the
+        thinking, which the grammar follows. `max_thinking`: most tokens of thinking, where that is a part of what the
+        grammar takes.
 
         Raises: InvalidParameter naming the tool and the JSON pointer.
         """
@@ -37,6 +46,8 @@ class CallGrammar:
             raise InvalidParameter(f"tools: 1 to {MAX_TOOLS} tools can be called, got {len(tools)}", parameter="tools")
         self.tools = tools
         self.parallel = parallel
+        self.has_thought = has_thought
+        self.max_thinking = max_thinking
         self.warnings: list[str] = []
         """Where arguments follow less than their tool's schema."""
         self._marks = marks

@@ -223,7 +223,14 @@ def _grammar(
 ) -> _Found:
     tools = reading.tools
     is_single = tools.is_named or not tools.is_parallel
-    grammar = CallGrammar(reading.marks, list(tools.tools.values()), parallel=not is_single, unkept=unkept)
+    grammar = CallGrammar(
+        reading.marks,
+        list(tools.tools.values()),
+        parallel=not is_single,
+        unkept=unkept,
+        has_thought=reading.in_thinking,
+        max_thinking=reading.params.thinking_token_budget,
+    )
     if form is not None:
         start = f"{grammar.rule(syntax.several(grammar))} | {grammar.rule(_json_of(form))}"
     elif tools.choice is Choice.REQUIRED:

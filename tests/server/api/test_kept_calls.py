@@ -12,6 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from quire.engine.thinking import gate_in_force
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.formats import CALLS, THINKING
 from quire.message_formats.marks import Marks
@@ -66,10 +67,21 @@ NOT_KEPT = {"llama3_json", "llama4_json", "xlam"}
 class Writer:
     """A model with tokens of bytes and markers, that begins calls by itself."""
 
-    def __init__(self, name: str, *, as_tokens: bool = True, parallel: bool = True, strict: bool | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        as_tokens: bool = True,
+        parallel: bool = True,
+        strict: bool | None = None,
+        choice: Choice = Choice.AUTO,
+        in_thinking: bool = False,
+        budget: int | None = None,
+    ) -> None:
         thinking = THINKING.get(THINKING_OF.get(name, ""))
         self.format = MessageFormat(calls=CALLS[name], thinking=thinking)
-        found = Tokens(self.format.markers if as_tokens else ())
+        layout = self.format.layout
+        found = Tokens((self.format if layout is None else layout).markers if as_tokens else ())
         self.marks = Marks(self.format.markers, found)  # type: ignore[arg-type]
         self.names = [bytes([byte]) for byte in range(256)] + [one.encode() for one in found.added_tokens.values()]
         self.end = len(self.names)
@@ -91,14 +103,14 @@ class Writer:
             tokenizer=self,  # type: ignore[arg-type]
             message_format=self.format,
             marks=self.marks,
-            tools=tool_use(tools, Choice.AUTO, None, parallel=parallel),
+            tools=tool_use(tools, choice, None, parallel=parallel),
             prompt_token_ids=[],
-            params=SamplingParams(),
-            in_thinking=False,
+            params=SamplingParams(thinking_token_budget=budget),
+            in_thinking=in_thinking,
             in_header=self.format.layout is not None,
             calls_as_they_come=False,
         )
-        self.kept: Constrained = constrained(SamplingParams(), reading, self)  # type: ignore[arg-type]
+        self.kept: Constrained = constrained(reading.params, reading, self)  # type: ignore[arg-type]
 
     def vocabulary(self) -> Vocabulary:
         return self._vocabulary
@@ -114,8 +126,9 @@ class Writer:
     def matcher(self) -> GatedMatcher:
         params = self.kept.params
         assert params.structured_outputs is not None
-        assert params.gate is not None
-        return self.backend.gated(params.gate, self.backend.compile(grammar_of(params.structured_outputs)))
+        gate = gate_in_force(params, None, [], str)
+        assert gate is not None
+        return self.backend.gated(gate, self.backend.compile(grammar_of(params.structured_outputs)))
 
     def ids(self, text: str) -> list[int]:
         """Markers as tokens."""
@@ -220,3 +233,71 @@ def test_what_only_looks_like_a_call_stays_free() -> None:
             matcher.advance(token_id)
         assert matcher.is_free, text
         assert matcher.inner is None
+
+
+ANALYSIS = "<|channel|>analysis<|message|>"
+COMMENTARY = "<|channel|>commentary to=functions."
+
+
+def follow(writer: Writer, text: str) -> GatedMatcher:
+    matcher = writer.matcher()
+    for token_id in writer.ids(text):
+        assert matcher.is_free or token_id in writer.allowed(matcher), (text, token_id)
+        matcher.advance(token_id)
+    return matcher
+
+
+@pytest.mark.parametrize("budget", [1, 5, 2**31 - 1])
+def test_thinking_before_a_required_call_of_gpt_oss_has_its_budget(budget: int) -> None:
+    writer = Writer("openai", choice=Choice.REQUIRED, budget=budget)
+    end = writer.marks.ids["<|end|>"]
+    matcher = follow(writer, ANALYSIS + "x" * min(budget, 5))
+    assert end in writer.allowed(matcher)
+    assert (writer.allowed(matcher) == [end]) is (budget <= 5)
+    begun = follow(writer, ANALYSIS + "x" * min(budget, 5) + f"<|end|><|start|>assistant{COMMENTARY}")
+    assert not begun.error
+    assert set(bytes(one for one in writer.allowed(begun) if one < 256)) == set(b"wn")  # the names of the tools
+    assert not follow(writer, ANALYSIS + f"<|end|><|start|>assistant{COMMENTARY}").error, "less is allowed"
+    assert not follow(writer, COMMENTARY).error, "and none at all"
+
+
+def test_without_a_budget_it_thinks_as_long_as_it_likes_and_with_none_it_calls_at_once() -> None:
+    free = Writer("openai", choice=Choice.REQUIRED)
+    assert len(free.allowed(follow(free, ANALYSIS + "x" * 200))) > 100
+    none = Writer("openai", choice=Choice.REQUIRED, budget=0)
+    matcher = follow(none, "<|channel|>")
+    assert [one for one in none.allowed(matcher) if one < 256] == [ord("c")]
+    assert not follow(none, COMMENTARY).error
+
+
+@pytest.mark.parametrize("budget", [None, 0, 3])
+def test_thinking_that_the_prompt_has_begun_is_not_begun_again(budget: int | None) -> None:
+    writer = Writer("openai", choice=Choice.REQUIRED, in_thinking=True, budget=budget)
+    end = writer.marks.ids["<|end|>"]
+    matcher = writer.matcher()
+    for _ in range(3 if budget is None else budget):
+        assert matcher.is_free or ord("x") in writer.allowed(matcher)
+        matcher.advance(ord("x"))
+    if budget is not None:
+        assert writer.allowed(matcher) == [end]
+    for text in (f"<|end|><|start|>assistant{COMMENTARY}", f"<|end|>{COMMENTARY}"):
+        thought = matcher.clone()
+        for token_id in writer.ids(text):
+            assert thought.is_free or token_id in writer.allowed(thought)
+            thought.advance(token_id)
+        assert set(bytes(one for one in writer.allowed(thought) if one < 256)) == set(b"wn")
+    matcher.advance(end)
+    for token_id in writer.ids("<|channel|>"):
+        matcher.advance(token_id)
+    assert [one for one in writer.allowed(matcher) if one < 256] == [ord("c")], "no second analysis"
+
+
+def test_a_required_call_of_gpt_oss_reads_with_its_thinking() -> None:
+    writer, chance = Writer("openai", choice=Choice.REQUIRED, budget=4), random.Random(3)
+    for _ in range(6):
+        text = writer.write(ANALYSIS + "Hm", chance)
+        assert text is not None
+        message = writer.read(text)
+        assert len(message.tool_calls) == 1, text
+        assert 2 <= len(message.reasoning) <= 4 * max(map(len, writer.tokens))
+        assert not message.text
