@@ -17,12 +17,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="of schemas, drawn at random")
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--each", type=int, default=1, help="outputs of each schema")
+    parser.add_argument("--library", choices=["llguidance", "xgrammar"], default="llguidance", help="of masks")
     args = parser.parse_args()
     found = cases(args.directory, args.limit)
     if args.what == "generate":
         counts = generate(found, max_tokens=args.max_tokens, num_each=args.each)
     else:
-        counts = compare(found)
+        counts = compare(found, args.library)
     for what, count in sorted(counts.items()):
         print(f"{count:8} {what}")
 
