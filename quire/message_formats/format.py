@@ -27,6 +27,8 @@ class Thinking:
     """Stands behind `begin` and is not part of it."""
     answer: tuple[str, str] | None = None
     """Markers around the text behind it, which are not part of the text."""
+    closing: tuple[str, ...] = ()
+    """Markers that end parts of the message, and are not part of the text."""
     is_shown: bool = False
     """It is told as part of the text, with its markers."""
     layout: Layout | None = None
@@ -36,7 +38,7 @@ class Thinking:
     def markers(self) -> tuple[str, ...]:
         """All markers."""
         layout = () if self.layout is None else self.layout.markers
-        return (self.begin, self.end, *self.ends_before, *(self.answer or ()), *layout)
+        return (self.begin, self.end, *self.ends_before, *(self.answer or ()), *self.closing, *layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class CallSyntax(Protocol):
     def openings(self, names: Iterable[str]) -> tuple[str, ...]:
         """With what a message begins that is a call of one of these tools without a marker, white space before it and
         behind its first character aside. Empty where that cannot be told from text."""
+
+    @property
+    def has_other_openings(self) -> bool:
+        """Whether a message that begins otherwise than `openings` say may be a call without a marker, too."""
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """What follows a marker of `begins` (empty: in a message that is a call without marker), as an expression of

@@ -13,6 +13,7 @@ from quire.message_formats.calls.pythonic import PythonicCalls
 from quire.message_formats.calls.tagged import TaggedCalls
 from quire.message_formats.format import CallSyntax, Thinking
 from quire.message_formats.harmony import Harmony
+from quire.message_formats.typed_values import ANY
 
 _IN_TAGS: dict[str, Any] = {"before": "\n", "after": "\n"}
 _ARRAY: dict[str, Any] = {"before": "[", "between": ", ", "after": "]"}
@@ -45,7 +46,7 @@ _DEEPSEEK_V32 = TaggedCalls(
     call_end=f"</{_DSML}invoke>",
     key=(f'<{_DSML}parameter name="', '" string="'),
     value=("", f"</{_DSML}parameter>"),
-    kinds=('true">', 'false">'),
+    kinds=(('true">', frozenset({"string"})), ('false">', ANY - {"string"})),
     inner=(_DSML,),
     is_section_shared=True,
 )
@@ -58,6 +59,26 @@ _GLM: dict[str, Any] = {
 }
 
 _GLM45 = TaggedCalls(**_GLM)
+
+
+def _hunyuan(tag: str) -> tuple[str, str]:
+    """A pair of tags of Hunyuan 3, whose published models write this suffix into all of them."""
+    return f"<{tag}:opensource>", f"</{tag}:opensource>"
+
+
+def _kimi(tag: str) -> tuple[str, str]:
+    """A pair of tags of Kimi K3."""
+    return f"<|open|>{tag}<|sep|>", f"<|close|>{tag}<|sep|>"
+
+
+_KIMI_TYPES = {
+    "string": {"string"},
+    "number": {"integer", "number"},
+    "boolean": {"boolean"},
+    "null": {"null"},
+    "object": {"object"},
+    "array": {"array"},
+}
 _MINIMAX_M2 = TaggedCalls(
     begin="<minimax:tool_call>",
     end="</minimax:tool_call>",
@@ -114,6 +135,15 @@ CALLS: Mapping[str, CallSyntax] = {
     "granite4": _HERMES,
     "hermes": _HERMES,
     "hunyuan_a13b": JsonCalls(begins=("<tool_calls>",), ends=("</tool_calls>",), **_ARRAY),
+    "hy_v3": TaggedCalls(
+        begin=_hunyuan("tool_calls")[0],
+        end=_hunyuan("tool_calls")[1],
+        name=(_hunyuan("tool_call")[0], _hunyuan("tool_sep")[0]),
+        call_end=_hunyuan("tool_call")[1],
+        key=_hunyuan("arg_key"),
+        value=_hunyuan("arg_value"),
+        is_section_shared=True,
+    ),
     "internlm": JsonCalls(
         begins=("<|action_start|>",),
         prefix="<|plugin|>",
@@ -130,12 +160,39 @@ CALLS: Mapping[str, CallSyntax] = {
         name_end="<|tool_call_argument_begin|>",
         is_numbered=True,
     ),
+    "kimi_k3": TaggedCalls(
+        begin=_kimi("tools")[0],
+        end=_kimi("tools")[1],
+        name=('<|open|>call tool="', '"<|sep|>'),
+        index='" index="',
+        call_end=_kimi("call")[1],
+        key=('<|open|>argument key="', '" type="'),
+        value=("", _kimi("argument")[1]),
+        line="",
+        kinds=tuple((f'{name}"<|sep|>', frozenset(types)) for name, types in _KIMI_TYPES.items()),
+        inner=("<|open|>", "<|close|>", "<|sep|>"),
+        is_section_shared=True,
+    ),
     "lfm2": PythonicCalls(begins=("<|tool_call_start|>",), end="<|tool_call_end|>"),
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "llama4_pythonic": PythonicCalls(begins=("<|python_start|>",), end="<|python_end|>", bare="["),
     "longcat": JsonCalls(begins=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), **_IN_TAGS),
     "mimo": _MIMO,
+    "minicpm5": TaggedCalls(
+        begin="",
+        end="",
+        name=('<function name="', '">'),
+        call_end="</function>",
+        key=('<param name="', '">'),
+        value=("", "</param>"),
+        line="",
+        between="\n",
+        cdata=("<![CDATA[", "]]>"),
+        inner=(' name="', "<![CDATA[", "]]>"),
+        heads=("<function", "<param"),
+        is_section_optional=True,
+    ),
     "minimax": JsonCalls(begins=("<tool_calls>",), ends=("</tool_calls>",), between="\n", **_IN_TAGS),
     "minimax_m2": _MINIMAX_M2,
     "mistral": NamedJson(
@@ -194,7 +251,14 @@ THINKING: Mapping[str, Thinking] = {
     "glm47": _THINK,
     "granite": Thinking(begin="Here is my thought process:", end="Here is my response:"),
     "hunyuan_a13b": Thinking(begin="<think>", end="</think>", answer=("<answer>", "</answer>")),
+    "hy_v3": Thinking(begin=_hunyuan("think")[0], end=_hunyuan("think")[1]),
     "kimi_k2": Thinking(begin="<think>", end="</think>", ends_before=("<|tool_calls_section_begin|>",)),
+    "kimi_k3": Thinking(
+        begin=_kimi("think")[0],
+        end=_kimi("think")[1],
+        answer=_kimi("response"),
+        closing=(_kimi("response")[1], _kimi("message")[1]),
+    ),
     "mimo": _THINK,
     "minimax_m2": Thinking(begin="<think>", end="</think>", is_implied=True, ends_before=("<minimax:tool_call>",)),
     "minimax_m2_append_think": Thinking(begin="<think>", end="</think>", is_implied=True, is_shown=True),

@@ -48,6 +48,7 @@ class Harmony:
 
     begins = (START, CHANNEL)
     bare = ""
+    has_other_openings = False
     answer = f"{CHANNEL}final{MESSAGE}"
     call_end = CALL
     markers = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)

@@ -37,7 +37,11 @@ class Marks:
 
     def __call__(self, marker: str) -> str:
         """What stands for a marker in marked text."""
-        return self._characters.get(marker) or self._composed.get(marker, marker)
+        return self._characters.get(marker) or self._composed.get(marker) or self._with_characters(marker)
+
+    def holds_token(self, marker: str) -> bool:
+        """Whether a marker is a token, or has one inside: no text reads like it then."""
+        return any(map(is_mark, self(marker)))
 
     def pieces(self, marker: str) -> list[str | int]:
         """A marker as texts and token ids."""

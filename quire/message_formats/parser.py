@@ -45,6 +45,8 @@ class MessageParser:
         self._writer = MessageWriter(self._parts.append, marks, None if message_format.calls is None else self._calls)
         self._text = Trimmed(self._writer.text, after_marker=in_thinking)
         self._answer_end: tuple[str, ...] = ()
+        thinking = message_format.thinking
+        self._ends = () if thinking is None else tuple(map(marks, thinking.closing))
         self._steps = self._message(in_thinking=in_thinking)
         next(self._steps, None)
 
@@ -99,7 +101,7 @@ class MessageParser:
             if self._format.thinking is not None and marker == self._marks(self._format.thinking.begin):
                 yield from self._think()
                 yield from self._begin_text()
-            elif marker in self._answer_end:
+            elif marker in self._answer_end or marker in self._ends:
                 self._answer_end = ()
                 self._text.marker()
             else:
@@ -112,9 +114,9 @@ class MessageParser:
         """Those that matter in the text."""
         thinking, calls = self._format.thinking, self._format.calls
         markers = () if calls is None else calls.begins
-        if thinking is not None and thinking.begin in self._marks.ids:
+        if thinking is not None and self._marks.holds_token(thinking.begin):
             markers = (thinking.begin, *markers)
-        return (*map(self._marks, markers), *self._answer_end)
+        return (*map(self._marks, markers), *self._answer_end, *self._ends)
 
     @property
     def _closing(self) -> tuple[str, ...]:
@@ -151,7 +153,7 @@ class MessageParser:
         """
         self._text.put((yield from self._reader.spaces()))
         thinking = self._format.thinking
-        if thinking is not None and thinking.begin not in self._marks.ids:
+        if thinking is not None and not self._marks.holds_token(thinking.begin):
             while self._text.is_blank and (yield from self._reader.accept(thinking.begin)):
                 yield from self._think()
                 self._text.put((yield from self._reader.spaces()))

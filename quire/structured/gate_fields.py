@@ -109,8 +109,10 @@ def _text(place: str, given: object) -> str:
 
 def _opening(place: str, given: object) -> str:
     text = _text(place, given)
-    if not text.strip() or "".join(text.split()) != text:
-        raise InvalidParameter(f"{place} must have no white space, got {shown(text)}", parameter=place)
+    if text[:2].split() != [text[:2]]:
+        raise InvalidParameter(
+            f"{place} must have no white space among its first two characters, got {shown(text)}", parameter=place
+        )
     return text
 
 

@@ -134,13 +134,17 @@ def _one_line(text: str) -> str:
 def _tagged(calls: TaggedCalls, text: str) -> Iterator[Call]:
     """As the parser that Qwen publishes reads: a value ends at its tag, at the next parameter, and at the end of the
     call. One whose values hold a tag inside a line is read to the letter as well: a text may quote it."""
-    head = re.escape(calls.name[0] or calls.begin) + r"\s*([\w.:/$@+-]*)" + re.escape(calls.name[1])
+    number = rf"(?:{re.escape(calls.index)}[0-9]*)?" if calls.index else ""
+    head = re.escape(calls.name[0] or calls.begin) + r"\s*([\w.:/$@+-]*)" + number + re.escape(calls.name[1])
     end = re.escape(calls.call_end or calls.end)
     key, key_end = map(re.escape, calls.key)
-    kind = "" if calls.kinds is None else f"({'|'.join(map(re.escape, calls.kinds))})"
+    kind = f"({'|'.join(re.escape(kind) for kind, _ in calls.kinds)})" if calls.kinds else ""
     opening = rf"{key}([^<>\"\n]*){key_end}{kind}" + (rf"\s*{re.escape(calls.value[0])}" if calls.value[0] else "")
     at_line = rf"(?:^|\n)\s*{key}" if calls.line else key
     closed = rf"(?s:(.*?)){re.escape(calls.value[1])}"
+    if calls.cdata is not None:
+        begin, stop = map(re.escape, calls.cdata)
+        closed = rf"(?s:({begin}.*?{stop}|.*?)){re.escape(calls.value[1])}"
     lenient = rf"(?s:(.*?))(?:{re.escape(calls.value[1])}|(?=\s*{opening})|(?=\s*{end}))"
     for match in re.finditer(head, text):
         for value in (lenient, closed):
@@ -149,7 +153,8 @@ def _tagged(calls: TaggedCalls, text: str) -> Iterator[Call]:
             while one := found(text, at):
                 at = one.end()
                 body = one[one.re.groups if value is closed else 2 + bool(kind)]
-                is_good = is_good and not (value is closed and re.search(at_line, body))
+                is_quoted = calls.cdata is not None and body.startswith(calls.cdata[0])
+                is_good = is_good and not (value is closed and not is_quoted and re.search(at_line, body))
                 values.append((one[1].strip(), _value(calls, one[1].strip(), one[2] if kind else "", body)))
             is_whole = re.compile(rf"\s*{end}").match(text, at) is not None
             if is_good and is_whole and len(dict(values)) == len(values):
@@ -163,7 +168,9 @@ TEXTS = ("city", "unit")
 def _value(calls: TaggedCalls, key: str, kind: str, body: str) -> Any:
     if calls.margin:
         body = body.removeprefix(calls.margin).removesuffix(calls.margin)
-    is_text = key in TEXTS if not kind else kind.startswith("true")
+    if calls.cdata is not None and body.startswith(calls.cdata[0]):
+        body = body.removeprefix(calls.cdata[0]).removesuffix(calls.cdata[1])
+    is_text = key in TEXTS if not kind else kind.startswith(("true", "string"))
     if is_text:
         return body
     with contextlib.suppress(ValueError):

@@ -59,6 +59,21 @@ TEMPLATES: dict[str, tuple[str, str | None, str | None]] = {
     "ERNIE 4.5": ("<tool_call>{{ c }}<response>'</think>'", "ernie45", "ernie45"),
     "DeepSeek-V4": ("<\uff5cDSML\uff5ctool_calls>", "deepseek_v4", None),
     "Step 3": ("<\uff5ctool_calls_begin\uff5c><steptml:invoke name=</think>", "step3", "step3"),
+    "Hunyuan 3": (
+        "{%- set HYTK = ':opensource' %}'<think{}>'.format(HYTK)'<tool_sep{}>'.format(HYTK)'<arg_key{}>'.format(HYTK)",
+        "hy_v3",
+        "hy_v3",
+    ),
+    "Kimi K3": (
+        "{{- '<|open|>' + tag -}}{{- '<|sep|>' -}}open_tag('call', [])open_tag('argument', [])open_tag('think')",
+        "kimi_k3",
+        "kimi_k3",
+    ),
+    "MiniCPM5": (
+        "{{- '<function name=\"' ~ name ~ '\">' }}{{- '<param name=\"' }}{{- '<think>\\n\\n</think>\\n\\n' }}",
+        "minicpm5",
+        "qwen3",
+    ),
     "DeepSeek-V3.2": ("\uff5cDSML\uff5cfunction_calls>", "deepseek_v32", None),
     "Functionary": ("<|start_header_id|><function=example>{{ '\"parameters\": ' }}", None, None),
     "Zephyr": ("{{ '<|user|>\\n' + message['content'] + eos_token }}", None, None),

@@ -19,16 +19,20 @@ every = pytest.mark.parametrize("name", TAGGED)
 
 def parameter(calls: TaggedCalls, key: str, value: str, *, is_closed: bool = True) -> str:
     end = calls.margin + calls.value[1] if is_closed else ""
-    kind = "" if calls.kinds is None else calls.kinds[0 if key == "city" else 1]
+    kind = calls.kinds[0 if key == "city" else 1][0] if calls.kinds else ""
     opening = f"{calls.key[0]}{key}{calls.key[1]}{kind}{calls.line if calls.value[0] else ''}{calls.value[0]}"
     return f"{opening}{calls.margin}{value}{end}{calls.line}"
+
+
+def numbered(calls: TaggedCalls) -> str:
+    return (f"{calls.index}1" if calls.index else "") + calls.name[1]
 
 
 def call(calls: TaggedCalls, *parameters: str) -> str:
     inside = "".join(parameters)
     if not calls.call_end:
         return f"{calls.begin}weather{calls.line}{inside}{calls.end}"
-    head = f"{calls.begin}{calls.line}{calls.name[0]}weather{calls.name[1]}{calls.line}"
+    head = f"{calls.begin}{calls.line}{calls.name[0]}weather{numbered(calls)}{calls.line}"
     return f"{head}{inside}{calls.call_end}{calls.line}{calls.end}"
 
 

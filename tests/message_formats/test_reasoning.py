@@ -27,6 +27,12 @@ WRITTEN = {
     "glm47": ("<think>Hm.</think>Yes.", THINK),
     "granite": ("Here is my thought process: Hm. Here is my response: Yes.", ()),
     "hunyuan_a13b": ("<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", ()),
+    "hy_v3": ("<think:opensource>Hm.</think:opensource>Yes.", ("<think:opensource>", "</think:opensource>")),
+    "kimi_k3": (
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>"
+        "<|close|>message<|sep|>",
+        ("<|open|>", "<|close|>", "<|sep|>"),
+    ),
     "kimi_k2": ("<think>Hm.</think>Yes.", THINK),
     "mimo": ("<think>Hm.</think>Yes.", THINK),
     "minimax_m2": ("<think>\nHm.\n</think>\n\nYes.", THINK),

@@ -24,7 +24,7 @@ WRONG: list[tuple[object, str, str]] = [
     ({"thinking": THINKING, "takes_triggers": True}, "gate.takes_triggers", "needs gate.triggers"),
     ({"triggers": [MARK], "is_open": 1}, "gate.is_open", "True or False"),
     ({"openings": ["[f("] * (MAX_OPENINGS + 1)}, "gate.openings", f"the limit is {MAX_OPENINGS}"),
-    ({"openings": ["[f ("]}, "gate.openings[0]", "no white space"),
+    ({"openings": ["[ f("]}, "gate.openings[0]", "no white space"),
     ({"openings": [5]}, "gate.openings[0]", "a string"),
     ({"thinking": {**THINKING, "before": [-1]}}, "gate.thinking.before[0]", "[0, 2147483647]"),
     ({"triggers": MARK}, "gate.triggers", "must be a list"),

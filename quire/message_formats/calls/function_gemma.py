@@ -32,6 +32,8 @@ class GemmaCalls:
         """See `CallSyntax`."""
         return (self.begin,)
 
+    has_other_openings = False
+
     @property
     def bare(self) -> str:
         """See `CallSyntax`."""

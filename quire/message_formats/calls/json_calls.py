@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.message_formats.format import Source
-from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.call_grammar import SPACES, CallGrammar
 from quire.message_formats.reader import Malformed, Reader, Steps
 from quire.message_formats.tools import Tool
 from quire.message_formats.writer import CallWriter
@@ -50,6 +50,11 @@ class JsonCalls:
     """Between calls with markers of their own."""
 
     @property
+    def has_other_openings(self) -> bool:
+        """See `CallSyntax`."""
+        return bool(self.bare)
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """See `CallSyntax`."""
         return tuple(marker for marker in (*self.begins, self.prefix, *self.ends) if marker)
@@ -67,18 +72,28 @@ class JsonCalls:
             reader.keep()
 
     def openings(self, names: Iterable[str]) -> tuple[str, ...]:
-        """See `CallSyntax`."""
-        return ()
+        """See `CallSyntax`. Up to the arguments, as the template writes it: other JSON may begin with a tool's name."""
+        return tuple((self.before + self._head(name)).rstrip() for name in names) if self.bare else ()
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
         call = grammar.one_of(lambda tool: self._call(grammar, tool))
         end = self._end_of(begin)
+        before, first = self.before.lstrip(" "), call
+        opened = ""
+        if self.bare and not begin:
+            opened = f"{grammar.literal(self.bare)} {grammar.terminal(SPACES)}?"
+            before = before.removeprefix(self.bare)
+            if self.bare == "{":
+                first = grammar.one_of(lambda tool: self._call(grammar, tool, is_opened=True))
+        others = f"({grammar.sequence(grammar.literal(self.between), call)})*"
         return grammar.sequence(
             grammar.marker(self.prefix) if self.prefix and begin else "",
             '" "?' if self.before.startswith(" ") else "",
-            grammar.literal(self.before.lstrip(" ")),
-            grammar.repeated(call, grammar.literal(self.between)) if self.between else call,
+            opened,
+            grammar.literal(before),
+            first,
+            others if self.between and grammar.parallel else "",
             grammar.literal(self.after),
             grammar.marker(end) if end else "",
         )
@@ -94,12 +109,16 @@ class JsonCalls:
     def _end_of(self, begin: str) -> str:
         return dict(zip(self.begins, self.ends, strict=False)).get(begin, "")
 
-    def _call(self, grammar: CallGrammar, tool: Tool) -> str:
-        name = json.dumps(tool.name, ensure_ascii=False)
-        head = f'"{self.name_key}": {name}, "{self.arguments_key}": ' if self.name_key else f"{name}: "
+    def _call(self, grammar: CallGrammar, tool: Tool, *, is_opened: bool = False) -> str:
+        """A call; `is_opened`: its brace stands before it."""
         number = [grammar.literal(f'{{"{self.id_key}": "'), NUMBER] if self.id_key else []
-        head = f'", {head}' if number else "{" + head
+        head = f'", {self._head(tool.name)[1:]}' if number else self._head(tool.name)[is_opened:]
         return grammar.sequence(*number, grammar.literal(head), grammar.arguments(tool), '"}"')
+
+    def _head(self, name: str) -> str:
+        """A call up to its arguments."""
+        quoted = json.dumps(name, ensure_ascii=False)
+        return f'{{"{self.name_key}": {quoted}, "{self.arguments_key}": ' if self.name_key else f"{{{quoted}: "
 
     def _list(self, source: Source, calls: CallWriter, *, is_bare: bool) -> Steps[None]:
         """Calls in an array, or after each other. Without a marker only those of known tools are calls."""

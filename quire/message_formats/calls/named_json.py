@@ -44,6 +44,8 @@ class NamedJson:
     objects: JsonCalls | None = None
     """Another syntax with the same opening marker, which tokenizers without `name_end` go with."""
 
+    has_other_openings = False
+
     @property
     def bare(self) -> str:
         """See `CallSyntax`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from re import compile as pattern
 
 from quire.message_formats.format import Source
-from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.call_grammar import SPACES, CallGrammar
 from quire.message_formats.grammars.parameter_grammar import Parameter, parameters_of, separated
 from quire.message_formats.literals import Literals, quoted
 from quire.message_formats.reader import Malformed, Steps
@@ -17,8 +17,6 @@ from quire.message_formats.writer import CallWriter
 
 _NAME = pattern(r"[\w.:/$@-]*")
 _KEY = pattern(r"\w*")
-SPACES = r"[ \t\r\n]{1,64}"
-"""Behind the bracket of a list, where a model has begun it by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +29,8 @@ class PythonicCalls:
 
     bare: str = ""
     """`[` where a message may begin with a list of calls and no marker. Such a list names only tools that there are."""
+
+    has_other_openings = False
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from re import compile as pattern
 
+from quire.message_formats.calls.json_calls import NUMBER
 from quire.message_formats.format import Source
 from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.grammars.parameter_grammar import Parameter, parameters_of, plain_text
@@ -14,11 +15,12 @@ from quire.message_formats.literals import Tell, quoted
 from quire.message_formats.marks import is_mark
 from quire.message_formats.reader import Malformed, Steps
 from quire.message_formats.tools import Tool
-from quire.message_formats.typed_values import ANY, ValueType, has_parameter, type_of_schema, value_type
+from quire.message_formats.typed_values import ValueType, has_parameter, type_of_schema, value_type
 from quire.message_formats.writer import CallWriter
 
 NAME = pattern(r"[\w.:/$@+-]*")
 """Characters of a function's name."""
+_NUMBER = pattern("[0-9]*")
 _KEY = pattern('[^<>"\n\ud800-\udfff]*')
 """Characters of a parameter's name, where a text may quote the tags."""
 
@@ -46,19 +48,30 @@ class TaggedCalls:
     """Stands between a value and its tags, and is not part of it."""
     line: str = "\n"
     """What the model writes between tags."""
-    kinds: tuple[str, str] | None = None
-    """Behind a parameter's name: what says that the value is a text, and that it is JSON."""
+    between: str | None = None
+    """What the model writes between calls, where that is not `line`."""
+    index: str = ""
+    """Stands behind a function's name, with the number of the call."""
+    kinds: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Behind a parameter's name: what says of which types the value is; first that it is a text."""
+    cdata: tuple[str, str] | None = None
+    """May stand around a text."""
     inner: tuple[str, ...] = ()
-    """Tokens of which tags are made."""
+    """Tokens of which tags are made, and which a value may hold."""
+    heads: tuple[str, ...] = ()
+    """Tokens with which tags begin."""
     is_section_shared: bool = False
     """Several calls stand in one section."""
     is_section_optional: bool = False
-    """Calls may stand without `begin` and `end` around them."""
+    """Calls may stand without `begin` and `end` around them; always, where there are none."""
 
     @property
     def begins(self) -> tuple[str, ...]:
         """See `CallSyntax`."""
-        return (self.begin, self.name[0]) if self.is_section_optional else (self.begin,)
+        begins = (self.begin, self.name[0]) if self.is_section_optional else (self.begin,)
+        return tuple(filter(None, begins))
+
+    has_other_openings = False
 
     @property
     def bare(self) -> str:
@@ -68,7 +81,7 @@ class TaggedCalls:
     @property
     def markers(self) -> tuple[str, ...]:
         """See `CallSyntax`."""
-        every = (self.begin, self.end, *self.name, self.call_end, *self.key, *self.value, *self.inner)
+        every = (self.begin, self.end, *self.name, self.call_end, *self.key, *self.value, *self.heads, *self.inner)
         return tuple(marker for marker in dict.fromkeys(every) if len(marker) > 1)
 
     def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
@@ -93,6 +106,8 @@ class TaggedCalls:
         reader, marks = source.reader, source.marks
         calls.begin()
         name = yield from reader.matching(NAME)
+        if self.index and (yield from reader.accept(self.index)):
+            yield from reader.matching(_NUMBER)
         yield from reader.expect(marks(self.name[1]))
         if not (yield from reader.peek()):
             raise Malformed  # the name may be cut
@@ -119,7 +134,7 @@ class TaggedCalls:
         marks = source.marks
         end = marks(self.key[1])
         tag = () if end.startswith("<") else ("<",)
-        key, marker = yield from source.reader.within((end, "\n", *tag, *self._stops(source)))
+        key, marker = yield from source.reader.within((end, "\n", *tag, *marks.tokens(self.markers)))
         key = key.strip()
         if marker != end or not key or not (source.is_kept or _KEY.fullmatch(key)):
             if marker == "<" or is_mark(marker[0]):
@@ -132,25 +147,32 @@ class TaggedCalls:
 
     def _kind(self, source: Source, by_schema: ValueType) -> Steps[ValueType]:
         """What a value may be: what the model says of it, where it does, else what the schema says."""
-        if self.kinds is None:
-            return by_schema
-        if (yield from source.reader.accept(self.kinds[0])):
-            return ValueType(frozenset({"string"}))
-        yield from source.reader.expect(self.kinds[1])
-        return ValueType(ANY - {"string"})
+        for kind, types in self.kinds:
+            if (yield from source.reader.accept(source.marks(kind))):
+                return ValueType(types)
+        if self.kinds:
+            raise Malformed
+        return by_schema
 
     def _value(self, source: Source, tool: Tool | None, known: set[str], kind: ValueType, tell: Tell) -> Steps[None]:
         """A value, up to and with the tag behind it, told as JSON. A text is told as it comes."""
         reader, marks = source.reader, source.marks
         if self.margin:
             yield from reader.accept(self.margin)
+        is_quoted = self.cdata is not None and (yield from reader.accept(marks(self.cdata[0])))
+        if is_quoted and "string" in kind.kinds:
+            kind = ValueType(frozenset({"string"}))
         pieces: list[str] = []
         put = (lambda text: tell(quoted(marks.spell(text)))) if kind.is_text else pieces.append
         if kind.is_text:
             tell('"')
         text = _WithoutEnd(self.margin, self.line, put)
         said = _Said(tuple(map(marks, (self.begin, self.end, self.name[0], self.call_end, self.key[0]))), self.line)
-        is_closed = yield from self._value_text(source, tool, known, text, said)
+        if is_quoted:
+            yield from self._quoted_text(source, text)
+            is_closed = True
+        else:
+            is_closed = yield from self._value_text(source, tool, known, text, said)
         text.end(is_closed=is_closed)
         value = '"' if kind.is_text else kind.json(marks.spell("".join(pieces)))
         is_odd = not kind.is_text and "string" not in kind.kinds and value.startswith('"')
@@ -169,6 +191,7 @@ class TaggedCalls:
         while (marker := (yield from reader.until((closing, *following, *tokens), put))) != closing:
             if marker is None:
                 raise Malformed
+            marker = yield from self._whole_tag(source, marker)
             if marker in following and (yield from self._shows_end(source, marker, tool, known, said)):
                 if not said.is_plain:
                     raise Malformed
@@ -179,6 +202,33 @@ class TaggedCalls:
                 raise Malformed
             put(marker)
         return True
+
+    def _whole_tag(self, source: Source, marker: str) -> Steps[str]:
+        """The tag of a parameter, where a marker is the token with which it begins, and the rest follows."""
+        reader, tag = source.reader, source.marks(self.key[0])
+        if marker == tag or marker not in source.marks.tokens(self.heads):
+            return marker
+        reader.unread(marker)
+        if (yield from reader.accept(tag)):
+            return tag
+        reader.skip(len(marker))
+        return marker
+
+    def _quoted_text(self, source: Source, text: _WithoutEnd) -> Steps[None]:
+        """A text behind the first part of `cdata`, up to and with its closing tag. It may hold all other tags, but
+        where no grammar writes it not itself: then its end is missing.
+        """
+        assert self.cdata is not None
+        reader, end, closing = source.reader, source.marks(self.cdata[1]), source.marks(self.value[1])
+        stops = () if source.is_kept else (source.marks(self.cdata[0]), *self._stops(source))
+        while (marker := (yield from reader.until((end, *stops), text.put))) is not None:
+            if marker == end and (yield from reader.accept(closing)):
+                return
+            if not source.is_kept:
+                reader.unread(marker)
+                break
+            text.put(end)
+        raise Malformed
 
     def _stops(self, source: Source) -> tuple[str, ...]:
         """Tokens that no name and no value holds."""
@@ -205,7 +255,7 @@ class TaggedCalls:
         spaces = yield from reader.spaces()
         is_end = not (yield from reader.peek())
         for tag in (self.end, self.name[0]) if self.call_end else (self.begin,):
-            if not is_end and (yield from reader.accept(marks(tag))):
+            if tag and not is_end and (yield from reader.accept(marks(tag))):
                 reader.unread(marks(tag))
                 is_end = True
         reader.unread(spaces)
@@ -218,7 +268,7 @@ class TaggedCalls:
         reader, marks = source.reader, source.marks
         spaces = yield from reader.spaces()
         is_there = False
-        for literal in (marks(self.value[0]), *(self.kinds or ())):
+        for literal in (marks(self.value[0]), *(marks(kind) for kind, _ in self.kinds)):
             if literal and not is_there and (yield from reader.accept(literal)):
                 reader.unread(literal)
                 is_there = True
@@ -235,20 +285,25 @@ class TaggedCalls:
             return grammar.one_of(lambda tool: self._behind_name(grammar, tool))
         call = grammar.one_of(lambda tool: f"{grammar.marker(self.name[0])} {self._behind_name(grammar, tool)}")
         line = grammar.literal(self.line)
-        calls = grammar.repeated(call, line) if self.is_section_shared else call
+        calls = grammar.repeated(call, self._between(grammar)) if self.is_section_shared else call
         end = (line, grammar.marker(self.end)) if self.call_end else ()
         return grammar.sequence(line if self.name[0] else "", calls, *end)
 
     def several(self, grammar: CallGrammar) -> str:
         """See `CallSyntax`."""
-        section = grammar.rule(grammar.sequence(grammar.marker(self.begin), self.rest(grammar, self.begin)))
-        return section if self.is_section_shared else grammar.repeated(section, grammar.literal(self.line))
+        begin = self.begins[0]
+        section = grammar.rule(grammar.sequence(grammar.marker(begin), self.rest(grammar, begin)))
+        return section if self.is_section_shared else grammar.repeated(section, self._between(grammar))
+
+    def _between(self, grammar: CallGrammar) -> str:
+        return grammar.literal(self.line if self.between is None else self.between)
 
     def _behind_name(self, grammar: CallGrammar, tool: Tool) -> str:
         """A call from the function's name on."""
         parameters = [self._parameter(grammar, tool, one) for one in parameters_of(grammar, tool)]
         return grammar.sequence(
             grammar.literal(tool.name),
+            f"{grammar.literal(self.index)} {NUMBER}" if self.index else "",
             grammar.marker(self.name[1]),
             grammar.literal(self.line),
             *parameters,
@@ -270,17 +325,29 @@ class TaggedCalls:
 
     def _written(self, grammar: CallGrammar, tool: Tool, parameter: Parameter) -> str:
         """A value with the tag behind it, and before it what says of which kind it is."""
-        text = plain_text(grammar, tool, parameter, self.value[1], margin=self.margin)
-        if self.kinds is None:
+        text = plain_text(grammar, tool, parameter, self.value[1], margin=self.margin, cdata=self.cdata)
+        if not self.kinds:
             return text
-        is_text, is_json = map(grammar.literal, self.kinds)
-        root = grammar.schema(tool)
-        kind = type_of_schema(parameter.schema, root)
-        if kind.is_text:
-            return grammar.sequence(is_text, text)
-        value = grammar.sequence(is_json, grammar.value(parameter.schema, tool), grammar.marker(self.value[1]))
-        may_be_any_text = "string" in kind.kinds and not kind.texts
-        return f"({value} | {grammar.sequence(is_text, text)})" if may_be_any_text else value
+        (is_text, _), *others = self.kinds
+        kind = type_of_schema(parameter.schema, grammar.schema(tool))
+        written = [] if not self._may_be_text(kind) else [grammar.sequence(grammar.marker(is_text), text)]
+        for marker, types in others if not kind.is_text else ():
+            if kind.kinds & types:
+                value = self._json_value(grammar, tool, parameter, kind, types)
+                written.append(grammar.sequence(grammar.marker(marker), value, grammar.marker(self.value[1])))
+        return f"({' | '.join(written)})" if len(written) > 1 else written[0]
+
+    @staticmethod
+    def _may_be_text(kind: ValueType) -> bool:
+        return kind.is_text or ("string" in kind.kinds and not kind.texts)
+
+    def _json_value(
+        self, grammar: CallGrammar, tool: Tool, parameter: Parameter, kind: ValueType, types: frozenset[str]
+    ) -> str:
+        """A value that is none of a text, of those types that its kind says."""
+        if len(self.kinds) == 2 or kind.kinds <= types:
+            return grammar.value(parameter.schema, tool)
+        return grammar.value({"allOf": [parameter.schema], "type": sorted(kind.kinds & types)}, tool)
 
 
 class _Said:

@@ -19,6 +19,8 @@ MAX_TOOLS = 128
 """Of one request."""
 MAX_SCHEMA_CHARACTERS = 80_000
 """Of the schemas of all tools together, without descriptions. What a grammar may hold is little more."""
+SPACES = r"[ \t\r\n]{1,64}"
+"""What may stand behind the first character of a call without a marker, where a model has begun it by itself."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -95,20 +97,27 @@ class CallGrammar:
         """The name of the rule for an expression. `options` are the library's, in brackets."""
         return self._rules.setdefault((expression, options), f"rule_{len(self._rules)}")
 
-    def free_text(self, end: str, *, margin: str = "", without: Sequence[str] = (), length: str = "*") -> str:
+    def free_text(
+        self, end: str, *, begin: str = "", margin: str = "", without: Sequence[str] = (), length: str = "*"
+    ) -> str:
         """Any text and the marker `end` behind it, which it does not hold, nor the texts `without`. A margin stands
-        before a marker that is no token. `length` counts characters as a regular expression does.
+        before a marker that is no token. `length` counts characters as a regular expression does. `begin` stands before
+        the text.
         """
+        if begin and self._marks.holds_token(begin):
+            text = self.free_text(end, margin=margin, without=without, length=length)
+            return self.sequence(self.marker(begin), text)
         first, *others = self._marks.pieces(end)
         begun = in_regex(margin + first) if others and isinstance(first, str) else ""  # a text takes all until a token
-        terminal = self.terminal(f"(?s:.{length}){begun}", *without)
+        terminal = self.terminal(f"{in_regex(begin)}(?s:.{length}){begun}", *without)
         if others or end in self._marks.ids:
             return " ".join([terminal, *map(self._piece, others if begun else [first, *others])])
         return self.rule(terminal, f"[suffix={self.literal(margin + end)}]")
 
     def terminal(self, pattern: str, *without: str) -> str:
         """The name of the terminal for a regular expression whose texts hold none of the texts `without`."""
-        excluded = "".join(f" & ~/(?s:.*){in_regex(text)}(?s:.*)/" for text in without)
+        texts = "|".join(map(in_regex, without))  # in one: the library finds nothing between six complements
+        excluded = f" & ~/(?s:.*)({texts})(?s:.*)/" if texts else ""
         return self._terminals.setdefault(f"/{pattern}/{excluded}", f"TEXT_{len(self._terminals)}")
 
     def _piece(self, piece: str | int) -> str:

@@ -64,10 +64,18 @@ def separated(grammar: CallGrammar, items: Sequence[tuple[str, bool]], between: 
     return f"({whole})" if any(is_required for _, is_required in items) else f"({whole})?" if whole else ""
 
 
-def plain_text(grammar: CallGrammar, tool: Tool, parameter: Parameter, end: str, *, margin: str = "") -> str:
+def plain_text(
+    grammar: CallGrammar,
+    tool: Tool,
+    parameter: Parameter,
+    end: str,
+    *,
+    margin: str = "",
+    cdata: tuple[str, str] | None = None,
+) -> str:
     """A parameter's value as plain text, and the marker behind it. Texts stand as they are.
 
-    `margin` stands between the two. No text holds a marker that is a token.
+    `margin` stands between the two. No text holds a marker that is a token. `cdata` may stand around a text.
     """
     closing = grammar.sequence(grammar.literal(margin), grammar.marker(end))
     root = grammar.schema(tool)
@@ -83,9 +91,17 @@ def plain_text(grammar: CallGrammar, tool: Tool, parameter: Parameter, end: str,
     if kind.kinds != ANY and not _is_kept(keywords, kind.kinds):
         pointer = f"#/properties/{parameter.name}"
         grammar.leave_out(tool, pointer, "calls of this model's format write texts as they stand and cannot follow it")
-        return grammar.free_text(end, margin=margin, without=grammar.tokens)
-    length = length_of(keywords) if kind.is_text else "*"
-    return grammar.free_text(end, margin=margin, without=grammar.tokens, length=length)
+        return _free_text(grammar, end, margin, "*", cdata)
+    return _free_text(grammar, end, margin, length_of(keywords) if kind.is_text else "*", cdata)
+
+
+def _free_text(grammar: CallGrammar, end: str, margin: str, length: str, cdata: tuple[str, str] | None) -> str:
+    if cdata is None:
+        return grammar.free_text(end, margin=margin, without=grammar.tokens, length=length)
+    begin, close = cdata
+    plain = grammar.free_text(end, margin=margin, without=(*grammar.tokens, begin), length=length)
+    quoted = grammar.free_text(close + end, begin=begin, without=grammar.tokens, length=length)
+    return f"({plain} | {quoted})"
 
 
 def _is_kept(keywords: dict[str, Any], kinds: frozenset[str]) -> bool:

@@ -71,12 +71,13 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
     if not is_required and not found.is_binding:
         return _only_read(replace(free, warnings=found.warnings), "strict is false for one of the tools")
     forms = StructuredOutputsParams(grammar=found.text)
-    is_whole = is_required or not syntax.bare or (gate is not None and bool(gate.openings))
+    openings = () if gate is None else gate.openings
+    is_whole = is_required or not syntax.bare or (bool(openings) and not syntax.has_other_openings)
     read = replace(reading, calls_as_they_come=is_whole)
     silent = _without_thoughts(reading, "the answer must be a call") if is_required else ()
     kept = Constrained(params.clone(structured_outputs=forms, gate=gate), read, (*silent, *found.warnings))
     if not is_whole:
-        return _only_read(kept, "calls of this model may begin without a marker")
+        return _partly_kept(kept) if openings else _only_read(kept, "calls of this model may begin without a marker")
     return kept if is_required else _with_one_end(kept, grammars)
 
 
@@ -131,16 +132,25 @@ def _with_one_end(kept: Constrained, grammars: GrammarChecker) -> Constrained:
     return replace(kept, warnings=(*kept.warnings, f"parallel_tool_calls has no effect: {why}"))
 
 
-def _only_read(found: Constrained, why: str) -> Constrained:
-    """Calls that no grammar keeps, with a warning for each thing that was asked for and only a grammar could keep."""
+def _partly_kept(found: Constrained) -> Constrained:
+    """Calls that a grammar keeps only where they are spelled as the chat template has them."""
+    how = "holds only for calls that begin as the chat template writes them; others are only read"
+    return replace(found, warnings=(*found.warnings, *(f"{name} {how}" for name in _asked_of_grammars(found))))
+
+
+def _asked_of_grammars(found: Constrained) -> list[str]:
+    """What was asked for and only a grammar can keep."""
     tools = found.reading.tools
-    lost = {
+    asked = {
         "strict": any(tool.strict for tool in tools.tools.values()),
         "parallel_tool_calls": not tools.is_parallel,
     }
-    warnings = [
-        f"{name} has no effect: calls are only read here, since {why}" for name, is_lost in lost.items() if is_lost
-    ]
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+def _only_read(found: Constrained, why: str) -> Constrained:
+    """Calls that no grammar keeps, with a warning for each thing that was asked for and only a grammar could keep."""
+    warnings = [f"{name} has no effect: calls are only read here, since {why}" for name in _asked_of_grammars(found)]
     return replace(found, warnings=(*found.warnings, *warnings))
 
 

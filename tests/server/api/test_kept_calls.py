@@ -60,8 +60,12 @@ BEGINNINGS = {
 }
 THINKING_OF = {"openai": "openai_gptoss", "kimi_k2": "kimi_k2", "mistral": "mistral", "gemma4": "gemma4"}
 """Formats whose calls end the thinking, too."""
-NOT_KEPT = {"llama3_json", "llama4_json", "xlam"}
-"""JSON without a marker: whether it is a call is known only when it has been said."""
+PARTLY_KEPT = {
+    "llama3_json": ['{"name": "weather", "parameters":', ' {\n  "name": "now", "parameters":'],
+    "llama4_json": ['\n{"name": "weather", "parameters": {'],
+    "xlam": ['[{"name": "weather", "arguments":', '[ {"name": "now", "arguments": {'],
+}
+"""JSON without a marker: a call that begins as the template writes it is kept."""
 
 
 class Writer:
@@ -186,7 +190,7 @@ def beginnings(writer: Writer, name: str) -> Sequence[str]:
     return BEGINNINGS.get(name) or plain
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in NOT_KEPT])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in PARTLY_KEPT])
 def test_a_call_that_the_model_begins_follows_the_schema(name: str) -> None:
     writer, chance = Writer(name), random.Random(name)
     assert writer.kept.reading.calls_as_they_come
@@ -204,10 +208,41 @@ def test_a_call_that_the_model_begins_follows_the_schema(name: str) -> None:
         assert seen, beginning
 
 
-@pytest.mark.parametrize("name", sorted(NOT_KEPT))
-def test_calls_without_any_mark_are_only_read_and_that_is_said(name: str) -> None:
+@pytest.mark.parametrize("name", PARTLY_KEPT)
+def test_a_call_in_json_without_a_marker_is_kept_from_its_arguments_on(name: str) -> None:
+    writer, chance = Writer(name), random.Random(name)
+    assert not writer.kept.reading.calls_as_they_come, "others may turn out to be no calls"
+    assert not writer.kept.warnings
+    for beginning in PARTLY_KEPT[name]:
+        for _ in range(4):
+            text = writer.write(beginning, chance)
+            assert text is not None
+            message = writer.read(text)
+            assert message.tool_calls, text
+            for call in message.tool_calls:
+                jsonschema.validate(json.loads(call.arguments), dict(BY_NAME[call.name].parameters))
+
+
+@pytest.mark.parametrize("name", PARTLY_KEPT)
+def test_other_json_stays_free(name: str) -> None:
+    writer, bracket = Writer(name), "[" if name == "xlam" else ""
+    for text in (
+        '{"name": "weather", "city": 5, "parameters": 1}',
+        '{"name": "other", "parameters": [1], "arguments": [1]}',
+        '{"name":"weather","parameters":5}',
+        '{"name": "weather"}',
+        '{"answer": {"name": "weather", "parameters": 5, "arguments": 5}}',
+    ):
+        matcher = follow(writer, bracket + text)
+        assert matcher.is_free, text
+    assert follow(writer, f'Look: {bracket}{{"name": "weather", "parameters": 5, "arguments": 5}}').is_free
+
+
+@pytest.mark.parametrize("name", PARTLY_KEPT)
+def test_what_holds_only_for_some_spellings_is_said(name: str) -> None:
     warnings = Writer(name, strict=True, parallel=False).kept.warnings
     assert [warning.partition(" ")[0] for warning in warnings] == ["strict", "parallel_tool_calls"]
+    assert all("begin as the chat template writes them" in warning for warning in warnings)
 
 
 def test_in_a_layout_of_messages_markers_must_be_tokens() -> None:
