@@ -140,6 +140,30 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 10,
         "vocab_size_per_layer_input": 270,
     },
+    "gemma4_text": {
+        **_COMMON,
+        "num_hidden_layers": 5,
+        "head_dim": 24,
+        "global_head_dim": 48,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", *["sliding_attention", "full_attention"] * 2],
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 10,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma4_unified_text": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    },
     "seed_oss": {**_COMMON, "head_dim": 32},
     "ernie4_5": {**_COMMON, "head_dim": 16},
     "helium": {**_COMMON, "head_dim": 16},
@@ -507,7 +531,7 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             is_alike = isinstance(value, torch.nn.Parameter) and (value.dim() == 1 or not value.any())
-            if is_alike or name.endswith(("_correction_bias", "expert_bias")):
+            if is_alike or name.endswith(("_correction_bias", "expert_bias", "layer_scalar")):
                 # Norms start at one, biases and some routers at zero, which would hide mistakes.
                 value.add_(torch.randn(value.shape, generator=generator) * 0.1)
     return model

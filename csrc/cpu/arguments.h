@@ -24,6 +24,11 @@ inline bool are_there(Pointers... pointers) {
   return ((pointers != nullptr) && ...);
 }
 
+// Whether a cache may have so many blocks: each in two halves, of a page for each kv head, `block` elements apart.
+inline bool are_blocks(int64_t num_blocks, int64_t kv_heads, int64_t page, int64_t block) {
+  return are_sizes(2, num_blocks, block) && are_sizes(kv_heads, page) && kv_heads * page <= block;
+}
+
 inline bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 64 == 0; }
 
 // False for NaN, too.

@@ -54,7 +54,7 @@ bool is_sequence(const int32_t* query_start, int64_t length, const int32_t* bloc
 
 extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* query, int32_t dtype,
                                       const void* cache, int32_t cache_dtype, int64_t num_blocks, int64_t block_size,
-                                      int64_t page, const int32_t* query_start, const int32_t* seq_lens,
+                                      int64_t page, int64_t block, const int32_t* query_start, const int32_t* seq_lens,
                                       int64_t sequences, const int32_t* block_tables, int64_t table_stride,
                                       int64_t heads, int64_t kv_heads, int64_t head_size, float scale, float soft_cap,
                                       int64_t window, const float* slopes, const float* sinks) {
@@ -62,7 +62,7 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
   if (table == nullptr) return QR_ESTATE;
   if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype >= kNumCacheTypes ||
       page != qr_cache_page(cache_dtype, block_size, head_size) || kv_heads <= 0 || heads <= 0 ||
-      heads % kv_heads != 0 || !are_sizes(2, num_blocks, kv_heads, page) || !are_sizes(heads, head_size) ||
+      heads % kv_heads != 0 || !are_blocks(num_blocks, kv_heads, page, block) || !are_sizes(heads, head_size) ||
       !is_output_of(out_dtype, dtype, heads * head_size) || !are_sizes(sequences, table_stride) || window < 0 ||
       !(scale > 0.0f && is_finite(scale)) || !(soft_cap >= 0.0f && is_finite(soft_cap)))
     return QR_EINVAL;
@@ -77,7 +77,7 @@ extern "C" int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* 
                            query,
                            dtype,
                            cache,
-                           CacheLayout{cache_dtype, num_blocks, kv_heads, block_size, head_size, page},
+                           CacheLayout{cache_dtype, num_blocks, kv_heads, block_size, head_size, page, block},
                            query_start,
                            seq_lens,
                            block_tables,

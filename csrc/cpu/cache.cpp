@@ -16,7 +16,7 @@ int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size) {
       block_size > kMostBlockSize || head_size <= 0 || head_size > 1024 ||
       head_size % (has_scales(dtype) ? 4 : 2) != 0)
     return QR_EINVAL;
-  const CacheLayout layout{dtype, 0, 0, block_size, head_size, 0};
+  const CacheLayout layout{dtype, 0, 0, block_size, head_size, 0, 0};
   const int64_t slot = head_size + (has_scales(dtype) ? 4 : 0);  // elements, with the scale
   // A multiple of the slots, so that a page is [S, X] of a tensor; without padding, X is the slot.
   if (padded_slots(layout) == block_size) return block_size * slot;

@@ -50,6 +50,7 @@ struct Mixture {
   const qr_gating& gating;
   void* out;
   const char* x;
+  const void* routed;  // what the router reads
   const void* residual;
   int32_t dtype;
   int64_t rows;
@@ -108,7 +109,7 @@ void finish_choice(const Mixture& m, int32_t* chosen, float* weights, const floa
 
 int32_t route(const Mixture& m, Routed& routed) {
   const qr_mixture& w = m.weights;
-  const int32_t status = linear(weight_of(w.router, m.dtype, w.in_features), routed.logits, QR_FLOAT32, m.x, m.dtype,
+  const int32_t status = linear(weight_of(w.router, m.dtype, w.in_features), routed.logits, QR_FLOAT32, m.routed, m.dtype,
                                 m.rows, m.num_logits(), w.in_features, w.router.bias, QR_NONE, nullptr);
   if (status != QR_OK) return status;
   std::atomic<int32_t> failed{QR_OK};
@@ -120,6 +121,7 @@ int32_t route(const Mixture& m, Routed& routed) {
       int32_t* chosen = routed.chosen + row * m.choices();
       float* weights = routed.weights + row * m.choices();
       route_row(chosen, weights, logits, w.choice_bias, w.num_experts, m.routing, memory);
+      for (int64_t i = 0; w.scales != nullptr && i < m.routing.num_chosen; ++i) weights[i] *= w.scales[chosen[i]];
       finish_choice(m, chosen, weights, logits);
       if (!m.weighs_input()) continue;
       std::fill_n(std::copy_n(weights, m.routing.num_chosen, routed.input_weights + row * m.choices()),
@@ -385,12 +387,13 @@ bool is_right(const Mixture& m) {
 
 using namespace qr;
 
-extern "C" int32_t qr_mixture_of_experts(void* out, const void* x, int32_t dtype, const void* residual, int64_t rows,
-                                         const qr_mixture* mixture, const qr_routing* routing,
-                                         const qr_gating* gating) {
+extern "C" int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, int32_t dtype,
+                                         const void* residual, int64_t rows, const qr_mixture* mixture,
+                                         const qr_routing* routing, const qr_gating* gating) {
   if (kernels() == nullptr) return QR_ESTATE;
   if (!are_there(mixture, routing, gating)) return QR_EINVAL;
-  const Mixture m{*mixture, *routing, *gating, out, static_cast<const char*>(x), residual, dtype, rows};
+  const Mixture m{*mixture, *routing,  *gating, out, static_cast<const char*>(x), routed == nullptr ? x : routed,
+                  residual, dtype, rows};
   if (!is_right(m)) return QR_EINVAL;
   return rows == 0 ? int32_t(QR_OK) : run(m);
 }

@@ -122,7 +122,8 @@ struct NormArgs {
 struct CacheLayout {
   int32_t dtype;
   int64_t num_blocks, kv_heads, block_size, head_size;
-  int64_t page;  // elements between the pages of two heads
+  int64_t page;   // elements between the pages of two heads
+  int64_t block;  // elements between two blocks: those of the pages, or more where layers of others lie between them
 };
 
 struct RopeArgs {

@@ -20,15 +20,15 @@ bool are_scales(const float* scales, int32_t cache_dtype, int64_t kv_heads) {
 extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype, const int64_t* positions,
                                      const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
                                      int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
-                                     const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
-                                     int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps,
+                                     int64_t block, const int64_t* slots, int64_t tokens, int64_t heads,
+                                     int64_t kv_heads, int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps,
                                      const float* key_scales, const float* value_scales) {
   if (kernels() == nullptr) return QR_ESTATE;
   const int32_t dtype = element_of(qkv_dtype);
   if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype >= kNumCacheTypes ||
       page != qr_cache_page(cache_dtype, block_size, head_size) || heads <= 0 || kv_heads < 0 ||
       !are_sizes(tokens, heads, head_size) || !are_sizes(tokens, kv_heads, head_size) ||
-      !are_sizes(2, num_blocks, kv_heads, page) || rotary_dim < 0 || rotary_dim > head_size || rotary_dim % 2 != 0 ||
+      !are_blocks(num_blocks, kv_heads, page, block) || rotary_dim < 0 || rotary_dim > head_size || rotary_dim % 2 != 0 ||
       ((q_norm != nullptr || k_norm != nullptr) && !is_epsilon(eps)) || (qkv_dtype != dtype && head_size % 32 != 0) ||
       !are_scales(key_scales, cache_dtype, kv_heads) || !are_scales(value_scales, cache_dtype, kv_heads))
     return QR_EINVAL;
@@ -48,7 +48,7 @@ extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_d
                       q_norm,
                       k_norm,
                       cache,
-                      CacheLayout{cache_dtype, num_blocks, kv_heads, block_size, head_size, page},
+                      CacheLayout{cache_dtype, num_blocks, kv_heads, block_size, head_size, page, block},
                       slots,
                       heads,
                       rotary_dim,

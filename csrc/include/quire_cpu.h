@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 10
+#define QR_ABI_VERSION 11
 
 enum {
   QR_OK = 0,
@@ -223,11 +223,12 @@ typedef struct {
   int64_t size;
 } qr_expert;
 
-/* router: [num_experts + has_shared_gate, in_features]. choice_bias: [num_experts], or null. experts: [num_experts],
+/* router: [num_experts + has_shared_gate, in_features]. choice_bias: [num_experts], or null. scales: [num_experts], by
+ * which the weights of the experts that were chosen are multiplied in the end, or null. experts: [num_experts],
  * and behind them the one that every row passes, if has_shared. */
 typedef struct {
   qr_weight router;
-  const float* choice_bias;
+  const float *choice_bias, *scales;
   const qr_expert* experts;
   int64_t num_experts, has_shared, has_shared_gate, in_features, out_features;
 } qr_mixture;
@@ -260,10 +261,11 @@ QR_API int32_t qr_route(int32_t* chosen, float* weights, const float* logits, co
                         int64_t num_experts, const qr_routing* routing);
 
 /* out[rows, out_features] = the sum of weight * output in the order of the experts' indices, the shared one last, in
- * float32, plus residual (of dtype, may be null). out and x are of dtype; the router's logits are float32. Each expert
- * reads its weights once for every 512 of its rows. */
-QR_API int32_t qr_mixture_of_experts(void* out, const void* x, int32_t dtype, const void* residual, int64_t rows,
-                                     const qr_mixture* mixture, const qr_routing* routing, const qr_gating* gating);
+ * float32, plus residual (of dtype, may be null). out and x are of dtype; the router's logits are float32. The router
+ * reads routed (of x's shape and dtype), or x where that is null. Each expert reads its weights once for every 512 of its
+ * rows. */
+QR_API int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, int32_t dtype, const void* residual,
+                                     int64_t rows, const qr_mixture* mixture, const qr_routing* routing, const qr_gating* gating);
 
 /* ---- norms (norm.cpp) ----
  * out is of x_dtype, or that in tiles; where it is not in tiles it may alias x. */
@@ -278,7 +280,8 @@ QR_API int32_t qr_layer_norm(void* out, int32_t out_dtype, const void* x, int32_
 
 /* ---- the paged cache (cache.cpp, rotary.cpp, attention.cpp) ----
  * One layer's cache is [2 (keys, values)][num_blocks][kv_heads][page] elements, with 128 readable
- * bytes past it. What was never written is never used. */
+ * bytes past it. Blocks are `block` elements apart: kv_heads * page, or more where a pool has those of other layers
+ * between them. What was never written is never used. */
 
 /* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd (of 8 bits: no
    multiple of 4) or above 1024. */
@@ -292,7 +295,7 @@ QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_siz
 QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype, const int64_t* positions,
                                  const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
                                  int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
-                                 const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
+                                 int64_t block, const int64_t* slots, int64_t tokens, int64_t heads, int64_t kv_heads,
                                  int64_t head_size, int64_t rotary_dim, int32_t interleaved, float eps,
                                  const float* key_scales, const float* value_scales);
 
@@ -301,9 +304,9 @@ QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype
  * sinks[heads] (may be null) are scores of no token, which add nothing. out is of query_dtype, or that in tiles. */
 QR_API int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* query, int32_t query_dtype,
                                   const void* cache, int32_t cache_dtype, int64_t num_blocks, int64_t block_size,
-                                  int64_t page, const int32_t* query_start, const int32_t* seq_lens, int64_t sequences,
-                                  const int32_t* block_tables, int64_t table_stride, int64_t heads, int64_t kv_heads,
-                                  int64_t head_size, float scale, float soft_cap, int64_t window,
+                                  int64_t page, int64_t block, const int32_t* query_start, const int32_t* seq_lens,
+                                  int64_t sequences, const int32_t* block_tables, int64_t table_stride, int64_t heads,
+                                  int64_t kv_heads, int64_t head_size, float scale, float soft_cap, int64_t window,
                                   const float* slopes, const float* sinks);
 
 /* ---- attention over latents (latent.cpp) ---- */

@@ -126,16 +126,16 @@ const Call kCalls[] = {
        const qr_routing routing{s[2], QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1};
        return qr_route(as<int32_t>(p[0]), as<float>(p[1]), as<float>(p[2]), as<float>(p[3]), s[0], s[1], &routing);
      }},
-    {"qr_mixture_of_experts", {4, 2, 32, 32, 32}, {false, false, false, true},
+    {"qr_mixture_of_experts", {4, 2, 32, 32, 32}, {false, false, false, true, true, true},
      [](P p, S s) {
        const auto weight = [&](int64_t n) {
          return qr_weight{p[2], nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, QR_FLOAT32, 0, 0, n, 1.0, 0};
        };
        const qr_expert experts[] = {{weight(64), weight(32), s[4]}, {weight(64), weight(32), 32}};
-       const qr_mixture mixture{weight(2), nullptr, experts, s[1], 0, 0, s[2], s[3]};
+       const qr_mixture mixture{weight(2), nullptr, as<float>(p[4]), experts, s[1], 0, 0, s[2], s[3]};
        const qr_routing routing{1, QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1};
        const qr_gating gating{1, QR_SILU, HUGE_VAL, 1, 0};
-       return qr_mixture_of_experts(p[0], p[1], QR_FLOAT32, p[3], s[0], &mixture, &routing, &gating);
+       return qr_mixture_of_experts(p[0], p[1], p[5], QR_FLOAT32, p[3], s[0], &mixture, &routing, &gating);
      }},
     {"qr_rms_norm", {4, 32}, {false, false, true, false},
      [](P p, S s) {
@@ -146,17 +146,17 @@ const Call kCalls[] = {
        return qr_layer_norm(p[0], QR_FLOAT32, p[1], QR_FLOAT32, as<float>(p[2]), as<float>(p[3]), s[0], s[1], 1e-5f);
      }},
     {"qr_cache_page", {16, 64}, {}, [](P, S s) { return qr_cache_page(QR_FLOAT32, s[0], s[1]); }},
-    {"qr_rope_and_cache", {8, 16, 1024, 4, 2, 1, 64, 64}, {false, false, false, true, true, true, false, false},
+    {"qr_rope_and_cache", {8, 16, 1024, 1024, 4, 2, 1, 64, 64}, {false, false, false, true, true, true, false, false},
      [](P p, S s) {
        return qr_rope_and_cache(p[0], p[1], QR_FLOAT32, as<int64_t>(p[2]), as<float>(p[3]), as<float>(p[4]),
-                                as<float>(p[5]), p[6], QR_FLOAT32, s[0], s[1], s[2], as<int64_t>(p[7]), s[3], s[4],
-                                s[5], s[6], s[7], 0, 1e-5f, nullptr, nullptr);
+                                as<float>(p[5]), p[6], QR_FLOAT32, s[0], s[1], s[2], s[3], as<int64_t>(p[7]), s[4],
+                                s[5], s[6], s[7], s[8], 0, 1e-5f, nullptr, nullptr);
      }},
-    {"qr_paged_attention", {8, 16, 1024, 2, 4, 2, 1, 64, 0}, {false, false, false, false, false, false, true, true},
+    {"qr_paged_attention", {8, 16, 1024, 1024, 2, 4, 2, 1, 64, 0}, {false, false, false, false, false, false, true, true},
      [](P p, S s) {
        return qr_paged_attention(p[0], QR_FLOAT32, p[1], QR_FLOAT32, p[2], QR_FLOAT32, s[0], s[1], s[2],
-                                 as<int32_t>(p[3]), as<int32_t>(p[4]), s[3], as<int32_t>(p[5]), s[4], s[5], s[6], s[7],
-                                 0.1f, 0.0f, s[8] == kHuge || s[8] == INT64_MAX ? -1 : s[8],  // a window may be huge
+                                 s[3], as<int32_t>(p[3]), as<int32_t>(p[4]), s[4], as<int32_t>(p[5]), s[5], s[6], s[7],
+                                 s[8], 0.1f, 0.0f, s[9] == kHuge || s[9] == INT64_MAX ? -1 : s[9],  // a window may be huge
                                  as<float>(p[6]), as<float>(p[7]));
      }},
     {"qr_causal_conv", {96, 8, 32, 32, 4, 4, 512, 2}, {true, false, false, true, true, false, true, false, false, false, false},
@@ -248,11 +248,11 @@ struct Attention {
   std::vector<float> out = std::vector<float>(4 * 2 * 64, 7.0f), query = std::vector<float>(4 * 2 * 64, 0.5f);
   std::vector<int32_t> starts{0, 1, 3}, lengths{17, 5}, blocks{0, 1, 2, 3};
   float scale = 0.1f, soft_cap = 0.0f;
-  int64_t window = 0, stride = 2, sequences = 2;
+  int64_t window = 0, stride = 2, sequences = 2, block = qr_cache_page(QR_FLOAT32, 16, 64);
 
   int32_t run() {
     return qr_paged_attention(out.data(), QR_FLOAT32, query.data(), QR_FLOAT32, memory.bytes, QR_FLOAT32, 4, 16,
-                              qr_cache_page(QR_FLOAT32, 16, 64), starts.data(), lengths.data(), sequences,
+                              qr_cache_page(QR_FLOAT32, 16, 64), block, starts.data(), lengths.data(), sequences,
                               blocks.data(), stride, 2, 1, 64, scale, soft_cap, window, nullptr, nullptr);
   }
 };
@@ -273,7 +273,7 @@ TEST(every_function_refuses_missing_memory_and_impossible_sizes) {
   CHECK(qr_parallel(3, nullptr, nullptr) == QR_EINVAL);
   CHECK(qr_op_code(nullptr) == QR_EINVAL);
   CHECK(qr_route(nullptr, nullptr, nullptr, nullptr, 0, 1, nullptr) == QR_EINVAL);
-  CHECK(qr_mixture_of_experts(nullptr, nullptr, QR_FLOAT32, nullptr, 0, nullptr, nullptr, nullptr) == QR_EINVAL);
+  CHECK(qr_mixture_of_experts(nullptr, nullptr, nullptr, QR_FLOAT32, nullptr, 0, nullptr, nullptr, nullptr) == QR_EINVAL);
   CHECK(qr_replay(nullptr, 3) == QR_EINVAL);
   CHECK(qr_replay(nullptr, -1) == QR_EINVAL);
 }
@@ -325,6 +325,7 @@ TEST(attention_refuses_what_the_scheduler_never_sends) {
     check_attention("scale", [&](Attention& a) { a.scale = wrong; });
     check_attention("soft cap", [&](Attention& a) { a.soft_cap = wrong; });
   }
+  check_attention("blocks nearer than their pages", [](Attention& a) { --a.block; });
   check_attention("window", [](Attention& a) { a.window = -1; });
   Attention right;
   right.blocks[3] = 1 << 30;  // beyond what the second sequence has
@@ -362,10 +363,10 @@ TEST(ids_slots_and_draws_out_of_range_are_refused) {
     void* cache = memory.bytes;
     CHECK(qr_copy_blocks(&cache, 1, 4, 16, pair, 1) == QR_EINVAL);
     CHECK(qr_rope_and_cache(out.data(), x.data(), QR_FLOAT32, zero.data(), nullptr, nullptr, nullptr, memory.bytes,
-                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 1, 16, 0, 0, 1e-5f,
+                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 1, 16, 0, 0, 1e-5f,
                             nullptr, nullptr) == QR_EINVAL);
     CHECK(qr_rope_and_cache(out.data(), x.data(), QR_FLOAT32, zero.data(), nullptr, nullptr, nullptr, memory.bytes,
-                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 0, 16, 0, 0, 1e-5f,
+                            QR_FLOAT32, 4, 16, qr_cache_page(QR_FLOAT32, 16, 16), qr_cache_page(QR_FLOAT32, 16, 16), &slot, 1, 1, 0, 16, 0, 0, 1e-5f,
                             nullptr, nullptr) == QR_EINVAL);  // queries alone, but of a slot that is not there
     CHECK(qr_top_logprobs(out.data(), ids.data(), ids.data(), out.data(), x.data(), &wrong, 1, 4, 1) == QR_EINVAL);
     const uint8_t in_prompt = 1;

@@ -17,7 +17,7 @@ struct Shape {
 struct Layer {
   Shape shape;
   int32_t dtype, cache_dtype;
-  int64_t page, num_blocks, width;
+  int64_t page, block, num_blocks, width;
   std::vector<int64_t> lengths;
   std::vector<std::vector<float>> qkv;  // [length, (heads + 2 kv_heads) head_size], as rounded to dtype
   std::vector<int32_t> tables;
@@ -25,14 +25,16 @@ struct Layer {
   std::vector<float> key_scales, value_scales;  // of each kv head, or none
   char* cache;
 
-  Layer(Shape shape, int32_t dtype, int32_t cache_dtype, const std::vector<int64_t>& lengths)
+  // `between`: elements of other layers between two blocks.
+  Layer(Shape shape, int32_t dtype, int32_t cache_dtype, const std::vector<int64_t>& lengths, int64_t between = 0)
       : shape(shape), dtype(dtype), cache_dtype(cache_dtype), lengths(lengths) {
     page = qr_cache_page(cache_dtype, shape.block_size, shape.head_size);
+    block = shape.kv_heads * page + between;
     width = 0;
     for (int64_t length : lengths) width = std::max(width, (length + shape.block_size - 1) / shape.block_size);
     num_blocks = width * int64_t(lengths.size()) + 1;
     const int64_t element = cache_dtype == QR_FLOAT32 ? 4 : is_scaled() ? 1 : 2;
-    const int64_t bytes = 2 * num_blocks * shape.kv_heads * page * element;
+    const int64_t bytes = 2 * num_blocks * block * element;
     cache = aligned_zeros(bytes + 128);
     std::memset(cache, 0xff, size_t(bytes));
     for (size_t r = 0; r < lengths.size(); ++r) {
@@ -73,10 +75,10 @@ struct Layer {
     std::vector<char> query(size_t(tokens * shape.heads * shape.head_size) * (dtype == QR_FLOAT32 ? 4 : 2));
     std::vector<char> out(query.size());
     CHECK(qr_rope_and_cache(query.data(), data.data(), dtype, positions.data(), nullptr, nullptr, nullptr, cache,
-                            cache_dtype, num_blocks, shape.block_size, page, slots.data(), tokens, shape.heads,
+                            cache_dtype, num_blocks, shape.block_size, page, block, slots.data(), tokens, shape.heads,
                             shape.kv_heads, shape.head_size, 0, 0, 1e-6f, given(key_scales), given(value_scales)) == QR_OK);
     CHECK(qr_paged_attention(out.data(), dtype, query.data(), dtype, cache, cache_dtype, num_blocks, shape.block_size,
-                             page, starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
+                             page, block, starts.data(), seq_lens.data(), int64_t(work.size()), step_tables.data(), width,
                              shape.heads, shape.kv_heads, shape.head_size, 0.2f, soft_cap, window,
                              slopes.empty() ? nullptr : slopes.data(), sinks.empty() ? nullptr : sinks.data()) == QR_OK);
     return decode(out, dtype);
@@ -165,7 +167,7 @@ TEST(attention_matches_naive_loops) {
     for (const Shape& shape : kShapes)
       for (auto [soft_cap, window] : {std::pair<float, int64_t>{0.0f, 0}, {3.0f, 0}, {0.0f, 19}}) {
         if (!runs_case(7)) continue;
-        Layer layer(shape, dtype, cache_dtype, {1, 45, 300});
+        Layer layer(shape, dtype, cache_dtype, {1, 45, 300}, window > 0 ? 96 : 0);
         if (layer.is_scaled() && soft_cap > 0) layer.add_scales();
         std::vector<float> out = layer.attend({{0, 0, 1}, {1, 0, 45}, {2, 0, 300}}, soft_cap, window);
         const int64_t width = shape.heads * shape.head_size;

@@ -98,22 +98,24 @@ struct Case {
     for (int64_t size : sizes)
       experts.push_back({weights.draw(first_outputs(size), k, kind.dtype, kind.format, kind.group, kind.has_bias),
                          weights.draw(n, size, kind.dtype, kind.format, kind.group, kind.has_bias), size});
-    mixture = {weights.draw(num_experts + has_shared, k, QR_FLOAT32, 0, 0, false), nullptr, experts.data(), num_experts,
-               has_shared, has_shared, k, n};
+    mixture = {weights.draw(num_experts + has_shared, k, QR_FLOAT32, 0, 0, false), nullptr, nullptr, experts.data(),
+               num_experts, has_shared, has_shared, k, n};
   }
 
-  int32_t run(std::vector<char>& out, const char* x, const char* residual, int64_t rows) {
+  // The router reads `routed`, from the same row on, where there is one.
+  int32_t run(std::vector<char>& out, const char* x, const char* residual, int64_t rows, const char* routed = nullptr) {
     out.assign(size_t(rows * n * size_of()), 0);
-    return qr_mixture_of_experts(out.data(), x, kind.dtype, residual, rows, &mixture, &routing, &gating);
+    return qr_mixture_of_experts(out.data(), x, routed, kind.dtype, residual, rows, &mixture, &routing, &gating);
   }
 
   void bias_to(const std::vector<float>& bias) { mixture.choice_bias = weights.keep(bias); }
+  void scale_by(const std::vector<float>& scales) { mixture.scales = weights.keep(scales); }
   bool is_plain() const { return gating.limit == HUGE_VAL && gating.slope == 1.0 && gating.offset == 0.0; }
   void product(void* out, int32_t out_dtype, const qr_weight& w, const char* x, int64_t n, int64_t k) const;
   std::vector<char> inner_of(const qr_expert& expert, const char* x) const;
   std::vector<float> apply(const qr_expert& expert, const char* x) const;
   std::vector<char> times(const char* x, float weight) const;
-  std::vector<char> expected(const char* x, const char* residual) const;
+  std::vector<char> expected(const char* x, const char* residual, const char* routed) const;
 };
 
 // One row.
@@ -173,15 +175,16 @@ std::vector<char> Case::times(const char* x, float weight) const {
   return encode(values, kind.dtype);
 }
 
-std::vector<char> Case::expected(const char* x, const char* residual) const {
+std::vector<char> Case::expected(const char* x, const char* residual, const char* routed) const {
   std::vector<float> logits(size_t(num_experts + mixture.has_shared_gate)), total(size_t(n), 0.0f);
-  CHECK(qr_linear(logits.data(), QR_FLOAT32, x, kind.dtype, mixture.router.packed, QR_FLOAT32, 1,
+  CHECK(qr_linear(logits.data(), QR_FLOAT32, routed == nullptr ? x : routed, kind.dtype, mixture.router.packed, QR_FLOAT32, 1,
                   int64_t(logits.size()), k, nullptr, QR_NONE, nullptr) == QR_OK);
   std::vector<int32_t> chosen(size_t(routing.num_chosen));
   std::vector<float> weights(chosen.size());
   CHECK(qr_route(chosen.data(), weights.data(), logits.data(), mixture.choice_bias, 1, num_experts, &routing) == QR_OK);
   std::vector<std::pair<int32_t, float>> order;
-  for (size_t i = 0; i < chosen.size(); ++i) order.emplace_back(chosen[i], weights[i]);
+  for (size_t i = 0; i < chosen.size(); ++i)
+    order.emplace_back(chosen[i], weights[i] * (mixture.scales == nullptr ? 1.0f : mixture.scales[chosen[i]]));
   std::sort(order.begin(), order.end());
   if (mixture.has_shared != 0)
     order.emplace_back(int32_t(num_experts), 1.0f / (1.0f + std::exp(-logits.back())) * float(routing.shared_factor));
@@ -209,23 +212,25 @@ bool are_close(const std::vector<char>& own, const std::vector<char>& want, cons
 }
 
 // All rows at once and in parts, with some numbers of threads, against each row alone.
-void check_rows(Case& c, int64_t rows, const char* what) {
+void check_rows(Case& c, int64_t rows, const char* what, bool has_routed = false) {
   std::vector<char> x = encode(random_floats(rows * c.k), c.kind.dtype), all, some;
   std::vector<char> residual = encode(random_floats(rows * c.n), c.kind.dtype);
+  const std::vector<char> other = encode(random_floats(rows * c.k), c.kind.dtype);
+  const auto routed = [&](int64_t row) { return has_routed ? other.data() + row * c.k * c.size_of() : nullptr; };
   const int64_t in_bytes = c.k * c.size_of(), out_bytes = c.n * c.size_of();
   for (int32_t threads : {1, 2, 3}) {
     if (!runs_case(5)) continue;
     qr_init(qr_isa_in_use(), threads);
-    CHECK(c.run(all, x.data(), residual.data(), rows) == QR_OK);
+    CHECK(c.run(all, x.data(), residual.data(), rows, routed(0)) == QR_OK);
     for (int64_t row = 0; row < rows; row += rows > 50 ? 17 : 1) {
-      const std::vector<char> want = c.expected(x.data() + row * in_bytes, residual.data() + row * out_bytes);
+      const std::vector<char> want = c.expected(x.data() + row * in_bytes, residual.data() + row * out_bytes, routed(row));
       const char* own = all.data() + row * out_bytes;
       const bool is_right = c.is_plain() ? std::memcmp(own, want.data(), want.size()) == 0
                                          : are_close({own, own + out_bytes}, want, c.kind);
       CHECK(is_right, "%s, dtype %d format %d: row %ld", what, c.kind.dtype, c.kind.format, long(row));
     }
     for (auto [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 2}, {0, 5}, {3, rows - 3}}) {
-      CHECK(c.run(some, x.data() + first * in_bytes, residual.data() + first * out_bytes, count) == QR_OK);
+      CHECK(c.run(some, x.data() + first * in_bytes, residual.data() + first * out_bytes, count, routed(first)) == QR_OK);
       CHECK(std::memcmp(some.data(), all.data() + first * out_bytes, some.size()) == 0, "%s, rows %ld from %ld", what,
             long(count), long(first));
     }
@@ -255,6 +260,14 @@ TEST(gates_are_clamped_or_not_there_and_what_experts_read_is_weighed) {
         c.routing.scores = QR_LOGITS_SIGMOID;
         check_rows(c, 19, "gates and weighed inputs");
       }
+}
+
+TEST(a_router_may_read_something_else_and_experts_have_scales) {
+  for (const Kind& kind : kKinds) {
+    Case c(kind, 96, 70, {64, 64, 32, 64}, false);
+    c.scale_by({0.25f, 1.5f, 0.0f, -2.0f});
+    check_rows(c, 19, "scaled experts of another router", true);
+  }
 }
 
 TEST(experts_without_rows_and_one_with_all_of_them) {

@@ -141,8 +141,8 @@ TEST(attention_reads_and_writes_tiles) {
     Numbers want_query(size_t(tokens * heads * head)), query(want_query.size());
     auto rope = [&](Numbers& out, const Numbers& in, int32_t dtype, char* to) {
       return qr_rope_and_cache(out.data(), in.data(), dtype, positions.data(), cos_sin.data(), nullptr, nullptr, to,
-                               QR_BFLOAT16, blocks, block_size, page, slots.data(), tokens, heads, kv_heads, head, head,
-                               0, 1e-6f, nullptr, nullptr);
+                               QR_BFLOAT16, blocks, block_size, page, kv_heads * page, slots.data(), tokens, heads,
+                               kv_heads, head, head, 0, 1e-6f, nullptr, nullptr);
     };
     CHECK(rope(want_query, qkv, QR_BFLOAT16, want_cache) == QR_OK);
     CHECK(rope(query, other, QR_BFLOAT16_TILES, cache) == (head % 32 == 0 ? QR_OK : QR_EINVAL));
@@ -153,8 +153,8 @@ TEST(attention_reads_and_writes_tiles) {
     const int32_t starts[] = {0, int32_t(tokens)}, lengths[] = {int32_t(tokens)}, table[] = {0, 1, 2, 3};
     auto attend = [&](Numbers& out, int32_t dtype) {
       return qr_paged_attention(out.data(), dtype, want_query.data(), QR_BFLOAT16, want_cache, QR_BFLOAT16, blocks,
-                                block_size, page, starts, lengths, 1, table, blocks, heads, kv_heads, head, 0.1f, 0.0f,
-                                0, nullptr, nullptr);
+                                block_size, page, kv_heads * page, starts, lengths, 1, table, blocks, heads, kv_heads,
+                                head, 0.1f, 0.0f, 0, nullptr, nullptr);
     };
     Numbers want(want_query.size()), got = tiles(tokens, heads * head);
     CHECK(attend(want, QR_BFLOAT16) == QR_OK);

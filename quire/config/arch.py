@@ -21,10 +21,10 @@ from quire.config.families import (
 )
 from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpKind, MlpSpec, Norms, Scales, is_set
 from quire.config.layers.experts import ExpertsSpec
-from quire.config.layers.layer_kinds import LayerKind, all_full
+from quire.config.layers.layer_kinds import Heads, LayerKind, all_full
 from quire.config.layers.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
 from quire.config.layers.rope import RopeConfig, read_ropes
-from quire.config.layers.streams import StreamsSpec
+from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
 from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.stored import StoredFormat
@@ -75,7 +75,8 @@ class ModelArch:
     intermediate_size: int
     num_layers: int
     num_heads: int
-    """Of attention layers, as the two that follow; 0 where the model has none."""
+    """Of attention layers, as the two that follow; 0 where the model has none. Where heads differ from layer to layer,
+    those that Llama's keys name: `AttentionSpec.heads` has a layer's own."""
     num_kv_heads: int
     head_size: int
     max_position_embeddings: int
@@ -100,6 +101,8 @@ class ModelArch:
     scales: Scales
     streams: StreamsSpec | None
     """Of a model whose tokens have several hidden states."""
+    layer_embeddings: LayerEmbeddingsSpec | None
+    """Of a model whose tokens have an embedding for each layer."""
     dtype: str
     """float32, bfloat16 or float16: what the checkpoint says it holds."""
     eos_token_ids: tuple[int, ...]
@@ -142,6 +145,7 @@ class ModelArch:
             clip_qkv=keys.optional_positive("clip_qkv") if "clip_qkv" in keys.defaults else None,
             scales=family.scales(keys),
             streams=family.streams(keys),
+            layer_embeddings=family.layer_embeddings(keys),
             dtype=_dtype(keys),
             eos_token_ids=_token_ids(keys, "eos_token_id"),
             bos_token_id=next(iter(_token_ids(keys, "bos_token_id")), None),
@@ -206,12 +210,19 @@ class ModelArch:
     @property
     def mixtures(self) -> frozenset[ExpertsSpec]:
         """The mixtures of experts of the layers, each once."""
-        return frozenset(layer.mlp.experts for layer in self.layers if layer.mlp.experts is not None)
+        mixtures = (spec for layer in self.layers for spec in (layer.mlp.experts, layer.mlp.beside))
+        return frozenset(spec for spec in mixtures if spec is not None)
 
     @property
     def widest_mlp(self) -> int:
         """Inner features of the widest MLP or expert."""
-        return max(layer.mlp.intermediate_size for layer in self.layers)
+        widths = (max(mlp.intermediate_size, mlp.beside.size if mlp.beside else 0) for mlp in self.mlps)
+        return max(widths)
+
+    @property
+    def mlps(self) -> tuple[MlpSpec, ...]:
+        """Those of all layers, in order."""
+        return tuple(layer.mlp for layer in self.layers)
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
         """What each mixer keeps in the KV cache, in the order of `mixers`, where `ops` serve.
@@ -337,7 +348,7 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
     elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
         problem = "factors of queries, keys and values that one tensor has by head"
-    elif arch.family.gates_heads and names.gate is None:
+    elif arch.family.gates_heads is not False and names.gate is None:
         problem = "gates of heads behind queries"
     elif (arch.is_gated and names.gate is None) and (
         not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))
@@ -364,6 +375,19 @@ def _check_joins(arch: ModelArch) -> None:
         problem = "latent attention with norms of heads, a factor of queries, or windows"
     elif arch.streams is not None or any(mixer.shared is not None for mixer in arch.plain_attentions):
         problem = "several streams of hidden states, or attention that layers share"
+    elif arch.layer_embeddings is not None or scales.of_layers or any(mlp.beside for mlp in arch.mlps):
+        problem = "embeddings or factors of single layers, or experts beside an MLP"
+    elif _has_own_heads(arch) and (
+        arch.recurrences
+        or len(names.qkv) != len(("query", "key", "value"))
+        or names.qkv_by_head
+        or names.qkv_groups is not None
+        or not scales.attention.are_ones
+        or (arch.is_gated and names.gate is None)
+        or norms.heads in (HeadNorms.WHOLE, HeadNorms.LAYER, HeadNorms.LAYER_OWN)
+        or any(mixer.experts for mixer in arch.plain_attentions)
+    ):
+        problem = "heads of single layers, or values that are keys, with states, experts, whole norms or fused tensors"
     elif norms.of_values and norms.heads in (HeadNorms.WHOLE, HeadNorms.LAYER, HeadNorms.LAYER_OWN):
         problem = "norms of values beside norms over all heads, or layer norms of heads"
     elif any(mixer.reads is not None for mixer in arch.plain_attentions) and (
@@ -381,6 +405,12 @@ def _check_joins(arch: ModelArch) -> None:
     raise ConfigError(f"{arch.source}: the FamilySpec of {arch.architecture!r} has {problem}: that needs a class.")
 
 
+def _has_own_heads(arch: ModelArch) -> bool:
+    """Whether layers have other heads than Llama's keys name."""
+    named = Heads(num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size)
+    return any(mixer.heads != named for mixer in arch.plain_attentions)
+
+
 def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     """The numbers of `ModelArch`, and its layers, which are as many."""
     hidden_size = keys.count("hidden_size")
@@ -388,8 +418,8 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     max_position = keys.count("max_position_embeddings")
     recurrent = family.recurrent(keys, num_layers)
     attends = family.attends(keys, recurrent)
-    heads = _heads(keys, hidden_size) if any(attends) else {"num_heads": 0, "num_kv_heads": 0, "head_size": 0}
-    mixers = _mixers(keys, family, recurrent, attends, heads["num_heads"], heads["head_size"], max_position)
+    heads = _heads(keys, hidden_size) if any(attends) else Heads(num_heads=0, num_kv_heads=0, head_size=0)
+    mixers = _mixers(keys, family, recurrent, attends, heads, max_position)
     intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
     mlps = family.mlp(keys, num_layers, intermediate_size)
     return {
@@ -398,14 +428,16 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
         "embedding_size": keys.count("word_embed_proj_dim", default=hidden_size),
         "intermediate_size": intermediate_size,
         "num_layers": num_layers,
-        **heads,
+        "num_heads": heads.num_heads,
+        "num_kv_heads": heads.num_kv_heads,
+        "head_size": heads.head_size,
         "max_position_embeddings": max_position,
         "layers": tuple(LayerSpec(mixers=each, mlp=mlp) for each, mlp in zip(mixers, mlps, strict=True)),
     }
 
 
-def _heads(keys: ConfigKeys, hidden_size: int) -> dict[str, int]:
-    """Those of attention."""
+def _heads(keys: ConfigKeys, hidden_size: int) -> Heads:
+    """Those of attention that Llama's keys name."""
     num_heads = keys.count("num_attention_heads")
     num_kv_heads = keys.count("num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
@@ -413,7 +445,7 @@ def _heads(keys: ConfigKeys, hidden_size: int) -> dict[str, int]:
             "num_key_value_heads", num_kv_heads, f"must divide num_attention_heads ({num_heads}) without remainder"
         )
     head_size = _head_size(keys, hidden_size, num_heads)
-    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+    return Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
 
 
 def _head_size(keys: ConfigKeys, hidden_size: int, num_heads: int) -> int:
@@ -449,8 +481,7 @@ def _mixers(
     family: FamilySpec,
     recurrent: Sequence[RecurrentSpec | None],
     attends: Sequence[bool],
-    num_heads: int,
-    head_size: int,
+    heads: Heads,
     max_position: int,
 ) -> list[tuple[MixerSpec, ...]]:
     """Those of each layer: attention, then the recurrent one. Raises: ConfigError where no layer has any."""
@@ -458,7 +489,7 @@ def _mixers(
         raise ConfigError(f"{keys.source}: no layer has attention or a state, so tokens would not see each other.")
     attention: Sequence[MixerSpec | None] = (None,) * len(recurrent)
     if any(attends):
-        attention = _attentions(keys, family, len(recurrent), num_heads, head_size, max_position)
+        attention = _attentions(keys, family, len(recurrent), heads, max_position)
     return [
         tuple(spec for spec in (seeing if is_seeing else None, state) if spec is not None)
         for seeing, is_seeing, state in zip(attention, attends, recurrent, strict=True)
@@ -466,29 +497,29 @@ def _mixers(
 
 
 def _attentions(
-    keys: ConfigKeys, family: FamilySpec, num_layers: int, num_heads: int, head_size: int, max_position: int
+    keys: ConfigKeys, family: FamilySpec, num_layers: int, heads: Heads, max_position: int
 ) -> list[MixerSpec]:
     """What each layer has if it has attention."""
     if family.latent is not None:
         latent = family.latent(keys, max_position, family.aliases)
         return [replace(latent, position_scale=family.position_scale(keys))] * num_layers
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
-    slopes, has_sinks = family.slopes(keys, num_heads), is_set(keys, family.has_sinks)
-    reads = family.reads(keys, kinds)
-    num_gates = is_set(keys, family.is_gated) * num_heads * (1 if family.gates_heads else head_size)
-    ropes = {} if slopes is not None else _ropes(keys, family, head_size, max_position)
+    slopes, has_sinks = family.slopes(keys, heads.num_heads), is_set(keys, family.has_sinks)
+    reads, of_kind = family.reads(keys, kinds), family.heads(keys, heads)
+    is_gated, by_head = is_set(keys, family.is_gated), is_set(keys, family.gates_heads)
+    ropes = {} if slopes is not None else _ropes(keys, family, of_kind, max_position)
     position_scale, shared = family.position_scale(keys), family.shared(keys, num_layers)
-    query_scale = 1.0 / math.sqrt(head_size) if scales.query is None else scales.query
     return [
         AttentionSpec(
+            heads=of_kind[kind],
             window=None if kind is LayerKind.FULL else window,
             is_chunked=family.is_chunked and kind is not LayerKind.FULL and window is not None,
             rope=ropes.get(kind) if rotates else None,
-            query_scale=query_scale / (index + 1 if scales.by_depth else 1),
+            query_scale=_query_scale(scales, of_kind[kind]) / (index + 1 if scales.by_depth else 1),
             position_scale=None if rotates and position_scale and position_scale.only_unrotated else position_scale,
             slopes=slopes,
             has_sinks=has_sinks,
-            num_gates=num_gates,
+            num_gates=is_gated * (of_kind[kind].num_heads if by_head else of_kind[kind].query_size),
             experts=family.attention_experts(keys),
             shared=shared[index],
             reads=reads[index],
@@ -498,11 +529,18 @@ def _attentions(
     ]
 
 
-def _ropes(keys: ConfigKeys, family: FamilySpec, head_size: int, max_position: int) -> Mapping[LayerKind, RopeConfig]:
+def _query_scale(scales: Scales, heads: Heads) -> float:
+    return 1.0 / math.sqrt(heads.head_size) if scales.query is None else scales.query
+
+
+def _ropes(
+    keys: ConfigKeys, family: FamilySpec, heads: Mapping[LayerKind, Heads], max_position: int
+) -> Mapping[LayerKind, RopeConfig]:
     """How each kind of layer rotates. A norm behind the rotation takes back what that multiplies by."""
     if family.names.positions is not None:
         return {}
-    ropes = read_ropes(keys, head_size, max_position, family.aliases, family.sliding_theta)
+    head_sizes = {kind: each.head_size for kind, each in heads.items()}
+    ropes = read_ropes(keys, head_sizes, max_position, family.aliases, family.sliding_theta)
     changes: dict[str, Any] = {"is_backward": family.rotates_back}
     if family.norms_of(keys).heads in (HeadNorms.ROTATED, HeadNorms.UNIT_ROTATED):
         changes["attention_factor"] = 1.0

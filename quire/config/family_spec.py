@@ -13,10 +13,19 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.layers.experts import ExpertsRule, ExpertsSpec
-from quire.config.layers.layer_kinds import LayerRule, ReadRule, RotationRule, all_full, all_rotated, none_read
+from quire.config.layers.layer_kinds import (
+    HeadsRule,
+    LayerRule,
+    ReadRule,
+    RotationRule,
+    all_full,
+    all_rotated,
+    heads_alike,
+    none_read,
+)
 from quire.config.layers.mixers import AttentionExperts, Factors, LatentRule, PositionScale, SharedBlock
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
-from quire.config.layers.streams import StreamsSpec
+from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -118,6 +127,8 @@ class Scales:
     attention: Factors = Factors()
     by_depth: bool = False
     """Whether layer i divides the query's factor by i + 1."""
+    of_layers: bool = False
+    """Whether each layer has a number that multiplies what it gives, which `model_class` computes."""
     joins: Joins | None = None
     """For families that add to what they read; None where attention and MLP are added to the residual."""
 
@@ -146,6 +157,8 @@ class MlpSpec:
     """Of the widest expert in a mixture of experts."""
     has_bias: bool
     experts: ExpertsSpec | None = None
+    beside: ExpertsSpec | None = None
+    """A mixture of experts beside a gated MLP, between norms of its own, which `model_class` computes."""
     cutoff: float = 0.0
     """Of a sparse MLP: gates lose their mean and so many of their standard deviations; those below zero are zero."""
     factors: Factors = Factors()
@@ -272,6 +285,10 @@ def _one_stream(keys: ConfigKeys) -> StreamsSpec | None:
     return None
 
 
+def _no_layer_embeddings(keys: ConfigKeys) -> LayerEmbeddingsSpec | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec:
     """What is read from the config.json of a family, what its layers are made of, and how its weights are called."""
@@ -301,6 +318,8 @@ class FamilySpec:
     """Which layers have attention, the others by default. Where none has, its keys are not read. A layer with both adds
     up what they give; one with neither is nothing but its MLP."""
     layer_kinds: LayerRule = all_full
+    heads: HeadsRule = heads_alike
+    """The heads of each kind of layer, where they differ."""
     window_flag: str | None = None
     """The key without which no layer has its window."""
     is_chunked: bool = False
@@ -325,8 +344,10 @@ class FamilySpec:
     is_gated: Flag = False
     """What each head attended to passes a gate: the product that `names.gate` names, or else the one of the queries,
     which has the gate of each head behind its query."""
-    gates_heads: bool = False
+    gates_heads: Flag = False
     """A gate is one number for a head, instead of one for each of its features."""
+    gate_activation: str = "sigmoid"
+    """What gates pass before they multiply: sigmoid or softplus."""
     attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
     """For families in which each token chooses its query heads."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared
@@ -336,6 +357,8 @@ class FamilySpec:
     and no other mixer."""
     streams: Callable[[ConfigKeys], StreamsSpec | None] = _one_stream
     """For families whose tokens have several hidden states, which `model_class` computes."""
+    layer_embeddings: Callable[[ConfigKeys], LayerEmbeddingsSpec | None] = _no_layer_embeddings
+    """For families whose tokens have embeddings for each layer, which `model_class` computes."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
     is_parallel: Flag = False
     """Attention and MLP read the same residual; their sum is added to it."""

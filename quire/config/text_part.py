@@ -16,6 +16,8 @@ WRAPPERS = frozenset(
         "Cohere2VisionForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
         "InternVLForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",

@@ -16,7 +16,7 @@ from quire.errors import ConfigError
 from quire.layers.activation import activation_of, ungated_activation_of
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
-from quire.layers.quantization.schemes import DENSE
+from quire.layers.quantization.schemes import DENSE, plain
 from quire.layers.weights import Rows, ShardSpec, split_rows
 from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
 
@@ -25,12 +25,15 @@ BLOCKS = ("mlp", "block_sparse_moe")
 stands beside a shared expert."""
 ROUTER_BLOCK = "moe"
 """What may stand beside the experts and have the choice's bias alone."""
-ROUTERS = ("gate", "router.layer", "router", "router.gate", "gate.wg")
+ROUTERS = ("gate", "router.layer", "router", "router.gate", "gate.wg", "router.proj")
+ROUTER_SCALE = "router.scale"
+EXPERT_SCALES = "router.per_expert_scale"
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SHARED_GATE = "shared_expert_gate"
 CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
     {
         "gate.e_score_correction_bias": 1,
+        "experts.e_score_correction_bias": 1,
         "gate.expert_bias": 1,
         "e_score_correction_bias": 1,
         "expert_bias": 1,
@@ -112,13 +115,16 @@ class MixtureOfExperts:
             router_bias=_router_bias(spec, ctx) if spec.has_router_bias else None,
             experts=experts,
             choice_bias=_choice_bias(spec, ctx) if spec.has_choice_bias else None,
+            scales=ctx.tensor(EXPERT_SCALES, (spec.num_experts,), dtype=torch.float32)
+            if spec.has_router_scale
+            else None,
             shared=_shared(arch, spec, ctx) if spec.shared_size else None,
         )
 
-    def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        """Shapes: hidden, residual [T, E] -> [T, E]."""
+    def __call__(self, hidden: Tensor, *, residual: Tensor | None = None, routed: Tensor | None = None) -> Tensor:
+        """`routed` is what the router reads, where that is something else. Shapes: all [T, E] -> [T, E]."""
         return self.ops.mixture_of_experts(
-            hidden, self.weights, self.routing, activation=self.activation, residual=residual
+            hidden, self.weights, self.routing, activation=self.activation, residual=residual, routed=routed
         )
 
 
@@ -140,7 +146,19 @@ def _router(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> LinearWeig
         names.append(f"{SHARED_GATE}.weight")
         shapes.append((1, size))
     exact = replace(ctx, scheme=DENSE, dtype=torch.float32)
-    return exact.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)])
+    rows = [ctx.read(*named) for named in zip(names, shapes, strict=True)]
+    return exact.packed(names, _scaled_router(arch, ctx, rows) if spec.has_router_scale else rows)
+
+
+def _scaled_router(arch: ModelArch, ctx: LayerContext, rows: list[Rows]) -> list[Rows]:
+    """The weight carries what multiplies its input."""
+    scale = ctx.read_plain(ROUTER_SCALE, (arch.hidden_size,))
+    if scale.is_meta:
+        return rows
+    factors = scale.float() * arch.hidden_size**-0.5
+    scaled: list[Rows] = [plain(part).float() * factors for part in rows]
+    ctx.release([ROUTER_SCALE])
+    return scaled
 
 
 def _router_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:

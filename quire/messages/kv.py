@@ -1,22 +1,27 @@
 """What layers need of the KV cache, and how they share one pool of pages. The only place that counts KV bytes.
 
-Layers of one kind form groups. Every group has the same number of layers (at most), so a page, one block of each layer
-of a group, takes the same bytes in every group, and any group can use any page. A group has a block table of its own.
+Layers of one kind form groups. A page, one block of each layer of a group, takes the same bytes in every group, so any
+group can use any page: where the layers' blocks are alike, every group has the same number of layers (at most), and
+where heads differ from kind to kind, groups of smaller blocks have more layers. A group has a block table of its own.
 Recurrent layers have groups, too: there a page holds the layers' states after a token, instead of keys and values.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from quire.utils.math import cdiv, round_up
 
+_Place = TypeVar("_Place")
 MAX_PADDING = 0.1
 """Groups may have so many layers that at most this share of the pages' bytes, beyond what layers use, is unused."""
 
 
+TYPICAL_CONTEXT = 1 << 15
+"""Tokens of the sequence by which padding is measured where blocks differ: layers with a window keep fewer."""
 PAGES_PER_STATE = 2
 """That a sequence holds in each group of recurrent layers: one to read and one to write."""
 
@@ -141,6 +146,15 @@ class KVGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVPlace:
+    """Where the block of a layer lies in each page."""
+
+    part: int
+    first_byte: int = 0
+    """In the half of the part that has keys; its values lie as far into the other half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """How the layers of a model share one pool of pages of equal bytes."""
 
@@ -151,8 +165,13 @@ class KVLayout:
 
     @property
     def page(self) -> PageSpec | StatePage:
-        """One layer's part of a page: a block of keys and values, if the model has any attention."""
+        """One layer's block: of keys and values, if the model has any attention. Those of other groups may differ."""
         return self.groups[0].spec.page
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether layers have blocks of different shapes."""
+        return len({group.spec.page for group in self.groups if not isinstance(group.spec, StateSpec)}) > 1
 
     @property
     def block_size(self) -> int:
@@ -169,14 +188,19 @@ class KVLayout:
         return max(group.spec.num_entries(num_tokens) for group in self.groups)
 
     @property
-    def layers_per_page(self) -> int:
-        """Parts of a page; a group with fewer layers leaves some unused."""
-        return max(len(group.layers) for group in self.groups)
+    def num_parts(self) -> int:
+        """Tensors that have a part of every page: one for each layer of a group; one for all where blocks differ."""
+        return 1 if self.is_mixed else max(len(group.layers) for group in self.groups)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a page."""
-        return self.layers_per_page * self.page.num_bytes
+        """Bytes of a page; groups may leave some of them unused."""
+        return max(map(_group_bytes, self.groups))
+
+    @property
+    def padding(self) -> float:
+        """What of a sequence's pages no layer uses, as a share of what layers use: of one of `TYPICAL_CONTEXT`."""
+        return _padding([(group.spec, len(group.layers)) for group in self.groups], self.block_bytes)
 
     @property
     def group_of_layer(self) -> dict[int, int]:
@@ -184,11 +208,16 @@ class KVLayout:
         return self._with_readers({layer: index for index, group in enumerate(self.groups) for layer in group.layers})
 
     @property
-    def part_of_layer(self) -> dict[int, int]:
-        """Which part of a page of its group each layer has, or reads."""
-        return self._with_readers({layer: part for group in self.groups for part, layer in enumerate(group.layers)})
+    def place_of_layer(self) -> dict[int, KVPlace]:
+        """Where in a page of its group the block is that each layer has, or reads."""
+        places: dict[int, KVPlace] = {}
+        for group in self.groups:
+            half = group.spec.page.num_bytes // 2
+            for number, layer in enumerate(group.layers):
+                places[layer] = KVPlace(part=0, first_byte=number * half) if self.is_mixed else KVPlace(part=number)
+        return self._with_readers(places)
 
-    def _with_readers(self, places: dict[int, int]) -> dict[int, int]:
+    def _with_readers(self, places: dict[int, _Place]) -> dict[int, _Place]:
         return places | {layer: places[kept] for layer, kept in self.reads}
 
     def most_blocks(self, num_tokens: int, max_chunk_tokens: int) -> int:
@@ -215,21 +244,47 @@ def kv_layout(specs: Sequence[KVCacheSpec], reads: Sequence[tuple[int, int]] = (
 
     `reads` are those of `KVLayout`.
     """
-    assert len({(spec.page.num_bytes, spec.page.block_size) for spec in specs}) == 1, "all pages are of one size"
+    assert len({spec.page.block_size for spec in specs}) == 1, "blocks have as many tokens in every group"
     assert all(kept < layer and specs[kept] == specs[layer] for layer, kept in reads), "readers see what was kept"
     by_spec: dict[KVCacheSpec, list[int]] = {}
     readers = dict(reads)
     for layer, spec in enumerate(specs):
         if layer not in readers:
             by_spec.setdefault(spec, []).append(layer)
-    size = _layers_per_group([len(layers) for layers in by_spec.values()])
+    page_bytes = _page_bytes({spec: len(layers) for spec, layers in by_spec.items()})
     groups = [
         KVGroup(spec=spec, layers=tuple(layers[first : first + size]))
         for spec, layers in by_spec.items()
+        for size in [page_bytes // spec.page.num_bytes]
         for first in range(0, len(layers), size)
     ]
     groups.sort(key=lambda group: _ORDER.index(type(group.spec)))
     return KVLayout(groups=tuple(groups), reads=tuple(reads))
+
+
+def _page_bytes(counts: Mapping[KVCacheSpec, int]) -> int:
+    """Bytes of a page for so many layers of each kind: the most that leave little unused."""
+    sizes = {spec.page.num_bytes for spec in counts}
+    if len(sizes) == 1:
+        return _layers_per_group([*counts.values()]) * sizes.pop()
+    tried = {number * spec.page.num_bytes for spec, count in counts.items() for number in range(1, count + 1)}
+    paddings = {size: _padding([*counts.items()], size) for size in sorted(tried) if size >= max(sizes)}
+    fitting = [size for size, padding in paddings.items() if padding <= MAX_PADDING]
+    return max(fitting) if fitting else min(paddings, key=paddings.__getitem__)
+
+
+def _padding(counts: Sequence[tuple[KVCacheSpec, int]], page_bytes: int) -> float:
+    """What of its pages a sequence of `TYPICAL_CONTEXT` tokens leaves unused, as a share of what it uses."""
+    used = taken = 0
+    for spec, count in counts:
+        num_blocks, size = spec.most_blocks(TYPICAL_CONTEXT, spec.page.block_size), spec.page.num_bytes
+        used += num_blocks * count * size
+        taken += num_blocks * cdiv(count, page_bytes // size) * page_bytes
+    return taken / used - 1
+
+
+def _group_bytes(group: KVGroup) -> int:
+    return len(group.layers) * group.spec.page.num_bytes
 
 
 def _layers_per_group(counts: Sequence[int]) -> int:

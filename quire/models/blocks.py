@@ -13,6 +13,7 @@ from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind, MlpSpec
 from quire.config.layers.experts import Routing, Scores
+from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -57,9 +58,13 @@ class SelfAttention:
         mixer = arch.mixers[index]
         assert isinstance(mixer, AttentionSpec)
         self.qkv_proj = self._projection(arch, ctx, mixer)
-        output, inner = ctx.child(arch.family.names.output), arch.num_heads * arch.head_size
         self.o_proj = Linear(
-            output, inner, arch.hidden_size, bias=arch.output_bias, shard_dim=1, factors=(mixer.factors.output,)
+            ctx.child(arch.family.names.output),
+            mixer.heads.query_size,
+            arch.hidden_size,
+            bias=arch.output_bias,
+            shard_dim=1,
+            factors=(mixer.factors.output,),
         )
         self.norms = separate_norms(arch, ctx, index)
         self.clip = arch.clip_qkv
@@ -71,15 +76,17 @@ class SelfAttention:
 
     def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         """To queries, keys and values; to queries alone where keys and values are another layer's."""
-        heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
+        heads, query = mixer.heads, arch.family.names.qkv[0]
         if mixer.reads is not None:
-            return Linear(ctx.child(arch.family.names.qkv[0]), arch.hidden_size, heads * size, bias=arch.attention_bias)
+            return Linear(ctx.child(query), arch.hidden_size, heads.query_size, bias=arch.attention_bias)
+        if heads.values_are_keys:
+            return _keys_twice(arch, ctx, heads)
         return Linear(
             ctx.child("qkv_proj"),
             arch.hidden_size,
-            heads * size,
-            kv_heads * size,
-            kv_heads * size,
+            heads.query_size,
+            heads.kv_size,
+            heads.kv_size,
             bias=arch.attention_bias,
             order=_head_order(arch),
             input_factor=mixer.factors.input,
@@ -96,20 +103,21 @@ class SelfAttention:
 
 
 class GatedAttention(SelfAttention):
-    """o_proj(attended * sigmoid(gate)). The checkpoint has gates of their own, or each behind its head's query."""
+    """o_proj(attended * activation(gate)). The checkpoint has gates of their own, or each behind its head's query."""
 
     gate_proj: Linear
+    gate_activation: str
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
         attended = self.attention(self._qkv(hidden), ctx)
-        self.ops.gate(attended, self.gate_proj(hidden))
+        self.ops.gate(attended, self.gate_proj(hidden), self.gate_activation)
         return self.o_proj(attended, residual=residual)
 
     def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: gated attention cannot be split between processes yet. Use one process.")
-        name = arch.family.names.gate
+        name, self.gate_activation = arch.family.names.gate, arch.family.gate_activation
         if name is not None:
             self.gate_proj = Linear(ctx.child(name), arch.hidden_size, mixer.num_gates)
             return super()._projection(arch, ctx, mixer)
@@ -144,6 +152,29 @@ class ExpertAttention:
 
     def _qkv(self, hidden: Tensor) -> Tensor:
         return self.ops.expert_queries(hidden, self.kv_proj(hidden), self.experts, self.routing, self.head_size)
+
+
+def _keys_twice(arch: ModelArch, ctx: LayerContext, heads: Heads) -> Linear:
+    """The product to queries and keys, and to keys once more in place of values: norms and rotations tell them apart.
+
+    Raises: ConfigError where the model would be split.
+    """
+    if ctx.parallel.tp.size > 1:
+        raise ConfigError(
+            f"{arch.source}: values that are keys cannot be split between processes yet. Use one process."
+        )
+    names, rows = arch.family.names.qkv[:2], (heads.query_size, heads.kv_size)
+
+    def read(kind: str, width: tuple[int, ...]) -> list[Rows]:
+        query, key = (ctx.read(f"{name}.{kind}", (count, *width)) for name, count in zip(names, rows, strict=True))
+        return [query, key, key]
+
+    weight = ctx.packed([f"{name}.weight" for name in names], read("weight", (arch.hidden_size,)))
+    bias = None
+    if arch.attention_bias:
+        bias = _joined(read("bias", ()), ctx.ops.device)
+        ctx.release([f"{name}.bias" for name in names])
+    return Linear.of(ctx.ops, weight, bias)
 
 
 def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Rows], list[Rows]]:
@@ -188,10 +219,11 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
     """The attention at a place among the model's mixers, without its projections."""
     mixer = arch.mixers[index]
     assert isinstance(mixer, AttentionSpec)
+    heads = mixer.heads
     spec = RopeAndCacheSpec(
-        num_heads=arch.num_heads,
-        num_kv_heads=arch.num_kv_heads if mixer.reads is None else 0,
-        head_size=arch.head_size,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads if mixer.reads is None else 0,
+        head_size=heads.head_size,
         rotary_dim=mixer.rope.rotary_dim if mixer.rope else 0,
         interleaved=arch.family.rotates_pairs,
         norm_eps=arch.norm_eps,
@@ -212,8 +244,8 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
         chunk_size=_chunk_size(mixer, ctx.max_model_len),
         soft_cap=arch.attn_soft_cap,
         slopes=None if mixer.slopes is None else torch.tensor(mixer.slopes, device=ctx.ops.device),
-        kv_scales=read_kv_scales(ctx, arch.num_kv_heads),
-        sinks=ctx.tensor(arch.family.names.sinks, (arch.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
+        kv_scales=read_kv_scales(ctx, heads.num_kv_heads),
+        sinks=ctx.tensor(arch.family.names.sinks, (heads.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
     )
 
 

@@ -13,13 +13,12 @@ from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.layers.streams import StreamsSpec
 from quire.errors import ConfigError
-from quire.layers.activation import activation_of
 from quire.layers.context import LayerContext
-from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
-from quire.layers.norm import RMSNorm, model_norm
+from quire.layers.norm import model_norm
 from quire.layers.quantization.schemes import DENSE
 from quire.models.decoder import DecoderForCausalLM, DecoderLayer
+from quire.models.layer_embeddings import LayerEmbedding, LayerEmbeddings
 
 LEAST = 1e-5
 """A stream's mean square counts as no less when it is made as large as another."""
@@ -55,33 +54,6 @@ class StreamMixer:
         return self.ops.linear(normed, self.router.weight, out_dtype=torch.float32)
 
 
-class LayerEmbeddings:
-    """Of each token one embedding for each layer, joined by a product of the token's own embedding."""
-
-    def __init__(self, arch: ModelArch, spec: StreamsSpec, ctx: LayerContext) -> None:
-        """`ctx` is that of all layers."""
-        self.ops = ctx.ops
-        self.size, width = spec.layer_embedding_size, arch.num_layers * spec.layer_embedding_size
-        self.table = Embedding(
-            ctx.beside("embed_tokens_per_layer"),
-            spec.layer_vocab_size,
-            width,
-            scale=math.sqrt(self.size),
-            num_more=max(0, arch.vocab_size - spec.layer_vocab_size),
-        )
-        self.projection = Linear(ctx.beside("per_layer_model_projection"), arch.hidden_size, width)
-        # The norm's input is divided by the root of the hidden size, which only its epsilon notices.
-        eps = arch.norm_eps * arch.hidden_size
-        self.norm = RMSNorm(ctx.beside("per_layer_projection_norm"), self.size, eps)
-
-    def __call__(self, token_ids: Tensor, embedded: Tensor) -> Tensor:
-        """Shapes: token_ids [T], embedded [T, E] -> [T, L * P]."""
-        rows, projected = self.table(token_ids), self.projection(embedded)
-        by_layer = (-1, self.size)
-        joined = self.norm(projected.view(by_layer), residual=rows.view(by_layer))
-        return self.ops.scale_add(joined, math.sqrt(0.5)).view(rows.shape)
-
-
 class Gemma3nLayer(DecoderLayer):
     """A decoder layer for one stream, between the prediction and the correction of all of them."""
 
@@ -89,16 +61,13 @@ class Gemma3nLayer(DecoderLayer):
         super().__init__(arch, ctx, index)
         spec, size = arch.streams, arch.hidden_size
         assert spec is not None
-        self.spec, self.index, laurel = spec, index, ctx.child("laurel")
+        self.spec, laurel = spec, ctx.child("laurel")
         self.altup = StreamMixer(arch, spec, ctx.child("altup"))
         self.laurel_left = Linear(laurel.child("linear_left"), size, spec.laurel_rank)
         self.laurel_right = Linear(laurel.child("linear_right"), spec.laurel_rank, size)
         self.laurel_norm = model_norm(arch, laurel, "post_laurel_norm")
         self.active_scale = ctx.tensor("altup.correct_output_scale", (size,), dtype=torch.float32)
-        self.embedding_gate = Linear(ctx.child("per_layer_input_gate"), size, spec.layer_embedding_size)
-        self.embedding_projection = Linear(ctx.child("per_layer_projection"), spec.layer_embedding_size, size)
-        self.embedding_norm = model_norm(arch, ctx, "post_per_layer_input_norm")
-        self.activation = activation_of(arch)
+        self.embedding = LayerEmbedding(arch, ctx, index)
 
     def step(self, streams: Sequence[Tensor], embeddings: Tensor, ctx: ForwardContext) -> list[Tensor]:
         """Shapes: streams [T, E] each, embeddings [T, L * P]."""
@@ -120,9 +89,7 @@ class Gemma3nLayer(DecoderLayer):
         read = self.ops.scale_add(streams[self.spec.active], 1.0)
         if self.spec.scales_active:
             self.ops.scale_heads(read, self.active_scale)
-        gated = self.embedding_gate(read, activation=self.activation)
-        self.ops.multiply_columns(gated, embeddings, first=self.index * self.spec.layer_embedding_size)
-        added = self.embedding_norm(self.embedding_projection(gated))
+        added = self.embedding(read, embeddings)
         return [streams[0], *(self.ops.scale_add(added, 1.0, stream) for stream in streams[1:])]
 
 
@@ -136,7 +103,7 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: streams cannot be split between processes yet. Use one process.")
         size, spread, merge = arch.hidden_size, ctx.beside("altup_projections"), ctx.beside("altup_unembed_projections")
-        self.embed_layers = LayerEmbeddings(arch, spec, ctx)
+        self.embed_layers = LayerEmbeddings(arch, ctx)
         self.spread = [Linear(spread.child(index), size, size) for index in range(spec.count - 1)]
         self.merge = [Linear(merge.child(index), size, size) for index in range(spec.count - 1)]
         self.stream_layers = [Gemma3nLayer(arch, ctx.child(index), index) for index in range(arch.num_layers)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import HeadNorms
+from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.mixers import AttentionSpec
 from quire.layers.context import LayerContext
 
@@ -32,17 +33,18 @@ def fused_norms(arch: ModelArch, ctx: LayerContext, index: int) -> FusedNorms:
     A rotation changes no head's length, so a norm behind it is one before it whose weight comes later. Scores are
     products of query and key, so the query carries the weights of both.
     """
-    norms, names, size = arch.norms, arch.family.names, arch.head_size
+    norms, names, mixer = arch.norms, arch.family.names, arch.mixers[index]
     is_unit = norms.heads is HeadNorms.UNIT_ROTATED
     if norms.heads not in (HeadNorms.EACH, HeadNorms.ROTATED, HeadNorms.UNIT_ROTATED):
         return NO_NORMS
-    mixer = arch.mixers[index]
-    if is_unit and isinstance(mixer, AttentionSpec) and mixer.rope is None:
+    assert isinstance(mixer, AttentionSpec)
+    size = mixer.heads.head_size
+    if is_unit and mixer.rope is None:
         return NO_NORMS
     if is_unit or not norms.has_weight:
         return FusedNorms(query=_ones(ctx, size), key=_ones(ctx, size))
     query = _weight(arch, ctx.child(names.q_norm), size)
-    if isinstance(mixer, AttentionSpec) and mixer.reads is not None:
+    if mixer.reads is not None:
         return FusedNorms(query=query)
     key = _weight(arch, ctx.child(names.k_norm), size)
     if norms.heads is HeadNorms.EACH:
@@ -59,7 +61,9 @@ def separate_norms(arch: ModelArch, ctx: LayerContext, index: int) -> WholeNorms
     """Those that are ops of their own."""
     kind, mixer = arch.norms.heads, arch.mixers[index]
     if arch.norms.of_values:
-        return ValueNorms(arch, ctx) if isinstance(mixer, AttentionSpec) and mixer.reads is None else None
+        if isinstance(mixer, AttentionSpec) and mixer.reads is None:
+            return ValueNorms(arch, ctx, mixer.heads)
+        return None
     if kind is HeadNorms.WHOLE:
         return WholeNorms(arch, ctx)
     return LayerNorms(arch, ctx) if kind in (HeadNorms.LAYER, HeadNorms.LAYER_OWN) else None
@@ -84,11 +88,11 @@ class WholeNorms:
 class ValueNorms:
     """An RMS norm of each value head, without a weight."""
 
-    def __init__(self, arch: ModelArch, ctx: LayerContext) -> None:
+    def __init__(self, arch: ModelArch, ctx: LayerContext, heads: Heads) -> None:
         self.ops, self.eps = ctx.ops, arch.norm_eps
-        self.ones = _ones(ctx, arch.head_size)
-        first = (arch.num_heads + arch.num_kv_heads) * arch.head_size
-        self.columns = range(first, first + arch.num_kv_heads * arch.head_size, arch.head_size)
+        self.ones = _ones(ctx, heads.head_size)
+        first = heads.query_size + heads.kv_size
+        self.columns = range(first, first + heads.kv_size, heads.head_size)
 
     def apply(self, qkv: Tensor) -> None:
         """Shapes: qkv [T, (H + 2K) * D]. Mutates: qkv."""

@@ -136,21 +136,25 @@ class Ops(RecurrentOps):
         *,
         activation: str | ClampedGate,
         residual: Tensor | None = None,
+        routed: Tensor | None = None,
     ) -> Tensor:
         """Each token's experts, weighed and added up, and the shared one; plus residual.
 
-        1. logits = x @ router.T + router_bias in float32.
-        2. `routing` chooses each token's experts and their weights.
+        1. logits = x @ router.T + router_bias in float32, or of `routed` where the router reads something else than x.
+        2. `routing` chooses each token's experts and their weights; the scales of the experts multiply these.
         3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do. Where the
            routing says so, it reads weight * x, and the weight of its output is 1.
         4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
            expert's output (times the sigmoid of its gate, if there is one, and its factor), then the residual.
-        Shapes: x [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`, or a
+        Shapes: x, routed [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`, or a
         `ClampedGate`, which takes the float32 sums of gate and up; of experts without a gate "quick_gelu", too, as
         `activate` has it.
         """
         return cast(
-            "Tensor", self._table["mixture_of_experts"](x, weights, routing, activation=activation, residual=residual)
+            "Tensor",
+            self._table["mixture_of_experts"](
+                x, weights, routing, activation=activation, residual=residual, routed=routed
+            ),
         )
 
     def expert_queries(
@@ -209,12 +213,12 @@ class Ops(RecurrentOps):
         """min(max(x, -limit), limit), in place. Shapes: x [T, N]. Mutates: x."""
         self._table["clip"](x, limit)
 
-    def gate(self, x: Tensor, gates: Tensor) -> None:
-        """x * sigmoid(gates), in place; each gate is that of N / G neighbours.
+    def gate(self, x: Tensor, gates: Tensor, activation: str = "sigmoid") -> None:
+        """x * activation(gates), in place; each gate is that of N / G neighbours. activation: sigmoid or softplus.
 
         Shapes: x [T, N], gates [T, G]. Mutates: x.
         """
-        self._table["gate"](x, gates)
+        self._table["gate"](x, gates, activation)
 
     def gated_activation(self, both: Tensor, activation: str) -> Tensor:
         """activation(gate) * up, where gate and up are the first and second half of each row.
@@ -367,6 +371,9 @@ class Ops(RecurrentOps):
         The reference layout is [2, B, K, S, D]: one head's page is contiguous. Memory is committed when first written.
         dtype may differ from the model's. int8 and float8_e4m3fn keep each token's key and value of each kv head as
         numbers of 8 bits times a float32 scale, the head's largest magnitude over 127 or 448; a page holds its scales.
+
+        Ops that read or write a cache also take a view of such a shape into a larger pool, whose blocks lie further
+        apart (dimension 1 has a larger stride); `copy_blocks` and `touch_blocks` take whole pools.
         """
         return cast(
             "Tensor",

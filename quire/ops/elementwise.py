@@ -24,6 +24,11 @@ ROWS_AT_A_TIME = 8
 """Rows that are widened to float32 at a time: temporaries stay in the cache."""
 
 
+_GATES: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"sigmoid": torch.sigmoid_, "softplus": F.softplus}
+)
+
+
 @one_thread()
 def activate(x: Tensor, activation: str, parameters: tuple[float, ...] = ()) -> None:
     """See `Ops.activate`."""
@@ -42,15 +47,15 @@ def clip(x: Tensor, limit: float) -> None:
 
 
 @one_thread()
-def gate(x: Tensor, gates: Tensor) -> None:
+def gate(x: Tensor, gates: Tensor, activation: str = "sigmoid") -> None:
     """See `Ops.gate`."""
-    count = gates.shape[1]
+    count, function = gates.shape[1], _GATES[activation]
     room = torch.zeros(ROWS_AT_A_TIME, round_up(count, VECTOR))
     neighbours = x.view(x.shape[0], count, -1)
     for rows, opening in zip(torch.split(neighbours, ROWS_AT_A_TIME), torch.split(gates, ROWS_AT_A_TIME), strict=True):
         wide = room[: rows.shape[0]]
         wide[:, :count] = opening
-        rows.copy_(rows * wide.sigmoid_()[:, :count].unsqueeze(2))
+        rows.copy_(rows * function(wide)[:, :count].unsqueeze(2))
 
 
 @one_thread()

@@ -187,6 +187,8 @@ class MixtureWeights:
     experts: tuple[ExpertWeights, ...]
     choice_bias: Tensor | None = None
     """[X] float32: added to scores where experts are chosen, not where they are weighed."""
+    scales: Tensor | None = None
+    """[X] float32: what the weights of experts that were chosen are multiplied by in the end."""
     shared: ExpertWeights | None = None
     """An expert that every token passes."""
 

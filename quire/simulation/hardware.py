@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.config.engine import Capabilities, QuireConfig
-from quire.config.memory.weight_shapes import weight_shapes
+from quire.config.memory.weight_shapes import query_sizes, weight_shapes
 from quire.errors import ConfigError
-from quire.messages.kv import DTYPE_BYTES
+from quire.messages.kv import DTYPE_BYTES, StateSpec
 from quire.simulation.cost_model import CostModel
 from quire.utils.lazy import nearest
 
@@ -127,7 +127,7 @@ def cost_on(device: Device, config: QuireConfig) -> CostModel:
         token_s=token_s,
         free_tokens=reading_s / token_s,
         context_token_s=kv_bytes_per_token(config) / bandwidth,
-        pair_s=4 * arch.num_heads * arch.head_size * len(arch.attentions) / flops,
+        pair_s=4 * sum(query_sizes(arch)) / flops,
         draw_s=2 * shapes.head.num_weights / flops,
         source=f"data sheet: {device.title}",
     )
@@ -135,5 +135,11 @@ def cost_on(device: Device, config: QuireConfig) -> CostModel:
 
 def kv_bytes_per_token(config: QuireConfig) -> float:
     """Bytes of keys and values of one token in all layers that have attention."""
-    num_layers = len(config.model_config.arch.attentions)
-    return num_layers * config.kv_layout.page.num_bytes / config.cache_config.block_size
+    num_bytes = sum(
+        spec.page.num_bytes
+        for spec in config.model_config.arch.kv_cache_specs(
+            config.cache_config.block_size, config.cache_config.dtype, ops=config.device_config.ops
+        )
+        if not isinstance(spec, StateSpec)
+    )
+    return num_bytes / config.cache_config.block_size

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from quire.messages.kv import KVLayout, StatePage
+from quire.messages.kv import KVLayout, PageSpec, StatePage
 from quire.messages.kv_tiers import PageMove
 from quire.messages.step import SchedulerOutputs
 from quire.ops.contract import Ops
@@ -25,30 +25,43 @@ BLOCKS_AT_ONCE = 16
 def allocate_parts(ops: Ops, layout: KVLayout, num_blocks: int) -> list[Tensor]:
     """The parts of all pages."""
     page = layout.page
-    if isinstance(page, StatePage):
-        states = partial(ops.allocate_states, num_blocks=num_blocks, num_bytes=page.num_bytes)
-        return [states() for _ in range(layout.layers_per_page)]
+    if layout.is_mixed or isinstance(page, StatePage):
+        num_bytes = layout.block_bytes // layout.num_parts
+        return [ops.allocate_states(num_blocks=num_blocks, num_bytes=num_bytes) for _ in range(layout.num_parts)]
     return [
         ops.allocate_kv_cache(
             num_blocks=num_blocks,
             block_size=page.block_size,
             num_kv_heads=page.num_kv_heads,
             head_size=page.head_size,
-            dtype=torch.float8_e4m3fn if page.dtype == "fp8" else getattr(torch, page.dtype),
+            dtype=_cache_dtype(page),
         )
-        for _ in range(layout.layers_per_page)
+        for _ in range(layout.num_parts)
     ]
 
 
+def _cache_dtype(page: PageSpec) -> torch.dtype:
+    return torch.float8_e4m3fn if page.dtype == "fp8" else cast("torch.dtype", getattr(torch, page.dtype))
+
+
 def caches_of(layout: KVLayout, parts: Sequence[Tensor]) -> list[Tensor]:
-    """The part of each layer; that of a recurrent one as the states that lie there."""
+    """The blocks of each layer; those of a recurrent one as the states that lie there."""
     caches = []
-    for layer, part in sorted(layout.part_of_layer.items()):
-        cache = parts[part]
-        if layout.group_of_layer[layer] in layout.state_groups:
+    for layer, place in sorted(layout.place_of_layer.items()):
+        page, cache = layout.groups[layout.group_of_layer[layer]].spec.page, parts[place.part]
+        if isinstance(page, StatePage):
             cache = cache.view(torch.uint8).view(2, cache.shape[1], -1).view(torch.float32)
+        elif layout.is_mixed:
+            cache = _blocks_within(cache, page, place.first_byte)
         caches.append(cache)
     return caches
+
+
+def _blocks_within(pages: Tensor, page: PageSpec, first_byte: int) -> Tensor:
+    """The blocks that begin at a byte of each half of the pages. Shapes: -> [2, B, K, S, X], its blocks apart."""
+    halves = pages.view(torch.uint8).view(2, pages.shape[1], -1)
+    own = halves[..., first_byte : first_byte + page.num_bytes // 2].view(_cache_dtype(page))
+    return own.view(2, pages.shape[1], page.num_kv_heads, page.block_size, -1)
 
 
 class CacheEngine:

@@ -53,6 +53,15 @@ GATED = {
     "jetmoe": {"kv_channels": 64},
     "afmoe": {"head_dim": 64},
     "gemma3n_text": {"intermediate_size": 300},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+        "attention_k_eq_v": True,
+    },
+    "gemma4_unified_text": {"global_head_dim": 64},
+    "laguna": {"gating": "per-element"},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""
 

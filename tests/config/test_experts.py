@@ -216,3 +216,36 @@ def test_what_phimoe_does_not_do_is_refused_by_name() -> None:
     for name, value in (("long_mscale", 1.3), ("short_mscale", "1.2"), ("long_mscale", -1.0), ("short_mscale", None)):
         with pytest.raises(ConfigError, match=f"rope_scaling: {name} is"):
             arch_of(PHI_35_MOE, rope_scaling={**PHI_35_MOE["rope_scaling"], name: value})
+
+
+LAGUNA: dict[str, Any] = {
+    "architectures": ["LagunaForCausalLM"],
+    "model_type": "laguna",
+    "num_hidden_layers": 4,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "num_attention_heads_per_layer": [48, 64] * 2,
+}
+
+
+def test_query_heads_differ_between_layers_with_and_without_a_window() -> None:
+    arch = ModelArch.from_config(LAGUNA, source="config.json")
+    assert [mixer.heads.num_heads for mixer in arch.plain_attentions] == [48, 64, 48, 64]
+    assert [mixer.num_gates for mixer in arch.plain_attentions] == [48, 64, 48, 64]
+    assert not arch.kv_layout(16, "bfloat16", ops="cpu").is_mixed, "KV heads are alike"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_attention_heads_per_layer": [48, 64, 48, 48]}, "num_attention_heads_per_layer"),
+        ({"num_attention_heads_per_layer": [48, 60, 48, 60]}, "num_attention_heads_per_layer"),
+        ({"num_attention_heads_per_layer": [48, 64]}, "num_attention_heads_per_layer"),
+        ({"gating": "sometimes"}, "gating"),
+        ({"gating": False}, "gating"),
+        ({"moe_router_logit_softcapping": 30.0}, "moe_router_logit_softcapping"),
+        ({"moe_apply_router_weight_on_input": True}, "moe_apply_router_weight_on_input"),
+    ],
+)
+def test_lagunas_that_would_be_computed_otherwise_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ModelArch.from_config({**LAGUNA, **changes}, source="config.json")

@@ -44,6 +44,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt with norms behind": ("opt", {"do_layer_norm_before": False}),
     "opt without biases": ("opt", {"enable_bias": False}),
     "gpt2 untied": ("gpt2", {"tie_word_embeddings": False}),
+    "gemma4 with experts": (
+        "gemma4_text",
+        {
+            "enable_moe_block": True,
+            "num_experts": 3,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 40,
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "laguna with gates of features": ("laguna", {"gating": "per-element", "attention_bias": True}),
 }
 COMBINATIONS = [
     ("cpu", "float32", None),

@@ -198,5 +198,5 @@ def test_layers_of_groups_share_parts_of_a_page() -> None:
     layout = kv_layout(specs_of(4, [6, None, 6, None]))
     assert [group.layers for group in layout.groups] == [(1, 3), (0, 2)]
     assert isinstance(layout.groups[1].spec, SlidingWindowSpec)
-    assert layout.layers_per_page == 2
+    assert layout.num_parts == 2
     assert layout.block_bytes == 2 * layout.page.num_bytes

@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "int8 keys and values": ("llama", {}, {"kv_cache_dtype": "int8"}),
     "fp8 keys and values": ("llama", {}, {"kv_cache_dtype": "fp8"}),
     "bfloat16": ("qwen3", {}, {"dtype": "bfloat16"}),
+    "8 bits of heads that differ": ("gemma4_text", {}, {"kv_cache_dtype": "int8"}),
     **{name: (family, overrides, {}) for name, (family, overrides) in MODELS.items()},
 }
 

@@ -22,8 +22,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("gemma3_text", {"sliding_window": 24, "num_hidden_layers": 7}),
     "granite with sinks": ("granite_swa", {}),
+    "gemma4": ("gemma4_text", {}),
+    "gemma4 with experts": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 7,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "num_kv_shared_layers": 0,
+            "head_dim": 40,
+            "global_head_dim": 16,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
 }
-"""Groups of full layers and of windows: 0 and 1; 1 and 1; 1 and 3; 2 and 5; 1 and 1."""
+"""Groups of full layers and of windows: 0 and 1; 1 and 1; 1 and 3; 2 and 5; 1 and 1; 1 and 1; 1 and 5, with blocks of
+other bytes."""
 MAX_MODEL_LEN, NUM_TOKENS = 200, 30
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "block_size": 16}
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)

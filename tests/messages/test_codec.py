@@ -115,7 +115,7 @@ def test_configuration_survives_the_wire(options: dict[str, Any]) -> None:
     assert isinstance(again.config.model_config.path, Path)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "deepseek_v2", "gemma3n_text", "olmo_hybrid"])
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v2", "gemma3n_text", "gemma4_text", "olmo_hybrid"])
 def test_layers_of_every_kind_survive_the_wire(family: str, checkpoint: Callable[..., Path]) -> None:
     message = CoreConfigured(config=create_config(EngineArgs(model=str(checkpoint(family)))))
     (again,) = decoded(CONTROL, CONTROL.encode(message))

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.messages.kv import MAX_PADDING, FullAttentionSpec, KVLayout, kv_layout
+from quire.messages.kv import (
+    MAX_PADDING,
+    FullAttentionSpec,
+    KVCacheSpec,
+    KVLayout,
+    PageSpec,
+    SlidingWindowSpec,
+    kv_layout,
+)
 from quire.utils.math import cdiv
 from tests.fakes import specs_of
 
@@ -37,11 +47,11 @@ def test_layers_form_groups_of_equal_size(windows: list[int | None], groups: lis
 def test_every_layer_has_a_place_of_its_own_and_little_of_a_page_is_unused(windows: list[int | None]) -> None:
     layout = layout_of(windows)
     specs = specs_of(4, windows)
-    places = {(layout.group_of_layer[layer], layout.part_of_layer[layer]) for layer in range(len(windows))}
+    places = {(layout.group_of_layer[layer], layout.place_of_layer[layer]) for layer in range(len(windows))}
     assert len(places) == len(windows)
     for layer, spec in enumerate(specs):
         assert layout.groups[layout.group_of_layer[layer]].spec == spec
-        assert layout.part_of_layer[layer] < layout.layers_per_page
+        assert layout.place_of_layer[layer].part < layout.num_parts
     used = len(windows) * layout.page.num_bytes
     assert used <= layout.block_bytes * len(layout.groups) <= used * (1 + MAX_PADDING)
     kinds = [isinstance(group.spec, FullAttentionSpec) for group in layout.groups]
@@ -53,7 +63,7 @@ def test_layers_that_read_others_keep_nothing_and_have_their_places() -> None:
     layout = kv_layout(specs_of(4, windows), [(4, 2), (5, 3)])
     assert layout.block_bytes == 2 * layout.page.num_bytes
     assert [group.layers for group in layout.groups] == [(1, 3), (0, 2)]
-    for places in (layout.group_of_layer, layout.part_of_layer):
+    for places in (layout.group_of_layer, layout.place_of_layer):
         assert (places[4], places[5]) == (places[2], places[3])
         assert sorted(places) == list(range(6))
 
@@ -87,3 +97,51 @@ def test_the_longest_length_is_the_last_that_fits(
     longest = layout.longest(num_blocks, max_chunk, at_most)
     assert layout.most_blocks(longest, max_chunk) <= num_blocks
     assert longest == at_most or layout.most_blocks(longest + 1, max_chunk) > num_blocks
+
+
+def specs_with(num_kv_heads: int, head_size: int, count: int, window: int | None) -> list[KVCacheSpec]:
+    page = PageSpec(num_kv_heads=num_kv_heads, head_size=head_size, dtype="bfloat16", block_size=16)
+    spec = FullAttentionSpec(page=page) if window is None else SlidingWindowSpec(page=page, window=window)
+    return [spec] * count
+
+
+@pytest.mark.parametrize(
+    ("window_layers", "full_layers", "groups", "most_padding"),
+    [
+        ((1, 256, 12), (1, 512, 3), [3, 6, 6], 0.0),
+        ((2, 256, 20), (2, 512, 4), [4, 8, 8, 4], 0.02),
+        ((8, 256, 25), (2, 512, 5), [5, *[2] * 12, 1], 0.08),
+        ((16, 256, 50), (4, 512, 10), [10, *[5] * 10], 0.0),
+        ((4, 16, 3), (2, 32, 3), [3, 3], 0.0),
+    ],
+    ids=["twice the bytes", "the same with more layers", "half the bytes", "half of many", "as many in other shapes"],
+)
+def test_groups_of_smaller_blocks_have_more_layers(
+    window_layers: tuple[int, int, int], full_layers: tuple[int, int, int], groups: list[int], most_padding: float
+) -> None:
+    specs = [*specs_with(*window_layers, window=1024), *specs_with(*full_layers, window=None)]
+    layout = kv_layout(specs)
+    assert [len(group.layers) for group in layout.groups] == groups
+    assert 0.0 <= layout.padding <= most_padding
+    for group in layout.groups:
+        assert sum(specs[layer].page.num_bytes for layer in group.layers) <= layout.block_bytes
+
+
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from([8, 24, 64]), st.sampled_from([None, 7])), min_size=1, max_size=12
+    )
+)
+def test_blocks_of_different_bytes_do_not_meet_within_a_page(sizes: list[tuple[int, int, int | None]]) -> None:
+    specs = [specs_with(heads, size, 1, window)[0] for heads, size, window in sizes]
+    layout = kv_layout(specs)
+    for group in layout.groups:
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        for layer in group.layers:
+            place, half = layout.place_of_layer[layer], specs[layer].page.num_bytes // 2
+            pieces.setdefault(place.part, []).append((place.first_byte, place.first_byte + half))
+        for own in pieces.values():
+            ordered = sorted(own)
+            assert all(end <= begin for (_, end), (begin, _) in pairwise(ordered))
+            assert ordered[-1][1] * 2 * layout.num_parts <= layout.block_bytes
+    assert layout.padding >= 0

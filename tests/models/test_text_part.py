@@ -145,20 +145,39 @@ def test_tensors_of_neither_part_are_no_part_of_the_model(tmp_path: Path) -> Non
         Harness(REFERENCE, tmp_path)
 
 
-def test_the_text_of_gemma_3n_among_parts_for_images_and_sounds(tmp_path: Path) -> None:
+SOUNDS_TOO: dict[str, tuple[str, str, list[str]]] = {
+    "gemma3n_text": (
+        "Gemma3nForConditionalGeneration",
+        "gemma3n",
+        ["vision_tower.blocks.0", "audio_tower.conformer.0", "language_model.layers.3.self_attn.v_proj"],
+    ),
+    "gemma4_text": (
+        "Gemma4ForConditionalGeneration",
+        "gemma4",
+        ["vision_tower.encoder.layers.0", "audio_tower.layers.0", "language_model.layers.3.self_attn.v_proj"],
+    ),
+    "gemma4_unified_text": (
+        "Gemma4UnifiedForConditionalGeneration",
+        "gemma4_unified",
+        ["vision_embedder.patch_dense", "embed_vision.patch_dense"],
+    ),
+}
+"""Family -> the class around it, its model_type, and what checkpoints have beside what a text needs."""
+
+
+@pytest.mark.parametrize("family", SOUNDS_TOO)
+def test_the_text_among_parts_for_images_and_sounds(family: str, tmp_path: Path) -> None:
     """Keys and values that published checkpoints have for layers that read those of others are not read."""
     from safetensors.torch import load_file, save_file
 
-    directory = make_checkpoint("gemma3n_text", tmp_path)
+    directory, (architecture, model_type, unread) = make_checkpoint(family, tmp_path), SOUNDS_TOO[family]
     config, weights = directory / "config.json", directory / "model.safetensors"
     expected = Harness(REFERENCE, directory).logits(list(range(30)))
     text = {key: value for key, value in json.loads(config.read_text()).items() if key != "architectures"}
-    whole = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": text}
+    whole = {"architectures": [architecture], "model_type": model_type, "text_config": text}
     config.write_text(json.dumps({**whole, "vision_config": {}, "audio_config": {}, "eos_token_id": [1, 106]}))
     stored = {name.replace("model.", "model.language_model.", 1): part for name, part in load_file(weights).items()}
-    unread = ["language_model.layers.4.self_attn.v_proj", "language_model.layers.3.self_attn.k_norm"]
-    unread += ["vision_tower.blocks.0", "audio_tower.conformer.0", "embed_vision.norm", "embed_audio.norm"]
-    stored |= {f"model.{name}.weight": torch.ones(2) for name in unread}
+    stored |= {f"model.{name}.weight": torch.ones(2) for name in [*unread, "embed_vision.norm", "embed_audio.norm"]}
     save_file(stored, weights, metadata={"format": "pt"})
     assert torch.equal(Harness(REFERENCE, directory).logits(list(range(30))), expected)
 

@@ -30,6 +30,16 @@ PARITY = {
     "llama": {"num_hidden_layers": 2},
     "gemma2": {"num_hidden_layers": 2},
     "mixtral": {"num_hidden_layers": 2},
+    "gemma4_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
     "deepseek_v2": {"num_hidden_layers": 2},
     "mamba": {"num_hidden_layers": 1},
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
@@ -38,7 +48,8 @@ PARITY = {
     "recurrent_gemma": {"num_hidden_layers": 2},
 }
 """A plain decoder; one with windows, soft caps, norms on both sides and a scaled embedding; one of experts; one with
-latents; and recurrent layers of most kinds."""
+experts beside an MLP, embeddings of each layer, and heads that differ from layer to layer; one with latents; and
+recurrent layers of most kinds."""
 LONG = ("llama", "gemma2", "mixtral", "deepseek_v2")
 """Families whose prompt goes past a page: the interpreter is slow."""
 WAITS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2", "bincount")

@@ -18,6 +18,14 @@ def spoil(cache: Tensor, blocks: slice | Tensor = slice(None)) -> None:
     part[:, blocks] = -1 if cache.dtype in TOPS else float("nan")
 
 
+def apart(cache: Tensor) -> Tensor:
+    """A cache of the same shape whose blocks lie in a larger pool, each behind a block of another layer."""
+    raw = cache.view(torch.uint8).flatten(2)
+    pool = torch.full((2, raw.shape[1], 3 * raw.shape[2]), 0xFF, dtype=torch.uint8)
+    size = raw.shape[2]
+    return pool[..., size : 2 * size].view(cache.dtype).unflatten(-1, cache.shape[2:])
+
+
 @dataclass
 class Pages:
     """`qkv` of whole sequences, and a cache that holds them in shuffled blocks."""
@@ -44,7 +52,9 @@ class Pages:
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
         seed: int = 0,
+        is_apart: bool = False,
     ) -> Pages:
+        """`is_apart`: blocks have those of other layers between them."""
         spec = RopeAndCacheSpec(num_heads=heads, num_kv_heads=kv_heads, head_size=head_size, rotary_dim=0)
         width = -(-max(seq_lens) // block_size)
         num_blocks = width * len(seq_lens) + 3
@@ -55,6 +65,7 @@ class Pages:
             head_size=head_size,
             dtype=cache_dtype or dtype,
         )
+        cache = apart(cache) if is_apart else cache
         spoil(cache)
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         tables = order[: width * len(seq_lens)].view(len(seq_lens), width).int()

@@ -51,6 +51,25 @@ def test_attention_is_softmax_over_what_is_visible(
 
 
 @each_implementation
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize("sliding_window", [None, 24])
+def test_blocks_may_lie_apart_in_a_pool_of_several_layers(
+    implementation: str, dtype: torch.dtype, cache_dtype: torch.dtype, sliding_window: int | None
+) -> None:
+    pages = Pages.of(implementation, [40, 300], head_size=24, dtype=dtype, cache_dtype=cache_dtype)
+    others = Pages.of(implementation, [40, 300], head_size=24, dtype=dtype, cache_dtype=cache_dtype, is_apart=True)
+    pool = others.cache.untyped_storage()
+    before = bytes(pool)
+    work = [(0, 0, 40), (1, 0, 300)]
+    outputs, expected = (own.attend(work, sliding_window=sliding_window) for own in (others, pages))
+    assert all(torch.equal(*both) for both in zip(outputs, expected, strict=True))
+    own = others.cache.view(torch.uint8).flatten(2)
+    after = torch.frombuffer(bytearray(pool), dtype=torch.uint8).view(2, own.shape[1], 3, own.shape[2])
+    was = torch.frombuffer(bytearray(before), dtype=torch.uint8).view_as(after)
+    assert torch.equal(after[:, :, ::2], was[:, :, ::2]), "blocks of other layers are left alone"
+
+
+@each_implementation
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 4), (8, 2), (9, 3)])
 @pytest.mark.parametrize("head_size", [16, 24, 64, 80, 128])
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])

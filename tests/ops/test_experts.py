@@ -285,6 +285,34 @@ def test_rounded_experts_are_close_and_their_rows_stand_alone(format: str, ops: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shared", ["none", "gated"])
+def test_a_router_may_read_something_else_and_experts_have_scales(ops: Ops, shared: str, dtype: torch.dtype) -> None:
+    """Scales of zero leave an expert out, and those of one change nothing: so two such mixtures add up to the whole."""
+    mixture, routing = Mixture(ops, shared, dtype=dtype), ROUTINGS["renormalized"]
+    x, routed, residual = (rand(NUM_ROWS, SIZE, seed=seed, dtype=dtype) for seed in (0, 3, 9))
+
+    def scaled(scales: Tensor | None, rows: slice = slice(None)) -> Tensor:
+        weights = replace(mixture.weights, scales=scales)
+        return ops.mixture_of_experts(
+            x[rows], weights, routing, activation="silu", residual=residual[rows], routed=routed[rows]
+        )
+
+    scales = rand(NUM_EXPERTS, seed=4)
+    whole, rest = scaled(None).double(), scaled(torch.zeros(NUM_EXPERTS)).double()
+    assert_rows_alone(lambda rows: scaled(scales, rows), NUM_ROWS)
+    assert torch.equal(scaled(torch.ones(NUM_EXPERTS)).double(), whole)
+    assert not torch.allclose(mixture(x, routing, residual).double(), whole, atol=1e-2), "routed by what experts read"
+    by_expert = [scaled(torch.eye(NUM_EXPERTS)[index]).double() - rest for index in range(NUM_EXPERTS)]
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    expected = rest + sum(scale * part for scale, part in zip(scales.double(), by_expert, strict=True))
+    assert (scaled(scales).double() - expected).abs().max() < tolerance * expected.abs().max()
+    if dtype == torch.float32 and shared == "none":
+        mixed = torch.stack([mixture._row(row, routing) for row in routed.double()])
+        own = ops.mixture_of_experts(routed, mixture.weights, routing, activation="silu", routed=routed)
+        assert_close(own, mixed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_may_have_biases(ops: Ops, dtype: torch.dtype) -> None:
     """Beside experts that give nothing but them, for their weights are zero."""
     mixture, x = Mixture(ops, "plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
@@ -329,7 +357,7 @@ def test_native_routing_reads_all_that_a_routing_says() -> None:
     }
     assert {item.name for item in fields(ClampedGate)} == {"limit", "slope", "offset"}
     assert [item.name for item in fields(MixtureWeights)] == [
-        *("router", "router_bias", "experts", "choice_bias", "shared")
+        *("router", "router_bias", "experts", "choice_bias", "scales", "shared")
     ]
     assert [item.name for item in fields(ExpertWeights)] == ["gate_up", "down", "gate_up_bias", "down_bias"]
 

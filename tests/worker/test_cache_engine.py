@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.messages.kv import kv_layout
+from quire.messages.kv import FullAttentionSpec, PageSpec, SlidingWindowSpec, kv_layout
 from quire.messages.kv_tiers import PageContent
 from quire.messages.step import SchedulerOutputs
 from quire.ops.backends import implementation_of
@@ -93,3 +93,24 @@ def test_loads_of_an_interrupted_step_end_before_the_next_one_begins(cache: Cach
     assert bool((cache.parts[0][:, 9] == 3.0).all())
     assert cache.end_loads() == []
     cache.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "fp8"])
+def test_layers_of_different_heads_have_blocks_of_their_own_in_each_page(dtype: str) -> None:
+    pages = [
+        PageSpec(num_kv_heads=heads, head_size=size, dtype=dtype, block_size=4) for heads, size in ((1, 8), (3, 16))
+    ]
+    specs = [SlidingWindowSpec(page=pages[0], window=5)] * 5 + [FullAttentionSpec(page=pages[1])]
+    layout = kv_layout(specs)
+    cache = CacheEngine(Ops("reference", implementation_of("reference")), layout, 3, num_ahead=0)
+    (pool,) = cache.parts
+    assert layout.is_mixed
+    for layer, blocks in enumerate(cache.caches):
+        page = specs[layer].page
+        assert blocks.shape[:4] == (2, 3, page.num_kv_heads, page.block_size)
+        group = layout.groups[layout.group_of_layer[layer]]
+        pool.view(torch.uint8).zero_()
+        blocks[:, 1].view(torch.uint8).fill_(1)
+        assert pool.view(torch.uint8).sum() == page.num_bytes
+        others = [cache.caches[other] for other in group.layers if other != layer]
+        assert not any(other.view(torch.uint8).any() for other in others), "layers of a group share no byte"

@@ -1,4 +1,4 @@
-// The layout of one layer's cache: [keys, values][block][kv head][page].
+// The layout of one layer's cache: [keys, values][block][kv head][page]. Blocks may have other layers' between them.
 //
 // A page holds S slots, padded to a multiple of 16 (P), of D elements. Nothing is assumed of what was never written.
 //   keys, bf16             [P/16][D/2][16 slots][2]: tiles of AMX, scores of 16 tokens in one vector
@@ -29,10 +29,10 @@ inline int64_t partial_floats(const CacheLayout& layout) { return kQueryRows * (
 
 // Offsets in elements.
 inline int64_t key_page(const CacheLayout& layout, int64_t block, int64_t kv_head) {
-  return (block * layout.kv_heads + kv_head) * layout.page;
+  return block * layout.block + kv_head * layout.page;
 }
 inline int64_t value_page(const CacheLayout& layout, int64_t block, int64_t kv_head) {
-  return ((layout.num_blocks + block) * layout.kv_heads + kv_head) * layout.page;
+  return (layout.num_blocks + block) * layout.block + kv_head * layout.page;
 }
 
 // Whether a token's key shares its cache lines with the one before: the next slot of the same 16.

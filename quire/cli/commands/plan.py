@@ -28,6 +28,7 @@ from quire.config.memory.fit import (
 from quire.config.memory.plan import MemoryPlan, gib
 from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError, counted
+from quire.messages.kv import TYPICAL_CONTEXT, KVLayout
 
 DOES_NOT_FIT = 1
 """Exit status."""
@@ -206,6 +207,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "num_blocks": cache.num_blocks,
         "block_size": cache.block_size,
         "block_bytes": plan.kv_cache // cache.num_blocks,
+        "kv_cache_padding": config.kv_layout.padding,
         "kv_cache_tokens": cache.num_tokens,
         "kv_cache_sequences": cache.num_sequences,
         "num_ram_slots": cache.num_ram_slots,
@@ -238,7 +240,7 @@ def _print(answer: Answer) -> None:
     table.add_row("total", gib(plan.total), f"{gib(answer.allowed)} may be used")
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
-    for line in [*_experts(config.model_config.arch), *_lines(answer)]:
+    for line in [*_experts(config.model_config.arch), *_pages(config.kv_layout), *_lines(answer)]:
         console.print(line, markup=False)
 
 
@@ -264,6 +266,18 @@ def _experts(arch: ModelArch) -> list[str]:
     if active == total:
         return []
     return [f"{total / 1e9:.3g} billion parameters, all held; {active / 1e9:.3g} billion active for each token"]
+
+
+def _pages(layout: KVLayout) -> list[str]:
+    """How layers whose blocks differ share pages."""
+    if not layout.is_mixed:
+        return []
+    sizes = sorted({group.spec.page.num_bytes for group in layout.groups})
+    return [
+        f"blocks of {counted(layout.block_size, 'token')} take {' or '.join(f'{size:,}' for size in sizes)} bytes of a "
+        f"layer; {len(layout.groups)} groups of layers share pages of {layout.block_bytes:,} bytes, of which a "
+        f"sequence of {TYPICAL_CONTEXT:,} tokens leaves {layout.padding:.1%} unused"
+    ]
 
 
 def _lines(answer: Answer) -> list[str]:

@@ -9,7 +9,7 @@ from quire.config.config_keys import ConfigKeys, is_number
 from quire.config.families.gemma2 import both_sides
 from quire.config.family_spec import FamilySpec, HeadNorms, MlpKind, MlpSpec, Scales
 from quire.config.layers.layer_kinds import full_every, last_read, listed_or
-from quire.config.layers.streams import StreamsSpec
+from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
 from quire.errors import counted
 
 SIZES = "intermediate_sizes"
@@ -54,8 +54,12 @@ def _streams(keys: ConfigKeys) -> StreamsSpec:
         active=active,
         scales_active=keys.flag("altup_correct_scale", default=True),
         laurel_rank=keys.count("laurel_rank"),
-        layer_embedding_size=keys.count("hidden_size_per_layer_input"),
-        layer_vocab_size=keys.count("vocab_size_per_layer_input"),
+    )
+
+
+def _layer_embeddings(keys: ConfigKeys) -> LayerEmbeddingsSpec:
+    return LayerEmbeddingsSpec(
+        size=keys.count("hidden_size_per_layer_input"), vocab_size=keys.count("vocab_size_per_layer_input")
     )
 
 
@@ -98,6 +102,7 @@ SPEC = FamilySpec(
     norms=both_sides(HeadNorms.EACH, offset=0.0, of_values=True),
     reads=last_read,
     streams=_streams,
+    layer_embeddings=_layer_embeddings,
     mlp=_mlps,
     scales=_scales,
 )

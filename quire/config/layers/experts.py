@@ -91,6 +91,9 @@ class ExpertsSpec:
     """A number for each expert is added to its logit."""
     has_choice_bias: bool = False
     """A number for each expert is added to its score where experts are chosen, not where they are weighed."""
+    has_router_scale: bool = False
+    """What the router reads is multiplied by `router.scale` over the root of its size, and the weights of experts in
+    the end by `router.per_expert_scale` (Gemma 4)."""
     shared_size: int = 0
     """Width of an expert that every token passes; 0 for none."""
     has_shared_gate: bool = False
@@ -334,6 +337,30 @@ def cohere2_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | No
     )
     spec = ExpertsSpec(num_experts=count, size=size, routing=routing, shared_size=num_shared * size)
     return behind_dense_layers(keys, spec, num_layers)
+
+
+def laguna_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Laguna: sigmoids, chosen with a bias and scaled, beside a shared expert, behind the first layer."""
+    count = num_experts_of(keys, "num_experts", scoring=("sigmoid",))
+    routing = Routing(
+        num_chosen=num_chosen_of(keys, count, "num_experts_per_tok"),
+        scores=Scores.SIGMOID,
+        renormalized=True,
+        factor=keys.positive("moe_routed_scaling_factor"),
+    )
+    size, shared_size = keys.count("moe_intermediate_size"), keys.count("shared_expert_intermediate_size")
+    spec = ExpertsSpec(num_experts=count, size=size, routing=routing, has_choice_bias=True, shared_size=shared_size)
+    return behind_dense_layers(keys, spec, num_layers)
+
+
+def gemma4_experts(keys: ConfigKeys) -> ExpertsSpec | None:
+    """Gemma 4: beside the MLP of every layer, where `enable_moe_block` says so; weights of experts add up to one."""
+    if not keys.flag("enable_moe_block", default=False):
+        return None
+    count = num_experts_of(keys, "num_experts")
+    routing = Routing(num_chosen=num_chosen_of(keys, count, "top_k_experts"), renormalized=True)
+    size = keys.count("moe_intermediate_size")
+    return ExpertsSpec(num_experts=count, size=size, routing=routing, has_router_scale=True)
 
 
 def _deepseek_spec(

@@ -49,7 +49,7 @@ def latent_heads(keys: ConfigKeys) -> Mapping[str, Any]:
 def _rope(keys: ConfigKeys, rope_size: int, max_position: int, aliases: Mapping[str, str]) -> RopeConfig:
     if rope_size % 2:
         keys.refuse("qk_rope_head_dim", rope_size, "must be even: pairs are rotated")
-    rope = read_ropes(keys, rope_size, max_position, aliases, None)[LayerKind.FULL]
+    rope = read_ropes(keys, dict.fromkeys(LayerKind, rope_size), max_position, aliases, None)[LayerKind.FULL]
     if rope.rotary_dim != rope_size:
         keys.refuse("partial_rotary_factor", rope.rotary_dim / rope_size, "must be 1: qk_rope_head_dim is all rotated")
     return rope

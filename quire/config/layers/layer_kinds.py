@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from quire.config.config_keys import ConfigKeys
@@ -16,12 +17,41 @@ class LayerKind(StrEnum):
     SLIDING = "sliding_attention"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The heads of an attention layer."""
+
+    num_heads: int
+    """Of queries."""
+    num_kv_heads: int
+    head_size: int
+    values_are_keys: bool = False
+    """Whether values are what keys are before their norm and rotation, instead of a product of their own."""
+
+    @property
+    def query_size(self) -> int:
+        """Features of a token's queries."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Features of a token's keys, or of its values."""
+        return self.num_kv_heads * self.head_size
+
+
+HeadsRule = Callable[[ConfigKeys, Heads], Mapping["LayerKind", Heads]]
+"""From a config and the heads that Llama's keys name to those of each kind of layer."""
 ReadRule = Callable[[ConfigKeys, tuple["LayerKind", ...]], tuple[int | None, ...]]
 """From a config and the kind of each layer to the layer whose keys and values it reads; None for its own."""
 LayerRule = Callable[[ConfigKeys, int], tuple[LayerKind, ...]]
 """From a config and a number of layers to the kind of each layer."""
 RotationRule = Callable[[ConfigKeys, tuple[LayerKind, ...]], tuple[bool, ...]]
 """From a config and the kind of each layer to whether it rotates queries and keys."""
+
+
+def heads_alike(keys: ConfigKeys, heads: Heads) -> Mapping[LayerKind, Heads]:
+    """All layers have the same heads."""
+    return dict.fromkeys(LayerKind, heads)
 
 
 def all_full(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:

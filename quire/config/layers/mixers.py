@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from quire.config.config_keys import ConfigKeys
+from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.rope import RopeConfig
 from quire.messages.kv import FullAttentionSpec, KVCacheSpec, PageSpec, SlidingWindowSpec
 from quire.messages.variants import Variants
@@ -95,6 +96,7 @@ class SharedBlock:
 class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
+    heads: Heads
     window: int | None
     """Tokens a query sees at most, itself included; None for all."""
     is_chunked: bool = False
@@ -121,7 +123,8 @@ class AttentionSpec(Mixer):
     """The inner ones are those of queries, keys and values."""
 
     def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
-        """What the layer keeps in the KV cache, a block of which is a page."""
+        """What the layer keeps in the KV cache, a block of which is a page with the layer's own heads."""
+        page = replace(page, num_kv_heads=self.heads.num_kv_heads, head_size=self.heads.head_size)
         return FullAttentionSpec(page=page) if self.window is None else SlidingWindowSpec(page=page, window=self.window)
 
 

@@ -78,9 +78,13 @@ def unless_given(parameters: Mapping[str, Any]) -> Callable[[ConfigKeys], Mappin
 
 
 def read_ropes(
-    keys: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str], sliding_theta: str | None
+    keys: ConfigKeys,
+    head_sizes: Mapping[LayerKind, int],
+    max_position: int,
+    aliases: Mapping[str, str],
+    sliding_theta: str | None,
 ) -> dict[LayerKind, RopeConfig]:
-    """How each kind of layer rotates. `aliases` are a family's own spellings of a type.
+    """How each kind of layer rotates its heads. `aliases` are a family's own spellings of a type.
 
     A family with `sliding_theta`, the key of the base of layers with a window, stretches the others only; for such a
     family `rope_parameters` has an object for each kind of layer.
@@ -88,13 +92,13 @@ def read_ropes(
     """
     if sliding_theta is None:
         rope = _parameters(keys, _one_object(keys), "rope_parameters", "rope_theta")
-        return dict.fromkeys(LayerKind, _rope(keys, rope, head_size, max_position, aliases))
+        return {kind: _rope(keys, rope, head_sizes[kind], max_position, aliases) for kind in LayerKind}
     full, sliding = _two_objects(keys)
     parameters = {
         LayerKind.FULL: _parameters(keys, full, "rope_parameters.full_attention", "rope_theta"),
         LayerKind.SLIDING: _parameters(keys, sliding, "rope_parameters.sliding_attention", sliding_theta),
     }
-    return {kind: _rope(keys, rope, head_size, max_position, aliases) for kind, rope in parameters.items()}
+    return {kind: _rope(keys, rope, head_sizes[kind], max_position, aliases) for kind, rope in parameters.items()}
 
 
 def _one_object(keys: ConfigKeys) -> Mapping[str, Any]:

@@ -1,4 +1,5 @@
-"""Several hidden states of each token in place of one: what a decoder with such streams has beside its layers."""
+"""What a decoder has beside its layers: several hidden states of each token in place of one, and embeddings of each
+layer."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ class StreamsSpec:
     scales_active: bool
     """Whether the layer's own embedding meets the computed stream times a weight for each feature."""
     laurel_rank: int
-    layer_embedding_size: int
-    """Features of the embedding that each layer has of each token."""
-    layer_vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerEmbeddingsSpec:
+    """Embeddings of each token, one for each layer, joined by a product of the token's own embedding.
+
+    They are added behind the layer, gated by what it gives. `models/layer_embeddings.py` computes it.
+    """
+
+    size: int
+    vocab_size: int
     """Tokens that have such embeddings; all others have those of token 0."""

@@ -18,7 +18,7 @@ from quire.config.layers.mixers import (
     RgLruSpec,
     SharedBlock,
 )
-from quire.config.layers.streams import StreamsSpec
+from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -108,6 +108,8 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
         _streams(layout, arch, arch.streams)
         layout.take("normed", arch.hidden_size)
         return layout
+    if arch.layer_embeddings is not None:
+        _embed_layers(layout, arch, arch.layer_embeddings)
     ends: dict[tuple[int, LayerSpec], int] = {}
     for layer in arch.layers:  # each meets the gaps that the one before left
         start = layout.begin("hidden"), layer
@@ -117,6 +119,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
             _rule_of(arch, layer)(layout, arch, layer)
             ends[start] = layout.begin("hidden")
     layout.take("normed", arch.hidden_size)
+    layout.free(*(["embeddings"] if arch.layer_embeddings else []))
     return layout
 
 
@@ -186,13 +189,14 @@ def _feed_shared(layout: _Layout, arch: ModelArch, shared: SharedBlock) -> None:
 def _streams(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
     """Streams made of the embeddings, the layers, and the streams' mean (`models/gemma3n.py`)."""
     size, others = arch.hidden_size, range(1, streams.count)
+    assert arch.layer_embeddings is not None
     layout.rename("hidden", "stream 0")
-    _embed_layers(layout, arch, streams)
+    _embed_layers(layout, arch, arch.layer_embeddings)
     _take_each(layout, "spread", others, size)
     _take_each(layout, "stream", others, size)
     _free_each(layout, "spread", others)
     for layer in arch.layers:
-        _stream_layer(layout, arch, layer, streams)
+        _stream_layer(layout, arch, layer, streams, arch.layer_embeddings)
     _take_each(layout, "part", others, size)
     _take_each(layout, "matched", others, size)
     layout.take("hidden", size)
@@ -206,19 +210,21 @@ def _streams(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
     layout.free("embeddings")
 
 
-def _embed_layers(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
+def _embed_layers(layout: _Layout, arch: ModelArch, spec: LayerEmbeddingsSpec) -> None:
     """The embeddings of all layers; their norm has a row for each."""
-    width = arch.num_layers * streams.layer_embedding_size
+    width = arch.num_layers * spec.size
     layout.take("raw", width)
     layout.take("rows", width)
     layout.free("raw")
     layout.take("projected", width)
-    layout.take("joined", streams.layer_embedding_size, rows=arch.num_layers)
-    layout.take("embeddings", streams.layer_embedding_size, rows=arch.num_layers)
+    layout.take("joined", spec.size, rows=arch.num_layers)
+    layout.take("embeddings", spec.size, rows=arch.num_layers)
     layout.free("rows", "projected", "joined")
 
 
-def _stream_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec, streams: StreamsSpec) -> None:
+def _stream_layer(
+    layout: _Layout, arch: ModelArch, layer: LayerSpec, streams: StreamsSpec, embeddings: LayerEmbeddingsSpec
+) -> None:
     size, every, others = arch.hidden_size, range(streams.count), range(1, streams.count)
     (mixer,) = layer.mixers
     assert isinstance(mixer, AttentionSpec)
@@ -244,17 +250,22 @@ def _stream_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec, streams: S
     _take_each(layout, "corrected", every, size)
     layout.free("routed", "error")
     layout.take("read", size)
-    layout.take("gated", streams.layer_embedding_size)
-    layout.take("projected", size)
-    layout.take("added", size)
-    layout.free("projected")
+    _add_embedding(layout, arch, embeddings, "added")
     _take_each(layout, "next", others, size)
-    layout.free("read", "gated", "added", "out")
+    layout.free("read", "added", "out")
     layout.rename("corrected 0", "next 0")
     for kind, indices in (("corrected", others), ("predicted", every), ("stream", every)):
         _free_each(layout, kind, indices)
     for index in every:
         layout.rename(f"next {index}", f"stream {index}")
+
+
+def _add_embedding(layout: _Layout, arch: ModelArch, spec: LayerEmbeddingsSpec, piece: str) -> None:
+    """What a layer makes of its embeddings (`models/layer_embeddings.py`)."""
+    layout.take("gated", spec.size)
+    layout.take("projected", arch.hidden_size)
+    layout.take(piece, arch.hidden_size)
+    layout.free("projected", "gated")
 
 
 def _route(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
@@ -281,6 +292,14 @@ def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
         _feed(layout, arch, arch.norms_of(layer), layer.mlp)
         last = "out"
         layout.free(*(["between"] if layer.mixers else []))
+    if arch.layer_embeddings is not None:
+        _add_embedding(layout, arch, arch.layer_embeddings, "embedded")
+        layout.free(last)
+        layout.rename("embedded", last)
+    if arch.scales.of_layers:
+        layout.take("scaled", arch.hidden_size)
+        layout.free(last)
+        layout.rename("scaled", last)
     if last != "hidden":
         layout.free("hidden")
         layout.rename(last, "hidden")
@@ -311,8 +330,27 @@ def _feed(layout: _Layout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> None:
     layout.take("inner", inner)
     layout.take("out", size)
     layout.free("gates", "inner")
+    if mlp.beside is not None:
+        _mix_beside(layout, arch)
+        return
     _join(layout, arch, norms.post_mlp, "out")
     _end_norm(layout, norms.input if arch.is_parallel and norms.pre_mlp is None else norms.pre_mlp)
+
+
+def _mix_beside(layout: _Layout, arch: ModelArch) -> None:
+    """Experts beside the MLP that gave "out", which read other norms than it did (`models/gemma4.py`)."""
+    size = arch.hidden_size
+    layout.free("normed")
+    layout.take("mlp normed", size)
+    layout.take("read", size)
+    layout.take("routed", size)
+    layout.take("mixed", size)
+    layout.free("read", "routed")
+    layout.take("added", size)
+    layout.free("mlp normed", "mixed")
+    layout.take("joined", size)
+    layout.free("added", "out")
+    layout.rename("joined", "out")
 
 
 def _joined_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
@@ -348,8 +386,8 @@ def _mix_one(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
 
 def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
     heads, keys_values = arch.num_heads * arch.head_size, 2 * arch.num_kv_heads * arch.head_size
-    if isinstance(mixer, AttentionSpec) and mixer.reads is not None:
-        keys_values = 0
+    if isinstance(mixer, AttentionSpec):
+        heads, keys_values = mixer.heads.query_size, 2 * mixer.heads.kv_size * (mixer.reads is None)
     is_latent, has_experts = isinstance(mixer, LatentAttentionSpec), _has_experts(mixer)
     if isinstance(mixer, LatentAttentionSpec):
         _compress(layout, arch, mixer)
@@ -458,7 +496,7 @@ def _join(layout: _Layout, arch: ModelArch, norm: str | None, piece: str) -> Non
 
 def _reference_bytes(arch: ModelArch, item: int) -> int:
     """Bytes for each token: the reference computes in float32 and rounds what it returns."""
-    size, heads = arch.hidden_size, arch.num_heads * arch.head_size
+    size, (heads, qkv) = arch.hidden_size, _widest_heads(arch)
     recurrent = max(
         (
             item * (2 * size + mixer.in_features + mixer.inner_size) + 4 * mixer.in_features
@@ -467,7 +505,6 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
         default=0,
     )
     latent = max((_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)), default=0)
-    qkv = heads + 2 * arch.num_kv_heads * arch.head_size
     beside = item * size * any(len(layer.mixers) > 1 for layer in arch.layers)
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
     more += 2 * size * (arch.scales.joins is not None)
@@ -475,9 +512,22 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
     if arch.streams is not None:
-        beside += item * (4 * arch.streams.count * size + 4 * arch.num_layers * arch.streams.layer_embedding_size)
+        beside += item * 4 * arch.streams.count * size
+    if arch.layer_embeddings is not None:
+        beside += item * 4 * arch.num_layers * arch.layer_embeddings.size
+    if any(layer.beside for layer in arch.mlps):
+        mlp += item * 4 * size
+    if arch.streams is not None or arch.layer_embeddings is not None:
         mlp += beside
     return max(beside + max(attention, recurrent, latent), mlp)
+
+
+def _widest_heads(arch: ModelArch) -> tuple[int, int]:
+    """Features of queries, and of queries, keys and values, of the widest attention."""
+    heads = arch.num_heads * arch.head_size
+    widths = [(heads, heads + 2 * arch.num_kv_heads * arch.head_size)]
+    widths += [(own.query_size, own.query_size + 2 * own.kv_size) for own in (m.heads for m in arch.plain_attentions)]
+    return max(width for width, _ in widths), max(width for _, width in widths)
 
 
 def _latent_mixers(arch: ModelArch) -> set[LatentAttentionSpec]:

@@ -15,6 +15,7 @@ from quire.config.arch import LayerSpec, ModelArch
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
 from quire.config.gguf.tensor_types import BY_NAME, TensorType
 from quire.config.layers.experts import ExpertsSpec
+from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -30,8 +31,9 @@ from quire.config.layers.mixers import (
     ShortConvSpec,
     StepNorms,
 )
-from quire.config.layers.streams import StreamsSpec
 from quire.config.memory import weight_formats
+from quire.config.memory.linear_shape import LinearShape
+from quire.config.memory.stream_shapes import num_copied, num_layer_embeddings, stream_floats, stream_linears
 from quire.config.quantized.stored import Packing, StoredFormat
 from quire.errors import ConfigError
 from quire.messages.kv import DTYPE_BYTES
@@ -43,36 +45,6 @@ PANEL = 32
 """Output features that the native kernels store together, and the depth of their bfloat16 tiles."""
 INT4 = "int4_g128"
 """What weights are quantised to natively as int4."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearShape:
-    """Linear layers of one shape."""
-
-    parts: tuple[int, ...]
-    """Output features of each of the checkpoint's tensors that the layer computes at once."""
-    in_features: int
-    count: int = 1
-    """How many layers of the model have this shape."""
-    active: int | None = None
-    """How many of them a token passes; None for all."""
-    dtype: str | None = None
-    """What the layer is kept in, whatever the dtype and the quantisation of the model."""
-
-    @property
-    def out_features(self) -> int:
-        """Of all parts."""
-        return sum(self.parts)
-
-    @property
-    def num_weights(self) -> int:
-        """Numbers of one layer."""
-        return self.out_features * self.in_features
-
-    @property
-    def num_active(self) -> int:
-        """Numbers of all layers that a token passes."""
-        return self.num_weights * (self.count if self.active is None else self.active)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +91,11 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
             *(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
             *_mixtures(arch),
             *_attention_experts(arch),
-            *(_streams(arch, arch.streams) if arch.streams else ()),
+            *stream_linears(arch),
         ),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
-        tables=positions * arch.hidden_size + _num_layer_embeddings(arch),
+        tables=positions * arch.hidden_size + num_layer_embeddings(arch),
         floats=_num_floats(arch),
         is_tied=arch.tie_word_embeddings,
         is_transposed=bool(names.transposed) or names.experts_transposed,
@@ -137,8 +109,10 @@ def num_parameters(arch: ModelArch) -> int:
     shapes = weight_shapes(arch)
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
-    floats = shapes.floats - _num_made(arch) + _num_activation_parameters(arch)
-    return linears + head + shapes.table + shapes.tables - _num_made_rows(arch) + floats
+    floats = (
+        shapes.floats - _num_made(arch) + _num_activation_parameters(arch) + arch.scales.of_layers * arch.num_layers
+    )
+    return linears + head + shapes.table + shapes.tables - _num_made_rows(arch) - _num_twice(arch) + floats
 
 
 def _num_made(arch: ModelArch) -> int:
@@ -146,6 +120,23 @@ def _num_made(arch: ModelArch) -> int:
     heads = 0 if arch.norms.has_weight and arch.norms.heads is not HeadNorms.UNIT_ROTATED else _num_head_norms(arch)
     heads += _num_value_norms(arch)
     return heads if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + heads
+
+
+def _num_made_rows(arch: ModelArch) -> int:
+    """Numbers of tables that the checkpoint does not have: sines and cosines of positions, and the embeddings of single
+    layers of tokens that it has none for, which are those of the first token."""
+    waves = 0 if arch.family.first_wave is None else arch.max_position_embeddings * arch.hidden_size
+    return waves + num_copied(arch)
+
+
+def _num_twice(arch: ModelArch) -> int:
+    """Numbers of products to keys that are loaded once more in place of products to values."""
+    of_feature = arch.hidden_size + arch.attention_bias
+    return sum(of_feature * mixer.heads.kv_size for mixer in arch.plain_attentions if _has_keys_twice(mixer))
+
+
+def _has_keys_twice(mixer: MixerSpec) -> bool:
+    return isinstance(mixer, AttentionSpec) and mixer.heads.values_are_keys and mixer.reads is None
 
 
 def _num_activation_parameters(arch: ModelArch) -> int:
@@ -170,8 +161,8 @@ Shape = tuple[tuple[int, ...], int]
 """The parts and the input features of a linear layer."""
 
 
-def _qkv(arch: ModelArch) -> Shape:
-    size, heads, kv_heads = arch.head_size, arch.num_heads, arch.num_kv_heads
+def _qkv(arch: ModelArch, own: Heads) -> Shape:
+    size, heads, kv_heads = own.head_size, own.num_heads, own.num_kv_heads
     names = arch.family.names
     if _gates_are_behind_queries(arch):
         return (size,) * heads + (kv_heads * size,) * 2, arch.hidden_size
@@ -187,34 +178,35 @@ def _gates_are_behind_queries(arch: ModelArch) -> bool:
 
 def _gate(arch: ModelArch, mixer: AttentionSpec) -> Shape:
     """The gates of attention; head by head where they are behind queries."""
-    size, heads = arch.head_size, arch.num_heads
+    size, heads = mixer.heads.head_size, mixer.heads.num_heads
     return (size,) * heads if _gates_are_behind_queries(arch) else (mixer.num_gates,), arch.hidden_size
 
 
-def _output(arch: ModelArch) -> Shape:
-    return (arch.hidden_size,), arch.num_heads * arch.head_size
+def _output(arch: ModelArch, own: Heads) -> Shape:
+    return (arch.hidden_size,), own.query_size
 
 
 def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     assert isinstance(mixer, AttentionSpec)
+    own = mixer.heads
     if mixer.shared is not None:
-        return _shared_block(arch, mixer.shared)
+        return _shared_block(arch, own, mixer.shared)
     if mixer.experts is not None:  # the others are in `_attention_experts`
-        return Counter([((2 * arch.num_kv_heads * arch.head_size,), arch.hidden_size)])
+        return Counter([((2 * own.kv_size,), arch.hidden_size)])
     if mixer.reads is not None:
-        return Counter([((arch.num_heads * arch.head_size,), arch.hidden_size), _output(arch)])
-    return Counter([_qkv(arch), _output(arch), *([_gate(arch, mixer)] if mixer.num_gates else [])])
+        return Counter([((own.query_size,), arch.hidden_size), _output(arch, own)])
+    return Counter([_qkv(arch, own), _output(arch, own), *([_gate(arch, mixer)] if mixer.num_gates else [])])
 
 
-def _shared_block(arch: ModelArch, shared: SharedBlock) -> Counter[Shape]:
+def _shared_block(arch: ModelArch, own: Heads, shared: SharedBlock) -> Counter[Shape]:
     """What the layer has of its own, and the block itself with the first of its layers."""
     size, inner, rank = arch.hidden_size, shared.intermediate_size, shared.rank
-    qkv = _qkv(arch)[0]
+    qkv = _qkv(arch, own)[0]
     shapes = Counter[Shape]([((size,), size), ((rank,), size), ((2 * inner,), rank)])
     if shared.adapts_attention:
         shapes.update([shape for features in qkv for shape in (((rank,), 2 * size), ((features,), rank))])
     if shared.is_first:
-        shapes.update([(qkv, 2 * size), _output(arch), ((2 * inner,), size), ((size,), inner)])
+        shapes.update([(qkv, 2 * size), _output(arch, own), ((2 * inner,), size), ((size,), inner)])
     return shapes
 
 
@@ -281,9 +273,10 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
     if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
         return arch.hidden_size
     if isinstance(mixer, AttentionSpec):
-        gate = _gates_are_behind_queries(arch) * arch.num_heads * arch.head_size
-        features = arch.num_heads * arch.head_size if mixer.reads is not None else sum(_qkv(arch)[0])
-        return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * arch.num_heads
+        own = mixer.heads
+        gate = _gates_are_behind_queries(arch) * own.query_size
+        features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
+        return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
     rank = mixer.query_rank or 0
     return biases + rank + mixer.latent_size + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
 
@@ -329,7 +322,7 @@ _MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec], list[Shape]]] = MappingPr
 
 def _mixtures(arch: ModelArch) -> list[LinearShape]:
     """Linear layers of the mixtures of experts."""
-    counts = Counter(layer.mlp.experts for layer in arch.layers if layer.mlp.experts is not None)
+    counts = Counter(experts for mlp in arch.mlps for experts in (mlp.experts, mlp.beside) if experts is not None)
     return [shape for experts, count in counts.items() for shape in _mixture(arch, experts, count)]
 
 
@@ -364,64 +357,28 @@ def _experts(size: int, inner: int, parts: int, count: int, active: int) -> list
     ]
 
 
+def _beside_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
+    """With the norms around experts and their MLP, and ones, which the router's norm has in place of the scale that its
+    weight carries."""
+    return _expert_floats(arch, experts) + 4 * arch.hidden_size
+
+
 def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     parts = 1 + experts.is_gated
     bias = experts.has_shared_bias * (parts * experts.shared_size + arch.hidden_size)
     bias += experts.has_bias * experts.num_experts * (parts * experts.size + arch.hidden_size)
     bias += experts.has_common_bias * arch.hidden_size
-    return bias + (experts.has_choice_bias + experts.has_router_bias) * experts.num_experts
-
-
-def _streams(arch: ModelArch, streams: StreamsSpec) -> list[LinearShape]:
-    """Linear layers beside attention and MLP of a model whose tokens have several hidden states."""
-    size, layers, inner = arch.hidden_size, arch.num_layers, streams.layer_embedding_size
-    rank = streams.laurel_rank
-    return [
-        LinearShape(parts=(layers * inner,), in_features=size),
-        LinearShape(parts=(size,), in_features=size, count=2 * (streams.count - 1)),
-        LinearShape(parts=(streams.count,), in_features=size, count=layers, dtype="float32"),
-        LinearShape(parts=(rank,), in_features=size, count=layers),
-        LinearShape(parts=(size,), in_features=rank, count=layers),
-        LinearShape(parts=(inner,), in_features=size, count=layers),
-        LinearShape(parts=(size,), in_features=inner, count=layers),
-    ]
-
-
-def _num_layer_embeddings(arch: ModelArch) -> int:
-    streams = arch.streams
-    if streams is None:
-        return 0
-    return streams.layer_vocab_size * arch.num_layers * streams.layer_embedding_size + _num_copied(arch)
-
-
-def _num_made_rows(arch: ModelArch) -> int:
-    """Numbers of tables that the checkpoint does not have: sines and cosines of positions, and the embeddings of single
-    layers of tokens that it has none for, which are those of the first token."""
-    waves = 0 if arch.family.first_wave is None else arch.max_position_embeddings * arch.hidden_size
-    return waves + _num_copied(arch)
-
-
-def _num_copied(arch: ModelArch) -> int:
-    """Embeddings of single layers, of tokens that the checkpoint has none for: they are those of the first token."""
-    streams = arch.streams
-    if streams is None:
-        return 0
-    num_tokens = max(0, arch.vocab_size - streams.layer_vocab_size)
-    return num_tokens * arch.num_layers * streams.layer_embedding_size
-
-
-def _stream_floats(arch: ModelArch, streams: StreamsSpec) -> int:
-    """Norms, coefficients and the scale of each layer, and the norm of all layers' embeddings."""
-    coefficients = streams.count**2 + streams.count**3
-    return arch.num_layers * (4 * arch.hidden_size + coefficients) + streams.layer_embedding_size
+    num_vectors = experts.has_choice_bias + experts.has_router_bias + experts.has_router_scale
+    return bias + num_vectors * experts.num_experts
 
 
 def _num_floats(arch: ModelArch) -> int:
     """Numbers of norms and biases, and of recurrent layers' vectors."""
     floats = sum(_mixer_floats(arch, mixer) for mixer in arch.mixers)
-    floats += _stream_floats(arch, arch.streams) if arch.streams else 0
+    floats += stream_floats(arch)
     for layer in arch.layers:
         floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
+        floats += 0 if layer.mlp.beside is None else _beside_floats(arch, layer.mlp.beside)
         floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
     norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
     norms += _num_head_norms(arch) + _num_value_norms(arch)
@@ -443,8 +400,8 @@ def _num_layer_norms(arch: ModelArch, layer: LayerSpec) -> int:
 def _num_head_norms(arch: ModelArch) -> int:
     """Numbers of norms of heads. Those behind the rotation share ones and have one weight for query and key."""
     size, all_heads = arch.head_size, (arch.num_heads + arch.num_kv_heads) * arch.head_size
-    if _num_readers(arch):
-        return (2 * len(arch.attentions) - _num_readers(arch)) * size * (arch.norms.heads is HeadNorms.EACH)
+    if arch.norms.heads is HeadNorms.EACH and len(arch.plain_attentions) == len(arch.attentions):
+        return sum((2 - (mixer.reads is not None)) * mixer.heads.head_size for mixer in arch.plain_attentions)
     if arch.norms.heads is HeadNorms.UNIT_ROTATED:
         return 2 * size * sum(mixer.rope is not None for mixer in arch.attentions)
     return (
@@ -460,14 +417,9 @@ def _num_head_norms(arch: ModelArch) -> int:
     )
 
 
-def _num_readers(arch: ModelArch) -> int:
-    """Layers that have no keys and values of their own."""
-    return sum(mixer.reads is not None for mixer in arch.plain_attentions)
-
-
 def _num_value_norms(arch: ModelArch) -> int:
     """Ones, in place of weights that norms of values do not have."""
-    return arch.norms.of_values * arch.head_size * (len(arch.attentions) - _num_readers(arch))
+    return arch.norms.of_values * sum(mixer.heads.head_size for mixer in arch.plain_attentions if mixer.reads is None)
 
 
 def context_per_token(arch: ModelArch) -> float:
@@ -482,13 +434,22 @@ def context_per_token(arch: ModelArch) -> float:
         linear = arch.stored.num_linear
     else:
         linear = sum(shape.num_active for shape in weight_shapes(arch).body)
-    return linear / (2 * arch.num_heads * arch.head_size * len(arch.attentions))
+    return linear / (2 * sum(query_sizes(arch)))
+
+
+def query_sizes(arch: ModelArch) -> list[int]:
+    """Features of the queries of each attention layer."""
+    latent = arch.num_heads * arch.head_size
+    return [mixer.heads.query_size if isinstance(mixer, AttentionSpec) else latent for mixer in arch.attentions]
 
 
 def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
-    """(window, share of the attention layers that have it): they read no more of the context than that."""
-    windows = Counter(mixer.window for mixer in arch.attentions if mixer.window is not None)
-    return tuple((window, count / len(arch.attentions)) for window, count in sorted(windows.items()))
+    """(window, share of attention in layers that have it): they read no more of the context than that."""
+    sizes, windows = query_sizes(arch), Counter[int]()
+    for mixer, size in zip(arch.attentions, sizes, strict=True):
+        if mixer.window is not None:
+            windows[mixer.window] += size
+    return tuple((window, size / sum(sizes)) for window, size in sorted(windows.items()))
 
 
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:
@@ -529,7 +490,11 @@ def weight_bytes(
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     is_shared = shapes.is_tied and quantization is None and not has_quantized_table(arch)
     table = 0 if is_shared else _table_bytes(arch, shapes.table, dtype)
-    saved = sum(_saved_bytes(format, dtype, ops=ops, isa=isa) for format in arch.quantized if keeps(arch, format))
+    saved = sum(
+        _num_kept(arch, format) * _saved_bytes(format, dtype, ops=ops, isa=isa)
+        for format in arch.quantized
+        if keeps(arch, format)
+    )
     return body + head - saved + table + shapes.tables * DTYPE_BYTES[dtype] + shapes.floats * 4
 
 
@@ -550,6 +515,15 @@ def keeps(arch: ModelArch, format: StoredFormat) -> bool:
     if _is_table(arch, format):
         return arch.tie_word_embeddings
     return last not in (arch.family.names.embedding.rpartition(".")[2], "kv_b_proj")
+
+
+def _num_kept(arch: ModelArch, format: StoredFormat) -> int:
+    """How often a weight is loaded: products to keys twice where values are keys."""
+    block, _, last = format.name.removesuffix(".weight").rpartition(".")
+    if last not in arch.family.names.qkv[1:2] or not any(map(_has_keys_twice, arch.mixers)):
+        return 1
+    index = int(next(part for part in reversed(block.split(".")) if part.isdigit()))
+    return 1 + _has_keys_twice(arch.mixers[index])
 
 
 def has_quantized_table(arch: ModelArch) -> bool:

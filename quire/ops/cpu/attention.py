@@ -87,6 +87,7 @@ def _attend(
             num_blocks,
             block_size,
             block_size * width,
+            kv_cache.stride(1),
             metadata.query_start.data_ptr(),
             metadata.seq_lens.data_ptr(),
             metadata.seq_lens.shape[0],

@@ -34,9 +34,9 @@ def clip(x: Tensor, limit: float) -> None:
     run_or_note(partial(elementwise.clip, limit=limit), x)
 
 
-def gate(x: Tensor, gates: Tensor) -> None:
+def gate(x: Tensor, gates: Tensor, activation: str = "sigmoid") -> None:
     """See `Ops.gate`."""
-    run_or_note(elementwise.gate, x, gates)
+    run_or_note(partial(elementwise.gate, activation=activation), x, gates)
 
 
 def gated_activation(both: Tensor, activation: str) -> Tensor:

@@ -52,6 +52,7 @@ def mixture_of_experts(
     *,
     activation: str | ClampedGate,
     residual: Tensor | None = None,
+    routed: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.mixture_of_experts`."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
@@ -62,6 +63,7 @@ def mixture_of_experts(
         lib.qr_mixture_of_experts(
             out.data_ptr(),
             x.data_ptr(),
+            None if routed is None else routed.data_ptr(),
             DTYPES[x.dtype],
             None if residual is None else residual.data_ptr(),
             x.shape[0],
@@ -121,6 +123,7 @@ def _write(weights: MixtureWeights) -> _Written:
         [
             *words_of(weights.router, weights.router_bias),
             0 if weights.choice_bias is None else weights.choice_bias.data_ptr(),
+            0 if weights.scales is None else weights.scales.data_ptr(),
             experts.data_ptr(),
             num_experts,
             bool(shared),

@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 10
+ABI_VERSION: Final = 11
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -63,11 +63,11 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_pack_blocks": (I32, PTR, PTR, PTR, F64, I32, I64, I64, PTR, I64, I64, I64),
     "qr_block_rows": (I32, PTR, I32, I32, PTR, I64, I64, I64, PTR, PTR, I64),
     "qr_route": (I32, *(PTR,) * 4, I64, I64, PTR),
-    "qr_mixture_of_experts": (I32, PTR, PTR, I32, PTR, I64, PTR, PTR, PTR),
+    "qr_mixture_of_experts": (I32, PTR, PTR, PTR, I32, PTR, I64, PTR, PTR, PTR),
     "qr_rms_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_layer_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_cache_page": (I64, I32, I64, I64),
-    "qr_rope_and_cache": (I32, PTR, PTR, I32, *(PTR,) * 5, I32, I64, I64, I64, PTR, *(I64,) * 5, I32, F32, PTR, PTR),
+    "qr_rope_and_cache": (I32, PTR, PTR, I32, *(PTR,) * 5, I32, *(I64,) * 4, PTR, *(I64,) * 5, I32, F32, PTR, PTR),
     "qr_causal_conv": (I32, *(PTR,) * 5, I32, I64, PTR, PTR, I32, *(I64,) * 4, *STATES),
     "qr_mamba_derived": (I32, PTR, I32, PTR, I64, I64, I64, PTR, PTR, PTR, I32, F32),
     "qr_mamba_scan": (I32, PTR, I32, PTR, PTR, PTR, I64, PTR, PTR, I64, PTR, PTR, *(I64,) * 4, *STATES),
@@ -76,7 +76,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_lightning_scan": (I32, PTR, PTR, I32, I64, PTR, *(I64,) * 4, *STATES),
     "qr_rg_lru_scan": (I32, PTR, I32, *(PTR,) * 4, *(I64,) * 4, *STATES),
     "qr_gated_norm": (I32, PTR, I32, PTR, I64, PTR, I64, PTR, I32, I64, I64, I64, F32, I32, I32),
-    "qr_paged_attention": (I32, *(PTR, I32) * 3, *(I64,) * 3, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64, PTR, PTR),
+    "qr_paged_attention": (I32, *(PTR, I32) * 3, *(I64,) * 4, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64, PTR, PTR),
     "qr_latent_qkv": (I32, *(PTR,) * 3, I32, PTR, F32, PTR, *(I64,) * 6),
     "qr_latent_values": (I32, PTR, PTR, I32, PTR, *(I64,) * 6),
     "qr_copy_blocks": (I32, PTR, I64, I64, I64, PTR, I64),

@@ -41,6 +41,7 @@ def rope_and_cache(
             num_blocks,
             block_size,
             block_size * width,
+            kv_cache.stride(1),
             slot_mapping.data_ptr(),
             tokens,
             spec.num_heads,

@@ -31,9 +31,10 @@ def mixture_of_experts(
     *,
     activation: str | ClampedGate,
     residual: Tensor | None = None,
+    routed: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.mixture_of_experts`."""
-    logits = linear(x.float(), weights.router, weights.router_bias)
+    logits = linear((x if routed is None else routed).float(), weights.router, weights.router_bias)
     total = torch.zeros(x.shape[0], weights.experts[0].down.out_features)
     for part in parts_of(logits, weights, routing):
         rows = x if part.rows is None else x.index_select(0, part.rows)
@@ -98,6 +99,8 @@ def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Itera
     """
     num_experts = len(weights.experts)
     chosen, scales = route(logits[:, :num_experts].contiguous(), routing, weights.choice_bias)
+    if weights.scales is not None:
+        scales = scales * weights.scales[chosen]
     places = chosen.flatten().sort(stable=True).indices
     rows, scales = places // routing.num_chosen, scales.flatten()[places]
     end = 0

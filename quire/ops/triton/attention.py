@@ -218,6 +218,7 @@ def _attention(work: AttentionWork, out: Tensor, tiling: Tiling, scratch: Scratc
             "HEAD_TILES": head_tiles,
             "SLOTS": slots,
             "PAGE": slots * width,
+            "BLOCK": work.kv_cache.stride(1),
             # the interpreter, where there is no GPU, has no arithmetic of bfloat16
             "WIDE": work.product_dtype == torch.float32 or query.is_cpu,
             **_shapes(query, tiling),

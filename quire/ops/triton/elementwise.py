@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.config.layers.experts import ClampedGate
 from quire.ops.triton.alignment import in_models
-from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, activated, narrowed, sigmoid, tanh
+from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, activated, narrowed, sigmoid, softplus, tanh
 from quire.ops.triton.variant import Variant
 
 BLOCK = 1024
@@ -93,12 +93,16 @@ def xielu_kernel(x, positive, negative, beta, eps, num_columns, stride, BLOCK: t
 
 
 @triton.jit
-def gate_kernel(x, gates, num_columns, stride, gates_stride, NEIGHBOURS: tl.constexpr, BLOCK: tl.constexpr):
+def gate_kernel(
+    x, gates, num_columns, stride, gates_stride,
+    NEIGHBOURS: tl.constexpr, IS_SOFTPLUS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """`Ops.gate`."""
     places, is_inside = places_of(stride, num_columns, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64) * gates_stride + columns // NEIGHBOURS
-    opening = sigmoid(tl.load(gates + at, mask=is_inside, other=0.0).to(tl.float32))
+    given = tl.load(gates + at, mask=is_inside, other=0.0).to(tl.float32)
+    opening = softplus(given) if IS_SOFTPLUS else sigmoid(given)
     value = tl.load(x + places, mask=is_inside, other=0.0).to(tl.float32) * opening
     tl.store(x + places, narrowed(value, x.dtype.element_ty), mask=is_inside)
 
@@ -160,10 +164,11 @@ def clip(x: Tensor, limit: float) -> None:
     x.clamp_(min=-limit, max=limit)
 
 
-def gate(x: Tensor, gates: Tensor) -> None:
+def gate(x: Tensor, gates: Tensor, activation: str = "sigmoid") -> None:
     """See `Ops.gate`."""
-    neighbours = x.shape[1] // gates.shape[1]
-    _launch(gate_kernel, x, x, gates, x.shape[1], x.stride(0), gates.stride(0), NEIGHBOURS=neighbours)
+    numbers = x.shape[1], x.stride(0), gates.stride(0)
+    constants = {"NEIGHBOURS": x.shape[1] // gates.shape[1], "IS_SOFTPLUS": activation == "softplus"}
+    _launch(gate_kernel, x, x, gates, *numbers, **constants)
 
 
 def gated_activation(both: Tensor, activation: str) -> Tensor:
@@ -225,8 +230,9 @@ def _variants(dtype: str) -> tuple[Variant, ...]:
         variant(scale_add_kernel, "x residual out", "scale"),
         variant(quick_gelu_kernel, "x"),
         variant(xielu_kernel, "x", "positive negative beta eps"),
-        variant(gate_kernel, "x gates", NEIGHBOURS=1),
-        variant(gate_kernel, "x gates", NEIGHBOURS=128),
+        variant(gate_kernel, "x gates", NEIGHBOURS=1, IS_SOFTPLUS=False),
+        variant(gate_kernel, "x gates", NEIGHBOURS=128, IS_SOFTPLUS=False),
+        variant(gate_kernel, "x gates", NEIGHBOURS=128, IS_SOFTPLUS=True),
     )
 
 

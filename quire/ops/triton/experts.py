@@ -45,6 +45,7 @@ def mixture_of_experts(
     *,
     activation: str | ClampedGate,
     residual: Tensor | None = None,
+    routed: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.mixture_of_experts`. Raises: ConfigError for experts whose weights have different formats."""
     expert, num_experts = weights.experts[0], len(weights.experts)
@@ -52,8 +53,9 @@ def mixture_of_experts(
     if not x.shape[0]:
         return out
     x = aligned(x)
-    logits = linear(x, weights.router, weights.router_bias, out_dtype=torch.float32)
-    chosen, scales = route(logits, num_experts, routing, weights.choice_bias)
+    read = x if routed is None else aligned(routed)
+    logits = linear(read, weights.router, weights.router_bias, out_dtype=torch.float32)
+    chosen, scales = route(logits, num_experts, routing, weights.choice_bias, weights.scales)
     pairs, products = _sorted(chosen, num_experts), _products_of(weights)
     inner = _inner(x, expert, products.gate_up, pairs, scales if routing.weighs_input else None, activation)
     parts = inner.new_empty(len(inner), out.shape[1], dtype=torch.float32)
@@ -79,10 +81,16 @@ def mixture_of_experts(
     return out
 
 
-def route(logits: Tensor, num_experts: int, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor,
+    num_experts: int,
+    routing: Routing,
+    choice_bias: Tensor | None,
+    expert_scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """The experts of each row, in the order of their indices, and their weights.
 
-    Shapes: logits [T, num_experts or more] float32, choice_bias [X] float32 -> [T, num_chosen] int32,
+    Shapes: logits [T, num_experts or more] float32, choice_bias, expert_scales [X] float32 -> [T, num_chosen] int32,
     [T, num_chosen] float32.
     """
     groups, num_groups = routing.groups, 1 if routing.groups is None else routing.groups.count
@@ -91,6 +99,7 @@ def route(logits: Tensor, num_experts: int, routing: Routing, choice_bias: Tenso
     kernels.route_kernel[(len(logits),)](
         logits,
         choice_bias if routing.near is None else None,
+        expert_scales,
         chosen,
         scales,
         logits.stride(0),
@@ -173,15 +182,17 @@ def _products_of(weights: MixtureWeights) -> _Products:
 
 
 def _route_variants() -> list[Variant]:
-    types = dict.fromkeys(("logits", "choice_bias", "weights"), "*fp32") | {"chosen": "*i32"}
+    types = dict.fromkeys(("logits", "choice_bias", "expert_scales", "weights"), "*fp32") | {"chosen": "*i32"}
     types |= dict.fromkeys(("least_sum", "added_to_sum", "factor", "near"), "fp32")
     common = {"NUM_CHOSEN": 8, "CHOICES": 8, "RENORMALIZED": True}
     in_groups = {"SCORES": 1, "NUM_BEST": 2, "NUM_CHOSEN_GROUPS": 4, "GROUPS": 8, "SIZE": 32}
     plain = {"SCORES": 0, "NUM_BEST": 0, "NUM_CHOSEN_GROUPS": 0, "GROUPS": 1, "SIZE": 128}
     return [
-        variant_of(kernels.route_kernel, types, common | in_groups, absent=("near",)),
+        variant_of(kernels.route_kernel, types, common | in_groups, absent=("near", "expert_scales")),
         variant_of(kernels.route_kernel, types, common | plain, absent=("near", "choice_bias")),
-        variant_of(kernels.route_kernel, types, common | plain | {"SCORES": 2}, absent=("choice_bias",)),
+        variant_of(
+            kernels.route_kernel, types, common | plain | {"SCORES": 2}, absent=("choice_bias", "expert_scales")
+        ),
     ]
 
 

@@ -81,6 +81,7 @@ def launch(
             "INTERLEAVED": spec.interleaved,
             "SLOTS": slots,
             "PAGE": slots * width,
+            "BLOCK": kv_cache.stride(1),
             "PADDED_HALF": triton.next_power_of_2(max(half, 1)),
             "PADDED_REST": triton.next_power_of_2(max(rest, 1)),
         },

@@ -188,6 +188,23 @@ def test_people_get_a_table_and_the_numbers(capsys: pytest.CaptureFixture[str]) 
     assert "more memory" in out
 
 
+def test_blocks_that_differ_and_what_pages_leave_unused_are_said(
+    plan: Plan, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--memory", "2GiB", "--dtype", "bfloat16", "--block-size", "16")
+    path = str(checkpoint("gemma4_text"))
+    found = plan(path, *flags)
+    assert (found["block_bytes"], found["kv_cache_padding"]) == (6144, 0.0)
+    assert main(["plan", path, *flags]) == 0
+    out = capsys.readouterr().out
+    assert "blocks of 16 tokens take 3,072 or 6,144 bytes of a layer; 2 groups of layers share pages of 6,144" in out
+    assert "leaves 0.0% unused" in out
+    odd = plan(str(checkpoint("gemma4_text", head_dim=32)), *flags)
+    assert odd["block_bytes"] == 6144
+    assert 0 < odd["kv_cache_padding"] < 0.1
+    assert plan(*flags[:2])["kv_cache_padding"] == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -7,6 +7,35 @@ from typing import Any
 from tests.models.cases.rotations import rope
 
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "laguna": ("laguna", {}),
+    "laguna-gates-of-features": (
+        "laguna",
+        {
+            "gating": "per-element",
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_attention_heads_per_layer": [3, 3, 5],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "rope_theta": 5e5,
+                    "partial_rotary_factor": 0.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+            },
+        },
+    ),
+    "laguna-unlisted": (
+        "laguna",
+        {"layer_types": None, "num_attention_heads_per_layer": None, "hidden_size": 60, "num_experts": 5},
+    ),
     "mixtral": ("mixtral", {}),
     "mixtral-odd": (
         "mixtral",

@@ -109,6 +109,20 @@ def test_products_have_biases_and_other_activations(activation: str) -> None:
     )
 
 
+@pytest.mark.parametrize("shared", ["none", "gated"])
+def test_a_router_may_read_something_else_and_experts_have_scales(shared: str) -> None:
+    x, routed, scales = randoms(5, SIZE), randoms(5, SIZE, seed=3), rand(NUM_EXPERTS, seed=4)
+    made = replace(mixture(shared=shared), scales=scales.to(DEVICE))
+    on_cpu = replace(mixture(device=torch.device("cpu"), shared=shared), scales=scales)
+    routing = ROUTINGS["renormalized"]
+    actual = experts.mixture_of_experts(x, made, routing, activation="silu", routed=routed)
+    expected = reference.mixture_of_experts(x.cpu(), on_cpu, routing, activation="silu", routed=routed.cpu())
+    assert_close(actual.cpu(), expected)
+    assert not torch.allclose(
+        experts.mixture_of_experts(x, made, routing, activation="silu").cpu(), expected, atol=1e-2
+    )
+
+
 def test_what_experts_read_may_be_weighed() -> None:
     assert_like_reference(torch.bfloat16, ROUTINGS["what experts read is weighed"])
 

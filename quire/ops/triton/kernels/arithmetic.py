@@ -85,6 +85,15 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + exp(x)), exact to float32 also where exp(x) is small; x itself above 20."""
+    small = tl.exp(tl.minimum(x, 20.0))
+    raised = 1.0 + small
+    found = tl.where(raised == 1.0, small, tl.log(raised) * (small / tl.where(raised == 1.0, 1.0, raised - 1.0)))
+    return tl.where(x > 20.0, x, found)
+
+
+@triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
     """One of `ACTIVATION_CODES`. x is float32."""
     if ACTIVATION == SILU:

@@ -114,6 +114,7 @@ def attend_split(
     KV_HEADS: tl.constexpr,
     SLOTS: tl.constexpr,
     PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The partial softmax of keys begin .. end, of which nothing before `seen_from` is read."""
     UNIT: tl.constexpr = 256.0 if kv_cache.dtype.element_ty == tl.uint8 else 1.0
@@ -129,7 +130,7 @@ def attend_split(
             block = tl.load(table + first_key // SLOTS).to(tl.int64)
         else:
             block = tl.load(table + key // SLOTS, mask=is_key, other=0).to(tl.int64)
-        page = (block * KV_HEADS + kv_head) * PAGE
+        page = block * BLOCK + kv_head * PAGE
         row = page + key % SLOTS * SIZE
         is_number = is_key[:, None] & (dim < SIZE)[None, :]
 
@@ -198,6 +199,7 @@ def attend_kernel(
     PADDED_SIZE: tl.constexpr,
     SLOTS: tl.constexpr,
     PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Attention of one tile of rows over all of its splits, or over one of them where there are partial sums.
@@ -273,6 +275,7 @@ def attend_kernel(
             KV_HEADS,
             SLOTS,
             PAGE,
+            BLOCK,
         )
         slot = index * num_slots + split % num_slots
         tl.store(partial_sums + slot * 2, largest, mask=is_row)
@@ -308,6 +311,7 @@ def attend_kernel(
                 KV_HEADS,
                 SLOTS,
                 PAGE,
+                BLOCK,
             )
             largest, total, values = merge_softmax(largest, total, values, other_largest, other_total, other_values)
         result = finish_softmax(largest, total, values, sinks, head, is_row)

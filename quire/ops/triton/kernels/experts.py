@@ -44,7 +44,8 @@ def in_best_groups(keys, num_groups, GROUPS: tl.constexpr, NUM_BEST: tl.constexp
 
 @triton.jit
 def route_kernel(
-    logits, choice_bias, chosen, weights, stride, num_groups, group_size, least_sum, added_to_sum, factor, near,
+    logits, choice_bias, expert_scales, chosen, weights, stride, num_groups, group_size, least_sum, added_to_sum,
+    factor, near,
     SCORES: tl.constexpr, NUM_CHOSEN: tl.constexpr, NUM_BEST: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr,
     RENORMALIZED: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
@@ -93,6 +94,8 @@ def route_kernel(
         if RENORMALIZED:
             picked = picked / (tl.maximum(tl.sum(picked, axis=0), least_sum) + added_to_sum)
         picked = picked * factor
+    if expert_scales is not None:
+        picked *= tl.load(expert_scales + found, mask=is_choice, other=0.0)
     place = tl.sum((found[None, :] < found[:, None]).to(tl.int32), axis=1)
     tl.store(chosen + row * NUM_CHOSEN + place, found, mask=is_choice)
     tl.store(weights + row * NUM_CHOSEN + place, picked, mask=is_choice)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.elementwise import exponential_less_one
-from quire.ops.triton.kernels.arithmetic import narrowed, sigmoid
+from quire.ops.triton.kernels.arithmetic import narrowed, sigmoid, softplus
 from quire.ops.triton.variant import Variant, variant_of
 
 STEP = ("num_sequences", "half_stride")
@@ -47,15 +47,6 @@ def sequence_of(query_start, num_sequences, token):
         else:
             high = middle
     return low
-
-
-@triton.jit
-def softplus(x):
-    """log(1 + exp(x)), exact to float32 also where exp(x) is small; x itself above 20."""
-    small = tl.exp(tl.minimum(x, 20.0))
-    raised = 1.0 + small
-    found = tl.where(raised == 1.0, small, tl.log(raised) * (small / tl.where(raised == 1.0, 1.0, raised - 1.0)))
-    return tl.where(x > 20.0, x, found)
 
 
 @triton.jit

@@ -91,10 +91,11 @@ def write_slots(
     SIZE: tl.constexpr,
     SLOTS: tl.constexpr,
     PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Keys (kind 0) or values (kind 1) into the pages, in 8 bits where there are scales."""
     half_at = kind * half_stride.to(tl.int64)
-    page = (slot_T // SLOTS * KV_HEADS + kv_head) * PAGE
+    page = slot_T // SLOTS * BLOCK + kv_head * PAGE
     if scales is not None:
         IS_FLOAT8: tl.constexpr = kv_cache.dtype.element_ty == tl.uint8
         # the largest of numbers may pass over NaN, a sum does not: a broken token must stay so
@@ -140,6 +141,7 @@ def rope_and_cache_kernel(
     INTERLEAVED: tl.constexpr,
     SLOTS: tl.constexpr,
     PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     PADDED_REST: tl.constexpr,
 ):
@@ -210,4 +212,5 @@ def rope_and_cache_kernel(
             SIZE,
             SLOTS,
             PAGE,
+            BLOCK,
         )

@@ -1,0 +1,58 @@
+"""The tensors beside the layers of a model: of streams of hidden states, and of embeddings that layers have."""
+
+from __future__ import annotations
+
+from quire.config.arch import ModelArch
+from quire.config.memory.linear_shape import LinearShape
+
+
+def stream_linears(arch: ModelArch) -> list[LinearShape]:
+    """Linear layers of streams and of embeddings of single layers."""
+    return [*_of_streams(arch), *_of_layer_embeddings(arch)]
+
+
+def _of_streams(arch: ModelArch) -> list[LinearShape]:
+    streams, size, layers = arch.streams, arch.hidden_size, arch.num_layers
+    if streams is None:
+        return []
+    rank = streams.laurel_rank
+    return [
+        LinearShape(parts=(size,), in_features=size, count=2 * (streams.count - 1)),
+        LinearShape(parts=(streams.count,), in_features=size, count=layers, dtype="float32"),
+        LinearShape(parts=(rank,), in_features=size, count=layers),
+        LinearShape(parts=(size,), in_features=rank, count=layers),
+    ]
+
+
+def _of_layer_embeddings(arch: ModelArch) -> list[LinearShape]:
+    spec, size, layers = arch.layer_embeddings, arch.hidden_size, arch.num_layers
+    if spec is None:
+        return []
+    return [
+        LinearShape(parts=(layers * spec.size,), in_features=size),
+        LinearShape(parts=(spec.size,), in_features=size, count=layers),
+        LinearShape(parts=(size,), in_features=spec.size, count=layers),
+    ]
+
+
+def num_layer_embeddings(arch: ModelArch) -> int:
+    """Numbers of the table that has the embeddings of all layers."""
+    spec = arch.layer_embeddings
+    return 0 if spec is None else spec.vocab_size * arch.num_layers * spec.size + num_copied(arch)
+
+
+def num_copied(arch: ModelArch) -> int:
+    """Embeddings of single layers, of tokens that the checkpoint has none for: they are those of the first token."""
+    spec = arch.layer_embeddings
+    return 0 if spec is None else max(0, arch.vocab_size - spec.vocab_size) * arch.num_layers * spec.size
+
+
+def stream_floats(arch: ModelArch) -> int:
+    """Norms, coefficients and scales of streams; norms of embeddings of single layers."""
+    floats, size = 0, arch.hidden_size
+    if arch.streams is not None:
+        coefficients = arch.streams.count**2 + arch.streams.count**3
+        floats += arch.num_layers * (3 * size + coefficients)
+    if arch.layer_embeddings is not None:
+        floats += arch.num_layers * size + arch.layer_embeddings.size
+    return floats
