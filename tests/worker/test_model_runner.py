@@ -17,10 +17,12 @@ from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOut
 from quire.sampling.row import ON_DEVICE
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine
+from quire.worker.device_link import Link
 from quire.worker.model_runner import ModelRunner
 from tests.fakes import specs_of
 from tests.ops.implementations import REFERENCE
 from tests.worker import plans
+from tests.worker.links import CopyLink
 from tests.worker.plans import introducing
 
 VOCAB_SIZE, BLOCK_SIZE = 23, 4
@@ -87,8 +89,9 @@ def begin(runner: ModelRunner, scheduled: list[tuple[int, int, int, int]], **fie
     )
 
 
-def test_steps_go_on_from_tokens_that_nobody_has_read() -> None:
-    runner = make_runner(leaves_tokens=True)
+@pytest.mark.parametrize("link", [None, CopyLink()], ids=["host's memory", "memory of its own"])
+def test_steps_go_on_from_tokens_that_nobody_has_read(link: Link | None) -> None:
+    runner = make_runner(leaves_tokens=True, link=link)
     sampled = {"temperature": 1.0, "top_k": 1, "seed": 1}
     prompts = introducing(new(0, [1, 2, 3]), new(1, [6, 7], **sampled), new(2, [9]))
     reads = [begin(runner, [(0, 0, 3, 1), (1, 0, 2, 1), (2, 0, 1, 1)], **prompts)]
