@@ -35,7 +35,7 @@ class StepShape(NamedTuple):
 
         Only of steps in which each sequence computes one token and is sampled; others, and larger ones, stay.
         """
-        if not sizes or not self.num_tokens == self.num_seqs == self.num_sampled <= sizes[-1]:
+        if not sizes or not 0 < self.num_tokens == self.num_seqs == self.num_sampled <= sizes[-1]:
             return self
         size = sizes[bisect_left(sizes, self.num_seqs)]
         return StepShape(size, size, size)
