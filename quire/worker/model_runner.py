@@ -202,11 +202,12 @@ class ModelRunner:
 
 def _read(plan: SchedulerOutputs, drawn: DrawnTokens) -> ModelRunnerOutput:
     """The result of a step whose tokens were left on the device."""
-    found, errors = drawn.read()
-    tokens, seq_ids = iter(found), _drawing(plan)
+    found, seq_ids = drawn.read(), _drawing(plan)
+    tokens = iter(found.token_ids)
     return ModelRunnerOutput(
         token_ids=[next(tokens) if count else [] for count in plan.num_draws],
-        errors={seq_ids[row]: error for row, error in errors.items()},
+        logprobs={seq_ids[row]: positions for row, positions in enumerate(found.logprobs) if positions},
+        errors={seq_ids[row]: error for row, error in found.errors.items()},
     )
 
 
