@@ -47,8 +47,8 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 1},
 }
 """The other ops that a decode step has: of latents, recurrences of all kinds, soft caps, learned positions."""
-FIRST = [(5, 3), (2, 5)]
-SECOND = [(3, 6), (9, 3), (5, 7), (1, 4)]
+FIRST = [(5, 2), (2, 3)]
+SECOND = [(3, 5), (9, 3), (4, 6), (1, 4)]
 """Requests: tokens of the prompt and of the answer. They end one after the other."""
 
 
