@@ -40,7 +40,7 @@ test-arm: $(VENV)/installed
 
 # The Triton kernels, and whole models on them, on the GPU that is here; `make test` has them interpreted.
 test-gpu: setup
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/ops/triton tests/models/test_triton.py
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/ops/triton tests/models/test_triton.py tests/models/test_captured_steps.py
 
 lint: $(VENV)/test-installed
 	$(BIN)/ruff check .

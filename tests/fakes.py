@@ -126,6 +126,9 @@ class MemoryExecutor:
         result.failed_loads = failed_loads
         return result
 
+    def capture_graph(self) -> bool:
+        return False
+
     def _save(self, plan: SchedulerOutputs) -> None:
         for source, slot, content in plan.pages_to_move:
             if self._keeps(source, content) and not self._keeps(slot, content):

@@ -231,9 +231,10 @@ class QuantConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilationConfig:
-    """Graph capture: none on CPU, where every call is direct."""
+    """What a device captures once and then replays. CPUs capture nothing: what they record takes no time."""
 
-    enforce_eager: bool = True
+    graph_sizes: tuple[int, ...] = ()
+    """Sequences of the steps that graphs are captured for; none: all steps run op by op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

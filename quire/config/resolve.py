@@ -13,6 +13,7 @@ from quire.config.engine import (
     CacheConfig,
     Capabilities,
     Choice,
+    CompilationConfig,
     DecodingConfig,
     DeviceConfig,
     LoadConfig,
@@ -24,6 +25,7 @@ from quire.config.engine import (
 from quire.config.flags.args import DEFAULT_PRIORITY_AGEING_S, EMBEDDED, EngineArgs
 from quire.config.gguf.config_json import gguf_generation_config
 from quire.config.gguf.files import is_gguf
+from quire.config.graph_sizes import graph_sizes
 from quire.config.json_file import read_json_object
 from quire.config.memory.plan import (
     MemoryPlan,
@@ -96,6 +98,7 @@ def resolve(
     max_model_len = _resolve_max_model_len(args, arch, choices)
     device = _resolve_device(args, capabilities, choices)
     quant = resolve_quantization(args, arch, device.ops)
+    sizes = _resolve_graphs(args, device, scheduler, choices)
     use = MemoryUse(
         dtype=dtype,
         quantization=quant.method,
@@ -109,6 +112,7 @@ def resolve(
         max_logprobs=_max_logprobs(args, arch),
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
+        graph_sizes=sizes,
     )
     use = _resolve_states(args, arch, use, choices)
     cache, scheduler, max_model_len, plan = _resolve_memory(args, arch, capabilities, choices, use, scheduler)
@@ -137,6 +141,7 @@ def resolve(
         observability_config=ObservabilityConfig(
             log_stats=not args.disable_log_stats, log_stats_interval_s=args.log_stats_interval
         ),
+        compilation_config=CompilationConfig(graph_sizes=sizes),
         decoding_config=DecodingConfig(backend=_LIBRARIES[library]),
         memory_plan=plan.as_dict(),
         choices=choices.made,
@@ -164,6 +169,17 @@ def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choi
     return DeviceConfig(
         device_type=capabilities.device_type, ops=ops, num_threads=num_threads, capabilities=capabilities
     )
+
+
+def _resolve_graphs(
+    args: EngineArgs, device: DeviceConfig, scheduler: SchedulerConfig, choices: _Choices
+) -> tuple[int, ...]:
+    """How many sequences the steps have that are captured; none where nothing is."""
+    if device.device_type not in GPUS:
+        return ()
+    reason = "steps that compute one token of each sequence are captured"
+    is_eager = choices.pick("enforce_eager", args.enforce_eager or None, False, reason)
+    return () if is_eager else graph_sizes(scheduler.max_num_seqs)
 
 
 def _check_ops(ops: str, capabilities: Capabilities) -> None:

@@ -108,6 +108,11 @@ class EngineCore:
         """Come back when nothing is being computed: if a step in flight ends the process, it has."""
         self._flight.wait()
 
+    def capture_graph(self) -> bool:
+        """Use a gap between requests; see `Executor.capture_graph`. Only while there is no work."""
+        self.settle()
+        return self.executor.capture_graph()
+
     def step(self) -> EngineCoreOutputs:
         """Run one step and say what is new: nothing after a short while in which all requests wait for grammars."""
         if not self._preparations.let_start():

@@ -37,7 +37,10 @@ class LLMEngine:
 
         Raises: ConfigError and its kin.
         """
-        return cls(start(args))
+        engine = cls(start(args))
+        while engine.parts.core.capture_graph():  # nobody steps between two calls
+            pass
+        return engine
 
     @property
     def default_params(self) -> SamplingParams:

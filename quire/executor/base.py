@@ -46,6 +46,12 @@ class Executor(Protocol):
     def clear_kv_tiers(self) -> None:
         """Forget all pages in the tiers, between two steps."""
 
+    def capture_graph(self) -> bool:
+        """Capture the next graph that steps can run from, if one is missing; only while nothing is computed.
+
+        Gives whether more are missing. Until all are there, and where they cannot be, steps run op by op.
+        """
+
     def close(self) -> None:
         """Let the workers go; harmless when called again."""
 

@@ -57,6 +57,10 @@ class InprocExecutor:
         """See `Executor`."""
         self._running().clear_kv_tiers()
 
+    def capture_graph(self) -> bool:
+        """See `Executor`."""
+        return self._running().capture_graph()
+
     def close(self) -> None:
         """Drop model and cache."""
         if self.worker is not None:

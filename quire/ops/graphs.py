@@ -22,6 +22,7 @@ class Graphs:
     """See `operands.Graphs`."""
 
     only_ops = False
+    captures = False
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
         """See `operands.Graphs`."""

@@ -251,6 +251,8 @@ class LatentSpec:
 class AttentionMetadata:
     """Where the tokens of this step and their contexts lie. CPU ops read the tensors on the host.
 
+    Ops of a device that captures graphs are also given sequences of nobody's, to make up their number: one token at
+    position 0 in a context of length 0, which attention gives zeros for, without a slot to write to (-1).
     Shapes: R sequences, T tokens. Tokens of one sequence are adjacent and in order of position.
     """
 
@@ -275,7 +277,8 @@ class StateMetadata:
     reads: Tensor
     """[R] int32: the page with the state before the step; -1 where a sequence begins, whose state is zero."""
     writes: Tensor
-    """[R] int32: the page that gets the state after the step; no sequence of the step reads it."""
+    """[R] int32: the page that gets the state after the step; no sequence of the step reads it. -1, where graphs are
+    captured, for sequences of nobody's: their state is written nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,5 +400,12 @@ class Graphs(Protocol):
     only_ops: bool
     """Whether a replay repeats nothing but ops: what the run computes by other means is as it was when recorded."""
 
+    captures: bool
+    """Whether it takes the device for long, and memory for good: only a few graphs are recorded, between requests."""
+
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
-        """A graph of `run`, which may be called for it without its ops being run. What they read must outlive it."""
+        """A graph of `run`, which may be called for it several times, or without its ops being run. What they read must
+        outlive it.
+
+        Raises: whatever `run` does, and where a device cannot capture it.
+        """

@@ -37,6 +37,11 @@ def position_logprobs(ops: Ops, logits: Tensor, chosen_ids: Sequence[int], ks: S
 
 def _positions(ops: Ops, logits: Tensor, chosen_ids: list[int], widths: list[int]) -> list[PositionLogprobs]:
     columns = ops.top_logprobs(logits, torch.tensor(chosen_ids, device=ops.device), max(widths))
+    return logprobs_of(chosen_ids, widths, columns)
+
+
+def logprobs_of(chosen_ids: Sequence[int], widths: Sequence[int], columns: Sequence[Tensor]) -> list[PositionLogprobs]:
+    """What is reported of each row, from what `Ops.top_logprobs` gave, of which its first `widths` candidates."""
     rows = zip(chosen_ids, widths, *(column.tolist() for column in columns), strict=True)
     return [_position(*row) for row in rows]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -20,22 +19,10 @@ from torch import Tensor
 from quire.messages.output import Failure, PositionLogprobs
 from quire.ops.contract import Ops
 from quire.sampling.batch import SamplingBatch, SamplingRow
-from quire.sampling.drawn import DrawnTokens, not_finite
+from quire.sampling.drawn import Candidates, DrawnTokens, SampledTokens, not_finite
 from quire.sampling.logprobs import position_logprobs
 from quire.sampling.processors import parameters_in_effect
 from quire.sampling.torch_mode import torch_mode
-
-
-@dataclass(slots=True)
-class SampledTokens:
-    """What was drawn, by row of the batch."""
-
-    token_ids: list[list[int]]
-    """The tokens of each row; none where it failed."""
-    logprobs: list[list[PositionLogprobs] | None]
-    """One entry for each drawn token where the request asked, else None."""
-    errors: dict[int, Failure] = field(default_factory=dict)
-    """Row -> why it failed."""
 
 
 class Sampler:
@@ -84,12 +71,23 @@ class Sampler:
         logits = self._without_padding(logits)
         largest, token_ids = self._ops.row_max_tensors(logits)
         is_finite = largest.isfinite()
-        if batch.random_rows:
+        if batch.random_rows or batch.logprobs_rows:
             logits.masked_fill_(~is_finite[:, None], 0.0)
+        if batch.random_rows:
             rows = logits if batch.all_random else self._drawn.copy(logits, batch.random_rows)
             drawn = _draw(self._ops, rows, batch, [1] * len(batch.random_rows))
             token_ids = token_ids.index_copy(0, self._ops.on_device(batch.random_indices), drawn[:, 0])
-        return DrawnTokens(token_ids.masked_fill(~is_finite, 0), largest, [len(row.token_ids) for row in batch.rows])
+        token_ids = token_ids.masked_fill(~is_finite, 0)
+        positions = [len(row.token_ids) for row in batch.rows]
+        return DrawnTokens(token_ids, largest, positions, self._candidates(logits, token_ids, batch))
+
+    def _candidates(self, logits: Tensor, token_ids: Tensor, batch: SamplingBatch) -> Candidates | None:
+        """What is reported beside the tokens that stay on the device. Shapes: [R, V], [R] int64."""
+        if not batch.logprobs_rows:
+            return None
+        chosen = token_ids.index_select(0, self._ops.on_device(torch.tensor(batch.logprobs_rows)))
+        columns = self._ops.top_logprobs(self._logits_to_report(logits, batch), chosen, max(batch.logprobs_counts))
+        return Candidates(columns=columns, rows=batch.logprobs_rows, widths=batch.logprobs_counts)
 
     def _without_padding(self, logits: Tensor) -> Tensor:
         return logits[:, : self.vocab_size].contiguous() if logits.shape[1] > self.vocab_size else logits

@@ -68,6 +68,10 @@ class SimExecutor:
     def clear_kv_tiers(self) -> None:
         """See `Executor`: there are none."""
 
+    def capture_graph(self) -> bool:
+        """See `Executor`: there are none."""
+        return False
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -83,6 +83,10 @@ class MeasuringExecutor:
         """See `Executor`."""
         self._inner.clear_kv_tiers()
 
+    def capture_graph(self) -> bool:
+        """See `Executor`."""
+        return self._inner.capture_graph()
+
     def close(self) -> None:
         """See `Executor`."""
         self._inner.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,8 +17,10 @@ from quire.messages.step import SchedulerOutputs
 from quire.ops.contract import Ops
 from quire.sampling.row import ON_DEVICE
 from quire.utils.math import cdiv
+from quire.worker.device_link import Link
 from quire.worker.input_batch import InputBatch
 from quire.worker.last_tokens import LastTokens
+from quire.worker.step_buffers import HostArray, StepArrays, StepBuffers
 
 
 class StepShape(NamedTuple):
@@ -26,6 +29,16 @@ class StepShape(NamedTuple):
     num_tokens: int
     num_seqs: int
     num_sampled: int
+
+    def padded(self, sizes: Sequence[int]) -> StepShape:
+        """The shape with so many sequences that graphs were captured for: the next of `sizes`, which ascend.
+
+        Only of steps in which each sequence computes one token and is sampled; others, and larger ones, stay.
+        """
+        if not sizes or not 0 < self.num_tokens == self.num_seqs == self.num_sampled <= sizes[-1]:
+            return self
+        size = sizes[bisect_left(sizes, self.num_seqs)]
+        return StepShape(size, size, size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,34 +60,35 @@ class InputBuilder:
     """
 
     def __init__(
-        self, ops: Ops, kv_caches: list[Tensor], batch: InputBatch, *, layout: KVLayout, max_num_tokens: int
+        self,
+        ops: Ops,
+        kv_caches: list[Tensor],
+        batch: InputBatch,
+        *,
+        layout: KVLayout,
+        max_num_tokens: int,
+        link: Link | None = None,
+        graph_sizes: Sequence[int] = (),
     ) -> None:
-        self._ops = ops
+        """`link`: to a device with memory of its own. `graph_sizes`: what steps are padded to, see
+        `StepShape.padded`."""
+        self.graph_sizes = graph_sizes
         self._kv_caches = kv_caches
         self._batch = batch
         self._block_size = layout.block_size
         self._state_groups = layout.state_groups
         self._slot_groups = [index for index in range(len(layout.groups)) if index not in layout.state_groups]
         self._group_of_layer = layout.group_of_layer
-        num_groups, max_num_seqs, _ = batch.block_tables.shape
-        self.last_tokens = LastTokens(ops, max_num_seqs)
+        max_num_seqs = batch.block_tables.shape[1]
+        self._buffers = StepBuffers(
+            batch.block_tables, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, link=link
+        )
+        self._last_tokens = LastTokens(ops, max_num_seqs)
         """Tokens that steps have drawn, for those after them."""
-        self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
-        host = torch.from_numpy(self._token_ids)
-        self._tokens_on_device = ops.on_device(host)
-        """What the model reads: the same memory where ops read the host's."""
-        self._copies_tokens = self._tokens_on_device is not host
-        self._positions = np.zeros(max_num_tokens, dtype=np.int64)
-        self._slots = np.zeros((num_groups, max_num_tokens), dtype=np.int64)
-        self._reads = np.full((num_groups, max_num_seqs), -1, dtype=np.int32)
-        self._writes = np.zeros((num_groups, max_num_seqs), dtype=np.int32)
-        self._starts = np.zeros(max_num_seqs + 1, dtype=np.int32)
-        self._seq_lens = np.zeros(max_num_seqs, dtype=np.int32)
-        self._sampled = np.zeros(max_num_seqs, dtype=np.int64)
 
-    def build(self, plan: SchedulerOutputs) -> StepShape:
-        """Write the step into the buffers."""
-        rows = self._batch.rows
+    def build(self, plan: SchedulerOutputs, *, keeps_tokens: bool = False) -> StepShape:
+        """Write the step into the buffers. `keeps_tokens`: `keep` follows, with the tokens that it draws."""
+        host, rows = self._buffers.begin(), self._batch.rows
         self._batch.arrange(plan.seq_ids)
         token_ids: list[int] = []
         positions: list[int] = []
@@ -94,92 +108,127 @@ class InputBuilder:
             if num_draws:
                 sampled.append(len(positions) - 1)
         shape = StepShape(len(positions), len(seq_lens), len(sampled))
-        self._bring(token_ids)
-        if plan.pending_tokens:
-            self._take_drawn(plan, starts)
-        self._positions[: shape.num_tokens] = positions
+        host.token_ids[: shape.num_tokens] = token_ids
+        host.positions[: shape.num_tokens] = positions
         for group in self._slot_groups:
             table = self._batch.block_tables[group]
-            self._slots[group, : shape.num_tokens] = self._slots_in(table, plan.num_computed_tokens, seq_lens)
+            host.slots[group, : shape.num_tokens] = self._slots_in(table, plan.num_computed_tokens, seq_lens)
         if self._state_groups:
-            self._place_states(plan.num_computed_tokens)
-        self._starts[: shape.num_seqs + 1] = starts
-        self._seq_lens[: shape.num_seqs] = seq_lens
-        self._sampled[: shape.num_sampled] = sampled
+            self._place_states(host, plan.num_computed_tokens)
+        host.starts[: shape.num_seqs + 1] = starts
+        host.seq_lens[: shape.num_seqs] = seq_lens
+        host.sampled[: shape.num_sampled] = sampled
+        num_missing = self._place_drawn(host, plan, token_ids, starts) if plan.pending_tokens else 0
+        if keeps_tokens:
+            drawing = zip(plan.seq_ids, seq_lens, plan.num_draws, strict=True)
+            places = [self._place(seq_id, end) for seq_id, end, num_draws in drawing if num_draws]
+            host.kept[: shape.num_sampled] = places
+        padded = shape.padded(self.graph_sizes)
+        if padded != shape:
+            self._pad(host, shape.num_seqs, padded.num_seqs)
+        self._buffers.send(padded.num_seqs)
+        if num_missing:
+            self._take_drawn(num_missing)
         return shape
 
-    def _bring(self, token_ids: list[int]) -> None:
-        """Write tokens to where the model reads them."""
-        count = len(token_ids)
-        self._token_ids[:count] = token_ids
-        if self._copies_tokens:
-            self._tokens_on_device[:count].copy_(torch.from_numpy(self._token_ids[:count]), non_blocking=True)
+    def padding(self, num_seqs: int) -> StepShape:
+        """A step of nobody's, which writes to no page, for so many sequences with a token each."""
+        host = self._buffers.begin()
+        host.starts[0] = 0
+        self._pad(host, 0, num_seqs)
+        self._buffers.send(num_seqs)
+        return StepShape(num_seqs, num_seqs, num_seqs)
 
-    def _take_drawn(self, plan: SchedulerOutputs, starts: list[int]) -> None:
-        """Complete the step by the tokens that only the device has."""
+    def _pad(self, host: StepArrays[HostArray], first: int, end: int) -> None:
+        """Rows `first` .. `end` are nobody's: they see nothing, and what they compute is written nowhere.
+
+        Their block tables are those of some other time, whose blocks all exist.
+        """
+        host.token_ids[first:end] = host.positions[first:end] = host.seq_lens[first:end] = 0
+        host.slots[:, first:end] = host.reads[:, first:end] = host.writes[:, first:end] = -1
+        host.sampled[first:end] = range(first, end)
+        host.starts[first + 1 : end + 1] = range(first + 1, end + 1)
+
+    def keep(self, token_ids: Tensor) -> None:
+        """Leave what the step has drawn on the device, for steps that follow. Shapes: [R] int64, of sampled rows."""
+        self._last_tokens.put(self._buffers.device.kept[: len(token_ids)], token_ids)
+
+    def _place_drawn(
+        self, host: StepArrays[HostArray], plan: SchedulerOutputs, token_ids: list[int], starts: list[int]
+    ) -> int:
+        """Say where the tokens are that only the device has. Gives their number."""
         missing = [
-            (start, self._batch.slots[seq_id], first)
+            (start, self._place(seq_id, first))
             for start, seq_id, first in zip(starts, plan.seq_ids, plan.num_computed_tokens, strict=False)
-            if self._token_ids[start] == ON_DEVICE
+            if token_ids[start] == ON_DEVICE
         ]
         if missing:
-            places, slots, positions = zip(*missing, strict=True)
-            places_on_device = self._ops.on_device(torch.tensor(places))
-            self._tokens_on_device.index_copy_(0, places_on_device, self.last_tokens.take(slots, positions))
+            host.taken_to[: len(missing)], host.taken[: len(missing)] = zip(*missing, strict=True)
+        return len(missing)
 
-    def _place_states(self, firsts: list[int]) -> None:
+    def _take_drawn(self, count: int) -> None:
+        """Complete the step by so many tokens that only the device has."""
+        arrays = self._buffers.device
+        arrays.token_ids.index_copy_(0, arrays.taken_to[:count], self._last_tokens.take(arrays.taken[:count]))
+
+    def _place(self, seq_id: int, position: int) -> int:
+        return self._last_tokens.place(self._batch.slots[seq_id], position)
+
+    def _place_states(self, host: StepArrays[HostArray], firsts: list[int]) -> None:
         """Which pages the sequences' states are read from and written to; those that begin read none."""
         begin = np.array(firsts) == 0
         for group in self._state_groups:
             table = self._batch.block_tables[group, : len(firsts)]
-            self._reads[group, : len(firsts)] = np.where(begin, -1, table[:, 0])
-            self._writes[group, : len(firsts)] = table[:, 1]
+            host.reads[group, : len(firsts)] = np.where(begin, -1, table[:, 0])
+            host.writes[group, : len(firsts)] = table[:, 1]
 
     def one_token(self, *, token_id: int, position: int) -> StepShape:
         """One sampled token at a position of the first block, while the batch is empty; states go to the last block."""
-        self._bring([token_id])
-        self._positions[0] = self._slots[:, 0] = position
+        host = self._buffers.begin()
+        host.token_ids[0] = token_id
+        host.positions[0] = host.slots[:, 0] = position
         if self._state_groups:
-            self._reads[:, 0], self._writes[:, 0] = -1, self._kv_caches[0].shape[1] - 1
-        self._starts[:2] = 0, 1
-        self._seq_lens[0] = position + 1
-        self._sampled[0] = 0
+            host.reads[:, 0], host.writes[:, 0] = -1, self._kv_caches[0].shape[1] - 1
+        host.starts[:2] = 0, 1
+        host.seq_lens[0] = position + 1
+        host.sampled[0] = 0
+        self._buffers.send(1)
         return StepShape(1, 1, 1)
 
     def inputs(self, shape: StepShape) -> StepInputs:
-        """The buffers, as far as a step of this shape fills them."""
+        """The buffers that ops read, as far as a step of this shape fills them."""
+        arrays = self._buffers.device
         return StepInputs(
-            token_ids=self._tokens_on_device[: shape.num_tokens],
+            token_ids=arrays.token_ids[: shape.num_tokens],
             context=ForwardContext(
-                positions=self._on_device(self._positions[: shape.num_tokens]),
-                groups=[self._group(index, shape) for index in range(len(self._slots))],
+                positions=arrays.positions[: shape.num_tokens],
+                groups=[self._group(index, shape) for index in range(len(arrays.slots))],
                 group_of_layer=self._group_of_layer,
                 kv_caches=self._kv_caches,
             ),
-            sampled_rows=self._on_device(self._sampled[: shape.num_sampled]),
+            sampled_rows=arrays.sampled[: shape.num_sampled],
         )
 
     def _group(self, index: int, shape: StepShape) -> GroupContext:
+        arrays = self._buffers.device
         return GroupContext(
-            slot_mapping=self._on_device(self._slots[index, : shape.num_tokens]),
+            slot_mapping=arrays.slots[index, : shape.num_tokens],
             attention=AttentionMetadata(
-                query_start=self._on_device(self._starts[: shape.num_seqs + 1]),
-                seq_lens=self._on_device(self._seq_lens[: shape.num_seqs]),
-                block_tables=self._on_device(self._batch.block_tables[index, : shape.num_seqs]),
+                query_start=arrays.starts[: shape.num_seqs + 1],
+                seq_lens=arrays.seq_lens[: shape.num_seqs],
+                block_tables=self._buffers.tables[index, : shape.num_seqs],
                 block_size=self._block_size,
             ),
             state=self._state(index, shape) if index in self._state_groups else None,
         )
 
     def _state(self, group: int, shape: StepShape) -> StateMetadata:
+        arrays = self._buffers.device
         return StateMetadata(
-            query_start=self._on_device(self._starts[: shape.num_seqs + 1]),
-            reads=self._on_device(self._reads[group, : shape.num_seqs]),
-            writes=self._on_device(self._writes[group, : shape.num_seqs]),
+            query_start=arrays.starts[: shape.num_seqs + 1],
+            reads=arrays.reads[group, : shape.num_seqs],
+            writes=arrays.writes[group, : shape.num_seqs],
         )
-
-    def _on_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        return self._ops.on_device(torch.from_numpy(array))
 
     def _slots_in(self, table: NDArray[np.int32], firsts: list[int], ends: list[int]) -> list[int]:
         """Where in a group's pages the tokens [first, end) of each sequence go."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -17,17 +15,17 @@ class LastTokens:
     """
 
     def __init__(self, ops: Ops, max_num_seqs: int) -> None:
-        self._ops = ops
         self._tokens = torch.zeros(2 * max_num_seqs, dtype=torch.int64, device=ops.device)
 
-    def put(self, slots: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
-        """Keep the token of each slot at its position. Shapes: [N], [N], [N] int64 on the device."""
-        self._tokens.index_copy_(0, self._index(slots, positions), token_ids)
+    @staticmethod
+    def place(slot: int, position: int) -> int:
+        """Where the token of a slot at a position is."""
+        return 2 * slot + position % 2
 
-    def take(self, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """The token of each slot at its position. Shapes: [N], [N] -> [N] int64 on the device."""
-        return self._tokens.index_select(0, self._index(slots, positions))
+    def put(self, places: Tensor, token_ids: Tensor) -> None:
+        """Keep tokens. Shapes: [N] int64, [N] int64, both on the device."""
+        self._tokens.index_copy_(0, places, token_ids)
 
-    def _index(self, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
-        index = [2 * slot + position % 2 for slot, position in zip(slots, positions, strict=True)]
-        return self._ops.on_device(torch.tensor(index))
+    def take(self, places: Tensor) -> Tensor:
+        """The tokens that are kept there. Shapes: [N] int64 -> [N] int64, both on the device."""
+        return self._tokens.index_select(0, places)

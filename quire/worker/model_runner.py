@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -20,6 +20,7 @@ from quire.sampling.row import ON_DEVICE
 from quire.sampling.sampler import Sampler
 from quire.sampling.torch_mode import torch_mode
 from quire.worker.cache_engine import CacheEngine
+from quire.worker.device_link import Link, link_to
 from quire.worker.grammars import Grammars
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
@@ -44,9 +45,12 @@ class ModelRunner:
         max_model_len: int,
         num_threads: int = 1,
         leaves_tokens: bool = False,
+        link: Link | None = None,
+        graph_sizes: Sequence[int] = (),
     ) -> None:
         """`num_threads` compute a step. `leaves_tokens`: tokens stay on the device until they are read, where nothing
-        but the next step needs them."""
+        but the next step needs them. `link`: to the device; None for the one that its kind has.
+        `graph_sizes`: see `GraphRunner`."""
         self.ops = ops
         self.model = model
         self.cache = cache
@@ -61,7 +65,15 @@ class ModelRunner:
         self.batch = InputBatch(
             max_num_seqs, layout.num_entries(max_model_len), len(layout.groups), self.grammars.matcher
         )
-        self.inputs = InputBuilder(ops, cache.caches, self.batch, layout=layout, max_num_tokens=max_num_batched_tokens)
+        self.inputs = InputBuilder(
+            ops,
+            cache.caches,
+            self.batch,
+            layout=layout,
+            max_num_tokens=max_num_batched_tokens,
+            link=link_to(ops.device) if link is None else link,
+            graph_sizes=graph_sizes,
+        )
         self.graphs = GraphRunner(ops, model, self.inputs)
         self.sampler = Sampler(ops, vocab_size, max_num_seqs)
         self._sampled: tuple[list[int], SamplingBatch] | None = None
@@ -114,12 +126,12 @@ class ModelRunner:
         return not seq_ids or not self._batch_of(seq_ids).leaves_tokens
 
     def _begin(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
-        _, logits = self.graphs.run(self.inputs.build(plan))
+        _, logits = self.graphs.run(self.inputs.build(plan, keeps_tokens=True))
         assert logits is not None
         seq_ids = _drawing(plan)
         batch = self._batch_of(seq_ids)
         drawn = self.sampler.draw(logits, batch)
-        self.inputs.last_tokens.put([self.batch.slots[i] for i in seq_ids], drawn.positions, drawn.token_ids)
+        self.inputs.keep(drawn.token_ids)
         for row in batch.rows:
             row.drawn = ON_DEVICE
         return partial(_read, plan, drawn)
@@ -190,11 +202,12 @@ class ModelRunner:
 
 def _read(plan: SchedulerOutputs, drawn: DrawnTokens) -> ModelRunnerOutput:
     """The result of a step whose tokens were left on the device."""
-    found, errors = drawn.read()
-    tokens, seq_ids = iter(found), _drawing(plan)
+    found, seq_ids = drawn.read(), _drawing(plan)
+    tokens = iter(found.token_ids)
     return ModelRunnerOutput(
         token_ids=[next(tokens) if count else [] for count in plan.num_draws],
-        errors={seq_ids[row]: error for row, error in errors.items()},
+        logprobs={seq_ids[row]: positions for row, positions in enumerate(found.logprobs) if positions},
+        errors={seq_ids[row]: error for row, error in found.errors.items()},
     )
 
 

@@ -68,6 +68,7 @@ class Worker:
                 max_model_len=model_config.max_model_len,
                 num_threads=num_threads,
                 leaves_tokens=config.scheduler_config.max_steps_in_flight > 1 and self.ops.name not in ON_CPU,
+                graph_sizes=config.compilation_config.graph_sizes,
             )
             self.grammars = self.runner.grammars
             if self.ops.name not in ON_CPU:
@@ -112,6 +113,11 @@ class Worker:
         """Close the file, and end what loads from it, and all threads. Idempotent."""
         self.runner.close()
         self.cache.close()
+
+    def capture_graph(self) -> bool:
+        """See `Executor.capture_graph`."""
+        self.ops.use_this_thread()
+        return self.runner.graphs.capture_next()
 
     def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         """Run one step."""

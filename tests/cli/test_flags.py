@@ -196,7 +196,7 @@ def test_whole_numbers_keep_every_digit() -> None:
 
 
 def test_flags_that_say_what_quire_does_anyway_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "-tp 1 -pp 1 --enforce-eager --enable-chunked-prefill --no-trust-remote-code --runner auto"
+    line = "-tp 1 -pp 1 --enable-chunked-prefill --no-trust-remote-code --runner auto"
     server = "--enable-prompt-tokens-details --disable-uvicorn-access-log --stream-interval 1 --max-num-queued-reqs 9"
     args = create_parser("serve").parse_args(["serve", *line.split(), *server.split(), "-q", "int8", "some/model"])
     given = {name: value for name, value in vars(args).items() if name not in ("command", "run", "config")}

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from quire.config.engine import Capabilities, QuireConfig
+from quire.config.engine import Capabilities, Choice, QuireConfig
+from quire.config.graph_sizes import graph_sizes
+from quire.config.memory.plan import BYTES_OF_LAUNCH, LAUNCHES_OF_LAYER, SPLITS_BYTES
 from quire.errors import ConfigError
-from tests.config.test_resolve import GIB, MACHINE, resolved
+from tests.config.test_resolve import ARCH, GIB, MACHINE, resolved
 
 GPU = replace(
     MACHINE,
@@ -88,6 +90,48 @@ def test_the_gpus_ops_run_on_cpus_only_interpreted(tmp_path: Path, monkeypatch: 
         resolved(tmp_path, ops="triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert resolved(tmp_path, ops="triton").device_config.ops == "triton"
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 4, 8)),
+        (20, (1, 2, 4, 8, 16, 20)),
+        (4096, (1, 2, 4, *range(8, 513, 8))),
+    ],
+)
+def test_steps_of_a_gpu_are_captured_for_a_few_numbers_of_sequences(most: int, sizes: tuple[int, ...]) -> None:
+    assert graph_sizes(most) == sizes
+
+
+@pytest.mark.parametrize("device", ["cuda", "rocm"])
+def test_graphs_are_planned_with_where_they_are_captured(tmp_path: Path, device: str) -> None:
+    machine = replace(GPU, device_type=device)
+    captured, eager = (resolved(tmp_path, machine=machine, max_num_seqs=32, enforce_eager=e) for e in (False, True))
+    assert captured.compilation_config.graph_sizes == (1, 2, 4, 8, 16, 24, 32)
+    assert captured.choices["enforce_eager"] == Choice(
+        False, "steps that compute one token of each sequence are captured"
+    )
+    logits_and_outputs = 32 * ARCH.vocab_size * 4 * 2
+    launches = 7 * ARCH.num_layers * LAUNCHES_OF_LAYER * BYTES_OF_LAUNCH
+    assert captured.memory_plan["graphs"] > SPLITS_BYTES + logits_and_outputs + launches
+    assert eager.compilation_config.graph_sizes == ()
+    assert eager.memory_plan["graphs"] == 0
+    assert eager.choices["enforce_eager"].reason == "given"
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_a_cpu_captures_nothing_whatever_it_is_told(tmp_path: Path, enforce_eager: bool) -> None:
+    config = resolved(tmp_path, enforce_eager=enforce_eager)
+    assert config.compilation_config.graph_sizes == ()
+    assert config.memory_plan["graphs"] == 0
+
+
+def test_attention_has_no_more_scratch_than_is_planned_for_graphs() -> None:
+    attention = pytest.importorskip("quire.ops.triton.attention", reason="triton is not installed")
+    assert attention.SCRATCH_BYTES <= SPLITS_BYTES
 
 
 @pytest.mark.parametrize("method", ["int8", "int4"])

@@ -26,6 +26,8 @@ PLACES = (
     "worker/input_builder.py",
     "worker/last_tokens.py",
     "worker/model_runner.py",
+    "worker/step_buffers.py",
+    "worker/device_link.py",
 )
 READS = frozenset(
     ("item", "cpu", "tolist", "numpy", "nonzero", "equal", "allclose", "unique", "masked_select", "bincount")
@@ -51,6 +53,7 @@ ALLOWED = {
         "_choose": "only in steps whose tokens the host needs first; `draw` leaves them there",
         "_fail": "the same",
     },
+    "worker/step_buffers.py": {"__init__": "memory of the host, when an engine starts"},
     "worker/input_builder.py": {"_slots_in": "memory of the host"},
     "layers/activation.py": {"_xielu_parameters": "read from the checkpoint"},
     "models/blocks.py": {"attention_of": "it builds a layer"},
@@ -161,7 +164,7 @@ def test_no_step_waits_for_its_device(file: Path) -> None:
 
 def test_a_step_whose_tokens_stay_reads_nothing() -> None:
     """No function that such a step runs is among those that may wait."""
-    runs = {"draw", "_draw", "_begin", "put", "take", "_take_drawn", "build"}
+    runs = {"draw", "_draw", "_candidates", "_begin", "put", "take", "_take_drawn", "build", "begin", "send", "keep"}
     assert not runs & {function for functions in ALLOWED.values() for function in functions}
 
 

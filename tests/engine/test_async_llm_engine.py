@@ -59,6 +59,9 @@ class Gate:
             result.token_ids.clear()  # the scheduler cannot take this in
         return result
 
+    def capture_graph(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.inner.close()
 

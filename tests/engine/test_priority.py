@@ -117,6 +117,9 @@ class Scores:
         self.num_scored += sum(map(len, result.prompt_logprobs.values()))
         return result
 
+    def capture_graph(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.inner.close()
 

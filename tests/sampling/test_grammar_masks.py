@@ -13,8 +13,9 @@ import torch
 from quire.ops.backends import ops_of
 from quire.ops.contract import Ops
 from quire.sampling.batch import SamplingBatch
+from quire.sampling.drawn import SampledTokens
 from quire.sampling.row import SamplingRow
-from quire.sampling.sampler import SampledTokens, Sampler
+from quire.sampling.sampler import Sampler
 from quire.structured.backend import Masks, Matcher
 from tests.ops.implementations import REFERENCE
 from tests.ops.test_sampling import implementations_of

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from quire.ops.backends import ops_of
 from quire.ops.contract import Ops
 from quire.sampling.batch import SamplingBatch
+from quire.sampling.drawn import SampledTokens
 from quire.sampling.random import uniforms
 from quire.sampling.row import SamplingRow
-from quire.sampling.sampler import LogitsRoom, SampledTokens, Sampler
+from quire.sampling.sampler import LogitsRoom, Sampler
 from tests.ops.implementations import REFERENCE, implementations_of
 from tests.sampling.rows import make_row
 

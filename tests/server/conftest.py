@@ -98,6 +98,9 @@ class StandIn:
             raise self.error
         return self.inner.execute(plan)
 
+    def capture_graph(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.inner.close()
 

@@ -14,7 +14,7 @@ from quire.core.scheduler import Scheduler
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
 from quire.sampling_params import SamplingParams
-from tests.fakes import specs_of
+from tests.fakes import STATE, specs_of
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 40
 
@@ -65,7 +65,13 @@ def introducing(*new: New) -> dict[str, Any]:
 def scheduler(block_size: int, num_blocks: int, chunk: int, windows: Sequence[int | None] = (None,)) -> Scheduler:
     """A scheduler over a KV group for each window."""
     return Scheduler(
-        BlockManager(num_blocks, specs_of(block_size, windows), max_chunk_tokens=chunk, enable_prefix_caching=True),
+        BlockManager(
+            num_blocks,
+            specs_of(block_size, windows),
+            max_chunk_tokens=chunk,
+            enable_prefix_caching=True,
+            state_stride=block_size if STATE in windows else 0,
+        ),
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=24,
         max_model_len=MAX_MODEL_LEN,

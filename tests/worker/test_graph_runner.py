@@ -10,11 +10,12 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.messages.kv import kv_layout
-from quire.ops.backends import ops_of
+from quire.ops.backends import implementation_of, ops_of
 from quire.ops.contract import Ops
+from quire.ops.graphs import Graph, Graphs
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
-from quire.worker.input_builder import InputBuilder
+from quire.worker.input_builder import InputBuilder, StepShape
 from tests.fakes import specs_of
 from tests.ops.implementations import implementations_of, rand
 
@@ -33,6 +34,68 @@ class Small:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.ops.linear(hidden, self.weight)
+
+
+class Capturing(Graphs):
+    """Runs again what it has, as if it had captured it. Its ops are the reference's."""
+
+    captures = True
+
+    def __init__(self, room_for: int = 99) -> None:
+        self.num_recorded = 0
+        self._room_for = room_for
+
+    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Graph:
+        if self.num_recorded == self._room_for:
+            raise RuntimeError("out of memory")
+        self.num_recorded += 1
+        return super().record(run)
+
+
+def capturing(graphs: Capturing, sizes: tuple[int, ...]) -> tuple[InputBuilder, GraphRunner]:
+    ops = Ops("reference", implementation_of("reference") | {"make_graphs": lambda: graphs})
+    batch, layout = InputBatch(8, 3), kv_layout(specs_of(4))
+    builder = InputBuilder(ops, [], batch, layout=layout, max_num_tokens=8, graph_sizes=sizes)
+    return builder, GraphRunner(ops, Small(ops, lambda ops, hidden, ctx: hidden), builder)
+
+
+def test_sizes_are_captured_one_by_one_the_largest_first_and_then_steps_run_from_them() -> None:
+    graphs = Capturing()
+    builder, runner = capturing(graphs, (1, 2, 4))
+    for size in (3, 5, 8):
+        hidden, logits = runner.run(builder.padding(size))
+        assert len(hidden) == size
+        assert logits is not None
+        assert len(logits) == size
+    assert graphs.num_recorded == 0, "nothing is captured while steps run"
+    assert [runner.capture_next() for _ in range(4)] == [True, True, False, False]
+    assert [shape.num_seqs for shape in runner._captured] == [4, 2, 1]
+    builder.padding(4)
+    hidden, logits = runner.run(StepShape(3, 3, 3))
+    assert len(hidden) == 3
+    assert logits is not None
+    assert len(logits) == 3
+    runner.run(builder.padding(8))
+    assert graphs.num_recorded == 3
+
+
+def test_without_sizes_a_device_that_captures_runs_op_by_op() -> None:
+    graphs = Capturing()
+    builder, runner = capturing(graphs, ())
+    runner.run(builder.padding(1))
+    assert not runner.capture_next()
+    assert graphs.num_recorded == 0
+
+
+def test_where_a_capture_fails_steps_go_on_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    builder, runner = capturing(Capturing(room_for=1), (1, 2, 4))
+    with caplog.at_level("WARNING"):
+        assert [runner.capture_next() for _ in range(3)] == [True, False, False]
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 sizes of steps run from graphs, the others op by op: RuntimeError: out of memory"
+    ]
+    for size in (1, 2, 3, 4):
+        assert len(runner.run(builder.padding(size))[0]) == size
 
 
 def with_torch(ops: Ops, hidden: Tensor, ctx: ForwardContext) -> Tensor:

@@ -17,10 +17,12 @@ from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOut
 from quire.sampling.row import ON_DEVICE
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine
+from quire.worker.device_link import Link
 from quire.worker.model_runner import ModelRunner
 from tests.fakes import specs_of
 from tests.ops.implementations import REFERENCE
 from tests.worker import plans
+from tests.worker.links import CopyLink
 from tests.worker.plans import introducing
 
 VOCAB_SIZE, BLOCK_SIZE = 23, 4
@@ -87,8 +89,9 @@ def begin(runner: ModelRunner, scheduled: list[tuple[int, int, int, int]], **fie
     )
 
 
-def test_steps_go_on_from_tokens_that_nobody_has_read() -> None:
-    runner = make_runner(leaves_tokens=True)
+@pytest.mark.parametrize("link", [None, CopyLink()], ids=["host's memory", "memory of its own"])
+def test_steps_go_on_from_tokens_that_nobody_has_read(link: Link | None) -> None:
+    runner = make_runner(leaves_tokens=True, link=link)
     sampled = {"temperature": 1.0, "top_k": 1, "seed": 1}
     prompts = introducing(new(0, [1, 2, 3]), new(1, [6, 7], **sampled), new(2, [9]))
     reads = [begin(runner, [(0, 0, 3, 1), (1, 0, 2, 1), (2, 0, 1, 1)], **prompts)]
@@ -104,13 +107,51 @@ def test_steps_go_on_from_tokens_that_nobody_has_read() -> None:
     assert again().token_ids == [[11]], "a step that runs again reads the token that it read before"
 
 
-@pytest.mark.parametrize("params", [{"logprobs": 0}, {"repetition_penalty": 1.1}, {"n": 2}])
+@pytest.mark.parametrize("params", [{"logprobs": -1}, {"repetition_penalty": 1.1}, {"n": 2}])
 def test_what_needs_tokens_on_the_host_has_them(params: dict[str, Any]) -> None:
     runner = make_runner(leaves_tokens=True)
     num_draws = params.get("n", 1)
     asks = introducing(new(0, [1, 2, 3], **params), new(1, [7]))
     begin(runner, [(0, 0, 3, num_draws), (1, 0, 1, 1)], **asks)
     assert ON_DEVICE not in {row.drawn for row in runner.batch.rows.values()}
+
+
+@pytest.mark.parametrize("logprobs", [(0, 3, None), (None, 2, None), (3, 1, 2)])
+def test_candidates_stay_on_the_device_with_the_tokens_and_are_those_of_a_step_that_waits(
+    logprobs: tuple[int | None, ...],
+) -> None:
+    draws = {"temperature": 1.0, "seed": 4}
+    given = [([1, 2, 3], {}), ([6, 7], draws), ([9], {})]
+    found = []
+    for leaves in (False, True):
+        runner = make_runner(leaves_tokens=leaves)
+        rows = [
+            new(i, prompt, logprobs=k, **params)
+            for i, ((prompt, params), k) in enumerate(zip(given, logprobs, strict=True))
+        ]
+        read = begin(runner, [(0, 0, 3, 1), (1, 0, 2, 1), (2, 0, 1, 1)], **introducing(*rows))
+        assert (ON_DEVICE in {row.drawn for row in runner.batch.rows.values()}) == leaves
+        found.append(read())
+    waited, left = found
+    assert left == waited
+    assert left.logprobs.keys() == {i for i, k in enumerate(logprobs) if k is not None}
+
+
+def test_a_row_that_fails_reports_nothing_and_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(leaves_tokens=True)
+    logits_of = runner.model.compute_logits
+
+    def damaged(hidden: Tensor) -> Tensor:
+        logits = logits_of(hidden)
+        logits[0, 5] = torch.nan
+        return logits
+
+    monkeypatch.setattr(runner.model, "compute_logits", damaged)
+    asks = introducing(new(0, [1, 2, 3], logprobs=2), new(1, [7], logprobs=2))
+    result = begin(runner, [(0, 0, 3, 1), (1, 0, 1, 1)], **asks)()
+    assert result.token_ids == [[], [8]]
+    assert result.logprobs.keys() == {1}
+    assert result.errors.keys() == {0}
 
 
 def test_a_row_whose_logits_are_not_finite_fails_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_engine_args_refuse_what_is_unknown_themselves() -> None:
 def test_options_that_describe_what_is_done_anyway_are_accepted() -> None:
     assert (
         EngineArgs.from_options(
-            {"tensor_parallel_size": 1, "quantization": None, "enforce_eager": False, "runner": "auto"}
+            {"tensor_parallel_size": 1, "quantization": None, "enable_chunked_prefill": True, "runner": "auto"}
         )
         == EngineArgs()
     )

@@ -28,10 +28,11 @@ from quire.sampling.row import ON_DEVICE
 from quire.structured.checker import GrammarChecker
 from quire.structured.grammar import Grammar
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from quire.worker import worker
+from quire.worker import model_runner, worker
 from tests import checkpoints
 from tests.checkpoints import make_checkpoint
 from tests.quantized_checkpoints import make_quantized_checkpoint
+from tests.worker.links import CopyLink
 from tools.fuzz_invariance.cases import MAX_MODEL_LEN, EngineChoice
 from tools.fuzz_invariance.patches import replaced
 
@@ -104,9 +105,14 @@ class Engines:
         return path
 
     def core(self, engine: EngineChoice, clock: Clock, executor: Callable[[QuireConfig], InprocExecutor]) -> EngineCore:
-        """A core with an empty cache; `executor` makes it from the configuration."""
+        """A core with an empty cache; `executor` makes it from the configuration.
+
+        With several steps in flight, arrays of a step are sent to memory that only ops read, as to a device.
+        """
         config = self.config_of(engine)
-        with replaced(worker, "load_model", self._kept_weights):
+        is_asynchronous = config.scheduler_config.max_steps_in_flight > 1
+        link_to = (lambda device: CopyLink()) if is_asynchronous else model_runner.link_to
+        with replaced(worker, "load_model", self._kept_weights), replaced(model_runner, "link_to", link_to):
             return EngineCore(config, executor(config), clock)
 
     def grammars_of(self, inputs: InputProcessor) -> GrammarChecker:

@@ -164,8 +164,8 @@ def _stale_token(apply: Any) -> Any:
 def _stale_token_on_device(put: Any) -> Any:
     """The device keeps the token that it drew two positions before, of every other position."""
 
-    def forgetful(tokens: LastTokens, slots: Any, positions: list[int], token_ids: Any) -> None:
-        put(tokens, slots, [position - position % 2 for position in positions], token_ids)
+    def forgetful(tokens: LastTokens, places: Any, token_ids: Any) -> None:
+        put(tokens, places - places % 2, token_ids)
 
     return forgetful
 

@@ -39,6 +39,7 @@ PURPOSES = {
     "workspace": "activations of a step of {step} tokens",
     "logits": "of {seqs} sequences",
     "logprobs": "candidates of every position of a step",
+    "graphs": "{graphs} captured steps, of up to {captured} sequences",
     "requests": "{seqs} requests at their bounds and those that wait, and what is known of the KV cache",
     "grammars": "of structured outputs: vocabulary, checker, compiled grammars",
     "loading": "pages of files while weights are read",
@@ -250,13 +251,15 @@ def _seats(answer: Answer) -> str:
 
 
 def _purpose(name: str, config: QuireConfig) -> str:
-    step, cache = config.scheduler_config, config.cache_config
+    step, cache, sizes = config.scheduler_config, config.cache_config, config.compilation_config.graph_sizes
     kind = f"{cache.dtype}, {config.choices['kv_cache_dtype'].reason}"
     return PURPOSES[name].format(
         kept=cache.capacity if cache.num_sequences else f"keys and values of {cache.capacity} ({kind})",
         ram=f"{cache.num_ram_slots:,}",
         step=f"{step.max_num_batched_tokens:,}",
         seqs=step.max_num_seqs,
+        graphs=len(sizes),
+        captured=max(sizes, default=0),
     )
 
 

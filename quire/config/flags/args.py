@@ -196,6 +196,11 @@ class EngineArgs:
         None,
         "Decide the next step while one is computed; when left out, where a device computes beside the host.",
     )
+    enforce_eager: bool = knob(
+        False,
+        "Run all steps of a GPU op by op; else those that compute one token of each sequence are replayed from CUDA "
+        "graphs. Steps of a CPU stay as they are.",
+    )
     structured_outputs_backend: str = knob(
         "auto",
         "Library that keeps the form of outputs; guidance, which is llguidance, is the only one.",

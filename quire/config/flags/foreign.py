@@ -78,7 +78,6 @@ ENGINE: Mapping[str, Foreign] = {
     "enable_lora": Foreign(_LORA, (False, None)),
     "enable_prompt_embeds": Foreign("prompts are text or token ids.", (False,)),
     "enable_sleep_mode": Foreign("stop the server instead: it is ready again within seconds.", (False,)),
-    "enforce_eager": Foreign("nothing is compiled.", (True, False)),
     "hf_config_path": Foreign("config.json is read from the model's directory; --hf-overrides changes its values."),
     "hf_token": Foreign("set HF_TOKEN: a command line can be read by others.", (None,)),
     "kv_cache_metrics": Foreign("/metrics and /v1/stats tell about the KV cache.", (False,)),

@@ -85,6 +85,8 @@ class EngineOptions(TypedDict, total=False):
     """Seconds of waiting that count as much as a priority that is lower by one; 0: waiting does not count."""
     async_scheduling: bool | None
     """Decide the next step while one is computed; when left out, where a device computes beside the host."""
+    enforce_eager: bool
+    """Run all steps of a GPU op by op instead of from CUDA graphs."""
     structured_outputs_backend: str
     """Library that keeps the form of outputs: guidance, the only one."""
     device: str

@@ -20,7 +20,7 @@ from quire.config.memory.stored_plan import (
 )
 from quire.config.memory.weight_shapes import loading_bytes, weight_bytes, weight_shapes
 from quire.errors import ConfigError, counted
-from quire.messages.kv import KVLayout
+from quire.messages.kv import DTYPE_BYTES, KVLayout
 from quire.structured.grammar import (
     COMPILED_BYTES,
     COMPILED_BYTES_PER_CHARACTER,
@@ -55,6 +55,8 @@ class MemoryPlan:
     """Of every sequence of a step, in float32, and a copy of those that draw."""
     logprobs: int
     """What reporting takes: logits as they were, and the candidates of every position of a step."""
+    graphs: int
+    """What a GPU captures: the memory that all graphs compute in, their outputs, and what the driver keeps of each."""
     requests: int
     """Lists of requests, of those that run at their bounds, and what is kept of every block and its tokens."""
     grammars: int
@@ -105,6 +107,8 @@ class MemoryUse:
     max_logprobs: int
     block_size: int
     kv_cache_dtype: str
+    graph_sizes: tuple[int, ...] = ()
+    """Sequences of the steps that are captured."""
     num_ram_slots: int = 0
     """Pages that are kept in memory beside the KV cache."""
     num_disk_slots: int = 0
@@ -131,6 +135,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
         workspace=workspace,
         logits=logits,
         logprobs=logprobs,
+        graphs=graphs_bytes(arch, use),
         requests=requests,
         grammars=grammar_bytes(arch.vocab_size),
         loading=max(0, loading - kv_cache - kv_ram - workspace - logits - logprobs - requests),
@@ -230,6 +235,28 @@ def logits_bytes(arch: ModelArch, use: MemoryUse) -> int:
         return stored_logits_bytes(arch, use.dtype, rows) + rows * arch.vocab_size * 4
     logits = step_logits_bytes(arch, use.dtype, use.max_num_batched_tokens, rows, ops=use.ops)
     return logits + rows * arch.vocab_size * 4
+
+
+LAUNCHES_OF_LAYER = 24
+"""The most that the layers of today's families have, experts' included; a plain decoder's have 9."""
+BYTES_OF_LAUNCH = 8 << 10
+"""What the driver keeps of a captured launch: an estimate, twice the most that its arguments take. Not measured yet."""
+SPLITS_BYTES = 64 << 20
+"""Partial results of attention, at most (`ops.triton.attention.SCRATCH_BYTES`)."""
+
+
+def graphs_bytes(arch: ModelArch, use: MemoryUse) -> int:
+    """What captured steps take: the activations, states and logits of the largest, in memory that all of them share,
+    its outputs once more outside of that, and the launches of each."""
+    if not use.graph_sizes:
+        return 0
+    rows = use.graph_sizes[-1]
+    largest = replace(use, max_num_batched_tokens=rows, max_num_seqs=rows)
+    logits = step_logits_bytes(arch, use.dtype, rows, rows, ops=use.ops)
+    shared = _step_bytes(arch, largest) + recurrence_bytes(arch, rows, rows, ops=use.ops) + logits + SPLITS_BYTES
+    outputs = rows * (arch.hidden_size * DTYPE_BYTES[use.dtype] + arch.vocab_size * 4)
+    launches = len(use.graph_sizes) * arch.num_layers * LAUNCHES_OF_LAYER
+    return shared + outputs + launches * BYTES_OF_LAUNCH
 
 
 CANDIDATE_BYTES = 84

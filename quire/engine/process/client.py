@@ -77,6 +77,8 @@ class ThreadedCoreClient:
         self._on_outputs = on_outputs
         self._on_death = on_death
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._graphs_are_missing = True
+        """As far as is known: one is captured whenever there is nothing else to do."""
         self._thread = start_essential("quire-core", self._run)
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -126,9 +128,12 @@ class ThreadedCoreClient:
         """Carry out what has been asked; sleeps while there is nothing to do. False when told to stop."""
         while True:
             try:
-                command = self._commands.get(block=not self._core.has_work())
+                command = self._commands.get(block=not self._core.has_work() and not self._graphs_are_missing)
             except queue.Empty:
-                return True
+                if self._core.has_work():
+                    return True
+                self._graphs_are_missing = self._core.capture_graph()
+                continue
             match command:
                 case None:
                     return False

@@ -181,6 +181,8 @@ class EngineCoreProc:
         self._stats_are_stale = False
         """What the fronts know is older than what has happened."""
         self._stats_sent_at = 0.0
+        self._graphs_are_missing = True
+        """As far as is known: one is captured whenever there is nothing else to do."""
 
     def run(self) -> None:
         """Step until the supervisor is gone, or wants an end; then keep what the next core can use."""
@@ -198,6 +200,10 @@ class EngineCoreProc:
                 self._wait_for_readers()
             elif self._on_trial is not None:
                 self._end_trial()
+            elif self._graphs_are_missing:
+                self.control.step_started()
+                self._graphs_are_missing = self.core.capture_graph()
+                self.control.step_ended()
         if self._stop is not None:
             self.core.close(self._stop.flush_s)
 
@@ -214,7 +220,7 @@ class EngineCoreProc:
         busy = self.core.has_work() or self._on_trial is not None or bool(self._suspects)
         if not busy and self._stats_are_stale:
             self._publish(EngineCoreOutputs(stats=self.core.stats()))
-        for key, events in self._selector.select(0 if busy else None):
+        for key, events in self._selector.select(0 if busy or self._graphs_are_missing else None):
             front = key.data
             if front is None:
                 try:

@@ -28,6 +28,7 @@ from quire.ops.triton.elementwise import (
 )
 from quire.ops.triton.experts import mixture_of_experts
 from quire.ops.triton.gemm import embedding, gated_linear, linear, pack_linear
+from quire.ops.triton.graphs import CapturedGraphs
 from quire.ops.triton.latent import latent_qkv, latent_values
 from quire.ops.triton.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.triton.quantized import pack_quantized, quantize_linear
@@ -127,4 +128,5 @@ def ops_on(device: str) -> dict[str, Callable[..., object]]:
         return allocate_there
 
     allocations = {op.__name__: placed(op) for op in (allocate_kv_cache, allocate_states)}
-    return {**OPS, **dense_ops(place), **allocations}
+    graphs = {} if place.type == "cpu" else {"make_graphs": partial(CapturedGraphs, place)}
+    return {**OPS, **dense_ops(place), **allocations, **graphs}

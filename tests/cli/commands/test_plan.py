@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from quire.cli.commands import plan as plan_command
 from quire.cli.main import main
 from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config
+from tests.config.test_devices import GPU
+from tests.config.test_resolve import resolved
 
 PARTS = (
     "weights",
@@ -23,6 +26,7 @@ PARTS = (
     "workspace",
     "logits",
     "logprobs",
+    "graphs",
     "requests",
     "grammars",
     "loading",
@@ -51,6 +55,12 @@ def test_the_plan_is_the_one_that_a_start_makes(plan: Plan) -> None:
     assert (found["fits"], found["status"], found["missing_bytes"], found["changes"]) == (True, 0, 0, [])
     assert found["max_context"] == 1024
     assert found["max_concurrency"] == 8, "seats, for memory would hold 300 // 26"
+
+
+def test_people_read_how_many_steps_of_a_gpu_are_captured(tmp_path: Path) -> None:
+    config = resolved(tmp_path, machine=GPU, max_num_seqs=32)
+    purposes = {name: plan_command._purpose(name, config) for name in config.memory_plan}
+    assert purposes["graphs"] == "7 captured steps, of up to 32 sequences"
 
 
 def test_a_serve_command_can_be_pasted(plan: Plan, tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ class PoisonedExecutor:
     def prepare_grammar(self, grammar: Grammar) -> Future[None]:
         return self.inner.prepare_grammar(grammar)
 
+    def capture_graph(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.inner.close()
 

@@ -125,6 +125,37 @@ class Harness:
             front.sock.close()
 
 
+class CapturingExecutor(MemoryExecutor):
+    """Has graphs to capture, and notes when it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_BLOCKS, 16)
+        self.num_missing = 3
+        self.captured_after: list[int] = []
+        """Steps that were run before each capture."""
+        self.is_full = threading.Event()
+
+    def capture_graph(self) -> bool:
+        self.captured_after.append(self.num_steps)
+        self.num_missing -= 1
+        if not self.num_missing:
+            self.is_full.set()
+        return self.num_missing > 0
+
+
+def test_graphs_are_captured_while_nothing_is_asked_and_until_none_is_missing() -> None:
+    executor = CapturingExecutor()
+    harness = Harness(executor)
+    try:
+        assert executor.is_full.wait(TIMEOUT)
+        front = harness.attach()
+        front.say(request("a", [5]))
+        front.until(("a", 0))
+        assert executor.captured_after == [0, 0, 0]
+    finally:
+        harness.close()
+
+
 @pytest.fixture
 def proc() -> Iterator[Harness]:
     harness = Harness()

@@ -38,6 +38,9 @@ class Hearing:
         self.priorities += [request.priority for request in plan.new_requests]
         return self.inner.execute(plan)
 
+    def capture_graph(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.inner.close()
 

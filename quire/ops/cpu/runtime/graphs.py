@@ -86,6 +86,7 @@ class Graphs:
     """See `operands.Graphs`. All graphs of one set share their memory, for one runs at a time."""
 
     only_ops = True
+    captures = False
 
     def __init__(self) -> None:
         self._arena = Arena()

@@ -3,7 +3,8 @@
 A scan's program takes one sequence, and channels that no other one takes, through the step token by token, in float32
 and always in the same order: no bit depends on how a sequence is cut into steps, or on its neighbours.
 
-States [2, B, half]: number n of page b is at [n // half, b, n % half]. Page -1 holds zeros.
+States [2, B, half]: number n of page b is at [n // half, b, n % half]. Page -1 holds zeros, whatever is
+written there.
 """
 
 from __future__ import annotations
@@ -69,6 +70,13 @@ def load_numbers(states, page, numbers, half, half_stride, mask):
 
 
 @triton.jit
+def store_numbers(states, page, numbers, value, half, half_stride, mask):
+    """Write numbers of a page, if there is one."""
+    is_there = mask & (numbers * 0 + page >= 0)
+    tl.store(states + places_of(page, numbers, half, half_stride), value, mask=is_there)
+
+
+@triton.jit
 def input_of(x, factors, row, channels, mask, x_stride):
     """What the convolution reads of a row of x: times that of `factors`, if there are any."""
     value = tl.load(x + row.to(tl.int64) * x_stride + channels, mask=mask, other=0.0).to(tl.float32)
@@ -124,8 +132,7 @@ def keep_inputs_kernel(
         else:
             numbers = (end - start + index) * num_channels + channels
             value = load_numbers(states, page, numbers, half, half_stride, is_channel)
-        places = places_of(target, index * num_channels + channels, half, half_stride)
-        tl.store(states + places, value, mask=is_channel)
+        store_numbers(states, target, index * num_channels + channels, value, half, half_stride, is_channel)
 
 
 @triton.jit(do_not_specialize=STEP)
@@ -161,8 +168,7 @@ def mamba_kernel(
         result = narrowed(result * opened, out.dtype.element_ty)
         tl.store(out + token * num_channels + channels, result, mask=is_channel)
         token += 1
-    places = places_of(tl.load(writes + sequence), places, half, half_stride)
-    tl.store(states + places, state, mask=is_inside)
+    store_numbers(states, tl.load(writes + sequence), places, state, half, half_stride, is_inside)
 
 
 @triton.jit(do_not_specialize=STEP)
@@ -198,8 +204,7 @@ def mamba2_kernel(
         result = tl.sum(state * read[None, :], axis=1) + value * share
         tl.store(out + token * inner + own, result, mask=is_channel)
         token += 1
-    places = places_of(tl.load(writes + sequence), places, half, half_stride)
-    tl.store(states + places, state, mask=is_inside)
+    store_numbers(states, tl.load(writes + sequence), places, state, half, half_stride, is_inside)
 
 
 @triton.jit(do_not_specialize=STEP)
@@ -242,8 +247,7 @@ def gated_delta_kernel(
         result = tl.sum(state * query[None, :], axis=1)
         tl.store(out + token * (HEADS * SIZE) + own, result, mask=is_channel)
         token += 1
-    places = places_of(tl.load(writes + sequence), places, half, half_stride)
-    tl.store(states + places, state, mask=is_inside)
+    store_numbers(states, tl.load(writes + sequence), places, state, half, half_stride, is_inside)
 
 
 @triton.jit(do_not_specialize=STEP)
@@ -273,8 +277,7 @@ def lightning_kernel(
         result = tl.sum(state * query[None, :], axis=1)
         tl.store(out + token * (HEADS * SIZE) + head * SIZE + channels, result, mask=is_channel)
         token += 1
-    places = places_of(tl.load(writes + sequence), places, half, half_stride)
-    tl.store(states + places, state, mask=is_inside)
+    store_numbers(states, tl.load(writes + sequence), places, state, half, half_stride, is_inside)
 
 
 @triton.jit(do_not_specialize=STEP)
@@ -308,8 +311,7 @@ def rg_lru_kernel(
         result = narrowed(result, out.dtype.element_ty)
         tl.store(out + token * num_channels + channels, result, mask=is_channel)
         token += 1
-    places = places_of(tl.load(writes + sequence), FIRST + channels, half, half_stride)
-    tl.store(states + places, state, mask=is_channel)
+    store_numbers(states, tl.load(writes + sequence), FIRST + channels, state, half, half_stride, is_channel)
 
 
 @triton.jit
