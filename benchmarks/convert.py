@@ -34,7 +34,7 @@ def python_of(engine: str) -> str:
 
 def write_tokenizer(directory: Path) -> None:
     """A byte-level tokenizer, for peers that do not start without one."""
-    from tests.checkpoints import write_tokenizer as write
+    from tests.tiny_tokenizer import write_tokenizer as write
 
     write(directory)
     config = json.loads((directory / "tokenizer_config.json").read_text())

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.checkpoints import random_model, write_tokenizer
+from tests.checkpoints import random_model
+from tests.tiny_tokenizer import write_tokenizer
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 """e2m1 (OCP Microscaling Formats 1.0)."""

@@ -18,8 +18,6 @@ from quire.utils.math import cdiv, round_up
 _Place = TypeVar("_Place")
 MAX_PADDING = 0.1
 """Groups may have so many layers that at most this share of the pages' bytes, beyond what layers use, is unused."""
-
-
 TYPICAL_CONTEXT = 1 << 15
 """Tokens of the sequence by which padding is measured where blocks differ: layers with a window keep fewer."""
 PAGES_PER_STATE = 2

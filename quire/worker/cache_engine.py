@@ -65,7 +65,7 @@ def _blocks_within(pages: Tensor, page: PageSpec, first_byte: int) -> Tensor:
 
 
 class CacheEngine:
-    """A pool of `num_blocks` pages. A page is one block of each part; each layer of a group has one of the parts.
+    """A pool of `num_blocks` pages. A page is one block of each part; each layer of a group has a place in one of them.
 
     The operating system gives memory when it is first written, which costs a prompt up to half of its time on a virtual
     machine. So the next `num_ahead` blocks beyond the highest one used are touched before, by a thread that runs when

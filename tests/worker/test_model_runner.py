@@ -137,8 +137,8 @@ def test_candidates_stay_on_the_device_with_the_tokens_and_are_those_of_a_step_t
     assert left.logprobs.keys() == {i for i, k in enumerate(logprobs) if k is not None}
 
 
-def test_a_row_that_fails_reports_nothing_and_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_runner(leaves_tokens=True)
+def damage_first_row(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a logit of a step's first row NaN."""
     logits_of = runner.model.compute_logits
 
     def damaged(hidden: Tensor) -> Tensor:
@@ -147,6 +147,11 @@ def test_a_row_that_fails_reports_nothing_and_others_do(monkeypatch: pytest.Monk
         return logits
 
     monkeypatch.setattr(runner.model, "compute_logits", damaged)
+
+
+def test_a_row_that_fails_reports_nothing_and_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(leaves_tokens=True)
+    damage_first_row(runner, monkeypatch)
     asks = introducing(new(0, [1, 2, 3], logprobs=2), new(1, [7], logprobs=2))
     result = begin(runner, [(0, 0, 3, 1), (1, 0, 1, 1)], **asks)()
     assert result.token_ids == [[], [8]]
@@ -156,14 +161,7 @@ def test_a_row_that_fails_reports_nothing_and_others_do(monkeypatch: pytest.Monk
 
 def test_a_row_whose_logits_are_not_finite_fails_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner(leaves_tokens=True)
-    logits_of = runner.model.compute_logits
-
-    def damaged(hidden: Tensor) -> Tensor:
-        logits = logits_of(hidden)
-        logits[0, 5] = torch.nan
-        return logits
-
-    monkeypatch.setattr(runner.model, "compute_logits", damaged)
+    damage_first_row(runner, monkeypatch)
     asks = introducing(new(0, [1, 2, 3], temperature=1.0, seed=0), new(1, [7], temperature=1.0, top_k=1, seed=0))
     result = begin(runner, [(0, 0, 3, 1), (1, 0, 1, 1)], **asks)()
     assert result.token_ids == [[], [8]]
