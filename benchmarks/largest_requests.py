@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config.engine import QuireConfig
-from quire.engine.input_processor import InputProcessor
+from quire.engine.front.input_processor import InputProcessor
 from quire.sampling_params import BOUNDS, MAX_BAD_WORD_TOKENS
 
 

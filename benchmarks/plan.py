@@ -147,7 +147,7 @@ def measure(model: str | None, options: dict[str, Any], n: int) -> dict[str, Any
 
 def largest_requests(config: Any, n: int) -> list[Any]:
     """Requests that fill every seat and a whole step, with everything that takes memory at its bound."""
-    from quire.engine.input_processor import as_bits
+    from quire.engine.front.input_processor import as_bits
     from quire.messages.request import EngineCoreRequest
     from quire.sampling_params import SamplingParams
 

@@ -34,13 +34,13 @@ from benchmarks.plan import EMBEDDED, MIB
 from quire.config.engine import QuireConfig
 from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import EMBEDDED_MODEL
-from quire.engine.front_startup import load_front
+from quire.engine.front.seeds import same_seeds
+from quire.engine.front.startup import load_front
 from quire.engine.process.client import ProcessCoreClient
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreSupervisor, CoreUp
 from quire.engine.request_memory import RequestMemory
-from quire.engine.seeds import same_seeds
 from quire.errors import EngineOverloaded, RequestError
 from quire.messages.output import EngineCoreOutputs, FinishReason
 from quire.messages.request import AbortRequest, EngineCoreRequest

@@ -19,7 +19,7 @@ from quire.config.flags.foreign import METHODS, raise_no_attribute, refuse_forei
 from quire.config.flags.knobs import signature_of
 from quire.config.flags.options import EngineOptions
 from quire.core.beam import score_of
-from quire.engine.input_processor import as_params
+from quire.engine.front.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.receipt import Receipt, Transcript, receipt_of
 from quire.errors import EngineError, InvalidParameter, RequestError, UnsupportedFeature, counted, shown

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from quire.engine.admission import AdmissionLimits
+from quire.engine.front.admission import AdmissionLimits
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.server.settings import ServerSettings
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from quire.config.engine import QuireConfig
 from quire.config.flags.args import EngineArgs
 from quire.config.flags.foreign import ASYNC_ENGINE_METHODS, raise_no_attribute, refuse_foreign
-from quire.engine.admission import Admission, AdmissionLimits
-from quire.engine.front_startup import FrontParts, load_front
+from quire.engine.front.admission import Admission, AdmissionLimits
+from quire.engine.front.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
+from quire.engine.front.ongoing_requests import OngoingRequests
+from quire.engine.front.seeds import new_seeds, seeds_of_front
+from quire.engine.front.startup import FrontParts, load_front
 from quire.engine.identity import Identity
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, as_params, check_request_id
-from quire.engine.ongoing_requests import OngoingRequests
 from quire.engine.process.client import CoreClient, ProcessCoreClient, ThreadedCoreClient
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.restart_policy import RestartPolicy
@@ -36,7 +37,6 @@ from quire.engine.process.supervisor import (
     CoreUp,
 )
 from quire.engine.request_memory import RequestMemory
-from quire.engine.seeds import new_seeds, seeds_of_front
 from quire.engine.startup import EngineParts, start
 from quire.errors import EngineDeadError, EngineUnavailable, QuireError
 from quire.inputs import PromptType

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.config.flags.args import EngineArgs
 from quire.config.flags.foreign import ENGINE_METHODS, raise_no_attribute, refuse_foreign
-from quire.engine.input_processor import as_params, check_request_id
+from quire.engine.front.input_processor import as_params, check_request_id
 from quire.engine.startup import EngineParts, start
 from quire.errors import InvalidParameter, shown
 from quire.inputs import PromptType

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config, importing_torch, load_core, locate
 from quire.engine.engine_core import EngineCore
-from quire.engine.front_startup import FrontParts, load_front
-from quire.engine.seeds import MakeSeeds, same_seeds
+from quire.engine.front.seeds import MakeSeeds, same_seeds
+from quire.engine.front.startup import FrontParts, load_front
 from quire.loader.digest import digesting
 from quire.observability.ledger import Ledger
 from quire.utils.interrupts import interrupts_deferred

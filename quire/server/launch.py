@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.config.flags.args import EngineArgs
-from quire.engine.admission import AdmissionLimits
+from quire.engine.front.admission import AdmissionLimits
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CoreSupervisor
 from quire.log import configure, get_logger

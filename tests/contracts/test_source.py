@@ -73,7 +73,7 @@ def test_assertions_do_not_stand_for_checks_of_input_at_the_edges() -> None:
         "sampling_params.py",
         "config/flags/args.py",
         "config/resolve.py",
-        "engine/input_processor.py",
+        "engine/front/input_processor.py",
         "inputs.py",
     ):
         tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))

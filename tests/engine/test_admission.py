@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.engine.admission import Admission, AdmissionLimits
+from quire.engine.front.admission import Admission, AdmissionLimits
 from quire.errors import ConfigError, EngineOverloaded
 
 

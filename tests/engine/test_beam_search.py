@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from quire.engine import input_processor
+from quire.engine.front import input_processor
 from quire.errors import EngineError, InvalidParameter, UnsupportedFeature
 from quire.messages.codec import Codec
 from quire.messages.request import AbortRequest, EngineCoreRequest

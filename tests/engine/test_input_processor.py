@@ -11,7 +11,7 @@ import pytest
 from quire import SamplingParams
 from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config
-from quire.engine.input_processor import InputProcessor
+from quire.engine.front.input_processor import InputProcessor
 from quire.errors import InvalidParameter
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
 

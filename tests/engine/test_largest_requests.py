@@ -7,7 +7,7 @@ import random
 from benchmarks.largest_requests import Bounds
 from quire.config.flags.args import EngineArgs
 from quire.engine.core_startup import create_config
-from quire.engine.front_startup import load_front
+from quire.engine.front.startup import load_front
 from quire.sampling_params import BOUNDS, MAX_BAD_WORD_TOKENS, SamplingParams
 
 

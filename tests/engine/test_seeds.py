@@ -9,8 +9,8 @@ import pytest
 from quire import LLM, EngineArgs
 from quire.config.engine import ModelConfig
 from quire.engine.core_startup import create_config
-from quire.engine.front_startup import load_front
-from quire.engine.seeds import new_seeds, same_seeds, seeds_of_front
+from quire.engine.front.seeds import new_seeds, same_seeds, seeds_of_front
+from quire.engine.front.startup import load_front
 
 NUM = 100
 

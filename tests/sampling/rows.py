@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quire.engine.input_processor import as_bits
+from quire.engine.front.input_processor import as_bits
 from quire.messages.request import EngineCoreRequest
 from quire.sampling.controls import Controls
 from quire.sampling.row import SamplingRow

@@ -7,7 +7,7 @@ import tracemalloc
 import msgspec
 
 from quire.config.memory.plan import controls_bytes
-from quire.engine.input_processor import as_bits
+from quire.engine.front.input_processor import as_bits
 from quire.messages.request import EngineCoreRequest
 from quire.messages.step import NewSequenceData, SchedulerOutputs
 from quire.sampling.controls import Controls

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.engine.input_processor import MAX_CACHE_SALT, MAX_REQUEST_ID, check_request_id
+from quire.engine.front.input_processor import MAX_CACHE_SALT, MAX_REQUEST_ID, check_request_id
 from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, shown
 from quire.messages.request import EngineCoreRequest
 from quire.sampling_params import BOUNDS, MAX_BAD_WORD_TOKENS, RANGES, RequestOutputKind

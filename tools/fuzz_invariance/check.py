@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from quire import CompletionOutput, RequestOutput
-from quire.engine.input_processor import ProcessedRequest
+from quire.engine.front.input_processor import ProcessedRequest
 from quire.outputs import TokenLogprobs
 from tools.fuzz_invariance.cases import Case, EngineChoice
 from tools.fuzz_invariance.engines import Engines

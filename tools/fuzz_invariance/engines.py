@@ -16,7 +16,7 @@ from quire import EngineArgs
 from quire.config.engine import QuireConfig
 from quire.engine.core_startup import create_config, read_arch
 from quire.engine.engine_core import EngineCore
-from quire.engine.input_processor import InputProcessor
+from quire.engine.front.input_processor import InputProcessor
 from quire.errors import ConfigError
 from quire.executor.inproc import InprocExecutor
 from quire.messages.kv import KVLayout

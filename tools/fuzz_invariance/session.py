@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from quire import RequestOutput, SamplingParams
-from quire.engine.input_processor import InputProcessor, ProcessedRequest
-from quire.engine.output_processor import OutputProcessor
-from quire.engine.seeds import same_seeds
+from quire.engine.front.input_processor import InputProcessor, ProcessedRequest
+from quire.engine.front.output_processor import OutputProcessor
+from quire.engine.front.seeds import same_seeds
 from quire.errors import RequestError
 from quire.inputs import TokensPrompt
 from quire.messages.request import AbortRequest, EngineCoreRequest

@@ -120,8 +120,8 @@ class _Batch:
 
         Raises: ConfigError when the engine cannot start; EngineDeadError when it ends; OutputLost, also in a group.
         """
-        from quire.engine.admission import AdmissionLimits
         from quire.engine.async_llm_engine import AsyncLLMEngine
+        from quire.engine.front.admission import AdmissionLimits
         from quire.observability.progress import generate_progress
         from quire.server.application import Application
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """A model and everything that a server takes; `options_of` reads it."""
-    from quire.engine.admission import AdmissionLimits
+    from quire.engine.front.admission import AdmissionLimits
     from quire.engine.process.restart_policy import RestartPolicy
     from quire.server.settings import add_server_flags
 
@@ -66,7 +66,7 @@ def options_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Ser
 
     Raises: ConfigError.
     """
-    from quire.engine.admission import AdmissionLimits
+    from quire.engine.front.admission import AdmissionLimits
     from quire.engine.process.restart_policy import RestartPolicy
     from quire.server.launch import ServeOptions
     from quire.server.settings import settings_from_namespace

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from quire.engine.front.why import Timeline
 from quire.engine.receipt import Transcript, receipt_of
-from quire.engine.why import Timeline
 from quire.errors import EngineOverloaded, counted
 from quire.inputs import TokensPrompt
 from quire.log import get_logger

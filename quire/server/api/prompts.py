@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.engine.input_processor import CHARS_PER_TOKEN
+from quire.engine.front.input_processor import CHARS_PER_TOKEN
 from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, shown
 from quire.inputs import TokensPrompt
 from quire.sampling_params import SamplingParams

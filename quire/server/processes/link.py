@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.engine.admission import AdmissionLimits
+from quire.engine.front.admission import AdmissionLimits
 from quire.engine.identity import Identity
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.supervisor import CoreDown, CoreEvent, CoreGone, CoreStarting, CoreUp

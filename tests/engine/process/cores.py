@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from quire import EngineArgs, SamplingParams
-from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine, EngineState
+from quire.engine.front.admission import AdmissionLimits
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.supervisor import CORE_MODULE, CoreSupervisor
 from quire.outputs import RequestOutput

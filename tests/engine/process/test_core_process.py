@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from quire import EngineArgs, SamplingParams
-from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine, EngineState
 from quire.engine.core_startup import create_config
+from quire.engine.front.admission import AdmissionLimits
 from quire.engine.identity import identity_of
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.errors import (

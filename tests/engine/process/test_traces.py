@@ -17,9 +17,9 @@ import pytest
 
 from quire import EngineArgs, SamplingParams
 from quire.engine.async_llm_engine import AsyncLLMEngine, EngineState
+from quire.engine.front.why import NAMES, Timeline
 from quire.engine.process.restart_policy import RestartPolicy
 from quire.engine.process.trace_files import MAX_FILES, PAUSE_S, TraceFiles
-from quire.engine.why import NAMES, Timeline
 from quire.errors import EngineUnavailable, RequestQuarantined
 from quire.messages.stats import Phase, Wait
 from quire.outputs import RequestOutput

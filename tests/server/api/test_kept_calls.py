@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from quire.engine.thinking import gate_in_force
+from quire.engine.front.thinking import gate_in_force
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.formats import CALLS, THINKING
 from quire.message_formats.marks import Marks

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine.why import NAMES
+from quire.engine.front.why import NAMES
 from tests.server.conftest import Running
 
 ASK = {"x-quire-why": "1"}

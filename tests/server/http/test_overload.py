@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from quire.config.flags.args import EngineArgs
-from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine
+from quire.engine.front.admission import AdmissionLimits
 from quire.engine.startup import start
 from quire.server.settings import ServerSettings
 from tests.server.conftest import NEEDS_OPENSSL, NUM_BLOCKS, Running, stand_in, wait_for

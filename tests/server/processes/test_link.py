@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quire import EngineArgs
-from quire.engine.admission import AdmissionLimits
 from quire.engine.async_llm_engine import AsyncLLMEngine
 from quire.engine.core_startup import create_config
+from quire.engine.front.admission import AdmissionLimits
 from quire.engine.identity import identity_of
 from quire.engine.process.protocol import CoreConfigured
 from quire.engine.process.supervisor import CoreStarting, CoreUp

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 from quire.config.engine import QuireConfig
-from quire.engine.thinking import gate_in_force
+from quire.engine.front.thinking import gate_in_force
 from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, counted, shown
 from quire.inputs import PromptType
 from quire.messages.request import MAX_PRIORITY, EngineCoreRequest

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quire.config.engine import QuireConfig
-from quire.engine.input_processor import InputProcessor
-from quire.engine.output_processor import OutputProcessor
-from quire.engine.seeds import MakeSeeds, same_seeds
+from quire.engine.front.input_processor import InputProcessor
+from quire.engine.front.output_processor import OutputProcessor
+from quire.engine.front.seeds import MakeSeeds, same_seeds
 from quire.errors import ConfigError, RequestError, TokenizerError
 from quire.log import get_logger
 from quire.tokenizer.chat import load_chat_template

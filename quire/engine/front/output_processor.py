@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from quire.core.beam import BestHypotheses
-from quire.engine.input_processor import ProcessedRequest
+from quire.engine.front.input_processor import ProcessedRequest
 from quire.messages.output import (
     BeamStep,
     EngineCoreOutput,

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from quire.engine.admission import Admission
-from quire.engine.input_processor import ProcessedRequest
-from quire.engine.output_processor import OutputProcessor
-from quire.engine.output_stream import OutputStream
+from quire.engine.front.admission import Admission
+from quire.engine.front.input_processor import ProcessedRequest
+from quire.engine.front.output_processor import OutputProcessor
+from quire.engine.front.output_stream import OutputStream
 from quire.engine.process.client import CoreClient
 from quire.engine.process.suspects import Suspects
 from quire.engine.request_memory import RequestMemory
