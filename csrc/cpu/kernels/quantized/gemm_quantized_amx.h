@@ -1,5 +1,5 @@
-// int8 times int8 by AMX tiles: 16 rows x 64 k times 64 k x 16 columns per instruction; int4 is unpacked into tiles in
-// L1, one part of K ahead of the products.
+// int8 times int8 by AMX tiles: 16 rows x 64 k times 64 k x 16 columns per instruction, fewer k where groups are smaller
+// (which takes as long). Weights of fewer bits are unpacked into tiles in L1, one part of K ahead of the products.
 #pragma once
 
 #include "../gemm/gemm_amx.h"
@@ -11,12 +11,13 @@ namespace {
 template <class Format>
 struct AmxQuantizedMicro : QuantizedMicro<Format> {
   using QuantizedMicro<Format>::x;
+  static constexpr bool kUnpacked = Format::kHalfBytes != kTileBytes;  // others are tiles as they are
   static constexpr int64_t kGroup = Format::kGroup, kDepth = kGroup < 64 ? kGroup : 64;  // k of one instruction
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;                          // packed, of 64 k
   static constexpr int64_t kFewRows = Format::kGrouped ? 8 : 4;  // so few are faster by vectors
   static constexpr int64_t kShortPart = 2, kLongPart = 8;  // steps of 64 k unpacked at a time
   bool in_tiles;
-  alignas(64) mutable char buffers[2][Format::kGrouped ? kLongPart * 2 * kTileBytes : 64];
+  alignas(64) mutable char buffers[2][kUnpacked ? kLongPart * 2 * kTileBytes : 64];
 
   explicit AmxQuantizedMicro(const GemmArgs& g) : QuantizedMicro<Format>(g), in_tiles(g.rows > kFewRows) {
     if (!in_tiles) return;
@@ -34,15 +35,16 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
 
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, float* sums) const {
     if (!in_tiles) return QuantizedMicro<Format>::multiply(g, row_begin, row_end, packed, sums);
+    const Format format(g);
     const int64_t panel = this->panel_of(g, packed), rows = row_end - row_begin, blocks = divide_up(rows, 32);
     const int64_t part = blocks > 1 ? kLongPart : kShortPart, parts = divide_up(x.steps, part);
     std::memset(sums, 0, size_t(rows) * kPanel * 4);
-    const char* tiles = unpacked(packed, 0, part);
+    const char* tiles = unpacked(format, packed, 0, part);
     for (int64_t index = 0; index < parts; ++index) {
       const int64_t begin = index * part, end = begin + part < x.steps ? begin + part : x.steps;
-      const char* following = index + 1 < parts ? unpacked(packed, index + 1, part) : nullptr;
+      const char* following = index + 1 < parts ? unpacked(format, packed, index + 1, part) : nullptr;
       // what will be read next is fetched meanwhile, each block of rows its share
-      const int64_t ahead = (int(Format::kGrouped) + int(blocks > 1)) * part * kStepBytes;
+      const int64_t ahead = (int(kUnpacked) + int(blocks > 1)) * part * kStepBytes;
       const int64_t share = divide_up(kStepBytes, blocks);
       const char* later = packed + begin * kStepBytes + ahead;
       for (int64_t block = 0; block < blocks; ++block) {
@@ -56,20 +58,29 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
   }
 
   // Tiles of the part `index`.
-  const char* unpacked(const char* packed, int64_t index, int64_t part) const {
+  const char* unpacked(const Format& format, const char* packed, int64_t index, int64_t part) const {
     const char* in = packed + index * part * kStepBytes;
-    if constexpr (Format::kGrouped) {
-      const int64_t left = x.steps - index * part, halves = 2 * (left < part ? left : part);
-      char* out = buffers[index % 2];
-      for (int64_t half = 0; half < halves; ++half)
-        for (int row = 0; row < 8; ++row) {
-          const vi both = load_bytes(in + half * Format::kHalfBytes + row * 64);
-          _mm512_store_si512(out + half * kTileBytes + row * 128, lower_nibbles(both));
-          _mm512_store_si512(out + half * kTileBytes + row * 128 + 64, upper_nibbles(both));
-        }
-      return out;
-    }
-    return in;
+    if constexpr (!kUnpacked) return in;
+    const int64_t left = x.steps - index * part, halves = 2 * (left < part ? left : part);
+    char* out = buffers[index % 2];
+    for (int64_t half = 0; half < halves; ++half)
+      unpack_half(format, in + half * Format::kHalfBytes, out + half * kTileBytes);
+    return out;
+  }
+
+  // 64 k of 16 columns.
+  QR_INLINE void unpack_half(const Format& format, const char* half, char* tile) {
+    constexpr int kTogether = Format::kRowsTogether;
+    const vi bias = _mm512_set1_epi8(int8_t(Format::kBias));
+    each<8 / kTogether>([&](auto run) __attribute__((always_inline)) {
+      each<kTogether>([&](auto row) __attribute__((always_inline)) {
+        vi first, second;
+        format.unsigned_row(half, run * kTogether, row, first, second);
+        char* line = tile + (run * kTogether + row) * 128;
+        _mm512_store_si512(line, _mm512_sub_epi8(first, bias));
+        _mm512_store_si512(line + 64, _mm512_sub_epi8(second, bias));
+      });
+    });
   }
 
   // Up to 32 rows over k steps [begin, end).
@@ -89,7 +100,8 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
       const int64_t last = (group + 1) * kGroup < end * 64 ? (group + 1) * kGroup : end * 64;
       for (int64_t k = group * kGroup; k < last; k += kDepth) {
         const char* w = tiles + (uint64_t(k) / 64 - uint64_t(begin)) * 2 * kTileBytes + uint64_t(k) % 64 * 16;
-        for (int64_t line = 0; line < share; line += 64) prefetch_stream(later + line);
+        if (uint64_t(k) % 64 == 0)
+          for (int64_t line = 0; line < share; line += 64) prefetch_stream(later + line);
         _tile_loadd(4, values, 64);
         _tile_loadd(6, w, 64);
         _tile_dpbssd(0, 4, 6);
@@ -100,8 +112,8 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
           _tile_dpbssd(2, 5, 6);
           _tile_dpbssd(3, 5, 7);
         }
-        if (kDepth == 32 && k % 64 == 0) {
-          values += 32;
+        if (uint64_t(k + kDepth) % 64 != 0) {
+          values += kDepth;
         } else {
           values += step_bytes - (64 - kDepth);
           later += kStepBytes;
@@ -133,11 +145,25 @@ Gemm amx_quantized_gemm() {
   return Gemm{QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<AmxQuantizedMicro<Format>>};
 }
 
+template <template <int> class Format>
+void fill_amx_small_groups(Gemm* gemms) {
+  gemms[0] = amx_quantized_gemm<Format<16>>();
+  gemms[1] = amx_quantized_gemm<Format<32>>();
+}
+template <template <int> class Format>
+void fill_amx_groups(Gemm* gemms) {
+  fill_amx_small_groups<Format>(gemms);
+  gemms[2] = amx_quantized_gemm<Format<64>>();
+  gemms[3] = amx_quantized_gemm<Format<128>>();
+}
+
 void fill_amx_quantized(Kernels& kernels) {
   kernels.gemm_int8 = amx_quantized_gemm<Int8>();
-  kernels.gemm_int4[1] = amx_quantized_gemm<Int4<32>>();
-  kernels.gemm_int4[2] = amx_quantized_gemm<Int4<64>>();
-  kernels.gemm_int4[3] = amx_quantized_gemm<Int4<128>>();
+  fill_amx_groups<Int8Groups>(kernels.gemm_int8_groups);
+  fill_amx_groups<Int4>(kernels.gemm_int4);
+  fill_amx_small_groups<Int5>(kernels.gemm_int5);
+  fill_amx_small_groups<Int6>(kernels.gemm_int6);
+  fill_amx_groups<Levels>(kernels.gemm_levels);
 }
 
 }  // namespace
