@@ -15,6 +15,7 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
   static constexpr int64_t kGroup = Format::kGroup, kDepth = kGroup < 64 ? kGroup : 64;  // k of one instruction
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;                          // packed, of 64 k
   static constexpr int64_t kFewRows = Format::kGrouped ? 8 : 4;  // so few are faster by vectors
+  static constexpr int kTogether = kGroup < 64 ? 4 : 1;  // groups that are weighed together
   static constexpr int64_t kShortPart = 2, kLongPart = 8;  // steps of 64 k unpacked at a time
   bool in_tiles;
   alignas(64) mutable char buffers[2][kUnpacked ? kLongPart * 2 * kTileBytes : 64];
@@ -70,13 +71,13 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
 
   // 64 k of 16 columns.
   QR_INLINE void unpack_half(const Format& format, const char* half, char* tile) {
-    constexpr int kTogether = Format::kRowsTogether;
+    constexpr int kRun = Format::kRowsTogether;
     const vi bias = _mm512_set1_epi8(int8_t(Format::kBias));
-    each<8 / kTogether>([&](auto run) __attribute__((always_inline)) {
-      each<kTogether>([&](auto row) __attribute__((always_inline)) {
+    each<8 / kRun>([&](auto run) __attribute__((always_inline)) {
+      each<kRun>([&](auto row) __attribute__((always_inline)) {
         vi first, second;
-        format.unsigned_row(half, run * kTogether, row, first, second);
-        char* line = tile + (run * kTogether + row) * 128;
+        format.unsigned_row(half, run * kRun, row, first, second);
+        char* line = tile + (run * kRun + row) * 128;
         _mm512_store_si512(line, _mm512_sub_epi8(first, bias));
         _mm512_store_si512(line + 64, _mm512_sub_epi8(second, bias));
       });
@@ -86,57 +87,80 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
   // Up to 32 rows over k steps [begin, end).
   void multiply_part(const GemmArgs& g, int64_t panel, int64_t row, int64_t rows, const char* tiles, int64_t begin,
                      int64_t end, const char* later, int64_t share, float* sums) const {
-    alignas(64) int32_t integers[32 * kPanel];
-    const int64_t groups = x.groups, step_bytes = x.step_bytes();
-    const int64_t second = x.steps * step_bytes;  // from one tile of rows to the next
-    const int64_t last_group = end == x.steps ? groups : end * 64 / kGroup;
-    const int8_t* values = x.line(row, begin);
-    for (int64_t group = begin * 64 / kGroup; group < last_group; ++group) {
-      memory_barrier();
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      const int64_t last = (group + 1) * kGroup < end * 64 ? (group + 1) * kGroup : end * 64;
-      for (int64_t k = group * kGroup; k < last; k += kDepth) {
-        const char* w = tiles + (uint64_t(k) / 64 - uint64_t(begin)) * 2 * kTileBytes + uint64_t(k) % 64 * 16;
-        if (uint64_t(k) % 64 == 0)
-          for (int64_t line = 0; line < share; line += 64) prefetch_stream(later + line);
-        _tile_loadd(4, values, 64);
-        _tile_loadd(6, w, 64);
-        _tile_dpbssd(0, 4, 6);
-        _tile_loadd(7, w + kTileBytes, 64);
-        _tile_dpbssd(1, 4, 7);
-        if (rows > 16) {
-          _tile_loadd(5, values + second, 64);
-          _tile_dpbssd(2, 5, 6);
-          _tile_dpbssd(3, 5, 7);
-        }
-        if (uint64_t(k + kDepth) % 64 != 0) {
-          values += kDepth;
-        } else {
-          values += step_bytes - (64 - kDepth);
-          later += kStepBytes;
-        }
+    alignas(64) int32_t integers[kTogether][32 * kPanel];
+    const int64_t last_group = end == x.steps ? x.groups : end * 64 / kGroup;
+    for (int64_t group = begin * 64 / kGroup; group < last_group; group += kTogether) {
+      const int64_t count = last_group - group < kTogether ? last_group - group : kTogether;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t k = (group + i) * kGroup, stop = k + kGroup < end * 64 ? k + kGroup : end * 64;
+        multiply_group(x.line(row, begin), rows, tiles, k - begin * 64, stop - begin * 64, later, share, integers[i]);
       }
-      _tile_stored(0, integers, kPanel * 4);
-      _tile_stored(1, integers + 16, kPanel * 4);
-      if (rows > 16) {
-        _tile_stored(2, integers + 16 * kPanel, kPanel * 4);
-        _tile_stored(3, integers + 16 * kPanel + 16, kPanel * 4);
-      }
-      memory_barrier();
-      const auto scales = GroupScales<Format>::of(g, panel, groups, group);
-      const RowGroup* of = x.row_groups + row * groups + group;
-      scales.by_kind([&](auto kind) __attribute__((always_inline)) {
-        float* sum = sums;
-        for (int64_t r = 0; r < rows; ++r, sum += kPanel, of += groups)
-          for (int v = 0; v < kVectors; ++v) {
-            const vf products = floats(_mm512_load_si512(integers + r * kPanel + v * W));
-            store(sum + v * W, scales.add(kind, load(sum + v * W), products, *of, v));
-          }
-      });
+      if (count == kTogether)
+        weigh<kTogether>(g, panel, row, rows, group, integers, sums);
+      else
+        for (int64_t i = 0; i < count; ++i) weigh<1>(g, panel, row, rows, group + i, integers + i, sums);
     }
+  }
+
+  // The integer sums of one group; k is counted from where `values`, `tiles` and `later` begin.
+  void multiply_group(const int8_t* values, int64_t rows, const char* tiles, int64_t k, int64_t last,
+                      const char* later, int64_t share, int32_t* sums) const {
+    const int64_t step_bytes = x.step_bytes(), second = x.steps * step_bytes;  // from one tile of rows to the next
+    memory_barrier();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (; k < last; k += kDepth) {
+      const int64_t step = int64_t(uint64_t(k) / 64), in_step = int64_t(uint64_t(k) % 64);
+      const int8_t* own = values + step * step_bytes + in_step;
+      const char* w = tiles + step * 2 * kTileBytes + in_step * 16;
+      if (in_step == 0)
+        for (int64_t line = 0; line < share; line += 64) prefetch_stream(later + step * kStepBytes + line);
+      _tile_loadd(4, own, 64);
+      _tile_loadd(6, w, 64);
+      _tile_dpbssd(0, 4, 6);
+      _tile_loadd(7, w + kTileBytes, 64);
+      _tile_dpbssd(1, 4, 7);
+      if (rows > 16) {
+        _tile_loadd(5, own + second, 64);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+      }
+    }
+    _tile_stored(0, sums, kPanel * 4);
+    _tile_stored(1, sums + 16, kPanel * 4);
+    if (rows > 16) {
+      _tile_stored(2, sums + 16 * kPanel, kPanel * 4);
+      _tile_stored(3, sums + 16 * kPanel + 16, kPanel * 4);
+    }
+    memory_barrier();
+  }
+
+  // What neighbouring groups add to the totals of a block. It waits for reads and writes of lines, so a total
+  // is read and written once for all of them, and a row's scales are read once for its columns.
+  template <int kCount>
+  void weigh(const GemmArgs& g, int64_t panel, int64_t row, int64_t rows, int64_t group,
+             const int32_t (*integers)[32 * kPanel], float* sums) const {
+    const int64_t groups = x.groups;
+    GroupScales<Format> scales[kCount];
+    each<kCount>([&](auto i) __attribute__((always_inline)) {
+      scales[i] = GroupScales<Format>::of(g, panel, groups, group + i);
+    });
+    const RowGroup* of = x.row_groups + row * groups + group;
+    scales[0].by_kind([&](auto kind) __attribute__((always_inline)) {
+      for (int64_t at = 0; at < rows * kPanel; at += kPanel, of += groups) {
+        vf total[kVectors] = {load(sums + at), load(sums + at + W)};
+        each<kCount>([&](auto i) __attribute__((always_inline)) {
+          each<kVectors>([&](auto v) __attribute__((always_inline)) {
+            const vf products = floats(_mm512_load_si512(integers[i] + at + v * W));
+            total[v] = scales[i].add(kind, total[v], products, of[i], v);
+          });
+        });
+        store(sums + at, total[0]);
+        store(sums + at + W, total[1]);
+      }
+    });
   }
 };
 
