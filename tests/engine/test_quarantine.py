@@ -18,6 +18,7 @@ from quire.executor.base import Executor
 from quire.executor.inproc import InprocExecutor
 from quire.messages.output import FinishReason
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.ops.operands import Largest
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_builder import StepShape
 from tests.conftest import Checkpoint
@@ -96,7 +97,7 @@ class HalfWay(GraphRunner):
 
     is_armed = False
 
-    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
+    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | Largest | None]:
         outputs = super().run(shape)
         if self.is_armed:
             raise RuntimeError("guilty")
