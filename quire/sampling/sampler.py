@@ -62,7 +62,7 @@ class Sampler:
                 token_ids[index] = []
             return SampledTokens(token_ids, self._logprobs(reported, token_ids, batch), errors)  # 5. report
 
-    def take(self, found: Largest, batch: SamplingBatch, num_draws: Sequence[int]) -> SampledTokens:
+    def take_largest(self, found: Largest, batch: SamplingBatch, num_draws: Sequence[int]) -> SampledTokens:
         """`sample` of a batch that needs nothing else of its logits (`batch.only_largest`)."""
         values, token_ids = found.values.tolist(), found.token_ids.tolist()
         errors = _errors(values, batch.rows, _not_finite)
@@ -72,7 +72,7 @@ class Sampler:
         return SampledTokens(chosen, [None] * len(chosen), errors)
 
     @torch_mode()
-    def leave(self, found: Largest, batch: SamplingBatch) -> DrawnTokens:
+    def leave_largest(self, found: Largest, batch: SamplingBatch) -> DrawnTokens:
         """`draw` of such a batch. The next step may write over what was found."""
         token_ids = found.token_ids.masked_fill(~found.values.isfinite(), 0)
         return DrawnTokens(token_ids, found.values.clone(), _positions(batch))

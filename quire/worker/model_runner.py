@@ -136,7 +136,10 @@ class ModelRunner:
         _, logits = self._forward(plan, keeps_tokens=True)
         assert logits is not None
         batch = self._batch_of(_drawing(plan))
-        drawn = self.sampler.leave(logits, batch) if isinstance(logits, Largest) else self.sampler.draw(logits, batch)
+        if isinstance(logits, Largest):
+            drawn = self.sampler.leave_largest(logits, batch)
+        else:
+            drawn = self.sampler.draw(logits, batch)
         self.inputs.keep(drawn.token_ids)
         for row in batch.rows:
             row.drawn = ON_DEVICE
@@ -155,7 +158,7 @@ class ModelRunner:
         seq_ids = _drawing(plan)
         batch = self._batch_of(seq_ids)
         if isinstance(logits, Largest):
-            drawn = self.sampler.take(logits, batch, counts)
+            drawn = self.sampler.take_largest(logits, batch, counts)
         else:
             drawn = self.sampler.sample(logits, batch, counts)
         for row, token_ids in zip(batch.rows, drawn.token_ids, strict=True):

@@ -215,6 +215,20 @@ def test_logits_that_are_not_finite_fail_their_request_and_no_other(
 
 
 @pytest.mark.parametrize("ops", available_ops())
+def test_in_a_step_of_greedy_rows_logits_that_are_not_finite_fail_their_request_alone(damaged: Path, ops: str) -> None:
+    """The largest logits are all that such a step computes."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    with LLM(str(damaged), ops=ops, **OPTIONS) as llm:
+        reported = run_all(llm, PROMPTS, [greedy.clone(logprobs=0)] * len(PROMPTS))
+        bad, *good = run_all(llm, [[1, NAN_TOKEN, 2], *PROMPTS], [greedy] * (1 + len(PROMPTS)))
+    assert bad.outputs[0].finish_reason == "error"
+    assert bad.outputs[0].token_ids == []
+    assert "the model's logits for token 3 are not finite (the largest is nan)" in bad.warnings[-1]
+    for output, expected in zip(good, reported, strict=True):
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("ops", available_ops())
 def test_what_a_failed_request_left_in_memory_is_never_seen_again(damaged: Path, ops: str) -> None:
     options = {**OPTIONS, "num_gpu_blocks_override": 6}
     with LLM(str(damaged), ops=ops, **options) as llm:

@@ -52,9 +52,7 @@ def test_quantised_weights_and_several_side_by_side(implementation: str, formats
     weight = parts[0]
     if len(parts) > 1:
         num_outputs = sum(part.out_features for part in parts)
-        weight = LinearWeight(
-            out_features=num_outputs, in_features=128, format="mixed", tensors={}, parts=tuple(parts)
-        )
+        weight = LinearWeight(out_features=num_outputs, in_features=128, format="mixed", tensors={}, parts=tuple(parts))
     for rows in ROWS:
         assert_same(implementation, rand(rows, 128, dtype=torch.bfloat16), weight, None, None)
 

@@ -181,7 +181,6 @@ def test_greedy_rows_alone_have_the_largest_logit_found_and_others_need_all(leav
         {"logprobs": 0},
         {"repetition_penalty": 1.1},
         {"logit_bias": {3: 1.0}},
-        {"allowed_token_ids": [8]},
         {"min_tokens": 1, "stop_token_ids": [4]},
     ]
     for params in [{}, *others]:
